@@ -1,0 +1,1 @@
+"""Robust Filter Attention."""

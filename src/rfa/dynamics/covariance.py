@@ -1,0 +1,110 @@
+"""How uncertainty grows along a lag: the differential Lyapunov equation and the steady Riccati gain, per mode."""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+_SERIES_BELOW, _SERIES_TERMS = 0.5, 15  # 0.5^15 / 15! < 3e-17: the series is exact in float64
+
+
+class _ExponentialMoment(torch.autograd.Function):
+    """`g_n(x) = integral_0^1 s^n exp(-x s) ds` for x >= 0. Since `g_n' = -g_{n+1}`, it is smooth to any order."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, order: int) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.order = order
+        if order == 0:  # expm1 is exact for every x > 0; only the derivatives cancel near zero
+            return torch.where(x > 0, -torch.expm1(-x) / x, 1.0)
+        large = x.clamp(min=_SERIES_BELOW)
+        closed = -torch.expm1(-large) / large
+        for n in range(1, order + 1):
+            closed = (n * closed - torch.exp(-large)) / large
+        series = torch.zeros_like(x)
+        for k in reversed(range(_SERIES_TERMS)):
+            series = 1 / (math.factorial(k) * (order + k + 1)) - series * x
+        return torch.where(x < _SERIES_BELOW, series, closed)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        return -grad * _ExponentialMoment.apply(x, ctx.order + 1), None
+
+
+def accumulated_variance(
+    decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*shape"]:
+    """`phi(tau) = integral_0^tau exp(-2 mu s) ds = (1 - exp(-2 mu tau)) / (2 mu)`, and `tau` at mu = 0.
+
+    The variance that unit process noise accumulates over a lag (appendix A.2). Values and derivatives of every
+    order are right at and near mu = 0, where the quotient cancels.
+
+    Args:
+        decay: mu >= 0, per unit of time; broadcasts against `lag`.
+        lag: tau >= 0, in units of time.
+    """
+    return lag * _ExponentialMoment.apply(2 * decay * lag, 0)
+
+
+def covariance(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    key_noise: Float[Tensor, "*#shape"],
+    noise_floor: Float[Tensor, "*#shape"],
+    lag: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`Sigma(tau) = sigma^2 phi(tau) + eta^2 exp(-2 mu tau) + sigma_0^2`, the variance of a transported key.
+
+    Equation `isotropic_covariance` of the paper, with `sigma^2` the noise per unit of time, so that mu = 0 is legal.
+
+    Args:
+        decay: mu >= 0, per unit of time.
+        process_noise: sigma^2 >= 0, variance per unit of time.
+        key_noise: eta^2 >= 0, variance.
+        noise_floor: sigma_0^2 >= 0, variance.
+        lag: tau >= 0, in units of time. All broadcast against each other.
+    """
+    transported = key_noise * torch.exp(-2 * decay * lag)
+    return process_noise * accumulated_variance(decay, lag) + transported + noise_floor
+
+
+def steady_state_variance(
+    decay: Float[Tensor, "*#shape"], process_noise: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*shape"]:
+    """`sigma~^2 = sigma^2 / (2 mu)`, the limit of `sigma^2 phi(tau)`; infinite at mu = 0 unless there is no noise."""
+    return torch.where(process_noise > 0, process_noise / (2 * decay), 0.0)
+
+
+def riccati_gain(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    measurement_noise: Float[Tensor, "*#shape"],
+    interval: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """The steady-state Kalman gain of one mode observed every `interval` (SPEC section 7).
+
+    `K = x / (x + r)` with `x` the positive root of `x^2 + x (r (1 - F^2) - q) - q r = 0`,
+    `F = exp(-mu dt)`, `q = sigma^2 phi(dt)`.
+
+    Args:
+        decay: mu >= 0, per unit of time.
+        process_noise: sigma^2 >= 0, variance per unit of time.
+        measurement_noise: r > 0, variance.
+        interval: dt > 0, in units of time. All broadcast against each other.
+
+    Returns:
+        The gain, in (0, 1). Without process noise it would be zero; it stays a tiny positive number, so that
+        its logarithm is finite.
+    """
+    tiny = torch.finfo(interval.dtype).tiny ** 0.5
+    forcing = (process_noise * accumulated_variance(decay, interval)).clamp(min=tiny)
+    contraction = -torch.expm1(-2 * decay * interval)
+    half = 0.5 * (measurement_noise * contraction - forcing)
+    root = torch.sqrt(half.square() + forcing * measurement_noise)
+    # the two forms of the same root, each free of cancellation on its side
+    positive = half > 0
+    sum_of_both = root + half.abs()
+    predicted = torch.where(positive, forcing * measurement_noise / sum_of_both, sum_of_both)
+    return predicted / (predicted + measurement_noise)

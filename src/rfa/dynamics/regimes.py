@@ -1,0 +1,75 @@
+"""What a head's noises make of a lag: bias, gate, regime, prior response and its peak (section 3.5, appendix C.2)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .covariance import covariance, steady_state_variance
+from .transition import decay_kernel
+
+
+def bias(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    key_noise: Float[Tensor, "*#shape"],
+    noise_floor: Float[Tensor, "*#shape"],
+    lag: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`B(tau) = -log Sigma(tau)`, the additive prior of a lag; arguments as `covariance`."""
+    return -torch.log(covariance(decay, process_noise, key_noise, noise_floor, lag))
+
+
+def gate(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    key_noise: Float[Tensor, "*#shape"],
+    noise_floor: Float[Tensor, "*#shape"],
+    query_noise: Float[Tensor, "*#shape"],
+    lag: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`P~(tau) = 1 / (Sigma(tau) + gamma^2)`, how sharply residuals at a lag are judged.
+
+    Arguments as `covariance`, and `query_noise` gamma^2 >= 0, a variance.
+    """
+    return 1 / (covariance(decay, process_noise, key_noise, noise_floor, lag) + query_noise)
+
+
+def regime(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    key_noise: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`alpha = eta^2 - sigma~^2`: negative is the diffusive regime, positive the integrative one.
+
+    At mu = 0 a noisy process never settles and `alpha = -inf`.
+    """
+    return key_noise - steady_state_variance(decay, process_noise)
+
+
+def prior_response(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    key_noise: Float[Tensor, "*#shape"],
+    noise_floor: Float[Tensor, "*#shape"],
+    lag: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`exp(-mu tau) / Sigma(tau)`, what a lag contributes before content is looked at; arguments as `covariance`."""
+    return decay_kernel(decay, lag) / covariance(decay, process_noise, key_noise, noise_floor, lag)
+
+
+def peak_lag(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    key_noise: Float[Tensor, "*#shape"],
+    noise_floor: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`tau* = log(alpha / beta) / (2 mu)`, the lag at which `prior_response` is largest (section 3.7).
+
+    With `alpha <= beta = sigma_0^2 + sigma~^2` the response falls from the start and the peak is at lag 0. At
+    mu = 0 it never rises either, and the answer is 0.
+    """
+    alpha = regime(decay, process_noise, key_noise)
+    beta = noise_floor + steady_state_variance(decay, process_noise)
+    rises = (alpha > beta) & (decay > 0)
+    ratio = torch.where(rises, alpha / beta, 1.0)
+    return torch.log(ratio) / (2 * torch.where(rises, decay, 1.0))

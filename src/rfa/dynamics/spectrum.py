@@ -1,0 +1,66 @@
+"""Frequency banks, spectral bands and damping: which modes a head has and how fast it forgets (section 3.7)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def _geometric(base: float, count: int) -> Tensor:
+    """`base^(-m / count)`, m = 0 .. count - 1."""
+    return base ** (-torch.arange(count, dtype=torch.float64) / count)
+
+
+def _with_conjugates(positive: Tensor) -> Tensor:
+    """`(w, -w)` adjacent: a real process has its eigenvalues in conjugate pairs (appendix D.1)."""
+    return torch.stack([positive, -positive], dim=-1).flatten(-2).float()
+
+
+def _check_modes(modes: int) -> None:
+    if modes < 2 or modes % 2:
+        raise ValueError(f"modes: got {modes}, expected an even number >= 2 (conjugate pairs)")
+
+
+def rope_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
+    """The RoPE bank `base^(-m / (d/2))`, m = 0 .. d/2 - 1, the same for all heads.
+
+    Args:
+        heads: number of heads H.
+        modes: complex modes per head d, even.
+        base: ratio of the fastest to the (never reached) slowest frequency.
+
+    Returns:
+        Frequencies in radians per unit of time, conjugate pairs adjacent.
+
+    Raises:
+        ValueError: if `modes` is odd or below 2.
+    """
+    _check_modes(modes)
+    return _with_conjugates(_geometric(base, modes // 2)).repeat(heads, 1)
+
+
+def partitioned_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
+    """The partitioned bank of SC-RFA: `base^(-m / (H d/2))`, ascending, one band a head, head 0 the slowest.
+
+    Args, returns and raises as `rope_frequencies`.
+    """
+    _check_modes(modes)
+    ascending = _geometric(base, heads * modes // 2).flip(0)
+    return _with_conjugates(ascending.view(heads, modes // 2))
+
+
+def spectral_decay(
+    frequency: Float[Tensor, "heads modes"], damping: float, zero_heads: int = 0
+) -> Float[Tensor, " heads"]:
+    """`mu_h = b max_k |omega_hk|`: over a cycle of its fastest mode, each head loses the same share.
+
+    Args:
+        frequency: omega of each head, radians per unit of time.
+        damping: the dimensionless coefficient b >= 0.
+        zero_heads: this many first (slowest) heads do not decay at all.
+
+    Returns:
+        Decay rates per unit of time.
+    """
+    decay = damping * frequency.abs().amax(dim=-1)
+    decay[:zero_heads] = 0.0
+    return decay

@@ -1,0 +1,136 @@
+"""The public operator: what it means, its checks, its dispatch."""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from . import reference
+from .inputs import Options, Parameters, Positions, Prior, Weight, locate
+from .validation import validate
+
+Backend = Callable[[Tensor, Tensor, Tensor, Parameters, Positions, Options], tuple[Tensor, Tensor | None]]
+
+_BACKENDS: dict[str, Backend] = {"reference": reference.filter_attention}
+
+
+def available_backends() -> list[str]:
+    """The names of the backends that can run here, the preferred one first."""
+    return list(_BACKENDS)
+
+
+def choose_backend(name: str = "auto", device: torch.device | str = "cpu") -> str:
+    """The backend that `name` stands for on a device.
+
+    Raises:
+        ValueError: if `name` is neither "auto" nor an available backend; a name never falls back to another.
+    """
+    if name == "auto":
+        return available_backends()[0]
+    if name not in _BACKENDS:
+        raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {available_backends()}")
+    return name
+
+
+def robust_filter_attention(
+    query: Float[Tensor, "batch heads queries channels"],
+    key: Float[Tensor, "batch heads keys channels"],
+    value: Float[Tensor, "batch heads keys value_channels"],
+    *,
+    decay: Float[Tensor, " heads"],
+    frequency: Float[Tensor, "heads modes"],
+    process_noise: Float[Tensor, " heads"],
+    key_noise: Float[Tensor, " heads"],
+    query_noise: Float[Tensor, " heads"],
+    noise_floor: Float[Tensor, " heads"],
+    robustness: Float[Tensor, " heads"],
+    inverse_temperature: Float[Tensor, " heads"],
+    times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
+    query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    segment_ids: Int[Tensor, "batch keys"] | None = None,
+    causal: bool = True,
+    weight: Weight = "student_t",
+    rotate_values: bool = True,
+    prior: Prior = "lyapunov",
+    gate: bool = True,
+    query_noise_in_bias: bool = False,
+    horizon: Float[Tensor, " heads"] | None = None,
+    return_log_precision: bool = False,
+    backend: str = "auto",
+) -> (
+    Float[Tensor, "batch heads queries value_channels"]
+    | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
+):
+    r"""Robust filter attention: each query estimates its state from the past keys, transported to its time.
+
+    For one head and the lag `tau = t_i - t_j` (`|tau|` when not causal), with d complex modes per head:
+
+        E     = exp(-mu tau)                                         what is left of a key
+        Sigma = sigma^2 phi(tau) + eta^2 E^2 + sigma_0^2             how uncertain it is (Lyapunov equation)
+        r_ij  = |q_i - exp((-mu + i omega) tau) k_j|^2               how far it lies from the query
+        L_ij  = -log Sigma - (nu_s + 1) log(1 + r_ij / (nu_s d (Sigma + gamma^2)))
+        A     = softmax_j(beta_s L)
+        out_i = sum_j A_ij exp((-mu + i omega) tau) v_j
+
+    The decay multiplies A after normalisation: the rows of `A E` sum to less than one.
+
+    Args:
+        query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
+        key: `(batch, heads, keys, 2 d)`.
+        value: `(batch, heads, keys, 2 dv)`; `dv = d` unless `rotate_values` is off.
+        decay: mu >= 0 per head, per unit of time.
+        frequency: omega per head and mode, radians per unit of time.
+        process_noise: sigma^2 >= 0, variance per unit of time.
+        key_noise: eta^2 >= 0, variance.
+        query_noise: gamma^2 >= 0, variance.
+        noise_floor: sigma_0^2 >= 0, variance.
+        robustness: nu_s > 0, degrees of freedom per mode.
+        inverse_temperature: beta_s > 0.
+        times: of the keys, `(keys,)` or `(batch, keys)`, strictly increasing within a segment; 0, 1, 2, ...
+        query_times: of the queries, `(queries,)` or `(batch, queries)`; the last of `times`. Later than every
+            key is a forecast.
+        key_mask: `(batch, keys)`, True for keys that take part.
+        segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
+        causal: key j takes part in query i when `t_j <= t_i`.
+        weight: "student_t" as above, or "exponential", `L = -log Sigma - r / (nu_s d (Sigma + gamma^2))`.
+        rotate_values: transport values by rotation too; off, they only decay.
+        prior: "lyapunov" as above, or "riccati": the weight `log c_ij` that a steady Kalman filter gives to a
+            past observation stands in the place of `-log Sigma` (SPEC section 7).
+        gate: off, `Sigma + gamma^2` is 1 in the residual term (the paper's M2.3).
+        query_noise_in_bias: `-log(Sigma + gamma^2)` in the place of `-log Sigma`, as the released code has it.
+        horizon: h >= 0 per head: lags grow by h and the estimate turns on by it, a forecast of `t_i + h`.
+            Which keys are seen, the rotation within r and the Riccati weights stay as they are.
+        return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
+        backend: "auto", or the name of one: it runs or raises.
+
+    Returns:
+        The filtered values `(batch, heads, queries, 2 dv)`, before the innovation step, in the query's dtype; and
+        the log precision `(batch, heads, queries)`, in float32 or float64. Half precisions accumulate in float32.
+        A query that sees no key gets zeros and a log precision of -inf.
+
+    Raises:
+        ValueError: naming the argument, what was given and what was expected.
+
+    Source: section 3.2, algorithm 1.
+    """
+    parameters = Parameters(
+        decay,
+        frequency,
+        process_noise,
+        key_noise,
+        query_noise,
+        noise_floor,
+        robustness,
+        inverse_temperature,
+        horizon,
+    )
+    options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
+    validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
+    run = _BACKENDS[choose_backend(backend, query.device)]
+    positions = locate(
+        query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids
+    )
+    estimate, log_precision = run(query, key, value, parameters, positions, options)
+    return (estimate, log_precision) if return_log_precision else estimate

@@ -1,0 +1,109 @@
+"""What a backend receives: the operator's arguments, checked and put in one form."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import time_dtype
+
+Weight = Literal["student_t", "exponential"]
+Prior = Literal["lyapunov", "riccati"]
+
+
+class Parameters(NamedTuple):
+    """The dynamics and noises of each head, `(heads,)`; `frequency` is `(heads, modes)`."""
+
+    decay: Tensor
+    frequency: Tensor
+    process_noise: Tensor
+    key_noise: Tensor
+    query_noise: Tensor
+    noise_floor: Tensor
+    robustness: Tensor
+    inverse_temperature: Tensor
+    horizon: Tensor | None
+
+
+class Options(NamedTuple):
+    """The choices that select a variant of the operator."""
+
+    causal: bool
+    weight: Weight
+    rotate_values: bool
+    prior: Prior
+    gate: bool
+    query_noise_in_bias: bool
+    log_precision: bool
+
+
+class Positions(NamedTuple):
+    """Where keys and queries stand in time, and which keys take part.
+
+    `key_times` `(b, keys)` and `query_times` `(b, queries)` count from a common origin, with b = 1 or batch;
+    `key_mask` `(batch, keys)` and both segment tensors are None where everything takes part.
+    """
+
+    key_times: Tensor
+    query_times: Tensor
+    key_mask: Tensor | None
+    key_segments: Tensor | None
+    query_segments: Tensor | None
+
+    def visible(self, causal: bool) -> Tensor:
+        """`(b, queries, keys)`, True where a key takes part in a query's estimate."""
+        lag = self.query_times[:, :, None] - self.key_times[:, None, :]
+        seen = lag >= 0 if causal else torch.ones_like(lag, dtype=torch.bool)
+        if self.key_mask is not None:
+            seen = seen & self.key_mask[:, None, :]
+        if self.key_segments is not None and self.query_segments is not None:
+            seen = seen & (self.query_segments[:, :, None] == self.key_segments[:, None, :])
+        return seen
+
+    def rows(self, start: int, stop: int) -> "Positions":
+        """The same for the queries `start .. stop - 1` alone."""
+        segments = None if self.query_segments is None else self.query_segments[:, start:stop]
+        return self._replace(query_times=self.query_times[:, start:stop], query_segments=segments)
+
+
+def locate(
+    queries: int,
+    keys: int,
+    device: torch.device,
+    times: Tensor | None,
+    query_times: Tensor | None,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+) -> Positions:
+    """Positions from the operator's arguments.
+
+    Times count from the first key's, in `time_dtype`: far-off origins would cancel badly later.
+    """
+    dtype = time_dtype(device)
+    key_times = torch.arange(keys, device=device) if times is None else times
+    key_times = torch.atleast_2d(key_times.to(dtype))
+    query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(dtype))
+    origin = key_times[:, :1].detach() if keys else query_times[:, :1].detach()
+    query_segments = None if segment_ids is None else segment_ids[:, keys - queries :]
+    return Positions(key_times - origin, query_times - origin, key_mask, segment_ids, query_segments)
+
+
+def by_segment(
+    times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys in their own order, but segment after segment, those that take no part in front.
+
+    Returns:
+        The times, whether each key follows the one before it within its segment (both `(b, keys)`), and the
+        order that was taken.
+    """
+    shape = torch.broadcast_shapes(times.shape, *(t.shape for t in (key_mask, segment_ids) if t is not None))
+    group = torch.zeros(shape, dtype=torch.long, device=times.device)
+    if segment_ids is not None:
+        group = torch.unique(segment_ids, return_inverse=True)[1].expand(shape)
+    if key_mask is not None:
+        group = group.masked_fill(~key_mask, -1)
+    group, order = group.sort(dim=-1, stable=True)
+    follows = torch.zeros_like(group, dtype=torch.bool)
+    follows[:, 1:] = (group[:, 1:] == group[:, :-1]) & (group[:, 1:] >= 0)
+    return times.expand(shape).gather(-1, order), follows, order

@@ -1,0 +1,118 @@
+"""The dense operator in ordinary autograd code, any dtype: the specification in code."""
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import covariance, decay_kernel, rotate
+
+from .inputs import Options, Parameters, Positions
+from .prior import RiccatiPath, latest, riccati_path
+
+_ROW_BLOCK = 2**24  # scores held at once where no gradient needs them: 64 MB in float32
+
+
+def filter_attention(
+    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
+) -> tuple[Tensor, Tensor | None]:
+    """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
+
+    Rows are independent, so where no gradient is asked for they are computed in blocks of bounded memory.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
+    parameters = Parameters(*(None if p is None else p.to(dtype) for p in parameters))
+    with torch.autocast(query.device.type, enabled=False):
+        query_frame = rotate(query.to(dtype), frequency, positions.query_times, inverse=True)
+        key_frame = rotate(key.to(dtype), frequency, positions.key_times, inverse=True)
+        value_frame = value.to(dtype)
+        if options.rotate_values:
+            value_frame = rotate(value_frame, frequency, positions.key_times, inverse=True)
+        path = riccati_path(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
+
+        batch, heads, queries, _ = query.shape
+        needs_grad = torch.is_grad_enabled()
+        block = queries if needs_grad else _ROW_BLOCK // max(1, batch * heads * key.shape[2])
+        block = min(max(1, block), max(1, queries))
+        rows = [
+            _rows(
+                query_frame[:, :, start : start + block],
+                key_frame,
+                value_frame,
+                parameters,
+                positions.rows(start, start + block),
+                options,
+                path,
+            )
+            for start in range(0, max(1, queries), block)
+        ]
+        estimate = torch.cat([row[0] for row in rows], dim=2)
+        log_precision = torch.cat([row[1] for row in rows], dim=2) if options.log_precision else None
+        if options.rotate_values:
+            estimate = rotate(estimate, frequency, positions.query_times)
+            if parameters.horizon is not None:
+                ahead = frequency * parameters.horizon[:, None]
+                estimate = rotate(estimate, ahead, torch.ones(queries, device=query.device))
+    return estimate.to(query.dtype), log_precision
+
+
+def _rows(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameters: Parameters,
+    positions: Positions,
+    options: Options,
+    path: RiccatiPath | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The estimate, still in the common frame, and the log precision of some rows; SPEC section 2, line by line."""
+    modes = query.shape[-1] // 2
+    mu, sigma2, eta2, gamma2, floor, nu_s, beta_s = (
+        p[:, None, None]
+        for p in (
+            parameters.decay,
+            parameters.process_noise,
+            parameters.key_noise,
+            parameters.query_noise,
+            parameters.noise_floor,
+            parameters.robustness,
+            parameters.inverse_temperature,
+        )
+    )
+    signed_lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
+    visible = positions.visible(options.causal)
+    lag = signed_lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
+    if parameters.horizon is not None:
+        lag = lag + parameters.horizon[:, None, None]
+
+    decay = decay_kernel(mu, lag)
+    variance = _positive(covariance(mu, sigma2, eta2, floor, lag))
+    judged = _positive(variance + gamma2)
+
+    residual = (
+        query.square().sum(-1)[..., :, None]
+        + decay.square() * key.square().sum(-1)[..., None, :]
+        - 2 * decay * (query @ key.mT)
+    ).clamp(min=0)  # rounding may leave a tiny negative number
+    distance = residual / (nu_s * modes * (judged if options.gate else 1.0))
+
+    if path is not None:
+        takes_part = positions.visible(causal=False)
+        between = latest(path, signed_lag, takes_part) - path.cumulative[:, :, None, :]
+        prior = path.log_gain[:, :, None, :] - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
+    else:
+        prior = -torch.log(judged if options.query_noise_in_bias else variance)
+    evidence = (nu_s + 1) * torch.log1p(distance) if options.weight == "student_t" else distance
+    score = beta_s * (prior - evidence)
+
+    empty = ~visible.any(-1, keepdim=True)[:, None]
+    score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)
+    attention = torch.softmax(score, dim=-1) * decay
+    estimate = (attention @ value).masked_fill(empty, 0.0)
+    if not options.log_precision:
+        return estimate, None
+    return estimate, torch.logsumexp(score, dim=-1).masked_fill(empty[..., 0], -torch.inf)
+
+
+def _positive(variance: Tensor) -> Tensor:
+    """Keep a variance that has underflown away from zero, so that its logarithm and inverse stay finite."""
+    return variance.clamp(min=torch.finfo(variance.dtype).tiny ** 0.5)
