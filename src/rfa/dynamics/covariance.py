@@ -33,9 +33,7 @@ class _ExponentialMoment(torch.autograd.Function):
         return -grad * _ExponentialMoment.apply(x, ctx.order + 1), None
 
 
-def accumulated_variance(
-    decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]
-) -> Float[Tensor, "*shape"]:
+def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
     """`phi(tau) = integral_0^tau exp(-2 mu s) ds = (1 - exp(-2 mu tau)) / (2 mu)`, and `tau` at mu = 0.
 
     The variance that unit process noise accumulates over a lag (appendix A.2). Values and derivatives of every

@@ -129,8 +129,6 @@ def robust_filter_attention(
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
     validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
     run = _BACKENDS[choose_backend(backend, query.device)]
-    positions = locate(
-        query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids
-    )
+    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     estimate, log_precision = run(query, key, value, parameters, positions, options)
     return (estimate, log_precision) if return_log_precision else estimate

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from rfa.dynamics import time_dtype
 
+_SCORES = 2**24  # held at once where no gradient needs them: 64 MB in float32
+
 Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
 
@@ -60,10 +62,10 @@ class Positions(NamedTuple):
             seen = seen & (self.query_segments[:, :, None] == self.key_segments[:, None, :])
         return seen
 
-    def rows(self, start: int, stop: int) -> "Positions":
-        """The same for the queries `start .. stop - 1` alone."""
-        segments = None if self.query_segments is None else self.query_segments[:, start:stop]
-        return self._replace(query_times=self.query_times[:, start:stop], query_segments=segments)
+    def rows(self, rows: slice) -> "Positions":
+        """The same for some of the queries."""
+        segments = None if self.query_segments is None else self.query_segments[:, rows]
+        return self._replace(query_times=self.query_times[:, rows], query_segments=segments)
 
 
 def locate(
@@ -88,9 +90,7 @@ def locate(
     return Positions(key_times - origin, query_times - origin, key_mask, segment_ids, query_segments)
 
 
-def by_segment(
-    times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def by_segment(times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """Keys in their own order, but segment after segment, those that take no part in front.
 
     Returns:
@@ -107,3 +107,10 @@ def by_segment(
     follows = torch.zeros_like(group, dtype=torch.bool)
     follows[:, 1:] = (group[:, 1:] == group[:, :-1]) & (group[:, 1:] >= 0)
     return times.expand(shape).gather(-1, order), follows, order
+
+
+def row_blocks(batch: int, heads: int, queries: int, keys: int) -> list[slice]:
+    """The query rows to compute at a time: all for autograd, blocks of bounded memory without it."""
+    rows = queries if torch.is_grad_enabled() else _SCORES // max(1, batch * heads * keys)
+    rows = max(1, rows)
+    return [slice(start, min(start + rows, queries)) for start in range(0, max(1, queries), rows)]

@@ -5,10 +5,8 @@ from torch import Tensor
 
 from rfa.dynamics import covariance, decay_kernel, rotate
 
-from .inputs import Options, Parameters, Positions
+from .inputs import Options, Parameters, Positions, row_blocks
 from .prior import RiccatiPath, latest, riccati_path
-
-_ROW_BLOCK = 2**24  # scores held at once where no gradient needs them: 64 MB in float32
 
 
 def filter_attention(
@@ -30,20 +28,17 @@ def filter_attention(
         path = riccati_path(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
 
         batch, heads, queries, _ = query.shape
-        needs_grad = torch.is_grad_enabled()
-        block = queries if needs_grad else _ROW_BLOCK // max(1, batch * heads * key.shape[2])
-        block = min(max(1, block), max(1, queries))
         rows = [
             _rows(
-                query_frame[:, :, start : start + block],
+                query_frame[:, :, rows],
                 key_frame,
                 value_frame,
                 parameters,
-                positions.rows(start, start + block),
+                positions.rows(rows),
                 options,
                 path,
             )
-            for start in range(0, max(1, queries), block)
+            for rows in row_blocks(batch, heads, queries, key.shape[2])
         ]
         estimate = torch.cat([row[0] for row in rows], dim=2)
         log_precision = torch.cat([row[1] for row in rows], dim=2) if options.log_precision else None

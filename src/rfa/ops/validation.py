@@ -60,9 +60,7 @@ def _check_options(options: Options) -> None:
 def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:
     for name, state in (("query", query), ("key", key), ("value", value)):
         if state.dim() != 4:
-            raise ValueError(
-                f"{name}: got shape {tuple(state.shape)}, expected (batch, heads, length, channels)"
-            )
+            raise ValueError(f"{name}: got shape {tuple(state.shape)}, expected (batch, heads, length, channels)")
         if not state.is_floating_point():
             raise ValueError(f"{name}: got dtype {state.dtype}, expected a floating-point dtype")
         if state.dtype != query.dtype:
@@ -123,21 +121,15 @@ def _check_times(name: str, given: Tensor | None, batch: int, length: int) -> No
     if given.dtype == torch.bool or given.is_complex():
         raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
     if tuple(given.shape) not in ((length,), (batch, length)):
-        raise ValueError(
-            f"{name}: got shape {tuple(given.shape)}, expected {(length,)} or {(batch, length)}"
-        )
+        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {(length,)} or {(batch, length)}")
 
 
-def _check_flags(
-    name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool
-) -> None:
+def _check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
     if given is None:
         return
     is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
     if (not is_integer) if integer else given.dtype != torch.bool:
-        raise ValueError(
-            f"{name}: got dtype {given.dtype}, expected {'an integer dtype' if integer else 'torch.bool'}"
-        )
+        raise ValueError(f"{name}: got dtype {given.dtype}, expected {'an integer dtype' if integer else 'torch.bool'}")
     if tuple(given.shape) != (batch, length):
         raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (batch, keys) = {(batch, length)}")
     _check_device(name, given, device)

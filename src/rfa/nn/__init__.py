@@ -1,0 +1,15 @@
+"""Parameters, initialisation and modules: the RFA layer and its baselines."""
+
+from .attention import Attention
+from .dot_product_attention import DotProductAttention, alibi_slopes, rotary_frequencies
+from .dynamics import HeadDynamics
+from .filter_attention import RobustFilterAttention
+
+__all__ = [
+    "Attention",
+    "DotProductAttention",
+    "HeadDynamics",
+    "RobustFilterAttention",
+    "alibi_slopes",
+    "rotary_frequencies",
+]

@@ -1,0 +1,90 @@
+"""What every attention layer here shares: the `d -> 2d -> d` projections, the cache and the innovation step."""
+
+import math
+from abc import ABC, abstractmethod
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from .projections import complex_projection_, merge_heads, split_heads
+
+
+class Attention(nn.Module, ABC):
+    """Queries, keys and values as complex states of each head; a subclass says how they become an estimate.
+
+    Args:
+        hidden_size: d_model, also the number of complex modes of all heads together.
+        num_heads: H; `d = hidden_size / H` modes a head.
+        innovation: return `W_o (estimate - value)`, the correction of the current value toward the estimate
+            (section 3.2), rather than `W_o estimate`.
+
+    Raises:
+        ValueError: if `hidden_size` is not a multiple of `num_heads`.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, innovation: bool):
+        super().__init__()
+        if num_heads < 1 or hidden_size < 1 or hidden_size % num_heads:
+            raise ValueError(f"hidden_size: got {hidden_size}, expected a multiple of num_heads = {num_heads}")
+        self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
+        self.modes = hidden_size // num_heads
+        self.query_projection = nn.Linear(hidden_size, 2 * hidden_size)
+        self.key_projection = nn.Linear(hidden_size, 2 * hidden_size)
+        self.value_projection = nn.Linear(hidden_size, 2 * hidden_size)
+        self.output_projection = nn.Linear(2 * hidden_size, hidden_size)
+        self.reset_projections()
+
+    def reset_projections(self) -> None:
+        """Initialise the four complex projections (appendix D.2)."""
+        for projection in (self.query_projection, self.key_projection, self.value_projection):
+            complex_projection_(projection, self.hidden_size, self.hidden_size)
+        complex_projection_(self.output_projection, self.hidden_size, self.hidden_size, gain=math.sqrt(0.5))
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch length hidden"],
+        *,
+        times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
+        key_mask: Bool[Tensor, "batch keys"] | None = None,
+        segment_ids: Int[Tensor, "batch keys"] | None = None,
+        past_key_values: Cache | None = None,
+        layer_index: int = 0,
+    ) -> Float[Tensor, "batch length hidden"]:
+        """The layer's correction, to be added to the residual stream.
+
+        Args:
+            hidden_states: the tokens, already normalised.
+            times: of all keys, those in the cache included; 0, 1, 2, ... by default.
+            key_mask: True for keys that take part, those in the cache included.
+            segment_ids: attend within equal ids only.
+            past_key_values: a transformers cache of earlier keys and values, which this call extends.
+            layer_index: the layer's place in that cache.
+
+        Returns:
+            `(batch, length, hidden)`.
+        """
+        query, key, value = (
+            split_heads(projection(hidden_states), self.num_heads)
+            for projection in (self.query_projection, self.key_projection, self.value_projection)
+        )
+        own_value = value
+        if past_key_values is not None:
+            key, value = past_key_values.update(key, value, layer_index)
+        estimate = self.estimate(query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids)
+        if self.innovation:
+            estimate = estimate - own_value
+        return self.output_projection(merge_heads(estimate))
+
+    @abstractmethod
+    def estimate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        times: Tensor | None,
+        key_mask: Tensor | None,
+        segment_ids: Tensor | None,
+    ) -> Tensor:
+        """`(batch, heads, queries, 2 d)` from queries, keys and values; queries stand at the last times."""

@@ -1,0 +1,141 @@
+"""The baselines: dot-product attention with RoPE, ALiBi, decay or value rotation, on the same projections."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from rfa.dynamics import decay_kernel, rotate
+from rfa.ops.inputs import Positions, locate, row_blocks
+
+from .attention import Attention
+from .precision import FullPrecision
+
+RotaryMap = Literal["complex", "as_released"]
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
+    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022), largest first.
+
+    Where H is not a power of two, the published rule: the slopes of the power of two below it, then every
+    other slope of the power of two above it.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1))
+    between = 2.0 ** (-4 / power * torch.arange(1, 2 * power + 1, 2))
+    return torch.cat([slopes, between[: heads - power]])
+
+
+def rotary_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
+    """RoPE as published: `base^(-m / d)`, m = 0 .. d - 1, over all `2 d` channels of a head (no conjugate pairs)."""
+    return (base ** (-torch.arange(modes, dtype=torch.float64) / modes)).float().repeat(heads, 1)
+
+
+def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
+    """The map of the paper's released RoPE code (SPEC section 6).
+
+    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves, so that it is no rotation
+    and scores depend on more than the lag. Kept to measure what that explains.
+    """
+    phase = times.to(torch.float64)[..., None, :, None] * frequency.to(torch.float64)[:, None, :]
+    phase = phase.repeat_interleave(2, dim=-1)
+    first, second = x.chunk(2, dim=-1)
+    return phase.cos().to(x.dtype) * x + phase.sin().to(x.dtype) * torch.cat([-second, first], dim=-1)
+
+
+class DotProductAttention(Attention):
+    """`softmax(q.k / sqrt(2 d) + bias)`, with the parts of RFA that a baseline or ablation keeps.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+        frequency: turns queries and keys, `(heads, modes)` in radians per unit of time; None for no rotation.
+        decay: multiplies the normalised weights by `exp(-mu tau)`, `(heads,)`; None for none.
+        slopes: ALiBi's linear bias `-slope * lag`, `(heads,)`; None for none.
+        rotate_values: transport values by rotation too (RoPER).
+        innovation: return the correction toward the estimate, not the estimate.
+        rotary_map: "complex", or "as_released" for the map of the paper's code.
+
+    Raises:
+        ValueError: if sizes or options do not fit together.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        frequency: Float[Tensor, "heads modes"] | None = None,
+        decay: Float[Tensor, " heads"] | None = None,
+        slopes: Float[Tensor, " heads"] | None = None,
+        rotate_values: bool = False,
+        innovation: bool = False,
+        rotary_map: RotaryMap = "complex",
+    ):
+        super().__init__(hidden_size, num_heads, innovation)
+        if rotate_values and (frequency is None or rotary_map != "complex"):
+            raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
+        self.rotate_values, self.rotary_map = rotate_values, rotary_map
+        self.geometry = FullPrecision()
+        for name, buffer in (("frequency", frequency), ("decay", decay), ("slopes", slopes)):
+            self.geometry.register_buffer(name, buffer)
+
+    def estimate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        times: Tensor | None,
+        key_mask: Tensor | None,
+        segment_ids: Tensor | None,
+    ) -> Tensor:
+        """Scaled dot-product attention; without bias or mask it runs on PyTorch's fused kernels."""
+        batch, heads, queries, _ = query.shape
+        keys = key.shape[2]
+        positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
+        query = self._turn(query, positions.query_times)
+        key = self._turn(key, positions.key_times)
+        if self.rotate_values:
+            value = self._turn(value, positions.key_times)
+
+        masked = key_mask is not None or segment_ids is not None or queries != keys
+        if not masked and self.geometry.slopes is None and self.geometry.decay is None:
+            estimate = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            blocks = row_blocks(batch, heads, queries, keys)
+            rows = [self._rows(query[:, :, rows], key, value, positions.rows(rows)) for rows in blocks]
+            estimate = torch.cat(rows, dim=2)
+        if self.rotate_values:
+            estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
+        return estimate
+
+    def _turn(self, x: Tensor, times: Tensor) -> Tensor:
+        """RoPE turns forwards, as published; a common frame for the values needs the inverse."""
+        frequency = self.geometry.frequency
+        if frequency is None:
+            return x
+        if self.rotary_map == "as_released":
+            return rotate_as_released(x, frequency, times)
+        return rotate(x, frequency, times, inverse=self.rotate_values)
+
+    def _rows(self, query: Tensor, key: Tensor, value: Tensor, positions: Positions) -> Tensor:
+        """Some rows of the attention, with bias, mask and decay."""
+        visible = positions.visible(causal=True)[:, None]
+        empty = ~visible.any(-1, keepdim=True)
+        lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :])[:, None]
+        lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
+        bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
+        slopes, decay = self.geometry.slopes, self.geometry.decay
+        if slopes is not None:
+            bias = bias - slopes.to(lag.dtype)[:, None, None] * lag
+        if decay is None:
+            estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        else:
+            score = query @ key.mT / math.sqrt(query.shape[-1]) + bias
+            kept = decay_kernel(decay[:, None, None], lag).to(query.dtype)
+            estimate = (score.softmax(-1).to(query.dtype) * kept) @ value
+        return estimate.masked_fill(empty, 0.0)

@@ -1,0 +1,104 @@
+"""The learned dynamics and noises of a layer's heads."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rfa.dynamics import accumulated_variance
+
+from .precision import FullPrecision
+
+LayerPrior = Literal["lyapunov", "riccati", "flat"]
+
+# Initial values: SPEC section 3, appendix D.2
+ROBUSTNESS, INVERSE_TEMPERATURE, KEY_NOISE, QUERY_NOISE, NOISE_FLOOR = 4.0, 1.0, 1.0, 1.0, 0.01
+SMALLEST = 1e-6  # where mu = 0, a steady state would leave no process noise at all
+
+
+def softplus_inverse(value: Tensor) -> Tensor:
+    """`x` with `softplus(x) = value`, for `value > 0`."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+def process_noise_of_slope(
+    slope: Float[Tensor, " heads"], decay: Float[Tensor, " heads"], measurement_noise: float
+) -> Float[Tensor, " heads"]:
+    """`sigma^2` for which the Riccati prior falls by `slope` a unit of time (SPEC section 7, ALiBi start).
+
+    With `K = 1 - exp(-slope)`, `x = K r / (1 - K)`: `sigma^2 phi(1) = (x^2 + x r (1 - F^2)) / (x + r)`.
+    """
+    r = measurement_noise
+    x = r * torch.expm1(slope)
+    forcing = (x.square() + x * r * -torch.expm1(-2 * decay)) / (x + r)
+    return forcing / accumulated_variance(decay, torch.ones_like(decay))
+
+
+class HeadDynamics(FullPrecision):
+    """Decay, frequencies, noises and robustness of each head, stored through softplus where they are positive.
+
+    Calling it gives the operator's keyword arguments. Frequencies and decays are fixed buffers unless learned;
+    learned frequencies keep their conjugate pairs, learned decays start at no less than 1e-6.
+
+    Args:
+        frequency: `(heads, modes)`, radians per unit of time.
+        decay: `(heads,)`, per unit of time.
+        steady_state: initial `sigma~^2`, so that `sigma^2 = 2 mu steady_state`.
+        prior: "flat" has no noise parameters: `Sigma = Sigma~ = 1`.
+        slopes: initial slopes of the Riccati prior, instead of the steady state.
+        uses_query_noise: off where gamma^2 enters nothing, so that no parameter stays without a gradient.
+        horizon: time added to each lag, or None.
+        learn_frequency, learn_decay, learn_horizon: make parameters of them.
+    """
+
+    def __init__(
+        self,
+        frequency: Float[Tensor, "heads modes"],
+        decay: Float[Tensor, " heads"],
+        *,
+        steady_state: float = 0.1,
+        prior: LayerPrior = "lyapunov",
+        slopes: Float[Tensor, " heads"] | None = None,
+        uses_query_noise: bool = True,
+        horizon: float | None = None,
+        learn_frequency: bool = False,
+        learn_decay: bool = False,
+        learn_horizon: bool = False,
+    ):
+        super().__init__()
+        self._learned: set[str] = set()
+        self._pairs = learn_frequency
+        if learn_frequency:  # the positive half; the rest follows by conjugation
+            self.register_parameter("frequency", nn.Parameter(frequency[:, ::2].clone()))
+        else:
+            self.register_buffer("frequency", frequency)
+        each, noisy = torch.ones_like(decay), prior != "flat"
+        process_noise = (2 * decay * steady_state).clamp(min=SMALLEST)
+        if slopes is not None:
+            process_noise = process_noise_of_slope(slopes, decay, KEY_NOISE + NOISE_FLOOR)
+        self._hold("decay", decay, learn_decay)
+        self._hold("process_noise", process_noise if noisy else 0 * each, noisy)
+        self._hold("key_noise", KEY_NOISE * each if noisy else 0 * each, noisy)
+        self._hold("query_noise", QUERY_NOISE * each if noisy else 0 * each, noisy and uses_query_noise)
+        self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, False)
+        self._hold("robustness", ROBUSTNESS * each, True)
+        self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
+        if horizon is not None:
+            self._hold("horizon", horizon * each, learn_horizon)
+
+    def _hold(self, name: str, value: Tensor, learned: bool) -> None:
+        if learned:
+            self._learned.add(name)
+            self.register_parameter(name, nn.Parameter(softplus_inverse(value.clamp(min=SMALLEST))))
+        else:
+            self.register_buffer(name, value)
+
+    def forward(self) -> dict[str, Tensor]:
+        """The operator's keyword arguments, all per head."""
+        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        values = {name: F.softplus(raw) if name in self._learned else raw for name, raw in held.items()}
+        if self._pairs:
+            values["frequency"] = torch.stack([self.frequency, -self.frequency], dim=-1).flatten(-2)
+        return values

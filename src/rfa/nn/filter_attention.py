@@ -1,0 +1,103 @@
+"""Robust filter attention as a layer (section 3.2, algorithm 1)."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rfa.dynamics import partitioned_frequencies, spectral_decay
+from rfa.ops import robust_filter_attention
+from rfa.ops.inputs import Weight
+
+from .attention import Attention
+from .dynamics import HeadDynamics, LayerPrior
+
+
+class RobustFilterAttention(Attention):
+    """Projections, the operator, the innovation step; the block around it adds the residual.
+
+    The defaults are SC-RFA (preset `m2-sc-rfa`): the partitioned frequency bank with damping 0.05 and two heads
+    that do not decay.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+        frequency: `(heads, modes)` in radians per unit of time; the partitioned bank.
+        decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
+        weight: "student_t" or "exponential".
+        prior: "lyapunov", "riccati", or "flat" (`Sigma = Sigma~ = 1`, no noise parameters).
+        steady_state: initial steady-state variance `sigma~^2 = sigma^2 / (2 mu)`.
+        slopes: initial slopes of the Riccati prior, instead of `steady_state`.
+        gate: off, `Sigma~ = 1` in the residual term.
+        rotate_values: transport values by rotation too.
+        innovation: return the correction toward the estimate, not the estimate.
+        query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
+        horizon: initial time added to each lag, None for none.
+        learn_frequency, learn_decay, learn_horizon: make parameters of what is fixed by default.
+        backend: the operator's backend.
+
+    Raises:
+        ValueError: if sizes or options do not fit together.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_heads: int,
+        *,
+        frequency: Float[Tensor, "heads modes"] | None = None,
+        decay: Float[Tensor, " heads"] | None = None,
+        weight: Weight = "student_t",
+        prior: LayerPrior = "lyapunov",
+        steady_state: float = 0.1,
+        slopes: Float[Tensor, " heads"] | None = None,
+        gate: bool = True,
+        rotate_values: bool = True,
+        innovation: bool = True,
+        query_noise_in_bias: bool = False,
+        horizon: float | None = None,
+        learn_frequency: bool = False,
+        learn_decay: bool = False,
+        learn_horizon: bool = False,
+        backend: str = "auto",
+    ):
+        super().__init__(hidden_size, num_heads, innovation)
+        if frequency is None:
+            frequency = partitioned_frequencies(num_heads, self.modes)
+        if decay is None:
+            decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
+        self.dynamics = HeadDynamics(
+            frequency,
+            decay,
+            steady_state=steady_state,
+            prior=prior,
+            slopes=slopes,
+            uses_query_noise=gate or query_noise_in_bias,
+            horizon=horizon,
+            learn_frequency=learn_frequency,
+            learn_decay=learn_decay,
+            learn_horizon=learn_horizon,
+        )
+        self.options = {
+            "weight": weight,
+            "prior": "riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with constant variance
+            "gate": gate,
+            "rotate_values": rotate_values,
+            "query_noise_in_bias": query_noise_in_bias,
+            "backend": backend,
+        }
+
+    def estimate(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        times: Tensor | None,
+        key_mask: Tensor | None,
+        segment_ids: Tensor | None,
+    ) -> Tensor:
+        """The operator under the layer's dynamics."""
+        located = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
+        estimate = robust_filter_attention(query, key, value, **self.dynamics(), **located, **self.options)
+        assert isinstance(estimate, torch.Tensor)
+        return estimate
