@@ -1,0 +1,43 @@
+# Everything runs from .venv, which `make setup` makes with pip alone, so that your pip configuration counts.
+# Another Python than python3:  make setup PYTHON=python3.12
+
+PYTHON ?= python3
+TORCH  := torch==2.13.0
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint typecheck clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## make .venv with everything that the other targets need (once; again when pyproject.toml changes)
+
+# torch comes first and alone: the build that pip's configuration offers (CPU, CUDA) stays when the rest is installed.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "setup: $(PYTHON) is missing or older than 3.10; choose another: make setup PYTHON=..." >&2; exit 1; }
+	@echo "setup: installing $(TORCH) and the package into $(VENV) with $$($(PYTHON) --version); a few minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq $(TORCH)
+	@$(BIN)/python -m pip install -qq --editable '.[dev]'
+	@touch $@
+
+demo: setup  ## train three small models, print perplexity over context length, draw the figure in demo-results/
+	@$(BIN)/rfa demo --out demo-results --overwrite
+
+test: lint typecheck  ## lint, typecheck, then the test suite
+	@$(BIN)/python -m pytest
+
+lint: setup  ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+typecheck: setup  ## mypy on src/
+	@$(BIN)/mypy
+
+clean:  ## remove caches and built files; runs, results and .venv stay
+	@rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,26 @@
+"""Corpora, tokenizers and token blocks."""
+
+from .blocks import TokenBlocks
+from .cache import cache_folder
+from .corpora import Corpus, load_corpus, load_documents
+from .documents import Document, fingerprint, text_document
+from .prepare import PreparedData, prepare
+from .stream import token_stream, tokenize
+from .tokenization import END_OF_TEXT, load_tokenizer
+
+__all__ = [
+    "END_OF_TEXT",
+    "Corpus",
+    "Document",
+    "PreparedData",
+    "TokenBlocks",
+    "cache_folder",
+    "fingerprint",
+    "load_corpus",
+    "load_documents",
+    "load_tokenizer",
+    "prepare",
+    "text_document",
+    "token_stream",
+    "tokenize",
+]

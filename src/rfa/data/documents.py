@@ -1,0 +1,100 @@
+"""A document: a named text that is read when needed, in chunks, never copied whole into memory."""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Document:
+    """A UTF-8 text that can be read any number of times.
+
+    Args:
+        name: path relative to its corpus, or another name that is unique and stable there.
+        size: bytes.
+        chunks: opens the text and yields its bytes in order, in chunks of about 64 KiB.
+        offset: byte of its file at which the document begins; only error messages use it.
+    """
+
+    name: str
+    size: int
+    chunks: Callable[[], Iterator[bytes]] = field(repr=False)
+    offset: int = 0
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text in order, chunk by chunk.
+
+        Raises:
+            ValueError: a byte that is not UTF-8; names the document and the byte.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        position = self.offset
+        try:
+            for chunk in self.chunks():
+                position += len(chunk)
+                yield decoder.decode(chunk)
+            yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            # The decoder's buffer ends at `position`: it holds bytes kept from the chunk before, too.
+            byte = position - len(error.object) + error.start
+            raise ValueError(
+                f"text: got {self.name!r} with byte 0x{error.object[error.start]:02x} at offset {byte}, expected UTF-8"
+            ) from error
+
+    def read(self) -> str:
+        """Return the whole text.
+
+        Raises:
+            ValueError: a byte that is not UTF-8; names the document and the byte.
+        """
+        return "".join(self.texts())
+
+
+def file_document(path: Path, name: str) -> Document:
+    """Return a file as a document."""
+
+    def chunks() -> Iterator[bytes]:
+        with path.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                yield chunk
+
+    return Document(name, path.stat().st_size, chunks)
+
+
+def part_of(document: Document, start: int, stop: int) -> Document:
+    """Return bytes `start` to `stop` of a document as one of their own."""
+
+    def chunks() -> Iterator[bytes]:
+        position = 0
+        for chunk in document.chunks():
+            if part := chunk[max(start - position, 0) : max(stop - position, 0)]:
+                yield part
+            position += len(chunk)
+
+    return Document(f"{document.name}[{start}:{stop}]", stop - start, chunks, document.offset + start)
+
+
+def text_document(name: str, text: str) -> Document:
+    """Return a text held in memory as a document."""
+    data = text.encode()
+    return Document(name, len(data), lambda: iter([data]))
+
+
+def fingerprint(documents: Iterable[Document]) -> str:
+    """Return the sha256 (hexadecimal) of the documents' raw bytes, in order.
+
+    Each document's size is hashed before its bytes: the same bytes cut otherwise have another fingerprint,
+    because their token streams differ in where the end-of-text tokens stand.
+    """
+    digest = hashlib.sha256()
+    for document in documents:
+        digest.update(document.size.to_bytes(8, "little"))
+        for chunk in document.chunks():
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,77 @@
+"""From what the user names to what a trainer reads: tokenizer and token streams."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
+from .corpora import load_corpus
+from .splits import SPLITS
+from .stream import Progress, token_stream
+from .tokenization import load_tokenizer
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """A corpus ready for training.
+
+    Args:
+        corpus: its name.
+        split_note: how its splits were made, in words.
+        fingerprint: sha256 of the content of the prepared splits.
+        tokenizer: the tokenizer of the streams.
+        streams: token ids of each prepared split.
+    """
+
+    corpus: str
+    split_note: str
+    fingerprint: str
+    tokenizer: PreTrainedTokenizerFast
+    streams: dict[str, np.memmap]
+
+
+def prepare(
+    data: str,
+    tokenizer: str,
+    split_by: str = "file",
+    *,
+    splits: Sequence[str] = SPLITS,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> PreparedData:
+    """Load a corpus and its tokenizer, and tokenise its splits, from the cache where that was done before.
+
+    Args:
+        data: as for `load_corpus`.
+        tokenizer: as for `load_tokenizer`; `bpe:N` is trained on the training split.
+        split_by: as for `load_corpus`.
+        splits: those of `train`, `valid` and `test` that are wanted.
+        cache_dir: default as in `cache_folder`.
+        progress: called with bytes done and bytes in total over all these splits.
+
+    Raises:
+        ValueError: a corpus, tokenizer or split that is unknown, cannot be had or is not UTF-8 text.
+        OSError: the cache cannot be written.
+    """
+    corpus = load_corpus(data, split_by)
+    loaded = load_tokenizer(tokenizer, corpus.documents("train"), cache_dir)
+    sizes = {split: sum(document.size for document in corpus.documents(split)) for split in splits}
+    total = sum(sizes.values())
+    before = 0
+    streams: dict[str, np.memmap] = {}
+    for split in splits:
+        shifted = _shift(progress, before, total) if progress else None
+        streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, shifted)
+        before += sizes[split]
+    content = "".join(corpus.fingerprint(split) for split in splits)
+    return PreparedData(corpus.name, corpus.split_note, hashlib.sha256(content.encode()).hexdigest(), loaded, streams)
+
+
+def _shift(progress: Progress, before: int, total: int) -> Progress:
+    """Report one split's progress as part of the whole."""
+    return lambda done, _: progress(before + done, total)

@@ -1,0 +1,119 @@
+"""Splits: which documents train, which validate, which test. Everything here is deterministic."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
+
+from .documents import Document, part_of
+
+SPLITS = ("train", "valid", "test")
+HELD_OUT_SHARE = 0.05
+
+Splits = Mapping[str, tuple[Document, ...]]
+
+
+def by_file(documents: Sequence[Document], held_out: Sequence[str] = ("valid", "test")) -> Splits:
+    """Split by document, in the order of the hash of the name: 5 % (at least one) to each held-out split.
+
+    Args:
+        documents: more of them than there are held-out splits.
+        held_out: the splits to fill beside `train`.
+
+    Returns:
+        The documents of each split, in their original order.
+    """
+    split_of = _assign_by_hash((document.name for document in documents), held_out)
+    return _gather(documents, lambda document: split_of[document.name], ("train", *held_out))
+
+
+def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
+    """Split by author, whole authors to one split. The author is the file name up to the first `_`.
+
+    Args:
+        documents: documents named by their files.
+        assignment: `test=Name,Name;valid=Name`: the authors of the held-out splits, all others train. Empty:
+            by the hash of the author's name, 5 % of the authors (at least one) to each held-out split.
+
+    Returns:
+        The documents of each split, in their original order.
+
+    Raises:
+        ValueError: fewer than three authors, an assignment that cannot be read, an unknown author, or one
+            assigned twice.
+    """
+    authors = sorted({_author(document) for document in documents})
+    if len(authors) < len(SPLITS):
+        raise ValueError(
+            f"split_by: got 'author' for a text by {', '.join(authors)}, expected at least {len(SPLITS)} "
+            "authors (file names such as Author_Title.txt)"
+        )
+    split_of = _parse_assignment(assignment, authors) if assignment else _assign_by_hash(authors)
+    return _gather(documents, lambda document: split_of.get(_author(document), "train"))
+
+
+def by_position(documents: Sequence[Document]) -> Splits:
+    """Split each document at 90 % and 95 % of its bytes, at the next end of a line.
+
+    A text without ends of lines there is cut at the next space, or else between two characters.
+
+    Args:
+        documents: whole texts, small in number: each is read into memory once.
+    """
+    splits: dict[str, tuple[Document, ...]] = dict.fromkeys(SPLITS, ())
+    for document in documents:
+        text, size = b"".join(document.chunks()), document.size
+        first, second = int(size * (1 - 2 * HELD_OUT_SHARE)), int(size * (1 - HELD_OUT_SHARE))
+        cuts = [0, _cut(text, first, second), _cut(text, second, size - 1), size]
+        for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
+            if start < stop:
+                splits[split] += (part_of(document, start, stop),)
+    return splits
+
+
+def _cut(text: bytes, start: int, limit: int) -> int:
+    """Return the first good place to cut in `start`..`limit`."""
+    for separator in (b"\n", b" "):
+        found = text.find(separator, start, limit)
+        if found >= 0:
+            return found + 1
+    while start < len(text) and text[start] & 0xC0 == 0x80:  # inside a UTF-8 character
+        start += 1
+    return start
+
+
+def _author(document: Document) -> str:
+    return PurePath(document.name).stem.split("_", 1)[0]
+
+
+def _assign_by_hash(names: Iterable[str], held_out: Sequence[str] = ("valid", "test")) -> dict[str, str]:
+    """Return the split of each name."""
+    order = sorted(set(names), key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
+    count = max(1, round(HELD_OUT_SHARE * len(order)))
+    split_of = dict.fromkeys(order, "train")
+    for index, split in enumerate(held_out):
+        split_of |= dict.fromkeys(order[index * count : (index + 1) * count], split)
+    return split_of
+
+
+def _parse_assignment(assignment: str, authors: Sequence[str]) -> dict[str, str]:
+    """Return the split of each author named in `test=Name,Name;valid=Name`."""
+    split_of: dict[str, str] = {}
+    for part in assignment.split(";"):
+        split, equals, names = part.partition("=")
+        if not equals or split.strip() not in SPLITS:
+            raise ValueError(f"split_by: got {part!r}, expected test=Name,Name or valid=Name,Name")
+        for author in (name.strip() for name in names.split(",")):
+            if author not in authors:
+                raise ValueError(f"split_by: got unknown author {author!r}, expected some of {', '.join(authors)}")
+            if author in split_of:
+                raise ValueError(f"split_by: got author {author!r} twice, expected once")
+            split_of[author] = split.strip()
+    return split_of
+
+
+def _gather(
+    documents: Sequence[Document], split_of: Callable[[Document], str], splits: Sequence[str] = SPLITS
+) -> Splits:
+    return {split: tuple(d for d in documents if split_of(d) == split) for split in splits}

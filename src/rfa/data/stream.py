@@ -1,0 +1,120 @@
+"""Token streams: documents as one flat memory-mapped array of ids, tokenised once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from .cache import cache_folder, cached_file
+from .corpora import Corpus
+from .documents import Document, fingerprint
+from .parallelism import parallel_tokenizers
+from .pieces import pieces
+
+BATCH_PIECES = 64  # of about 64 KiB: 4 MiB of text are tokenised at once
+
+Progress = Callable[[int, int], None]
+
+
+def tokenize(
+    corpus: Corpus,
+    split: str,
+    tokenizer: PreTrainedTokenizerFast,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> np.memmap:
+    """Return a split of a corpus as a token stream; see `token_stream`.
+
+    Raises:
+        ValueError: no such split, text that is not UTF-8.
+        OSError: the cache cannot be written.
+    """
+    return token_stream(corpus.documents(split), tokenizer, cache_dir, progress)
+
+
+def token_stream(
+    documents: Sequence[Document],
+    tokenizer: PreTrainedTokenizerFast,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+) -> np.memmap:
+    """Return the documents' token ids, joined, each document followed by the end-of-text id.
+
+    Special tokens spelled out in a text are text: only the ends of documents have the end-of-text id.
+    The stream is kept in the cache folder under the sha256 of content and tokenizer. Memory stays bounded:
+    text is read and tokenised a few megabytes at a time, on all cores, and written as it comes.
+
+    Args:
+        documents: texts, in order.
+        tokenizer: a byte-level tokenizer, from `load_tokenizer` or a run folder.
+        cache_dir: default as in `cache_folder`.
+        progress: called with bytes done and bytes in total, as the work goes on and once at its end.
+
+    Returns:
+        Ids, shape `(tokens,)`, read-only; uint16 for a vocabulary of at most 65,536 entries, else uint32.
+
+    Raises:
+        ValueError: a document is not UTF-8, or the tokenizer has no end-of-text token.
+        OSError: the cache cannot be written (a full disk, say); no partial file is left.
+    """
+    end = tokenizer.eos_token_id
+    if not isinstance(end, int):
+        raise ValueError(f"tokenizer: got {tokenizer.name_or_path!r} without an end-of-text token, expected one")
+    backend = _plain_backend(tokenizer)
+    dtype = np.dtype("<u2" if len(tokenizer) <= 1 << 16 else "<u4")
+    total = sum(document.size for document in documents)
+    report = progress or (lambda done, total: None)
+
+    def write(file: BinaryIO) -> None:
+        ids = _encode(documents, backend, end, lambda done: report(done, total))
+        _write_npy(file, (np.asarray(part, dtype) for part in ids), dtype)
+
+    key = hashlib.sha256(f"{fingerprint(documents)} {end} {backend.to_str()}".encode())
+    path = cached_file(cache_folder(cache_dir) / "tokens" / f"{key.hexdigest()}.npy", write)
+    report(total, total)
+    return np.load(path, mmap_mode="r")
+
+
+def _plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """Return a copy of the Rust tokenizer that neither truncates, pads nor sees special tokens in a text."""
+    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend
+
+
+def _encode(
+    documents: Sequence[Document], backend: Tokenizer, end: int, report: Callable[[int], None]
+) -> Iterator[list[int]]:
+    """Yield the ids of all documents, in order, a piece at a time."""
+    work = (piece for document in documents for piece in pieces(document))
+    done = 0
+    with parallel_tokenizers():
+        while batch := list(islice(work, BATCH_PIECES)):
+            encodings = backend.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
+            for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+                yield [*encoding.ids, end] if is_last else encoding.ids
+            done += sum(len(text.encode()) for text, _ in batch)
+            report(done)
+
+
+def _write_npy(file: BinaryIO, parts: Iterator[np.ndarray], dtype: np.dtype) -> None:
+    """Write arrays one after the other as one in NumPy's format, its length unknown until the end."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (0,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    start = file.tell()
+    for part in parts:
+        file.write(part.data)
+    length = (file.tell() - start) // dtype.itemsize
+    file.seek(0)
+    np.lib.format.write_array_header_1_0(file, header | {"shape": (length,)})  # padded to the same size
+    if file.tell() != start:
+        raise RuntimeError(f"NumPy's header of {file.tell()} bytes does not fit into {start}")

@@ -1,0 +1,123 @@
+"""Tokenizers: GPT-2's vocabulary, one trained on the text, or bytes. All are byte-level, so that every text
+comes back unchanged, and all end a document with `<|endoftext|>`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from .cache import cache_folder, cached_file
+from .documents import Document, fingerprint
+from .hub import hub_files
+from .parallelism import parallel_tokenizers
+from .pieces import pieces
+
+END_OF_TEXT = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
+TRAINING_BYTES = 32_000_000
+_GPT2_REPOSITORY = "openai-community/gpt2"
+_FORMS = "gpt2, gpt2:FOLDER, bpe:N or bytes"
+
+
+def load_tokenizer(
+    spec: str,
+    train_documents: Sequence[Document] | None = None,
+    cache_dir: str | Path | None = None,
+) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that `spec` names.
+
+    Args:
+        spec: `gpt2` (vocabulary from the Hugging Face hub), `gpt2:FOLDER` (from `encoder.json` and
+            `vocab.bpe` in that folder), `bpe:N` (byte-level byte pairs trained on `train_documents`, at most
+            `N` entries), or `bytes` (the id is the byte).
+        train_documents: what `bpe:N` is trained on: all of it up to 32 MB, otherwise every k-th piece.
+        cache_dir: where trained tokenizers are kept; default as in `cache_folder`.
+
+    Returns:
+        A tokenizer with `eos_token` `<|endoftext|>`, the last id. `decode(encode(text)) == text`.
+
+    Raises:
+        ValueError: unknown tokenizer, vocabulary too small, no text to train on, files missing or damaged, no
+            hub access.
+    """
+    kind, _, argument = spec.partition(":")
+    if spec == "bytes":
+        backend = _byte_level(models.BPE(vocab=_byte_vocabulary(), merges=[]), use_regex=False)
+    elif spec == "gpt2":
+        vocabulary, merges = hub_files(_GPT2_REPOSITORY, ("vocab.json", "merges.txt"), "gpt2:FOLDER, bpe:N or bytes")
+        backend = _gpt2(vocabulary, merges)
+    elif kind == "gpt2" and argument:
+        backend = _gpt2(Path(argument, "encoder.json"), Path(argument, "vocab.bpe"))
+    elif kind == "bpe" and argument.isdecimal():
+        backend = _trained(int(argument), train_documents, cache_folder(cache_dir))
+    else:
+        raise ValueError(f"tokenizer: got {spec!r}, expected {_FORMS}")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False)
+
+
+def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:
+    """Return a byte-level tokenizer of that model, with GPT-2's pre-tokenisation unless told otherwise."""
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END_OF_TEXT])
+    return tokenizer
+
+
+def _byte_vocabulary() -> dict[str, int]:
+    """Return GPT-2's printable stand-in for each byte: itself if printable, else the next from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte if byte in printable else 0x100 + others.index(byte)): byte for byte in range(256)}
+
+
+def _gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
+    for path in (vocabulary, merges):
+        if not path.is_file():
+            raise ValueError(f"tokenizer: got no file {str(path)!r}, expected GPT-2's vocabulary there")
+    try:
+        return _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
+    except Exception as error:  # tokenizers raises nothing more special
+        raise ValueError(
+            f"tokenizer: got unreadable {str(vocabulary)!r} or {str(merges)!r} ({error}), expected GPT-2's vocabulary"
+        ) from error
+
+
+def _trained(size: int, documents: Sequence[Document] | None, cache: Path) -> Tokenizer:
+    """Return a tokenizer trained on the documents, from the cache if it was trained before."""
+    if size < SMALLEST_VOCABULARY:
+        raise ValueError(
+            f"tokenizer: got bpe:{size}, expected at least bpe:{SMALLEST_VOCABULARY} (256 bytes, end of text)"
+        )
+    if not documents:
+        raise ValueError(f"tokenizer: got bpe:{size} without text to train on, expected training documents")
+    recipe = f"{fingerprint(documents)} {size} {TRAINING_BYTES}"
+    path = cache / "tokenizers" / f"{hashlib.sha256(recipe.encode()).hexdigest()}.json"
+    cached_file(path, lambda file: file.write(_train(size, documents).to_str().encode()))
+    return Tokenizer.from_file(str(path))
+
+
+def _train(size: int, documents: Sequence[Document]) -> Tokenizer:
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1,  # the end of text comes last
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer = _byte_level(models.BPE())
+    with parallel_tokenizers():
+        tokenizer.train_from_iterator(_sample(documents), trainer)
+    return tokenizer
+
+
+def _sample(documents: Sequence[Document]) -> Iterator[str]:
+    """Yield every k-th piece, for the smallest k that keeps them under about `TRAINING_BYTES`."""
+    step = -(-sum(document.size for document in documents) // TRAINING_BYTES)
+    texts = (text for document in documents for text, _ in pieces(document))
+    for index, text in enumerate(texts):
+        if index % step == 0:
+            yield text

@@ -1,0 +1,7 @@
+"""Perplexity over context length."""
+
+from .evaluate import evaluate
+from .perplexity import loss_by_position, perplexities
+from .windows import PROTOCOLS, Window, windows
+
+__all__ = ["PROTOCOLS", "Window", "evaluate", "loss_by_position", "perplexities", "windows"]

@@ -1,0 +1,89 @@
+"""Perplexity of a model over context lengths, by a named protocol."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from rfa.models import RFAForCausalLM
+
+from .loss import batches, token_losses
+from .windows import windows
+
+Progress = Callable[[int, int], None]
+_BATCH_TOKENS = 4096
+
+
+def perplexities(
+    model: RFAForCausalLM,
+    stream: np.ndarray,
+    lengths: Sequence[int],
+    protocol: str = "blocks",
+    *,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """One row a context length: the token-weighted mean loss of the scored tokens, and its exponential.
+
+    Args:
+        model: moved to its device, in evaluation mode.
+        stream: token ids.
+        lengths: tokens of a window.
+        protocol: "blocks", "matched" or "strided", see `windows`.
+        progress: called with tokens read and in all.
+
+    Returns:
+        Rows with `protocol`, `length`, `targets` (scored tokens), `loss` in nats, `stderr` of the loss over windows,
+        and `perplexity`.
+
+    Raises:
+        ValueError: for an unknown protocol or a length that does not fit.
+    """
+    lengths = sorted(set(lengths))
+    if not lengths:
+        raise ValueError("lengths: got none, expected at least one")
+    plan = {length: list(windows(protocol, len(stream), length, lengths)) for length in lengths}
+    total = sum(length * len(plan[length]) for length in lengths)
+    rows, done = [], 0
+    for length in lengths:
+        sums, counts = [], []
+        for input_ids, targets in batches(stream, plan[length], _BATCH_TOKENS, model.device):
+            losses = token_losses(model, input_ids, targets).double()
+            sums += losses.sum(-1).tolist()
+            counts += [targets] * len(losses)
+            done += input_ids.numel()
+            if progress is not None:
+                progress(done, total)
+        rows.append({"protocol": protocol, "length": length, **_summary(np.array(sums), np.array(counts))})
+    return rows
+
+
+def loss_by_position(
+    model: RFAForCausalLM, stream: np.ndarray, length: int, *, progress: Progress | None = None
+) -> list[float]:
+    """Mean loss of the token at each position 1 .. length - 1 of non-overlapping windows of `length`.
+
+    Args and raises as `perplexities`.
+    """
+    plan = list(windows("blocks", len(stream), length, [length]))
+    total, count, done = np.zeros(length - 1), 0, 0
+    for input_ids, targets in batches(stream, plan, _BATCH_TOKENS, model.device):
+        total += token_losses(model, input_ids, targets).double().sum(0).cpu().numpy()
+        count += len(input_ids)
+        done += input_ids.numel()
+        if progress is not None:
+            progress(done, length * len(plan))
+    return (total / count).tolist()
+
+
+def _summary(sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
+    """Of windows' summed losses: the ratio estimate and its standard error over windows."""
+    loss = sums.sum() / counts.sum()
+    windows_count = len(sums)
+    spread = np.sqrt(np.square(sums - loss * counts).sum() / max(windows_count - 1, 1) * windows_count) / counts.sum()
+    return {
+        "targets": int(counts.sum()),
+        "loss": float(loss),
+        "stderr": float(spread) if windows_count > 1 else None,
+        "perplexity": math.exp(min(loss, 700.0)),
+    }

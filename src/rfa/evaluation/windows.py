@@ -1,0 +1,63 @@
+"""Which tokens are scored with how much context: the protocols of SPEC section 4 as lists of windows."""
+
+from collections.abc import Iterator
+from typing import Literal, NamedTuple, get_args
+
+Protocol = Literal["blocks", "matched", "strided"]
+PROTOCOLS: tuple[str, ...] = get_args(Protocol)
+
+
+class Window(NamedTuple):
+    """Tokens `start .. stop - 1`, of which the last `targets` are scored."""
+
+    start: int
+    stop: int
+    targets: int
+
+
+def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
+    """The windows of a protocol at one context length.
+
+    - `blocks`: non-overlapping windows of `length`; all targets but the first token (the paper's).
+    - `matched`: windows that end at the same places for every length in `lengths` and score the same targets, the
+      last half of the shortest length, so that only the context differs.
+    - `strided`: windows every half `length`; each scores the tokens that the one before it did not.
+
+    Args:
+        protocol: one of these.
+        tokens: length of the stream.
+        length: tokens of a window.
+        lengths: all lengths that are compared.
+
+    Raises:
+        ValueError: for an unknown protocol, a length below 2 or a stream that is too short.
+    """
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    for given in {length, *lengths}:
+        if given < 2:
+            raise ValueError(f"lengths: got {given}, expected at least 2")
+    longest = max(lengths) if protocol == "matched" else length
+    if tokens < longest:
+        raise ValueError(f"lengths: got {longest} for a text of {tokens} tokens, expected at most {tokens}")
+    return {"blocks": _blocks, "matched": _matched, "strided": _strided}[protocol](tokens, length, lengths)
+
+
+def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+    for start in range(0, tokens - length + 1, length):
+        yield Window(start, start + length, length - 1)
+
+
+def _matched(tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
+    targets = max(1, min(lengths) // 2)
+    for stop in range(max(lengths), tokens + 1, targets):
+        yield Window(stop - length, stop, targets)
+
+
+def _strided(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
+    yield Window(0, length, length - 1)
+    stride, scored = max(1, length // 2), length
+    while scored < tokens:
+        stop = min(scored + stride, tokens)
+        yield Window(stop - length, stop, stop - scored)
+        scored = stop

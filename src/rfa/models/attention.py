@@ -1,0 +1,68 @@
+"""From a configuration to its attention layer."""
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import partitioned_frequencies, rope_frequencies, spectral_decay
+from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, alibi_slopes, rotary_frequencies
+
+from .configuration import RFAConfig
+
+
+def build_attention(config: RFAConfig) -> Attention:
+    """The layer that `config` describes."""
+    heads, frequency, decay = config.num_attention_heads, frequencies(config), decays(config)
+    if config.score == "dot_product":
+        return DotProductAttention(
+            config.hidden_size,
+            heads,
+            frequency=None if config.frequencies == "none" else frequency,
+            decay=None if config.decay == "none" else decay,
+            slopes=alibi_slopes(heads) if config.prior == "alibi" else None,
+            rotate_values=config.rotate_values,
+            innovation=config.innovation,
+            rotary_map="as_released" if config.frequencies == "as_released" else "complex",
+        )
+    return RobustFilterAttention(
+        config.hidden_size,
+        heads,
+        frequency=frequency,
+        decay=decay,
+        weight=config.score,
+        prior=config.prior,
+        steady_state=config.steady_state,
+        slopes=alibi_slopes(heads).sort().values if config.initial_slopes == "alibi" else None,
+        gate=config.gate,
+        rotate_values=config.rotate_values,
+        innovation=config.innovation,
+        query_noise_in_bias=config.query_noise_in_bias,
+        horizon=config.horizon,
+        learn_frequency=config.learn_frequencies,
+        learn_decay=config.learn_decay,
+        learn_horizon=config.learn_horizon,
+        backend=config.backend,
+    )
+
+
+def frequencies(config: RFAConfig) -> Tensor:
+    """`(heads, modes)`, radians per token."""
+    heads, modes = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    if config.frequencies == "partitioned":
+        return partitioned_frequencies(heads, modes, config.frequency_base)
+    if config.frequencies == "paired_rope":
+        return rope_frequencies(heads, modes, config.frequency_base)
+    if config.frequencies == "none":
+        return torch.zeros(heads, modes)
+    return rotary_frequencies(heads, modes, config.frequency_base)
+
+
+def decays(config: RFAConfig) -> Tensor:
+    """`(heads,)`, per token: `b` times the fastest frequency of each head's band of the partitioned bank."""
+    heads, modes = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    if config.decay == "none":
+        return torch.zeros(heads)
+    damping = config.damping
+    if config.decay == "length_scaled":
+        damping *= 5 / (config.train_length - 1)
+    bands = partitioned_frequencies(heads, modes, config.frequency_base)
+    return spectral_decay(bands, damping, config.zero_heads)

@@ -1,0 +1,150 @@
+"""The one configuration of the one decoder: every variant of the paper is a choice of these fields."""
+
+import functools
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
+
+Score = Literal["student_t", "exponential", "dot_product"]
+Prior = Literal["lyapunov", "riccati", "flat", "alibi"]
+Frequencies = Literal["rope", "paired_rope", "partitioned", "none", "as_released"]
+Decay = Literal["none", "spectral", "length_scaled"]
+
+
+def _with_value_errors(cls):
+    """Let the constructor raise `ValueError` in one line where `strict` raises errors of its own."""
+    construct = cls.__init__
+
+    @functools.wraps(construct)
+    def init(self, *args, **kwargs):
+        try:
+            construct(self, *args, **kwargs)
+        except StrictDataclassError as error:
+            cause = error.__cause__
+            message = str(cause) if isinstance(cause, ValueError | TypeError) else str(error)
+            raise ValueError(" ".join(message.split())) from error
+
+    cls.__init__ = init
+    return cls
+
+
+@_with_value_errors
+@strict
+class RFAConfig(PreTrainedConfig):
+    """Sizes by Hugging Face's names, and what attention computes. The defaults are `m2-sc-rfa` at the paper's size.
+
+    Args:
+        vocab_size, hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
+        intermediate_size: of the feed-forward network; four times `hidden_size`.
+        train_length: tokens of a training block, T_train.
+        layer_norm_eps, initializer_range, use_cache: as elsewhere in transformers.
+        score: "student_t" or "exponential" (robust filter attention), or "dot_product" (the baselines).
+        prior: what a lag adds to the score. Filters: "lyapunov", "riccati", "flat". Dot products: "flat", "alibi".
+        frequencies: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, equal in all
+            heads), "rope" (as published, for dot products), "as_released" (the map of the paper's code), "none".
+        frequency_base: ratio of the fastest to the slowest frequency of a bank.
+        decay: "spectral" (`damping` times the fastest frequency of a head's band of the partitioned bank),
+            "length_scaled" (that times `5 / (train_length - 1)`), "none".
+        damping: the dimensionless coefficient b.
+        zero_heads: this many first heads do not decay.
+        steady_state: initial steady-state process variance.
+        initial_slopes: "alibi" starts the Riccati prior at ALiBi's slopes.
+        gate: off, the residual is not divided by its variance.
+        rotate_values: transport values by rotation too.
+        innovation: attention returns the correction toward its estimate, not the estimate.
+        query_noise_in_bias: the query's noise counts in the additive prior too, as in the released code.
+        horizon: initial time added to each lag; None for none.
+        learn_frequencies, learn_decay, learn_horizon: train what is fixed by default.
+        backend: of the operator.
+
+    Raises:
+        ValueError: if a value is unknown or values do not fit together.
+    """
+
+    model_type = "rfa"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the Trainer adds lists to it)
+
+    vocab_size: int = 50257
+    hidden_size: int = 256
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    train_length: int = 512
+    layer_norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+    score: Score = "student_t"
+    prior: Prior = "lyapunov"
+    frequencies: Frequencies = "partitioned"
+    frequency_base: float = 10000.0
+    decay: Decay = "spectral"
+    damping: float = 0.05
+    zero_heads: int = 2
+    steady_state: float = 0.1
+    initial_slopes: Literal["alibi"] | None = None
+    gate: bool = True
+    rotate_values: bool = True
+    innovation: bool = True
+    query_noise_in_bias: bool = False
+    horizon: float | None = None
+    learn_frequencies: bool = False
+    learn_decay: bool = False
+    learn_horizon: bool = False
+    backend: str = "auto"
+
+    def __post_init__(self, **kwargs):
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of the `strict` validation: which values fit together."""
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+        for name in sizes:
+            _require(getattr(self, name) >= 1, self, name, "a positive number")
+        heads = self.num_attention_heads
+        _require(self.hidden_size % heads == 0, self, "hidden_size", f"a multiple of num_attention_heads = {heads}")
+        even = (self.hidden_size // heads) % 2 == 0
+        pairs = self.frequencies in ("paired_rope", "partitioned") or self.decay != "none"
+        _require(even or not pairs, self, "hidden_size", "an even number of modes (hidden_size / heads) for pairs")
+        _require(self.train_length >= 2, self, "train_length", "at least 2")
+        _require(self.frequency_base > 1, self, "frequency_base", "a number above 1")
+        _require(self.damping >= 0, self, "damping", "a number >= 0")
+        _require(self.steady_state >= 0, self, "steady_state", "a number >= 0")
+        _require(0 <= self.zero_heads <= heads, self, "zero_heads", f"a number from 0 to {heads}")
+        _require(self.horizon is None or self.horizon >= 0, self, "horizon", "None or a number >= 0")
+        _require(self.horizon is not None or not self.learn_horizon, self, "learn_horizon", "a horizon to start from")
+        riccati = self.prior == "riccati"
+        _require(riccati or self.initial_slopes is None, self, "initial_slopes", "prior='riccati' with it")
+        if self.score == "dot_product":
+            self._validate_dot_product()
+        else:
+            self._validate_filter()
+
+    def _validate_filter(self):
+        lyapunov = self.prior == "lyapunov"
+        _require(self.prior != "alibi", self, "prior", f"'lyapunov', 'riccati' or 'flat' for score={self.score!r}")
+        _require(self.frequencies != "as_released", self, "frequencies", "score='dot_product' with it")
+        _require(lyapunov or not self.query_noise_in_bias, self, "query_noise_in_bias", "prior='lyapunov' with it")
+        _require(self.gate or self.prior != "flat", self, "gate", "a prior other than 'flat' with it")
+
+    def _validate_dot_product(self):
+        _require(self.prior in ("flat", "alibi"), self, "prior", "'flat' or 'alibi' for score='dot_product'")
+        turns = self.frequencies not in ("none", "as_released")
+        _require(turns or not self.rotate_values, self, "rotate_values", "frequencies that turn values")
+        for name in ("query_noise_in_bias", "learn_frequencies", "learn_decay", "learn_horizon"):
+            _require(not getattr(self, name), self, name, "False for score='dot_product'")
+        _require(self.gate, self, "gate", "True for score='dot_product'")
+        _require(self.horizon is None, self, "horizon", "None for score='dot_product'")
+
+
+def _require(condition: bool, config: RFAConfig, name: str, expected: str) -> None:
+    if not condition:
+        raise ValueError(f"{name}: got {getattr(config, name)!r}, expected {expected}")

@@ -1,0 +1,191 @@
+"""The decoder: embedding, pre-norm blocks of one attention layer and a feed-forward network, a tied head."""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from rfa.nn import Attention, HeadDynamics
+
+from .attention import build_attention
+from .configuration import RFAConfig
+
+
+class RFABlock(GradientCheckpointingLayer):
+    """`x + attention(norm(x))`, then `x + feed_forward(norm(x))`."""
+
+    def __init__(self, config: RFAConfig, layer_index: int):
+        super().__init__()
+        size, inner = config.hidden_size, cast(int, config.intermediate_size)
+        self.layer_index = layer_index
+        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.attention = build_attention(config)
+        self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.feed_forward = nn.Sequential(nn.Linear(size, inner), nn.GELU(), nn.Linear(inner, size))
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        times: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Tensor:
+        """The block's output, `(batch, length, hidden)`."""
+        hidden_states = hidden_states + self.attention(
+            self.attention_norm(hidden_states),
+            times=times,
+            key_mask=key_mask,
+            past_key_values=past_key_values,
+            layer_index=self.layer_index,
+        )
+        return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
+
+
+class RFAPreTrainedModel(PreTrainedModel):
+    """Weights and their initialisation."""
+
+    config_class = RFAConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ("RFABlock",)
+    _skip_keys_device_placement = ("past_key_values",)
+    _keep_in_fp32_modules_strict = ("dynamics", "geometry")
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, Attention):  # after its own linear layers, which come first
+            module.reset_projections()
+        elif isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+
+    def head_dynamics(self) -> dict[int, HeadDynamics]:
+        """The dynamics of each layer that has them, by the layer's index."""
+        blocks = (module for module in self.modules() if isinstance(module, RFABlock))
+        found = {block.layer_index: getattr(block.attention, "dynamics", None) for block in blocks}
+        return {index: dynamics for index, dynamics in found.items() if dynamics is not None}
+
+
+class RFAModel(RFAPreTrainedModel):
+    """The decoder without its head: token ids to final hidden states."""
+
+    def __init__(self, config: RFAConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.input_projection = nn.Linear(config.hidden_size, config.hidden_size)
+        self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.output_projection = nn.Linear(config.hidden_size, config.hidden_size)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The token embedding."""
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        """Replace the token embedding."""
+        self.embed_tokens = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        times: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **_: object,
+    ) -> BaseModelOutputWithPast:
+        """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("input_ids: expected either input_ids or inputs_embeds, and not both")
+        embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if use_cache is None:
+            use_cache = self.config.use_cache and not torch.is_grad_enabled()
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        key_mask = _key_mask(attention_mask, embedded.shape[0], cached + embedded.shape[1])
+
+        hidden_states = self.input_projection(embedded)
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, times, key_mask, past_key_values)
+        hidden_states = self.output_projection(self.norm(hidden_states))
+        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+
+
+class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
+    """The language model: `RFAModel` and a head that shares the embedding's weight and has a bias."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: RFAConfig):
+        super().__init__(config)
+        self.model = RFAModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        """The head."""
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
+        """Replace the head."""
+        self.lm_head = new_embeddings
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        use_cache: bool | None = None,
+        times: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: object,
+    ) -> CausalLMOutputWithPast:
+        """Logits, and the loss where labels are given.
+
+        Args:
+            input_ids: `(batch, length)`.
+            attention_mask: `(batch, keys)`, 1 for tokens that take part, cached ones included.
+            labels: `(batch, length)`, shifted inside; -100 is not scored.
+            past_key_values: a cache of the tokens before these, which the call extends.
+            use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
+            times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default.
+            inputs_embeds: embeddings instead of `input_ids`.
+            logits_to_keep: only the last so many positions, or those at these indices; 0 is all.
+            kwargs: passed to the loss (`num_items_in_batch` from the Trainer).
+
+        Raises:
+            ValueError: for a mask or times that do not fit.
+        """
+        outputs = self.model(input_ids, attention_mask, past_key_values, use_cache, times, inputs_embeds)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
+        hidden_states = outputs.last_hidden_state
+        logits = self.lm_head(hidden_states if isinstance(kept, int) else hidden_states[:, kept])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+
+
+def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
+    if attention_mask is None:
+        return None
+    if tuple(attention_mask.shape) != (batch, keys):
+        raise ValueError(
+            f"attention_mask: got shape {tuple(attention_mask.shape)}, expected (batch, keys) = {(batch, keys)}"
+        )
+    mask = attention_mask.bool()
+    return None if bool(mask.all()) else mask

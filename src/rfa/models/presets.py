@@ -1,0 +1,97 @@
+"""The models of the paper, each a choice of `RFAConfig` fields (SPEC section 3, appendix F.2)."""
+
+import dataclasses
+from types import MappingProxyType
+from typing import Any
+
+from .configuration import RFAConfig
+
+_DOT_PRODUCT = {
+    "score": "dot_product",
+    "prior": "flat",
+    "frequencies": "rope",
+    "decay": "none",
+    "zero_heads": 0,
+    "rotate_values": False,
+    "innovation": False,
+}
+_DECAYED = {**_DOT_PRODUCT, "decay": "spectral", "damping": 0.05}
+_M2: dict[str, Any] = {}  # the configuration's defaults
+_X1 = {**_M2, "prior": "riccati"}
+
+PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "b1-rope": _DOT_PRODUCT,
+        "b2-alibi": {**_DOT_PRODUCT, "frequencies": "none", "prior": "alibi"},
+        "b3-decayed-rope": _DECAYED,
+        "b4-sc-rope": {**_DECAYED, "frequencies": "partitioned"},
+        "m1-rfa": {**_M2, "frequencies": "paired_rope", "decay": "length_scaled"},
+        "m2-sc-rfa": _M2,
+        "m3-sc-rfa": {**_M2, "damping": 5.0, "zero_heads": 0, "steady_state": 0.5},
+        "m2.1-exponential": {**_M2, "score": "exponential"},
+        "m2.2-flat-prior": {**_M2, "prior": "flat"},
+        "m2.3-no-gate": {**_M2, "gate": False},
+        "m2.4-no-value-rotation": {**_M2, "rotate_values": False},
+        "m2.5-no-rotation": {**_M2, "frequencies": "none"},
+        "m2.6-pure-rotation": {
+            **_DOT_PRODUCT,
+            "frequencies": "partitioned",
+            "rotate_values": True,
+            "innovation": True,  # an ablation of m2, which keeps m2's step
+        },
+        "b1-rope-as-released": {**_DOT_PRODUCT, "frequencies": "as_released"},
+        "x1-riccati": _X1,
+        "x2-riccati-alibi": {**_X1, "initial_slopes": "alibi"},
+    }
+)
+
+_SUMMARIES = {
+    "b1-rope": "dot product with RoPE",
+    "b2-alibi": "dot product with ALiBi's linear bias",
+    "b3-decayed-rope": "b1 with exponential decay after the softmax",
+    "b4-sc-rope": "b3 with the partitioned frequency bank",
+    "m1-rfa": "RFA with RoPE's bank in every head",
+    "m2-sc-rfa": "SC-RFA: frequencies partitioned over heads, light damping",
+    "m3-sc-rfa": "SC-RFA with strong damping, for extrapolation",
+    "m2.1-exponential": "m2 with the exponential weight",
+    "m2.2-flat-prior": "m2 without noise: constant variance",
+    "m2.3-no-gate": "m2 with the residual not divided by its variance",
+    "m2.4-no-value-rotation": "m2 with values that only decay",
+    "m2.5-no-rotation": "m2 with all frequencies zero",
+    "m2.6-pure-rotation": "m2 with dot products, no decay, no noise (RoPER)",
+    "b1-rope-as-released": "b1 with the rotary map of the paper's released code",
+    "x1-riccati": "m2 with the Riccati prior",
+    "x2-riccati-alibi": "x1 started at ALiBi's slopes",
+}
+
+
+def describe(name: str) -> str:
+    """A preset in a few words."""
+    return _SUMMARIES[name]
+
+
+def preset(name: str, **overrides: Any) -> RFAConfig:
+    """The configuration of a model of the paper.
+
+    Args:
+        name: one of `PRESETS`.
+        overrides: fields of `RFAConfig` that replace the preset's, such as `hidden_size=128`.
+
+    Raises:
+        ValueError: for an unknown preset or field, a value of the wrong kind, or values that do not fit together.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
+    fields = {field.name for field in dataclasses.fields(RFAConfig)}
+    for unknown in overrides.keys() - fields:
+        raise ValueError(f"{unknown}: not a field of RFAConfig, expected one of {', '.join(own_fields())}")
+    for number in overrides.keys() & {"damping", "steady_state", "horizon", "frequency_base"}:
+        if type(overrides[number]) is int:  # 5 is a fine way to write 5.0
+            overrides[number] = float(overrides[number])
+    return RFAConfig(**{**PRESETS[name], **overrides})
+
+
+def own_fields() -> list[str]:
+    """The names of the fields that `RFAConfig` itself declares."""
+    return [name for name in RFAConfig.__annotations__ if not name.startswith("_")]
+

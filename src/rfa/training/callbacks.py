@@ -1,0 +1,137 @@
+"""What happens beside the steps: metrics on disk, a stop on Ctrl-C, a progress bar."""
+
+import json
+import math
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+from transformers import TrainerCallback
+
+from rfa.dynamics import regime
+from rfa.models.modeling import RFAPreTrainedModel
+
+from .run_folder import RunFolder
+
+Progress = Callable[[int, int, dict[str, float]], None]
+_LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
+
+
+class MetricsLogger(TrainerCallback):
+    """`metrics.jsonl` and TensorBoard: losses, rates, and the dynamics of each layer and head.
+
+    Args:
+        run: where to write.
+        model: its dynamics are logged.
+        tokens_per_step: tokens of one optimiser step.
+        progress: called with the step, the steps in all and the latest figures.
+    """
+
+    def __init__(self, run: RunFolder, model: RFAPreTrainedModel, tokens_per_step: int, progress: Progress | None):
+        self.run, self.model, self.tokens_per_step, self.progress = run, model, tokens_per_step, progress
+        self.seconds, self.steps, self._began, self._latest = 0.0, 0, 0.0, {}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Drop what was logged after the checkpoint that a resumed run starts from."""
+        if state.is_world_process_zero:
+            kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
+            with self.run.metrics.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in kept)
+            self._board = SummaryWriter(str(self.run.tensorboard), purge_step=state.global_step + 1)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Start the clock of the step."""
+        self._began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Stop the clock, show the progress."""
+        self.seconds += time.perf_counter() - self._began
+        self.steps += 1
+        if self.progress is not None:
+            self.progress(state.global_step, state.max_steps, self._latest)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Write a line and the board's scalars."""
+        figures = {name: logs[name] for name in _LOGGED if name in (logs or {})}
+        if not figures or not state.is_world_process_zero:
+            return
+        if not all(math.isfinite(value) for value in figures.values()):
+            raise ValueError(f"training: got {figures} at step {state.global_step}, expected finite numbers")
+        if "eval_loss" in figures:
+            figures = {"valid_loss": figures["eval_loss"], "valid_perplexity": math.exp(min(figures["eval_loss"], 700))}
+        self._latest = {**self._latest, **figures}
+        dynamics = {str(layer): _per_head(module()) for layer, module in self.model.head_dynamics().items()}
+        line: dict[str, Any] = {
+            "step": state.global_step,
+            "epoch": round(state.epoch or 0.0, 6),
+            "tokens": state.global_step * self.tokens_per_step,
+            **figures,
+        }
+        with self.run.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "dynamics": dynamics} if dynamics else line) + "\n")
+        for name, value in figures.items():
+            self._board.add_scalar(name, value, state.global_step)
+        for layer, parameters in dynamics.items():
+            for name, heads in parameters.items():
+                for head, value in enumerate(heads):
+                    self._board.add_scalar(f"layer {layer}/{name}/head {head}", value, state.global_step)
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Close the board."""
+        if state.is_world_process_zero:
+            self._board.close()
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Training speed of this process's steps, validation left out."""
+        return self.steps * self.tokens_per_step / self.seconds if self.seconds else 0.0
+
+
+class StopOnSignal(TrainerCallback):
+    """Ctrl-C or SIGTERM finishes the step, saves and stops; a second one stops at once."""
+
+    def __init__(self):
+        self.stopped = False
+        self._previous = {}
+
+    def __enter__(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number, frame):
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Ask the Trainer to save and stop."""
+        if self.stopped:
+            control.should_save = control.should_training_stop = True
+
+
+def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
+    """The lines of `metrics.jsonl`; one that was cut off in the middle of writing is left out."""
+    if not run.metrics.is_file():
+        return []
+    lines = []
+    for line in run.metrics.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return lines
+
+
+def _per_head(parameters: dict[str, torch.Tensor]) -> dict[str, list[float]]:
+    """The logged dynamics: decay, noises, robustness, temperature, and the regime's alpha."""
+    values = {name: value.detach() for name, value in parameters.items() if name != "frequency"}
+    values["alpha"] = regime(values["decay"], values["process_noise"], values["key_noise"]).clamp(min=-1e30)
+    return {name: [float(f"{number:.6g}") for number in value.tolist()] for name, value in values.items()}

@@ -1,0 +1,85 @@
+"""What a run is asked to do, in one value that goes into the run folder."""
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from rfa.models import RFAConfig, preset
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """A training run. The defaults are the paper's protocol (SPEC section 4).
+
+    Args:
+        preset: one of `rfa.models.PRESETS`.
+        model: fields of `RFAConfig` that replace the preset's.
+        data: a corpus, file or folder, as for `rfa.data.load_corpus`.
+        split_by: how an unsplit corpus is split.
+        tokenizer: as for `rfa.data.load_tokenizer`.
+        length: tokens of a training block.
+        batch_size: blocks of a step on one device.
+        accumulate: batches of one optimiser step.
+        epochs: passes over the training split, unless `max_steps` is given.
+        max_steps: optimiser steps in all.
+        learning_rate: the peak.
+        seed: of initialisation and data order.
+        valid_tokens: at most so many tokens of the validation split; None for all.
+        eval_steps: validate and save every so many steps; None for each epoch.
+        log_steps: write a line of metrics every so many steps.
+        bf16: train in bfloat16 autocast.
+
+    Raises:
+        ValueError: for a number out of range, an unknown preset or field.
+    """
+
+    preset: str
+    model: dict[str, Any] = field(default_factory=dict)
+    data: str = "stdlib"
+    split_by: str = "file"
+    tokenizer: str = "gpt2"
+    length: int = 512
+    batch_size: int = 16
+    accumulate: int = 1
+    epochs: float = 15.0
+    max_steps: int | None = None
+    learning_rate: float = 1e-3
+    seed: int = 0
+    valid_tokens: int | None = None
+    eval_steps: int | None = None
+    log_steps: int = 10
+    bf16: bool = False
+
+    def __post_init__(self):
+        at_least = {"length": 2, "batch_size": 1, "accumulate": 1, "max_steps": 1, "seed": 0, "log_steps": 1}
+        at_least |= {"valid_tokens": self.length, "eval_steps": 1}
+        for name, smallest in at_least.items():
+            given = getattr(self, name)
+            if given is not None and given < smallest:
+                raise ValueError(f"{name}: got {given}, expected at least {smallest}")
+        for name in ("epochs", "learning_rate"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
+        for name in ("vocab_size", "train_length"):
+            if name in self.model:
+                raise ValueError(f"{name}: got {self.model[name]}, expected nothing: the run sets it from its data")
+        self.model_config(vocab_size=2)
+
+    def model_config(self, vocab_size: int, **more: Any) -> RFAConfig:
+        """The model's configuration for a vocabulary."""
+        return preset(self.preset, **{**self.model, **more, "vocab_size": vocab_size, "train_length": self.length})
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dictionary for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "TrainingSpec":
+        """From `to_dict`'s dictionary.
+
+        Raises:
+            ValueError: for a missing or unknown key.
+        """
+        known = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or "preset" not in values or values.keys() - known:
+            raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with keys of {sorted(known)}")
+        return cls(**values)

@@ -1,0 +1,190 @@
+"""One run, from its specification to a trained model in its run folder."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import TrainingArguments, set_seed
+from transformers.trainer_callback import PrinterCallback
+from transformers.utils import logging
+
+from rfa.data import PreparedData, TokenBlocks, prepare
+from rfa.models import RFAForCausalLM
+
+from .callbacks import MetricsLogger, Progress, StopOnSignal
+from .optimization import ClipDynamics
+from .run_folder import RunFolder, environment, write_whole
+from .spec import TrainingSpec
+from .trainer import ProtocolTrainer, full_disk_as_os_error
+
+
+class Stopped(Exception):
+    """The run was stopped by Ctrl-C or SIGTERM after saving; `step` says where."""
+
+    def __init__(self, step: int, steps: int):
+        super().__init__(f"stopped at step {step} of {steps}")
+        self.step, self.steps = step, steps
+
+
+def train(
+    spec: TrainingSpec,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    data_progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train a model in a new run folder.
+
+    Args:
+        spec: what to train on what.
+        out: the run folder.
+        overwrite: replace a run folder that is there.
+        data_progress: called with bytes of text read and in all.
+        progress: called after each step with the step, the steps in all and the latest figures.
+
+    Returns:
+        The run's record, as in run.json.
+
+    Raises:
+        ValueError: for bad data, a run folder that exists, a loss that is no number.
+        OSError: if the disk is full; the last complete checkpoint stays.
+        Stopped: on Ctrl-C, after saving.
+    """
+    data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
+    _blocks(data, spec)  # complain before anything is written
+    process = PartialState()
+    if process.is_main_process:
+        run = RunFolder.create(out, overwrite)
+        data.tokenizer.save_pretrained(run.tokenizer)
+        run.write(_new_record(spec, data))
+    process.wait_for_everyone()
+    return _train(RunFolder(out), spec, data, progress)
+
+
+def resume(
+    out: str | Path,
+    *,
+    data_progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Go on with a run from its newest checkpoint, or from its start where there is none yet.
+
+    Args, returns and raises as `train`; a finished run's record is returned as it is.
+
+    Raises:
+        ValueError: if the folder is no run, or its data are no longer what they were.
+    """
+    run = RunFolder(out)
+    record = run.read()
+    if record.get("finished"):
+        return record
+    spec = TrainingSpec.from_dict(record["spec"])
+    data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
+    if data.fingerprint != record["data"]["fingerprint"]:
+        raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
+    return _train(run, spec, data, progress)
+
+
+def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, TokenBlocks]:
+    return (
+        TokenBlocks(data.streams["train"], spec.length),
+        TokenBlocks(data.streams["valid"][: spec.valid_tokens], spec.length),
+    )
+
+
+def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
+    return {
+        "spec": spec.to_dict(),
+        "config": spec.model_config(len(data.tokenizer)).to_diff_dict(),
+        "data": {
+            "corpus": data.corpus,
+            "split": data.split_note,
+            "fingerprint": data.fingerprint,
+            "tokens": {split: len(stream) for split, stream in data.streams.items()},
+        },
+        "environment": environment(),
+        "finished": False,
+        "steps": 0,
+    }
+
+
+def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Progress | None) -> dict[str, Any]:
+    set_seed(spec.seed)
+    config = spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
+    model = RFAForCausalLM(config)
+    train_blocks, valid_blocks = _blocks(data, spec)
+    arguments = _arguments(run, spec, len(train_blocks))
+    tokens_per_step = arguments.train_batch_size * spec.accumulate * arguments.world_size * spec.length
+    with StopOnSignal() as stop:
+        logger = MetricsLogger(run, model, tokens_per_step, progress)
+        verbosity = logging.get_verbosity()
+        logging.set_verbosity_error()
+        trainer = ProtocolTrainer(
+            model,
+            arguments,
+            train_dataset=train_blocks,
+            eval_dataset=valid_blocks,
+            callbacks=[ClipDynamics(), logger, stop],
+        )
+        trainer.remove_callback(PrinterCallback)
+        checkpoint = run.latest_checkpoint()
+        try:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        finally:
+            logging.set_verbosity(verbosity)
+        if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
+            raise Stopped(trainer.state.global_step, trainer.state.max_steps)
+        if not any("eval_loss" in line and line["step"] == trainer.state.max_steps for line in trainer.state.log_history):
+            trainer.evaluate()
+
+    losses = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    record = {
+        **run.read(),
+        "finished": True,
+        "steps": trainer.state.global_step,
+        "result": {
+            "valid_loss": losses[-1],
+            "valid_perplexity": math.exp(losses[-1]),
+            "tokens": trainer.state.global_step * tokens_per_step,
+            "tokens_per_second": round(logger.tokens_per_second, 1),
+            "parameters": model.num_parameters(),
+        },
+    }
+    if trainer.is_world_process_zero():
+        with full_disk_as_os_error(run.path):
+            write_whole(run.model, trainer.accelerator.unwrap_model(trainer.model).save_pretrained)
+        run.write(record)
+    return record
+
+
+def _arguments(run: RunFolder, spec: TrainingSpec, blocks: int) -> TrainingArguments:
+    per_epoch = max(1, blocks // (spec.batch_size * spec.accumulate * PartialState().num_processes))
+    every = spec.eval_steps or per_epoch
+    return TrainingArguments(
+        output_dir=str(run.checkpoints),
+        per_device_train_batch_size=spec.batch_size,
+        per_device_eval_batch_size=spec.batch_size,
+        gradient_accumulation_steps=spec.accumulate,
+        num_train_epochs=spec.epochs,
+        max_steps=spec.max_steps or -1,
+        learning_rate=spec.learning_rate,
+        max_grad_norm=1.0,
+        seed=spec.seed,
+        bf16=spec.bf16,
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        logging_steps=spec.log_steps,
+        logging_nan_inf_filter=False,
+        prediction_loss_only=True,
+        dataloader_drop_last=True,
+        dataloader_pin_memory=torch.cuda.is_available(),
+        remove_unused_columns=False,
+        report_to="none",
+        disable_tqdm=True,
+    )

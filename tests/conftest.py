@@ -1,0 +1,41 @@
+"""Holds in every test: checked shapes, NaN in uninitialised memory, a fixed seed, no hub, its own cache."""
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub at import, so it comes before every import below
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from jaxtyping import install_import_hook
+
+install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
+
+settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("rfa")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RFA_CACHE", str(tmp_path_factory.mktemp("rfa-cache")))
+        yield
+
+
+def _repeatable():
+    torch.use_deterministic_algorithms(True)  # an operation that is not repeatable raises
+    torch.utils.deterministic.fill_uninitialized_memory = True  # torch.empty: NaN, or the largest integer
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _repeatable_session():
+    """The same for fixtures wider than one test."""
+    _repeatable()
+
+
+@pytest.fixture(autouse=True)
+def _repeatable_test():
+    _repeatable()

@@ -1,0 +1,154 @@
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from rfa.data import load_documents, load_tokenizer, stream, text_document, token_stream, tokenize
+from rfa.data.corpora import load_corpus
+
+TEXTS = ["It's one.\n\n  Two  words, 3rd line\n", "é 字 🙂" * 50, "<|endoftext|> in a text"]
+DOCUMENTS = [text_document(str(i), text) for i, text in enumerate(TEXTS)]
+BYTES = load_tokenizer("bytes")
+
+
+def test_bytes_stream_is_the_bytes(tmp_path):
+    ids = token_stream(DOCUMENTS, BYTES, tmp_path)
+    assert isinstance(ids, np.memmap)
+    assert ids.dtype == np.uint16
+    expected = [id for text in TEXTS for id in [*text.encode(), 256]]
+    np.testing.assert_array_equal(ids, expected)
+
+
+def test_novel_has_the_ids_of_the_whole_text(novels, gpt2_folder, tmp_path):
+    tokenizer = load_tokenizer(f"gpt2:{gpt2_folder}")
+    documents = load_documents(str(novels / "Lee_Penelope_1903.txt"))
+    whole = tokenizer.encode(documents[0].read())
+    np.testing.assert_array_equal(token_stream(documents, tokenizer, tmp_path), [*whole, 50256])
+
+
+def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
+    corpus = load_corpus("stdlib")
+    tokenizer = load_tokenizer("bpe:500", corpus.documents("test"), tmp_path)
+    ids = tokenize(corpus, "test", tokenizer, tmp_path)
+    whole = [id for d in corpus.documents("test") for id in [*tokenizer.encode(d.read()), 499]]
+    np.testing.assert_array_equal(ids, whole)
+    with pytest.raises(ValueError, match="got 'exam'"):
+        tokenize(corpus, "exam", tokenizer, tmp_path)
+
+
+def test_large_vocabularies_have_wide_ids(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.add_tokens([f"<extra{i}>" for i in range(70_000)])
+    ids = token_stream([text_document("a", "x<extra69999>")], tokenizer, tmp_path)
+    assert ids.dtype == np.uint32
+    np.testing.assert_array_equal(ids, [120, 257 + 69_999, 256])
+
+
+def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer(TEXTS[0], truncation=True, max_length=2)
+    assert len(token_stream(DOCUMENTS, tokenizer, tmp_path)) == sum(len(t.encode()) + 1 for t in TEXTS)
+    assert len(list(tmp_path.rglob("*.npy"))) == 1
+    token_stream(DOCUMENTS, BYTES, tmp_path)
+    assert len(list(tmp_path.rglob("*.npy"))) == 1  # the same content, the same tokenizer
+
+
+def test_cached_by_content_and_tokenizer(tmp_path, monkeypatch):
+    ids = token_stream(DOCUMENTS, BYTES, tmp_path)
+    trained = load_tokenizer("bpe:260", DOCUMENTS, tmp_path)
+    monkeypatch.setattr(stream, "_encode", None)  # would fail if called
+    np.testing.assert_array_equal(token_stream(DOCUMENTS, BYTES, tmp_path), ids)
+    for documents, tokenizer in [(DOCUMENTS[:2], BYTES), (DOCUMENTS, trained)]:
+        with pytest.raises(TypeError):
+            token_stream(documents, tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 10, 128, 200, -2])
+def test_cut_off_file_is_rebuilt(tmp_path, size):
+    ids = np.array(token_stream(DOCUMENTS, BYTES, tmp_path))
+    [path] = tmp_path.rglob("*.npy")
+    path.write_bytes(path.read_bytes()[:size])
+    np.testing.assert_array_equal(token_stream(DOCUMENTS, BYTES, tmp_path), ids)
+    np.testing.assert_array_equal(np.load(path), ids)
+
+
+def test_progress_reaches_the_total(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "BATCH_PIECES", 1)
+    total = sum(document.size for document in DOCUMENTS)
+    seen = []
+    for _ in range(2):
+        token_stream(DOCUMENTS, BYTES, tmp_path, lambda done, of: seen.append((done, of)))
+        assert seen[-1] == (total, total)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len(seen) > 3
+
+
+def test_bad_text_leaves_no_file(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good text " * 10_000 + b"\xe9")
+    with pytest.raises(ValueError, match=r"'bad\.txt' with byte 0xe9 at offset 100000"):
+        token_stream(load_documents(str(tmp_path / "bad.txt")), BYTES, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.npy*tmp"))
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+
+
+def test_tokenizer_without_end_of_text(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="without an end-of-text token"):
+        token_stream(DOCUMENTS, tokenizer, tmp_path)
+
+
+def test_two_processes_at_once_write_once(tmp_path):
+    program = """
+import hashlib, pathlib, sys, time
+from rfa.data import load_corpus, load_tokenizer, stream, token_stream
+corpus, cache = load_corpus("stdlib"), pathlib.Path(sys.argv[1])
+(cache / f"ready{sys.argv[2]}").touch()
+while len(list(cache.glob("ready*"))) < 2: time.sleep(0.01)
+encode = stream._encode
+def counted(*args):
+    print("wrote")
+    time.sleep(0.5)
+    return encode(*args)
+stream._encode = counted
+ids = token_stream(corpus.documents("test"), load_tokenizer("bytes"), cache)
+print(hashlib.sha256(ids.tobytes()).hexdigest())
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, tmp_path, str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    expected = token_stream(load_corpus("stdlib").documents("test"), BYTES, tmp_path / "own")
+    digest = hashlib.sha256(expected.tobytes()).hexdigest()
+    assert [output[-1] for output in outputs] == [digest, digest]
+    assert sum("wrote" in output for output in outputs) == 1
+
+
+def test_no_warning_and_no_hang_after_a_fork(tmp_path):
+    program = """
+import os, sys
+from rfa.data import load_tokenizer, text_document, token_stream
+tokenizer = load_tokenizer("bytes")
+documents = [text_document(str(i), "some text") for i in range(100)]
+token_stream(documents, tokenizer, sys.argv[1])
+if os.fork() == 0:
+    print(len(tokenizer(["a", "b"] * 100).input_ids), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "200"
+    assert "parallelism" not in done.stderr

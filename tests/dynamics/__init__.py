@@ -1,0 +1,1 @@
+"""Tests of `rfa.dynamics` against numerical solutions and closed forms."""

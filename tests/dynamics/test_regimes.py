@@ -1,0 +1,123 @@
+"""Bias, gate, regime, prior response and peak lag against the closed forms of section 3.7 and appendix C."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+
+from rfa.dynamics import bias, gate, peak_lag, prior_response, regime
+
+# decay, process_noise, key_noise, noise_floor; sigma~^2 = 1.0, 0.05, 0.01
+DIFFUSIVE = (0.25, 0.5, 0.1, 0.02)
+INTEGRATIVE = (0.2, 0.02, 1.5, 0.01)
+STRONG = (0.05, 0.001, 2.0, 0.03)
+CASES = [DIFFUSIVE, INTEGRATIVE, STRONG]
+QUERY_NOISE = 0.3
+LAGS = torch.linspace(0, 30, 61, dtype=torch.float64)
+ROUNDING = 1e-12  # closed forms in another order of operations; alpha and beta cancel by at most 1e2
+
+
+def as_tensors(*numbers):
+    return torch.tensor(numbers, dtype=torch.float64).unbind()
+
+
+def alpha_beta(mu, sigma2, eta2, floor):
+    steady = sigma2 / (2 * mu)
+    return eta2 - steady, floor + steady
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_regime_is_the_sign_of_alpha(case):
+    mu, sigma2, eta2, _ = case
+    alpha = regime(*as_tensors(mu, sigma2, eta2))
+    assert alpha.item() == pytest.approx(eta2 - sigma2 / (2 * mu), rel=ROUNDING)
+    assert (alpha.item() < 0) == (case is DIFFUSIVE)
+
+
+def test_regime_without_decay():
+    assert regime(*as_tensors(0.0, 0.5, 0.2)).item() == -np.inf
+    assert regime(*as_tensors(0.0, 0.0, 0.2)).item() == pytest.approx(0.2)
+
+
+def test_diffusive_forms():
+    alpha, beta = alpha_beta(*DIFFUSIVE)
+    shrunk = -alpha * np.exp(-2 * DIFFUSIVE[0] * LAGS.numpy())
+    expected = -np.log(beta) - np.log(1 - shrunk / beta)
+    np.testing.assert_allclose(bias(*as_tensors(*DIFFUSIVE), LAGS), expected, rtol=ROUNDING, atol=ROUNDING)
+    mu, sigma2, eta2, floor = as_tensors(*DIFFUSIVE)
+    actual = gate(mu, sigma2, eta2, floor, as_tensors(QUERY_NOISE)[0], LAGS)
+    np.testing.assert_allclose(actual, 1 / (beta + QUERY_NOISE - shrunk), rtol=ROUNDING)
+    assert bool((actual.diff() < 0).all())  # a closing gate
+
+
+@pytest.mark.parametrize("case", [INTEGRATIVE, STRONG])
+def test_integrative_forms(case):
+    """A mirrored softplus and a sigmoid."""
+    alpha, beta = alpha_beta(*case)
+    lags = LAGS.numpy()
+    expected = -np.log(beta) - np.logaddexp(0, np.log(alpha / beta) - 2 * case[0] * lags)
+    np.testing.assert_allclose(bias(*as_tensors(*case), LAGS), expected, rtol=ROUNDING, atol=ROUNDING)
+    beta += QUERY_NOISE
+    sigmoid = 1 / (1 + np.exp(np.log(alpha / beta) - 2 * case[0] * lags))
+    actual = gate(*as_tensors(*case), as_tensors(QUERY_NOISE)[0], LAGS)
+    np.testing.assert_allclose(actual, sigmoid / beta, rtol=ROUNDING)
+    assert bool((actual.diff() > 0).all())  # an opening gate
+
+
+def test_zero_decay_bias_is_logarithmic_and_its_start_linear():
+    sigma2, eta2, floor = 0.3, 0.5, 0.1
+    beta = eta2 + floor
+    actual = bias(*as_tensors(0.0, sigma2, eta2, floor), LAGS)
+    np.testing.assert_allclose(
+        actual, -np.log(beta) - np.log1p(sigma2 / beta * LAGS.numpy()), rtol=ROUNDING, atol=ROUNDING
+    )
+    short = torch.tensor([0.0, 1e-4], dtype=torch.float64)
+    drop = bias(*as_tensors(0.0, sigma2, eta2, floor), short).diff().item()
+    assert drop == pytest.approx(-sigma2 / beta * 1e-4, rel=1e-4)  # second order: sigma^2 tau / (2 beta) = 2.5e-5
+
+
+@pytest.mark.parametrize("case", [*CASES, (0.0, 0.3, 0.5, 0.1)])
+def test_prior_response_is_decay_times_precision(case):
+    numbers = as_tensors(*case)
+    expected = torch.exp(-numbers[0] * LAGS) * torch.exp(bias(*numbers, LAGS))
+    torch.testing.assert_close(prior_response(*numbers, LAGS), expected, rtol=ROUNDING, atol=0)
+
+
+@pytest.mark.parametrize("case", [INTEGRATIVE, STRONG])
+def test_peak_lag_is_the_formula_and_the_maximum(case):
+    numbers = as_tensors(*case)
+    alpha, beta = alpha_beta(*case)
+    peak = peak_lag(*numbers).item()
+    assert peak == pytest.approx(np.log(alpha / beta) / (2 * case[0]), rel=ROUNDING)
+    found = minimize_scalar(
+        lambda lag: -prior_response(*numbers, as_tensors(lag)[0]).item(), bounds=(0, 200), method="bounded",
+        options={"xatol": 1e-9},
+    )  # fmt: skip
+    assert peak == pytest.approx(found.x, rel=1e-6)  # a maximum is located to the root of the rounding
+
+
+def test_no_peak_is_at_lag_zero():
+    cases = [DIFFUSIVE, (0.2, 0.02, 0.05, 0.01), (0.0, 0.3, 0.5, 0.1), (0.0, 0.0, 0.5, 0.1)]
+    numbers = torch.tensor(cases, dtype=torch.float64).T
+    assert torch.equal(peak_lag(*numbers), torch.zeros(4, dtype=torch.float64))
+    lags = torch.linspace(0, 50, 200, dtype=torch.float64)
+    response = prior_response(*numbers[:, :, None], lags)
+    assert bool((response.argmax(1) == 0).all())
+
+
+def test_heads_broadcast_against_lags():
+    numbers = torch.tensor(CASES, dtype=torch.float64).T[:, :, None]
+    for f in (bias, prior_response):
+        assert f(*numbers, LAGS).shape == (3, 61)
+    assert gate(*numbers, torch.full((3, 1), QUERY_NOISE).double(), LAGS).shape == (3, 61)
+
+
+def test_gradients():
+    numbers = [x.clone().requires_grad_() for x in torch.tensor(CASES, dtype=torch.float64).T]
+    lag = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    query_noise = torch.tensor(QUERY_NOISE, dtype=torch.float64, requires_grad=True)
+    for f in (bias, prior_response):
+        assert torch.autograd.gradcheck(f, (*numbers, lag))
+    assert torch.autograd.gradcheck(gate, (*numbers, query_noise, lag))
+    assert torch.autograd.gradcheck(regime, numbers[:3])
+    assert torch.autograd.gradcheck(peak_lag, [x[1:].detach().requires_grad_() for x in numbers])

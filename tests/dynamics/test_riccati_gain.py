@@ -1,0 +1,129 @@
+"""The steady-state Kalman gain against scipy's discrete algebraic Riccati equation and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import expm, solve_discrete_are
+
+from rfa.dynamics import accumulated_variance, riccati_gain
+
+CASES = [
+    (0.3, 0.5, 0.5, 0.1),
+    (0.0, 0.5, 0.5, 1.0),
+    (2.0, 0.01, 3.0, 0.7),
+    (0.05, 4.0, 0.2, 5.0),
+    (1e-6, 1e-3, 1.0, 1.0),
+]
+
+
+def as_tensors(*numbers, dtype=torch.float64):
+    return torch.tensor(numbers, dtype=dtype).unbind()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scalar_riccati_equation(case):
+    mu, sigma2, r, dt = case
+    f = np.array([[math.exp(-mu * dt)]])
+    q = sigma2 * (dt if mu == 0 else -math.expm1(-2 * mu * dt) / (2 * mu))
+    x = solve_discrete_are(f.T, np.eye(1), np.array([[q]]), np.array([[r]]))[0, 0]
+    assert riccati_gain(*as_tensors(*case)).item() == pytest.approx(x / (x + r), rel=1e-10)  # the solver's error
+
+
+@pytest.mark.parametrize("case", CASES[:4])
+def test_real_matrix_riccati_equation(case):
+    """The rotating mode as a real 2x2 process has the gain K I, whatever the frequency."""
+    mu, sigma2, r, dt = case
+    transition = expm(np.array([[-mu, -2.0], [2.0, -mu]]) * dt)
+    q = sigma2 / 2 * (dt if mu == 0 else -math.expm1(-2 * mu * dt) / (2 * mu))
+    p = solve_discrete_are(transition.T, np.eye(2), q * np.eye(2), r / 2 * np.eye(2))
+    gain = p @ np.linalg.inv(p + r / 2 * np.eye(2))
+    np.testing.assert_allclose(gain, riccati_gain(*as_tensors(*case)).item() * np.eye(2), rtol=0, atol=1e-10)
+
+
+def test_the_kalman_recursion_converges_to_it():
+    mu, sigma2, r, dt = 0.3, 0.5, 0.5, 0.1
+    f2, q = math.exp(-2 * mu * dt), sigma2 * -math.expm1(-2 * mu * dt) / (2 * mu)
+    p = 10.0
+    for _ in range(300):  # contracts by about (1 - K)^2 F^2 = 0.5 a step: far below rounding
+        p = f2 * p + q
+        gain = p / (p + r)
+        p = (1 - gain) * p
+    assert riccati_gain(*as_tensors(mu, sigma2, r, dt)).item() == pytest.approx(gain, rel=1e-13)
+
+
+def exact_gain(mu, sigma2, r, dt):
+    """The root in 200 digits."""
+    import mpmath
+
+    with mpmath.workdps(200):
+        mu, sigma2, r, dt = map(mpmath.mpf, (mu, sigma2, r, dt))
+        q = sigma2 * (dt if mu == 0 else -mpmath.expm1(-2 * mu * dt) / (2 * mu))
+        b = -r * mpmath.expm1(-2 * mu * dt) - q
+        x = (-b + mpmath.sqrt(b * b + 4 * q * r)) / 2
+        return float(x / (x + r))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_extremes_keep_their_digits(dtype):
+    """Small gains (where the root cancels), gains near one, no decay, long and short intervals."""
+    exponents = [-8.0, -4.0, 0.0, 4.0]
+    for mu in (0.0, 1e-4, 1.0):
+        for noise in exponents:
+            for interval in (1e-3, 1.0, 1e3):
+                for r in (1e-2, 1.0, 1e2):
+                    numbers = as_tensors(mu, 10**noise, r, interval, dtype=dtype)
+                    expected = exact_gain(*(x.item() for x in numbers))
+                    actual = riccati_gain(*numbers)
+                    assert actual.dtype == dtype
+                    # A handful of roundings, none amplified: 32 units in the last place.
+                    assert actual.item() == pytest.approx(expected, rel=32 * torch.finfo(dtype).eps), numbers
+
+
+def test_without_decay_it_is_the_local_level_gain():
+    sigma2, r, dt = 0.7, 0.4, 1.5
+    q = sigma2 * dt
+    x = (q + math.sqrt(q * q + 4 * q * r)) / 2
+    assert riccati_gain(*as_tensors(0.0, sigma2, r, dt)).item() == pytest.approx(x / (x + r), rel=1e-14)  # roundings
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_without_process_noise_it_is_tiny_and_finite(mu, dtype):
+    numbers = [x.clone().requires_grad_() for x in as_tensors(mu, 0.0, 0.5, 1.0, dtype=dtype)]
+    gain = riccati_gain(*numbers)
+    assert 0 < gain.item() < torch.finfo(dtype).eps  # beside one it vanishes
+    for g in torch.autograd.grad(gain.log(), numbers, allow_unused=True):
+        assert g is None or bool(torch.isfinite(g))
+
+
+def test_gradients():
+    numbers = [
+        torch.tensor(c, dtype=torch.float64, requires_grad=True)
+        for c in zip(*(CASES[i] for i in (0, 2, 3)), strict=True)
+    ]
+    assert torch.autograd.gradcheck(riccati_gain, numbers)
+    assert torch.autograd.gradgradcheck(riccati_gain, numbers)
+
+
+def test_gradient_in_the_decay_at_zero_decay():
+    decay, *rest = as_tensors(0.0, 0.5, 0.3, 0.8)
+    decay = decay.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(riccati_gain(decay, *rest), decay)
+    step = 1e-8  # one-sided in exact arithmetic: the error is step times a curvature of order one
+    slope = (exact_gain(step, 0.5, 0.3, 0.8) - exact_gain(0.0, 0.5, 0.3, 0.8)) / step
+    assert gradient.item() == pytest.approx(slope, rel=1e-6)
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.2])
+def test_the_alibi_start_gives_alibi_slopes(mu):
+    """SPEC section 7: sigma^2 chosen from a slope lambda gives back lambda = -log(1 - K)."""
+    slopes = 2.0 ** -torch.arange(1, 9, dtype=torch.float64)
+    decay, r, one = as_tensors(mu, 0.6, 1.0)
+    gain = 1 - torch.exp(-slopes)
+    x = gain * r / (1 - gain)
+    q = (x**2 + x * r * (1 - torch.exp(-2 * decay))) / (x + r)
+    process_noise = q / accumulated_variance(decay, one)
+    recovered = -torch.log1p(-riccati_gain(decay, process_noise, r, one))
+    torch.testing.assert_close(recovered, slopes, rtol=1e-12, atol=0)  # 1/K = 256 amplifies a few roundings

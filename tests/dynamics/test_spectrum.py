@@ -1,0 +1,74 @@
+"""Frequency banks and damping against numpy formulas (SPEC section 3)."""
+
+import numpy as np
+import pytest
+import torch
+
+from rfa.dynamics import partitioned_frequencies, rope_frequencies, spectral_decay
+
+BANKS = [rope_frequencies, partitioned_frequencies]
+SHAPES = [(1, 2), (4, 6), (8, 32), (3, 10)]
+# Banks may be kept in float32: one rounding of a power.
+ROUNDING = 3e-7
+
+
+@pytest.mark.parametrize("bank", BANKS)
+@pytest.mark.parametrize(("heads", "modes"), SHAPES)
+def test_conjugate_pairs_are_adjacent(bank, heads, modes):
+    frequency = bank(heads, modes)
+    assert frequency.shape == (heads, modes)
+    assert torch.equal(frequency[:, 0::2], -frequency[:, 1::2])
+    assert bool((frequency[:, 0::2] > 0).all())
+
+
+@pytest.mark.parametrize(("heads", "modes"), SHAPES)
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+def test_rope_bank(heads, modes, base):
+    expected = base ** (-np.arange(modes // 2) / (modes / 2))
+    for head in rope_frequencies(heads, modes, base=base):
+        np.testing.assert_allclose(head[0::2], expected, rtol=ROUNDING)
+
+
+@pytest.mark.parametrize(("heads", "modes"), SHAPES)
+@pytest.mark.parametrize("base", [10000.0, 500.0])
+def test_partitioned_bank(heads, modes, base):
+    """Sorted ascending, cut into bands, head 0 slowest."""
+    count = heads * modes // 2
+    expected = np.sort(base ** (-np.arange(count) / count)).reshape(heads, modes // 2)
+    positive = partitioned_frequencies(heads, modes, base)[:, 0::2]
+    np.testing.assert_allclose(positive, expected, rtol=ROUNDING)
+    assert bool((positive.flatten().diff() > 0).all())
+    assert positive.max().item() == 1.0
+
+
+def test_default_base_is_ten_thousand():
+    for bank in BANKS:
+        assert torch.equal(bank(2, 4), bank(2, 4, 10000.0))
+
+
+def test_one_head_has_the_same_frequencies_in_both_banks():
+    rope, partitioned = (bank(1, 8)[0].sort().values for bank in BANKS)
+    torch.testing.assert_close(rope, partitioned, rtol=ROUNDING, atol=0)
+
+
+@pytest.mark.parametrize("bank", BANKS)
+@pytest.mark.parametrize("modes", [1, 3, 7, 0])
+def test_odd_numbers_of_modes_are_refused(bank, modes):
+    with pytest.raises(ValueError, match="modes"):
+        bank(2, modes)
+
+
+@pytest.mark.parametrize("zero_heads", [0, 2])
+@pytest.mark.parametrize("damping", [0.0, 0.05, 5.0])
+def test_damping_follows_the_fastest_mode_of_each_band(damping, zero_heads):
+    frequency = partitioned_frequencies(8, 32)
+    expected = damping * frequency.abs().amax(1)
+    expected[:zero_heads] = 0
+    decay = spectral_decay(frequency, damping, zero_heads)
+    assert decay.shape == (8,)
+    torch.testing.assert_close(decay, expected, rtol=ROUNDING, atol=0)
+
+
+def test_damping_sees_negative_frequencies():
+    frequency = torch.tensor([[0.1, -0.9], [0.2, 0.4]])
+    torch.testing.assert_close(spectral_decay(frequency, 2.0, 0), torch.tensor([1.8, 0.8]), rtol=ROUNDING, atol=0)

@@ -1,0 +1,1 @@
+"""Tests of `rfa.ops` against an independent oracle."""

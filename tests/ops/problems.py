@@ -1,0 +1,79 @@
+"""Small random problems for the operator, and the comparison with the oracle."""
+
+import numpy as np
+import torch
+
+from rfa.ops import robust_filter_attention
+
+from . import oracle
+
+PARAMETERS = (
+    "decay",
+    "frequency",
+    "process_noise",
+    "key_noise",
+    "query_noise",
+    "noise_floor",
+    "robustness",
+    "inverse_temperature",
+)
+WEIGHTS = ("student_t", "exponential")
+PRIORS = ("lyapunov", "riccati")
+
+# Both sides work in float64 on numbers of order one, with a few dozen roundings each: 1e4 to spare.
+EXACT = 1e-10
+# float32 (eps 1.2e-7): residuals of order 10 expanded into three terms, and logits of order 10 exponentiated.
+SINGLE = 5e-5
+
+
+def uniform(generator, low, high, *shape):
+    return low + (high - low) * torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+
+def problem(seed=0, *, batch=2, heads=2, queries=None, keys=5, modes=3, value_modes=None, dtype=torch.float64):
+    """Inputs and parameters; `queries` defaults to `keys`. Head 0 has decay 0, a legal value."""
+    g = torch.Generator().manual_seed(seed)
+    queries = keys if queries is None else queries
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    inputs = {
+        "query": normal(batch, heads, queries, 2 * modes),
+        "key": normal(batch, heads, keys, 2 * modes),
+        "value": normal(batch, heads, keys, 2 * (value_modes or modes)),
+        "decay": uniform(g, 0.05, 0.5, heads),
+        "frequency": normal(heads, modes),
+        "process_noise": uniform(g, 0.1, 1.0, heads),
+        "key_noise": uniform(g, 0.1, 1.0, heads),
+        "query_noise": uniform(g, 0.1, 1.0, heads),
+        "noise_floor": uniform(g, 0.01, 0.1, heads),
+        "robustness": uniform(g, 0.5, 6.0, heads),
+        "inverse_temperature": uniform(g, 0.5, 1.5, heads),
+    }
+    inputs["decay"][0] = 0.0
+    return {name: x.to(dtype) for name, x in inputs.items()}
+
+
+def irregular_times(seed, *shape, dtype=torch.float64):
+    """Increasing along the last axis, with steps between 0.1 and 2."""
+    g = torch.Generator().manual_seed(1000 + seed)
+    return (uniform(g, 0.1, 2.0, *shape).cumsum(-1) - 1.5).to(dtype)
+
+
+def attend(inputs, backend, **options):
+    """`(output, log_precision)` of the operator under test."""
+    return robust_filter_attention(**inputs, **options, return_log_precision=True, backend=backend)
+
+
+def assert_matches_oracle(inputs, backend, tolerance=EXACT, **options):
+    output, log_precision = attend(inputs, backend, **options)
+    expected, expected_log = oracle.filter_attention(**inputs, **options)
+    np.testing.assert_allclose(oracle.as_array(output), expected, rtol=tolerance, atol=tolerance)
+    np.testing.assert_allclose(oracle.as_array(log_precision), expected_log, rtol=tolerance, atol=tolerance)
+    return output, log_precision
+
+
+def assert_same(actual, expected, tolerance=EXACT):
+    """Both results of `attend`, or single tensors."""
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,226 @@
+"""Limits in which the operator is something else that can be written down: RoPE, ALiBi, RoPER, the Kalman filter."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.linalg import solve_discrete_are
+
+from . import oracle
+from .problems import EXACT, WEIGHTS, assert_same, attend, irregular_times, problem
+
+# Nothing but "robustness" in the penalty: with the exponential kernel 1e14 leaves it below 1e-12 (nu -> infinity).
+NO_PENALTY = {"weight": "exponential"}
+
+
+def without_penalty(inputs):
+    return {**inputs, "robustness": torch.full_like(inputs["robustness"], 1e14)}
+
+
+def unit_norm(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+def rope(x, frequency, times):
+    """exp(-i w t) x in complex numbers, returned as real channels."""
+    z = torch.complex(*x.chunk(2, -1)) * torch.exp(-1j * frequency[:, None] * times[:, None])
+    return torch.cat([z.real, z.imag], -1)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_rope_is_the_noiseless_undecayed_limit(timed, backend):
+    """Unit norms, mu = sigma^2 = 0, exponential weight: dot-product softmax on rotated q and k (appendix C.1)."""
+    inputs = problem(1, keys=7)
+    for name in ("query", "key"):
+        inputs[name] = unit_norm(inputs[name])
+    for name in ("decay", "process_noise"):
+        inputs[name].zero_()
+    times = irregular_times(1, 7) if timed else torch.arange(7.0).double()
+    q, k = (rope(inputs[name], inputs["frequency"], times) for name in ("query", "key"))
+    total = inputs["key_noise"] + inputs["noise_floor"] + inputs["query_noise"]
+    scale = 2 * inputs["inverse_temperature"] / (inputs["robustness"] * 3 * total)
+    scores = scale[:, None, None] * (q @ k.mT)
+    scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
+    expected = scores.softmax(-1) @ inputs["value"]
+    options = {"weight": "exponential", "rotate_values": False, **({"times": times} if timed else {})}
+    assert_same(attend(inputs, backend, **options)[0], expected)
+
+    by_torch = torch.nn.functional.scaled_dot_product_attention(
+        q * scale[:, None, None], k, inputs["value"], is_causal=True, scale=1.0
+    )
+    assert_same(attend(inputs, backend, **options)[0], by_torch)
+
+    # Turning the values as well is RoPER.
+    rotated = scores.softmax(-1) @ rope(inputs["value"], inputs["frequency"], times)
+    options["rotate_values"] = True
+    assert_same(attend(inputs, backend, **options)[0], rope(rotated, -inputs["frequency"], times))
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_zero_decay_bias_is_the_reciprocal_of_a_line(weight, backend):
+    """q = k = 0, mu = 0: weights 1 / (sigma^2 tau + beta), to the power of the inverse temperature."""
+    inputs = problem(2, keys=6)
+    for name in ("query", "key", "decay"):
+        inputs[name].zero_()
+    lag = (torch.arange(6)[:, None] - torch.arange(6)).double()
+    variance = inputs["process_noise"].view(2, 1, 1) * lag + (inputs["key_noise"] + inputs["noise_floor"]).view(2, 1, 1)
+    mass = torch.where(lag >= 0, variance.clamp(min=1e-3) ** -inputs["inverse_temperature"].view(2, 1, 1), 0.0)
+    output, log_precision = attend(inputs, backend, weight=weight, rotate_values=False)
+    assert_same(output, mass / mass.sum(-1, keepdim=True) @ inputs["value"])
+    assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6))
+
+
+def test_one_key_is_transported(backend):
+    """A single key has weight one, so the estimate is its exactly transported value."""
+    inputs = problem(3, keys=1, queries=3)
+    inputs["decay"] = torch.tensor([0.2, 0.9], dtype=torch.float64)
+    asked = torch.tensor([2.0, 0.5, 7.25], dtype=torch.float64)
+    output, log_precision = attend(inputs, backend, query_times=asked)
+    value = oracle.as_complex(inputs["value"].numpy())
+    rate = 1j * inputs["frequency"].numpy() - inputs["decay"].numpy()[:, None]
+    expected = np.exp(rate[:, None, :] * asked.numpy()[:, None]) * value
+    np.testing.assert_allclose(oracle.as_complex(output.numpy()), expected, rtol=EXACT, atol=EXACT)
+    assert bool(torch.isfinite(log_precision).all())
+
+
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
+    """Keys and values on one noiseless trajectory: every transported value agrees, whatever the weights."""
+    inputs = problem(4, keys=6)
+    inputs["decay"] = torch.tensor([0.0, 0.3], dtype=torch.float64)
+    times = irregular_times(4, 6)
+    start = torch.complex(*inputs["value"][:, :, :1].chunk(2, -1))
+    rate = torch.complex(-inputs["decay"][:, None].expand(2, 3), inputs["frequency"])
+    path = start * torch.exp(rate[:, None] * times[:, None])
+    inputs["value"] = torch.cat([path.real, path.imag], -1)
+    assert_same(attend(inputs, backend, times=times, weight=weight, prior=prior)[0], inputs["value"])
+    # The same trajectory as query and key: residuals vanish and log s is the sum of the prior weights.
+    inputs["query"] = inputs["key"] = inputs["value"]
+    output, log_precision = attend(inputs, backend, times=times, weight=weight, prior=prior)
+    assert_same(output, inputs["value"])
+    if prior == "lyapunov":
+        lag = times[:, None] - times
+        mu, sigma2, eta2, floor, beta = (
+            inputs[n].view(2, 1, 1)
+            for n in ("decay", "process_noise", "key_noise", "noise_floor", "inverse_temperature")
+        )
+        grown = torch.where(mu > 0, (1 - torch.exp(-2 * mu * lag)) / (2 * mu), lag)
+        variance = sigma2 * grown + eta2 * torch.exp(-2 * mu * lag) + floor
+        mass = torch.where(lag >= 0, variance.clamp(min=1e-6) ** -beta, 0.0)
+        assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6))
+
+
+def test_rows_of_the_weights_sum_to_less_than_one(backend):
+    """The decay comes after the softmax: constant values without rotation come out shrunk, never renormalised."""
+    inputs = problem(5, keys=6)
+    inputs["value"] = torch.ones_like(inputs["value"])
+    inputs["decay"] = torch.tensor([0.0, 0.4], dtype=torch.float64)
+    output = attend(inputs, backend, rotate_values=False)[0]
+    assert_same(output[:, 0], torch.ones_like(output[:, 0]))
+    assert_same(output[:, 1, 0], torch.ones_like(output[:, 1, 0]))  # only itself to see
+    assert bool((output[:, 1, 1:] < 1 - 1e-3).all())
+
+
+def steady_gain(mu, sigma2, r, dt):
+    """By scipy's discrete algebraic Riccati equation."""
+    f2 = math.exp(-2 * mu * dt)
+    q = sigma2 * (dt if mu == 0 else -math.expm1(-2 * mu * dt) / (2 * mu))
+    x = solve_discrete_are(np.sqrt([[f2]]), np.eye(1), np.array([[q]]), np.array([[r]]))[0, 0]
+    return x / (x + r)
+
+
+def test_uniform_riccati_is_alibi(backend):
+    """q = k = 0: weights softmax(-beta lambda tau), lambda = -log(1 - K); slopes 2^(-8 h / H) by choice of noise."""
+    heads = 4
+    inputs = problem(6, heads=heads, keys=8)
+    for name in ("query", "key"):
+        inputs[name].zero_()
+    slopes = 2.0 ** (-8 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
+    inputs["inverse_temperature"].fill_(1.0)
+    inputs["decay"].zero_()  # keep the values undecayed, as in ALiBi; F = 1 and phi(1) = 1
+    r = inputs["key_noise"] + inputs["noise_floor"]
+    gain = -torch.expm1(-slopes)
+    x = gain * r / (1 - gain)
+    inputs["process_noise"] = x**2 / (x + r)
+    lag = (torch.arange(8)[:, None] - torch.arange(8)).double()
+    scores = torch.where(lag >= 0, -slopes.view(-1, 1, 1) * lag, -torch.inf)
+    output, log_precision = attend(inputs, backend, prior="riccati", rotate_values=False)
+    assert_same(output, scores.softmax(-1) @ inputs["value"])
+    # log c(tau) = log K - lambda tau also at the first key: the constant is the gain's logarithm.
+    assert_same(log_precision, (scores.logsumexp(-1) + gain.log()[:, None]).expand(2, heads, 8))
+
+
+def test_steady_state_kalman_filter(backend):
+    """Uniform, nu -> infinity, long history: the Kalman filter with a diffuse start, run step by step."""
+    n = 120
+    inputs = without_penalty(problem(7, batch=1, heads=2, keys=n, modes=1))
+    inputs["decay"] = torch.tensor([0.3, 0.0], dtype=torch.float64)
+    inputs["inverse_temperature"].fill_(1.0)
+    output = attend(inputs, backend, prior="riccati", **NO_PENALTY)[0]
+    observed = oracle.as_complex(inputs["value"].numpy())[0, :, :, 0]
+    for h in range(2):
+        mu, omega, sigma2 = (inputs[name][h].item() for name in ("decay", "frequency", "process_noise"))
+        r = (inputs["key_noise"][h] + inputs["noise_floor"][h]).item()
+        q = sigma2 * (1 if mu == 0 else -math.expm1(-2 * mu) / (2 * mu))
+        mean, variance = observed[h, 0], r
+        for z in observed[h, 1:]:
+            predicted = np.exp(-mu + 1j * omega) * mean
+            variance = math.exp(-2 * mu) * variance + q
+            gain = variance / (variance + r)
+            mean, variance = predicted + gain * (z - predicted), (1 - gain) * variance
+        # (1 - K)^120 with K > 0.2 leaves 1e-12 of the start.
+        np.testing.assert_allclose(oracle.as_complex(output[0, h, -1].numpy())[0], mean, rtol=0, atol=EXACT)
+
+
+def test_irregular_kalman_filter_in_local_steady_state(backend):
+    """nu -> infinity: each step a Kalman update with the gain of its own interval, started without information.
+
+    x_i N_i = (1 - K_i) N_(i-1) F x_(i-1) + K_i z_i with N_i = (1 - K_i) N_(i-1) + K_i, N_0 = K_0: the filter's mean
+    once N = 1, and before that its mean freed from the bias towards the zero it started at.
+    """
+    n = 40
+    inputs = without_penalty(problem(8, batch=1, heads=2, keys=n, modes=1))
+    inputs["decay"] = torch.tensor([0.2, 0.0], dtype=torch.float64)
+    inputs["inverse_temperature"].fill_(1.0)
+    times = irregular_times(8, n)
+    output, log_precision = attend(inputs, backend, prior="riccati", times=times, **NO_PENALTY)
+    observed = oracle.as_complex(inputs["value"].numpy())[0, :, :, 0]
+    steps = times.diff().tolist()
+    for h in range(2):
+        mu, omega, sigma2 = (inputs[name][h].item() for name in ("decay", "frequency", "process_noise"))
+        r = (inputs["key_noise"][h] + inputs["noise_floor"][h]).item()
+        weight = steady_gain(mu, sigma2, r, steps[0])
+        means, weights = [observed[h, 0]], [weight]
+        for z, dt in zip(observed[h, 1:], steps, strict=True):
+            gain = steady_gain(mu, sigma2, r, dt)
+            predicted = np.exp((-mu + 1j * omega) * dt) * means[-1]
+            old, weight = (1 - gain) * weight, (1 - gain) * weight + gain
+            means.append((old * predicted + gain * z) / weight)
+            weights.append(weight)
+        np.testing.assert_allclose(oracle.as_complex(output[0, h].numpy())[:, 0], means, rtol=0, atol=EXACT)
+        np.testing.assert_allclose(log_precision[0, h].exp(), weights, rtol=EXACT)
+
+
+def test_without_decay_and_process_noise_the_lyapunov_prior_is_a_mean(backend):
+    """All observations of a constant are equally good: the filter is the running mean, its precision the count."""
+    inputs = without_penalty(problem(9, keys=9))
+    for name in ("decay", "process_noise"):
+        inputs[name].zero_()
+    inputs["inverse_temperature"].fill_(1.0)
+    output, log_precision = attend(inputs, backend, rotate_values=False, **NO_PENALTY)
+    count = torch.arange(1, 10, dtype=torch.float64)
+    assert_same(output, inputs["value"].cumsum(2) / count[:, None])
+    variance = (inputs["key_noise"] + inputs["noise_floor"])[:, None]
+    assert_same(log_precision, (count / variance).log().expand(2, 2, 9))
+
+
+def test_student_t_tends_to_the_gaussian(backend):
+    """(nu_s + 1) log(1 + r / (nu_s d S)) -> r / (d S) at a rate 1 / nu_s."""
+    inputs = problem(10)
+    inputs["robustness"].fill_(1e8)
+    heavy = attend(inputs, backend, weight="student_t")
+    inputs["robustness"].fill_(1.0)
+    gaussian = attend(inputs, backend, weight="exponential")
+    assert_same(heavy, gaussian, 1e-4)  # 1e-8 times squared penalties of up to 50

@@ -1,0 +1,258 @@
+"""What must not change the result: the clock's origin and unit, padding, batching, the future, packing."""
+
+import pytest
+import torch
+
+from .problems import PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
+
+# The same float64 arithmetic in another order or at another offset, on numbers of order one.
+ROUNDING = 1e-11
+# SPEC section 2: a shift by 1e6 changes nothing beyond this, relative; in float32.
+SHIFTED = 1e-4
+
+
+def part(inputs, queries=slice(None), keys=slice(None)):
+    """The problem with some of its queries and keys."""
+    picked = {n: inputs[n][:, :, keys] for n in ("key", "value")}
+    return {**inputs, **picked, "query": inputs["query"][:, :, queries]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("asked", [False, True])
+def test_time_shift(asked, lead, causal, prior, dtype, backend):
+    """Inputs in float32; irregular times in float64, or in float32 on its grid of 1/16 around 1e6."""
+    inputs = problem(1, keys=9, dtype=torch.float32)
+    times = irregular_times(1, *lead, 9)
+    times = ((times * 16).round() / 16).to(dtype) if dtype == torch.float32 else times
+    options = {"times": times, "query_times": times.flip(-1) + 0.0625} if asked else {"times": times}
+    here = attend(inputs, backend, causal=causal, prior=prior, **options)
+    there = attend(inputs, backend, causal=causal, prior=prior, **{n: t + 1e6 for n, t in options.items()})
+    back = attend(inputs, backend, causal=causal, prior=prior, **{n: t - 1e6 for n, t in options.items()})
+    assert here[0].dtype == torch.float32
+    assert_same(there, here, SHIFTED)
+    assert_same(back, here, SHIFTED)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_time_shift_of_uniform_times(prior, dtype, backend):
+    inputs = problem(2, keys=40, dtype=torch.float32)
+    times = torch.arange(40, dtype=dtype) + 10**6
+    assert_same(attend(inputs, backend, prior=prior, times=times), attend(inputs, backend, prior=prior), SHIFTED)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_time_shift_of_gradients(prior, backend):
+    inputs = problem(2, keys=7, dtype=torch.float32)
+    times = irregular_times(2, 7)
+    gradients = []
+    for shift in (0.0, 1e6):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        output, log_precision = attend(
+            dict(zip(inputs, leaves, strict=True)), backend, prior=prior, times=times + shift
+        )
+        gradients.append(torch.autograd.grad(output.square().sum() + log_precision.sum(), leaves))
+    for name, here, there in zip(inputs, *gradients, strict=True):
+        assert (here - there).abs().max() <= SHIFTED * (1 + here.abs().max()), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_uniform_times_given_are_the_default(prior, dtype, backend):
+    inputs = problem(3, keys=8, queries=5)
+    tolerance = ROUNDING
+    default = attend(inputs, backend, prior=prior)
+    for shift in (0, 4000):
+        times = torch.arange(8, dtype=dtype) + shift
+        assert_same(attend(inputs, backend, prior=prior, times=times), default, tolerance)
+        given = {"times": times, "query_times": times[3:]}
+        assert_same(attend(inputs, backend, prior=prior, **given), default, tolerance)
+        assert_same(attend(inputs, backend, prior=prior, times=times.expand(2, 8)), default, tolerance)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("unit", [1e-3, 3600.0])
+def test_unit_of_time(unit, weight, prior, backend):
+    """t c, mu / c, omega / c, sigma^2 / c."""
+    inputs = problem(4)
+    times = irregular_times(4, 5)
+    other = {**inputs, **{n: inputs[n] / unit for n in ("decay", "frequency", "process_noise")}}
+    horizon = torch.tensor([0.3, 0.0], dtype=torch.float64)
+    here = attend(inputs, backend, times=times, weight=weight, prior=prior, horizon=horizon)
+    there = attend(other, backend, times=times * unit, weight=weight, prior=prior, horizon=horizon * unit)
+    assert_same(there, here, ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("gate", [True, False])
+def test_unit_of_the_state(gate, prior, backend):
+    """x c and every variance c^2 leave the weights; the Lyapunov precision scales with 1 / c^2."""
+    inputs = problem(5)
+    variances = ("process_noise", "key_noise", "query_noise", "noise_floor")
+    other = {**inputs, **{n: inputs[n] * 9 for n in variances}}
+    other = {**other, "query": 3 * inputs["query"], "key": 3 * inputs["key"]}
+    if not gate:
+        other["robustness"] = inputs["robustness"] * 9
+    weight = "student_t" if gate else "exponential"
+    output, log_precision = attend(inputs, backend, prior=prior, gate=gate, weight=weight)
+    scaled, scaled_log = attend(other, backend, prior=prior, gate=gate, weight=weight)
+    assert_same(scaled, output, ROUNDING)
+    drop = (
+        0
+        if prior == "riccati"
+        else inputs["inverse_temperature"].view(1, -1, 1) * torch.log(torch.tensor(9.0).double())
+    )
+    assert_same(scaled_log, log_precision - drop, ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("side", ["left", "right", "both"])
+def test_padding_with_masked_garbage(side, causal, prior, backend):
+    inputs = problem(6, keys=5)
+    left, right = (3 if side != "right" else 0), (4 if side != "left" else 0)
+    times = irregular_times(6, 5)
+    expected = attend(inputs, backend, times=times, query_times=times, causal=causal, prior=prior)
+    g = torch.Generator().manual_seed(6)
+
+    def garbage(length):
+        return 1e4 * torch.randn(2, 2, length, 6, generator=g, dtype=torch.float64)
+
+    padded = {n: torch.cat([garbage(left), inputs[n], garbage(right)], 2) for n in ("key", "value")}
+    clock = torch.cat([torch.full((left,), 77.0), times, torch.zeros(right)]).double()  # nothing increasing about it
+    mask = torch.zeros(2, left + 5 + right, dtype=torch.bool)
+    mask[:, left : left + 5] = True
+    options = {"times": clock, "query_times": times, "key_mask": mask, "causal": causal, "prior": prior}
+    assert_same(attend({**inputs, **padded}, backend, **options), expected, ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_right_padding_of_a_batch_of_unequal_lengths(causal, prior, backend):
+    """Default times: each sequence by itself equals its rows of the padded batch."""
+    inputs = problem(7, keys=7)
+    lengths = (4, 7)
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    output, log_precision = attend(inputs, backend, key_mask=mask, causal=causal, prior=prior)
+    for b, length in enumerate(lengths):
+        alone = part({n: x[b : b + 1] if x.dim() == 4 else x for n, x in inputs.items()}, slice(length), slice(length))
+        expected = attend(alone, backend, causal=causal, prior=prior)
+        assert_same((output[b : b + 1, :, :length], log_precision[b : b + 1, :, :length]), expected, ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("timed", [True, False])
+def test_suffix_queries_are_the_last_rows(timed, causal, prior, backend):
+    inputs = problem(8, keys=7)
+    options = {"causal": causal, "prior": prior, **({"times": irregular_times(8, 7)} if timed else {})}
+    full = attend(inputs, backend, **options)
+    for count in (1, 3, 7):
+        suffix = attend(part(inputs, queries=slice(7 - count, None)), backend, **options)
+        assert_same(suffix, tuple(x[:, :, 7 - count :] for x in full), ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("timed", [True, False])
+def test_the_future_changes_nothing_before_it(timed, prior, backend):
+    inputs = problem(9, keys=6)
+    options = {"prior": prior, **({"times": irregular_times(9, 6)} if timed else {})}
+    full = attend(inputs, backend, **options)
+    changed = {n: x.clone() for n, x in inputs.items()}
+    for n in ("query", "key", "value"):
+        changed[n][:, :, 4:] *= -50
+    for x, y in zip(full, attend(changed, backend, **options), strict=True):
+        assert torch.equal(x[:, :, :4], y[:, :, :4])
+        assert not torch.equal(x[:, :, 4:], y[:, :, 4:])
+    if timed:
+        options["times"] = torch.cat([options["times"][:4], options["times"][4:] + 5])
+    # With the Riccati prior too: the gain of a key depends on the interval before it, never after.
+    cut = {n: t[:4] if n == "times" else t for n, t in options.items()}
+    alone = attend(part(inputs, slice(4), slice(4)), backend, **cut)
+    later = attend(inputs, backend, **options)
+    assert_same(tuple(x[:, :, :4] for x in later), alone, ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("timed", [True, False])
+def test_packed_sequences_are_separate_sequences(timed, causal, prior, backend):
+    inputs = problem(10, keys=9)
+    segments = torch.tensor([3, 3, 3, 3, 0, 8, 8, 8, 8]).expand(2, 9)
+    clock = irregular_times(10, 9)
+    options = {"causal": causal, "prior": prior}
+    packed = attend(inputs, backend, segment_ids=segments, **options, **({"times": clock} if timed else {}))
+    for start, stop in [(0, 4), (4, 5), (5, 9)]:
+        times = {"times": clock[start:stop]} if timed else {}
+        alone = attend(part(inputs, slice(start, stop), slice(start, stop)), backend, **options, **times)
+        assert_same(tuple(x[:, :, start:stop] for x in packed), alone, ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_batch_and_head_permutation(prior, backend):
+    inputs = problem(11, batch=3, heads=3)
+    options = {"times": irregular_times(11, 3, 5), "key_mask": torch.arange(15).view(3, 5) % 4 > 0}
+    output = attend(inputs, backend, prior=prior, **options)
+    order = torch.tensor([2, 0, 1])
+    batches = {n: x[order] if x.dim() == 4 else x for n, x in inputs.items()}
+    moved = attend(batches, backend, prior=prior, **{n: x[order] for n, x in options.items()})
+    assert_same(moved, tuple(x[order] for x in output), ROUNDING)
+    heads = {n: x[:, order] if x.dim() == 4 else x[order] for n, x in inputs.items()}
+    assert_same(attend(heads, backend, prior=prior, **options), tuple(x[:, order] for x in output), ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("rotate_values", [True, False])
+def test_linear_in_the_value(rotate_values, prior, backend):
+    inputs = problem(12)
+    other = problem(13)["value"]
+    options = {"prior": prior, "rotate_values": rotate_values}
+    (one, log_one), (two, log_two), (both, _) = (
+        attend({**inputs, "value": value}, backend, **options)
+        for value in (inputs["value"], other, 2 * inputs["value"] - 3 * other)
+    )
+    assert_same(both, 2 * one - 3 * two, ROUNDING)
+    assert torch.equal(log_one, log_two)
+
+
+def test_value_rotation_is_complex_linear(backend):
+    """i v gives i out: the real map commutes with the complex structure."""
+    inputs = problem(14)
+
+    def quarter_turn(x):
+        re, im = x.chunk(2, -1)
+        return torch.cat([-im, re], -1)
+
+    turned = attend({**inputs, "value": quarter_turn(inputs["value"])}, backend)[0]
+    assert_same(turned, quarter_turn(attend(inputs, backend)[0]), ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_common_phase_of_query_and_key_changes_nothing(prior, backend):
+    inputs = problem(15)
+    phase = torch.exp(1j * torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64))
+
+    def turn(x):
+        z = torch.complex(*x.chunk(2, -1)) * phase
+        return torch.cat([z.real, z.imag], -1)
+
+    turned = {**inputs, "query": turn(inputs["query"]), "key": turn(inputs["key"])}
+    assert_same(attend(turned, backend, prior=prior), attend(inputs, backend, prior=prior), ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_key_order_is_immaterial_to_the_filter(prior, backend):
+    """Interleaved segments: moving keys of one segment between those of another changes nothing."""
+    inputs = problem(16, batch=1, keys=6)
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1]])
+    times = irregular_times(16, 6)[None]
+    asked = {"segment_ids": segments, "times": times, "prior": prior}
+    grouped = attend(inputs, backend, **asked)
+    order = torch.tensor([3, 0, 1, 4, 5, 2])
+    mixed = {**inputs, **{n: inputs[n][:, :, order] for n in ("query", "key", "value")}}
+    result = attend(mixed, backend, segment_ids=segments[:, order], times=times[:, order], prior=prior)
+    assert_same(result, tuple(x[:, :, order] for x in grouped), ROUNDING)

@@ -1,0 +1,155 @@
+"""Dtypes: what is computed in which precision, what comes back in which, and what autocast may not touch."""
+
+import pytest
+import torch
+
+from .problems import (
+    PARAMETERS,
+    PRIORS,
+    SINGLE,
+    WEIGHTS,
+    assert_matches_oracle,
+    assert_same,
+    attend,
+    irregular_times,
+    problem,
+)  # fmt: skip
+
+HALF = [torch.bfloat16, torch.float16]
+STATES = ("query", "key", "value")
+
+
+def with_states_in(inputs, dtype):
+    return {n: x.to(dtype) if n in STATES else x for n, x in inputs.items()}
+
+
+def half_problem(dtype, seed=0):
+    """The same rounded numbers in half precision and in float32; the parameters are float32 in both."""
+    half = with_states_in(problem(seed, keys=9, dtype=torch.float32), dtype)
+    return half, with_states_in(half, torch.float32)
+
+
+def assert_rounded(actual, expected, dtype):
+    """One rounding of the result: half a unit in the last place, eps / 2; eps allows for ties decided in float32."""
+    assert actual.dtype == dtype
+    # float16 flushes towards its smallest subnormal 6e-8, and float32 itself is off by 1e-6.
+    torch.testing.assert_close(actual.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_half_precision_accumulates_in_float32(causal, weight, prior, dtype, backend):
+    half, single = half_problem(dtype)
+    for times in (None, irregular_times(0, 9)):
+        options = {"causal": causal, "weight": weight, "prior": prior, "times": times}
+        output, log_precision = attend(half, backend, **options)
+        expected, expected_log = attend(single, backend, **options)
+        assert_rounded(output, expected, dtype)
+        assert log_precision.dtype == torch.float32
+        assert_same(log_precision, expected_log, 1e-6)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_half_precision_gradients(dtype, backend):
+    half, single = half_problem(dtype, 1)
+    gradients = []
+    for inputs in (half, single):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        output, log_precision = attend(dict(zip(inputs, leaves, strict=True)), backend)
+        gradients.append(torch.autograd.grad(output.float().sum() + log_precision.sum(), leaves))
+    for name, actual, expected in zip(half, *gradients, strict=True):
+        assert actual.dtype == half[name].dtype
+        if name in STATES:
+            assert_rounded(actual, expected, dtype)
+        else:
+            # The cotangent of a sum is exact in half precision: float32 sums over 300 pairs in the same order.
+            torch.testing.assert_close(actual, expected, rtol=SINGLE, atol=SINGLE)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_parameters_may_be_in_half_precision_too(dtype, backend):
+    inputs = problem(2, dtype=dtype)
+    output, log_precision = attend(inputs, backend)
+    expected, expected_log = attend({n: x.float() for n, x in inputs.items()}, backend)
+    assert_rounded(output, expected, dtype)
+    assert_same(log_precision, expected_log, 1e-6)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_float64_queries_compute_in_float64_whatever_the_parameters(prior, backend):
+    inputs = problem(3)
+    inputs.update({n: inputs[n].float() for n in PARAMETERS})
+    output, log_precision = assert_matches_oracle(inputs, backend, prior=prior)
+    assert output.dtype == log_precision.dtype == torch.float64
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_float32_queries_with_float64_parameters_stay_float32(prior, backend):
+    inputs = with_states_in(problem(4), torch.float32)
+    output, log_precision = assert_matches_oracle(inputs, backend, SINGLE, prior=prior)
+    assert output.dtype == log_precision.dtype == torch.float32
+
+
+def test_gradients_come_back_in_the_dtypes_of_the_inputs(backend):
+    inputs = with_states_in(problem(5), torch.float32)
+    inputs["times"] = irregular_times(5, 5)
+    leaves = {n: x.requires_grad_() for n, x in inputs.items()}
+    sum(x.sum() for x in attend(leaves, backend)).backward()
+    assert {n: x.grad.dtype for n, x in leaves.items()} == {n: x.dtype for n, x in leaves.items()}
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("low", HALF)
+def test_autocast_does_not_lower_the_accuracy(low, prior, backend):
+    inputs = problem(6, keys=9, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=low):
+        output, log_precision = assert_matches_oracle(inputs, backend, SINGLE, prior=prior)
+    assert output.dtype == log_precision.dtype == torch.float32
+    outside = attend(inputs, backend, prior=prior)
+    assert_same((output, log_precision), outside, 1e-6)
+
+
+def test_gradients_under_autocast(backend):
+    inputs = problem(7, keys=9, dtype=torch.float32)
+    gradients = []
+    for enabled in (True, False):
+        leaves = [x.clone().requires_grad_() for x in inputs.values()]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            output, log_precision = attend(dict(zip(inputs, leaves, strict=True)), backend)
+        gradients.append(torch.autograd.grad(output.sum() + log_precision.sum(), leaves))
+    for name, inside, outside in zip(inputs, *gradients, strict=True):
+        torch.testing.assert_close(inside, outside, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")  # float32
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_long_uniform_sequences_keep_float32_accuracy(prior, backend):
+    """Late positions rotate by large angles and sum many small variances; checked at the last three queries."""
+    inputs = problem(8, batch=1, heads=2, keys=600, queries=3, modes=2, dtype=torch.float32)
+    assert_matches_oracle(inputs, backend, SINGLE, prior=prior)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_long_irregular_sequences_keep_float32_accuracy(prior, backend):
+    inputs = problem(9, batch=1, heads=2, keys=600, queries=3, modes=2, dtype=torch.float32)
+    assert_matches_oracle(inputs, backend, SINGLE, prior=prior, times=irregular_times(9, 600))
+
+
+@pytest.mark.parametrize("process_noise", [1e-6, 1e-3, 1e3, 1e6, 1e9])
+def test_riccati_weights_at_extreme_signal_to_noise(process_noise, backend):
+    """Gains near 0 and so near 1 that 1 - K must not be formed by subtraction."""
+    inputs = problem(11, keys=12, dtype=torch.float32)
+    inputs["process_noise"].fill_(process_noise)
+    inputs["inverse_temperature"].fill_(0.1)  # so that many keys keep some weight
+    for times in (None, irregular_times(11, 12)):
+        assert_matches_oracle(inputs, backend, SINGLE, prior="riccati", times=times, causal=False)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_small_decays_keep_float32_accuracy(prior, backend):
+    """mu tau from 1e-8 to 1, where 1 - exp(-2 mu tau) cancels if it is written so."""
+    inputs = problem(10, batch=1, heads=4, keys=20, dtype=torch.float32)
+    inputs["decay"] = torch.tensor([1e-9, 1e-6, 1e-4, 1e-2])
+    assert_matches_oracle(inputs, backend, SINGLE, prior=prior)
+    assert_matches_oracle(inputs, backend, SINGLE, prior=prior, times=irregular_times(10, 20))

@@ -1,0 +1,119 @@
+"""Shapes against the oracle: one key, no key, odd and unequal lengths, value widths, broadcast times."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .problems import PRIORS, WEIGHTS, assert_matches_oracle, attend, irregular_times, problem
+
+
+@st.composite
+def cases(draw):
+    shape = {
+        "batch": draw(st.integers(1, 3)),
+        "heads": draw(st.integers(1, 3)),
+        "keys": draw(st.integers(0, 6)),
+        "modes": draw(st.integers(1, 4)),
+    }
+    batch, keys = shape["batch"], shape["keys"]
+    seed = draw(st.integers(0, 2**20))
+    options = {
+        "weight": draw(st.sampled_from(WEIGHTS)),
+        "prior": draw(st.sampled_from(PRIORS)),
+        "causal": draw(st.booleans()),
+        "gate": draw(st.booleans()),
+        "rotate_values": draw(st.booleans()),
+    }
+    if not options["rotate_values"]:
+        shape["value_modes"] = draw(st.integers(1, 5))
+    asked = draw(st.booleans())
+    segmented = draw(st.booleans())
+    shape["queries"] = draw(st.integers(0, keys if segmented or not asked else 7))
+    lead = draw(st.sampled_from([(), (batch,)]))
+    if draw(st.booleans()):
+        options["times"] = irregular_times(seed, *lead, keys)
+    if asked:
+        lead = draw(st.sampled_from([(), (batch,)]))
+        g = torch.Generator().manual_seed(seed)
+        options["query_times"] = 8 * torch.rand(*lead, shape["queries"], generator=g, dtype=torch.float64) - 1
+    if draw(st.booleans()):
+        g = torch.Generator().manual_seed(seed + 1)
+        options["key_mask"] = torch.rand(batch, keys, generator=g) < 0.7
+    if segmented:
+        g = torch.Generator().manual_seed(seed + 2)
+        options["segment_ids"] = torch.randint(0, 3, (batch, keys), generator=g)
+    return seed, shape, options
+
+
+@settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(case=cases())
+def test_any_shape_equals_the_oracle(case, backend):
+    seed, shape, options = case
+    output, log_precision = assert_matches_oracle(problem(seed, **shape), backend, **options)
+    expected = (shape["batch"], shape["heads"], shape["queries"])
+    assert log_precision.shape == expected
+    assert output.shape == (*expected, 2 * shape.get("value_modes", shape["modes"]))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [1, 2, 3, 17])
+def test_lengths(length, causal, prior, backend):
+    inputs = problem(length, keys=length, batch=1)
+    assert_matches_oracle(inputs, backend, causal=causal, prior=prior)
+    assert_matches_oracle(inputs, backend, causal=causal, prior=prior, times=irregular_times(length, length))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_lengths_across_usual_block_sizes(causal, prior, backend):
+    """Longer than one tile of a fused kernel, and not a multiple of any."""
+    inputs = problem(1, keys=131, queries=67, batch=1, heads=2, modes=2)
+    mask = torch.rand(1, 131, generator=torch.Generator().manual_seed(0)) < 0.9
+    assert_matches_oracle(inputs, backend, causal=causal, prior=prior, key_mask=mask)
+    assert_matches_oracle(inputs, backend, causal=causal, prior=prior, times=irregular_times(3, 131))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_many_queries_of_few_keys(prior, backend):
+    inputs = problem(2, keys=2, queries=9)
+    asked = torch.linspace(-1, 6, 9, dtype=torch.float64)
+    assert_matches_oracle(inputs, backend, prior=prior, query_times=asked, times=irregular_times(2, 2))
+    assert_matches_oracle(inputs, backend, prior=prior, query_times=asked, causal=False)
+
+
+@pytest.mark.parametrize("value_modes", [1, 2, 7])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_other_value_widths_without_value_rotation(weight, value_modes, backend):
+    inputs = problem(3, value_modes=value_modes)
+    horizon = torch.tensor([0.4, 0.2], dtype=torch.float64)
+    assert_matches_oracle(inputs, backend, weight=weight, rotate_values=False)
+    assert_matches_oracle(inputs, backend, weight=weight, rotate_values=False, horizon=horizon)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_no_queries(prior, backend):
+    inputs = problem(4, queries=0)
+    output, log_precision = attend(inputs, backend, prior=prior)
+    assert output.shape == (2, 2, 0, 6)
+    assert log_precision.shape == (2, 2, 0)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_no_keys(causal, prior, backend):
+    inputs = problem(5, queries=3, keys=0)
+    leaves = [x.requires_grad_() for x in inputs.values()]
+    asked = torch.tensor([0.0, 1.0, 2.5], dtype=torch.float64)
+    output, log_precision = attend(inputs, backend, prior=prior, causal=causal, query_times=asked)
+    assert torch.equal(output, torch.zeros(2, 2, 3, 6, dtype=torch.float64))
+    assert torch.equal(log_precision, torch.full((2, 2, 3), -torch.inf, dtype=torch.float64))
+    if output.requires_grad:
+        gradients = torch.autograd.grad(output.sum(), leaves, allow_unused=True)
+        assert all(g is None or bool((g == 0).all()) for g in gradients)

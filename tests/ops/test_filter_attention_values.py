@@ -1,0 +1,153 @@
+"""Outputs and log precisions against the oracle, over every option of the operator."""
+
+import itertools
+
+import pytest
+import torch
+
+from .problems import (
+    PRIORS,
+    SINGLE,
+    WEIGHTS,
+    assert_matches_oracle,
+    assert_same,
+    attend,
+    irregular_times,
+    problem,
+)
+
+TIMING = ("default", "shared", "batched", "queried", "queried per batch")
+STRUCTURE = ("plain", "mask", "segments", "mask and segments")
+MASK = torch.tensor([[True, False, True, True, True], [False, True, True, False, True]])
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1], [7, -2, -2, 7, 7]])  # the second row is interleaved
+
+
+def timing_options(timing, queries=4, keys=5):
+    """Query times: between keys, before the first one, equal to one, and far beyond the last; in no order."""
+    shared = irregular_times(1, keys)
+    batched = irregular_times(2, 2, keys)
+    asked = torch.stack([shared[-1] + 3.0, shared[1], shared[0] - 0.5, shared[2] + 0.05])[:queries]
+    return {
+        "default": {},
+        "shared": {"times": shared},
+        "batched": {"times": batched},
+        "queried": {"times": shared, "query_times": asked},
+        "queried per batch": {"times": batched, "query_times": torch.stack([asked, asked.flip(0) + 0.3])},
+    }[timing]
+
+
+def structure_options(structure):
+    options = {}
+    if "mask" in structure:
+        options["key_mask"] = MASK
+    if "segments" in structure:
+        options["segment_ids"] = SEGMENTS
+    return options
+
+
+@pytest.mark.parametrize("structure", STRUCTURE)
+@pytest.mark.parametrize("timing", TIMING)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_float64_equals_the_oracle(weight, prior, causal, timing, structure, backend):
+    inputs = problem(3, queries=4)
+    horizon = torch.tensor([0.7, 0.0], dtype=torch.float64)
+    for rotate_values, gate, ahead in itertools.product([True, False], [True, False], [None, horizon]):
+        assert_matches_oracle(
+            inputs, backend, weight=weight, prior=prior, causal=causal, rotate_values=rotate_values,
+            gate=gate, horizon=ahead, **timing_options(timing), **structure_options(structure),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("gate", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_query_noise_in_bias(weight, causal, gate, backend):
+    horizon = torch.tensor([0.0, 1.3], dtype=torch.float64)
+    for timing in TIMING:
+        options = {"weight": weight, "causal": causal, "gate": gate, **timing_options(timing)}
+        inputs = problem(4, queries=4)
+        assert_matches_oracle(inputs, backend, query_noise_in_bias=True, **options)
+        assert_matches_oracle(inputs, backend, query_noise_in_bias=True, horizon=horizon, **options)
+
+
+@pytest.mark.parametrize("timing", TIMING)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_float32_is_close_to_the_float64_oracle(weight, prior, causal, timing, backend):
+    inputs = problem(5, queries=4, modes=4, dtype=torch.float32)
+    options = {name: t.float() for name, t in timing_options(timing).items()}
+    for structure in STRUCTURE:
+        output, log_precision = assert_matches_oracle(
+            inputs,
+            backend,
+            SINGLE,
+            weight=weight,
+            prior=prior,
+            causal=causal,
+            **options,
+            **structure_options(structure),
+        )
+        assert output.dtype == log_precision.dtype == torch.float32
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("causal", [True, False])
+def test_segments_may_restart_their_clock(causal, prior, backend):
+    times = torch.tensor([0.0, 0.7, 1.1, 0.2, 0.9], dtype=torch.float64)
+    segments = torch.tensor([[4, 4, 4, 9, 9]]).expand(2, 5)
+    assert_matches_oracle(problem(6), backend, times=times, segment_ids=segments, causal=causal, prior=prior)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_interleaved_segments_need_to_increase_only_within(prior, backend):
+    times = torch.tensor([5.0, 0.0, 6.5, 0.4, 7.0], dtype=torch.float64)
+    segments = torch.tensor([[1, 0, 1, 0, 1]]).expand(2, 5)
+    assert_matches_oracle(problem(7), backend, times=times, segment_ids=segments, prior=prior)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_times_of_masked_keys_need_not_increase(prior, backend):
+    times = torch.tensor([[0.0, 0.0, 0.0, 1.5, 2.0], [3.0, 3.5, 1.0, 4.0, 4.0]], dtype=torch.float64)
+    mask = torch.tensor([[False, False, True, True, True], [True, True, False, True, False]])
+    assert_matches_oracle(problem(8), backend, times=times, key_mask=mask, prior=prior)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_a_lone_participant_has_gain_one(prior, backend):
+    """One visible key: its weight is one, and under the Riccati prior log s is the penalty alone."""
+    mask = torch.zeros(2, 5, dtype=torch.bool)
+    mask[:, 2] = True
+    for causal in (True, False):
+        assert_matches_oracle(
+            problem(9), backend, key_mask=mask, prior=prior, causal=causal, times=irregular_times(9, 5)
+        )
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("zero", ["query_noise", "noise_floor", "key_noise", "decay", "frequency", "process_noise"])
+def test_every_nonnegative_parameter_may_be_zero(zero, prior, backend):
+    inputs = problem(10)
+    inputs[zero] = torch.zeros_like(inputs[zero])
+    if (zero, prior) == ("process_noise", "riccati"):
+        # The gain is zero: all keys weigh the same, and the log precision rests on an arbitrary tiny number.
+        inputs["robustness"].fill_(1e12)  # the penalty falls to 1e-12: below EXACT
+        output, log_precision = attend(inputs, backend, prior=prior, weight="exponential", rotate_values=False)
+        count = torch.arange(1, 6, dtype=torch.float64)[:, None]
+        assert_same(output[:, 0], inputs["value"][:, 0].cumsum(1) / count)  # head 0: decay 0, a plain mean
+        assert bool(torch.isfinite(output).all() & torch.isfinite(log_precision).all())
+    else:
+        assert_matches_oracle(inputs, backend, prior=prior)
+
+
+def test_the_default_returns_the_output_alone(backend):
+    from rfa.ops import robust_filter_attention
+
+    inputs = problem(11)
+    alone = robust_filter_attention(**inputs, backend=backend)
+    assert isinstance(alone, torch.Tensor)
+    assert alone.shape == inputs["query"].shape
+    assert torch.equal(alone, attend(inputs, backend)[0])
+    assert_same(robust_filter_attention(**inputs), alone)  # backend="auto"

@@ -1,0 +1,137 @@
+"""Rules of the house that a program can check: order of folders, small files, docstrings, a light import."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+SOURCE = Path(__file__).parents[1] / "src" / "rfa"
+ORDER = ["dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
+ORDER += ["experiments", "cli"]
+LONGEST_FILE = 300
+
+
+def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:
+    """Yield every imported name in full (`rfa.ops.prior.lag_tables`), wherever the import stands."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            yield from (".".join([*base, *filter(None, [node.module]), alias.name]) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.nn":
+            yield "torch.nn"
+
+
+def within(name: str, parent: str) -> bool:
+    return name == parent or name.startswith(parent + ".")
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What `source`, the text of `module`, imports against the rules. `rfa` and `rfa.version` are exempt."""
+    folder = ".".join(module.split(".")[1:2])
+    if folder in ("", "version"):
+        return []
+    if folder not in ORDER:
+        return [f"{module}: '{folder}' has no place in ORDER"]
+    earlier = ["version", *ORDER[: ORDER.index(folder) + 1]]
+    found = []
+    for name in imports(source, module, is_package):
+        if within(name, "rfa") and not any(within(name, f"rfa.{other}") for other in earlier):
+            found.append(f"{module} imports {name}: it may import from {', '.join(earlier)}")
+        if folder == "ops" and module != "rfa.ops.filter_attention" and within(name, "rfa.ops.reference"):
+            found.append(f"{module} imports {name}: only the dispatcher may, a backend stands on its own")
+        if folder == "dynamics" and within(name, "torch.nn"):
+            found.append(f"{module} uses {name}: dynamics is tensors in, tensors out")
+    return found
+
+
+def source_files() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_folders_import_only_earlier_folders():
+    found = [
+        violation
+        for path in source_files()
+        for violation in violations(path.read_text("utf-8"), module_name(path), path.name == "__init__.py")
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("module", "is_package", "source"),
+    [
+        ("rfa.dynamics.covariance", False, "from rfa.nn import RobustFilterAttention"),
+        ("rfa.dynamics.covariance", False, "import rfa.ops.prior as prior"),
+        ("rfa.dynamics.covariance", False, "from ..ops import prior"),
+        ("rfa.dynamics.covariance", False, "from .. import ops"),
+        ("rfa.dynamics", True, "from ..ops import prior"),
+        ("rfa.dynamics", False, "def late():\n    from rfa import ops"),
+        ("rfa.dynamics.spectrum", False, "from torch import nn"),
+        ("rfa.dynamics.spectrum", False, "import torch.nn.functional as F"),
+        ("rfa.dynamics.spectrum", False, "import torch\ny = torch.nn.functional.softplus(x)"),
+        ("rfa.data.corpora", False, "from rfa import preset"),
+        ("rfa.evaluation", True, "from rfa.report import table"),
+        ("rfa.ops.cpu.forward", False, "from ..reference import dense"),
+        ("rfa.ops.cpu", True, "from rfa.ops import reference"),
+        ("rfa.ops", True, "from .reference import dense"),
+        ("rfa.helpers", False, ""),
+    ],
+)
+def test_checker_finds_violations(module, is_package, source):
+    assert len(violations(source, module, is_package)) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "is_package", "source"),
+    [
+        ("rfa", True, "from .cli import main\nfrom rfa.nn import RobustFilterAttention"),
+        ("rfa.nn.layer", False, "from torch import nn\nfrom ..dynamics import spectrum"),
+        ("rfa.nn.layer", False, "from .init import rayleigh"),
+        ("rfa.ops.filter_attention", False, "from rfa.ops.reference import dense"),
+        ("rfa.ops", True, "from .filter_attention import robust_filter_attention"),
+        ("rfa.dynamics.covariance", False, "import torch\nfrom rfa.version import __version__"),
+        ("rfa.cli", False, "from rfa.experiments import recipes\nimport rfable"),
+    ],
+)
+def test_checker_accepts_what_is_allowed(module, is_package, source):
+    assert violations(source, module, is_package) == []
+
+
+def test_files_are_short():
+    lengths = {module_name(path): len(path.read_text("utf-8").splitlines()) for path in source_files()}
+    assert not {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE}
+
+
+@pytest.mark.parametrize("package", ["rfa.dynamics", "rfa.ops"])
+def test_public_functions_are_documented(package):
+    module = importlib.import_module(package)
+    assert module.__all__
+    public = {name: getattr(module, name) for name in module.__all__}
+    assert not [name for name, value in public.items() if callable(value) and not value.__doc__]
+
+
+def test_import_is_light():
+    # What torch and transformers load by themselves, on some machines triton, is not ours to judge.
+    program = (
+        "import sys, torch, transformers.modeling_utils; before = set(sys.modules); import rfa; "
+        "print(*sorted({'triton', 'matplotlib', 'datasets'} & (set(sys.modules) - before)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_uninitialised_memory_is_nan():
+    assert torch.empty(3).isnan().all()
