@@ -20,8 +20,8 @@ def small_problem(seed=0, **shape):
     return inputs
 
 
-def gradcheck(inputs, backend, **options):
-    """All tensors of `inputs` and all float tensors of `options` at once."""
+def gradcheck(inputs, backend, *, entrywise=False, **options):
+    """All tensors of `inputs` and all float tensors of `options`: each Jacobian along random directions, or whole."""
     tensors = {
         **inputs,
         **{n: x for n, x in options.items() if isinstance(x, torch.Tensor) and x.is_floating_point()},
@@ -34,14 +34,16 @@ def gradcheck(inputs, backend, **options):
         return output, torch.where(log_precision.isinf(), 0.0, log_precision)  # -inf has no differences
 
     # The differences' error at h = 1e-6: h^2 f''' ~ 1e-11, and rounding 1e-15 / h = 1e-9.
-    assert torch.autograd.gradcheck(call, leaves, atol=1e-7, rtol=1e-6)
+    assert torch.autograd.gradcheck(call, leaves, atol=1e-7, rtol=1e-6, fast_mode=not entrywise)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("prior", PRIORS)
 @pytest.mark.parametrize("weight", WEIGHTS)
 def test_all_twelve_tensors(weight, prior, causal, backend):
-    gradcheck(small_problem(1), backend, times=TIMES, weight=weight, prior=prior, causal=causal)
+    inputs = small_problem(1, heads=1)
+    gradcheck(inputs, backend, entrywise=True, times=TIMES, weight=weight, prior=prior, causal=causal)
+    gradcheck(small_problem(2, batch=2), backend, times=TIMES, weight=weight, prior=prior, causal=causal)
 
 
 @pytest.mark.parametrize("causal", [True, False])

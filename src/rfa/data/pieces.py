@@ -29,7 +29,7 @@ def pieces(document: Document) -> Iterator[tuple[str, bool]]:
     """
     rest = ""
     for text in document.texts():
-        searched = len(rest)
+        searched = max(len(rest) - 1, 0)
         rest += text
         if match := _LAST_BOUNDARY.match(rest, searched):
             yield rest[: match.end()], False

@@ -53,10 +53,7 @@ def evaluate(
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")
     tokenizer = folder.load_tokenizer()
-    if data is None:
-        documents = load_corpus(spec["data"], spec["split_by"]).documents("test")
-    else:
-        documents = load_documents(data)
+    documents = load_corpus(spec["data"], spec["split_by"]).documents("test") if data is None else load_documents(data)
     stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec["length"] * factor for factor in (1, 2, 4, 8)]
     model = folder.load_model().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))

@@ -94,4 +94,3 @@ def preset(name: str, **overrides: Any) -> RFAConfig:
 def own_fields() -> list[str]:
     """The names of the fields that `RFAConfig` itself declares."""
     return [name for name in RFAConfig.__annotations__ if not name.startswith("_")]
-

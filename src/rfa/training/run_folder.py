@@ -1,11 +1,11 @@
 """The run folder: what joins training, evaluation and reports.
 
-    run.json         what was asked, resolved; versions, commit, data; how far it came and what it measured
-    tokenizer/       as transformers saves it
-    metrics.jsonl    a line for each logged step
-    tensorboard/     the same for TensorBoard
-    checkpoints/     the newest two, each whole
-    model/           the trained model, as transformers saves it
+run.json         what was asked, resolved; versions, commit, data; how far it came and what it measured
+tokenizer/       as transformers saves it
+metrics.jsonl    a line for each logged step
+tensorboard/     the same for TensorBoard
+checkpoints/     the newest two, each whole
+model/           the trained model, as transformers saves it
 """
 
 import json
@@ -23,6 +23,7 @@ import tokenizers
 import torch
 import transformers
 from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging
 
 import rfa.version
 from rfa.models import RFAForCausalLM
@@ -150,10 +151,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:
+    logging.disable_progress_bar()
     try:
         return load()
     except Exception as error:  # the libraries beneath raise anything from OSError to SafetensorError
         raise ValueError(f"{what} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+    finally:
+        logging.enable_progress_bar()
 
 
 def _version() -> str:

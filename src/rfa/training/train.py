@@ -138,7 +138,9 @@ def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Pro
             logging.set_verbosity(verbosity)
         if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
             raise Stopped(trainer.state.global_step, trainer.state.max_steps)
-        if not any("eval_loss" in line and line["step"] == trainer.state.max_steps for line in trainer.state.log_history):
+        if not any(
+            "eval_loss" in line and line["step"] == trainer.state.max_steps for line in trainer.state.log_history
+        ):
             trainer.evaluate()
 
     losses = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]

@@ -1,0 +1,267 @@
+"""The command line: parses and calls."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperCommand
+
+from rfa.report.console import comparison_table, evaluation_table, progress_bars
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    help="Robust Filter Attention: train, evaluate and sample language models whose attention is a robust filter.",
+    epilog="Start with: rfa demo",
+)
+console = Console()
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which some versions of Typer keep to themselves
+errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+
+
+MANY: dict[str, Callable[[str], bool]] = {
+    "--lengths": str.isdigit,
+    "--set": lambda value: "=" in value and not value.startswith("-"),
+}
+
+
+class ManyValues(TyperCommand):
+    """Lets `--lengths` and `--set` take several values in a row."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
+        spread: list[str] = []
+        option = ""
+        for arg in args:
+            if arg in MANY:
+                option = arg
+            elif option and MANY[option](arg):
+                if spread[-1] != option:
+                    spread.append(option)
+            else:
+                option = ""
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+DataOption = Annotated[
+    str, typer.Option(help="stdlib, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Train RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length."""
+    from rfa.experiments.demo import run_demo
+
+    with progress_bars() as bar:
+        results = run_demo(out, overwrite=overwrite, progress=lambda name, *task: bar(f"{name} {task[0]}", *task[1:]))
+    console.print(comparison_table(results))
+    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False)
+
+
+@app.command(cls=ManyValues)
+def train(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="The run folder.", metavar="RUN")],
+    preset: Annotated[str, typer.Option(help="A model of the paper; `rfa doctor` lists them.")] = "m2-sc-rfa",
+    data: DataOption = "stdlib",
+    split: Annotated[
+        str, typer.Option(help="file, author, or author:test=A,B;valid=C (a file's name up to its first _).")
+    ] = "file",
+    tokenizer: Annotated[str, typer.Option(help="gpt2, gpt2:FOLDER, bpe:N or bytes.", metavar="T")] = "gpt2",
+    length: Annotated[int, typer.Option(help="Tokens of a training block.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Blocks of a step on one device.")] = 16,
+    accumulate: Annotated[int, typer.Option(help="Batches of one optimiser step.")] = 1,
+    epochs: Annotated[float, typer.Option(help="Passes over the training split.")] = 15.0,
+    max_steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Of initialisation and data order.")] = 0,
+    eval_steps: Annotated[int | None, typer.Option(help="Steps between validations; each epoch by default.")] = None,
+    valid_tokens: Annotated[int | None, typer.Option(help="At most so many tokens of the validation split.")] = None,
+    log_steps: Annotated[int, typer.Option(help="Steps between lines of metrics.")] = 10,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 autocast.")] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Fields of the model.", metavar="FIELD=VALUE ...")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Train a model in a new run folder, or go on with one (--resume)."""
+    from rfa import training
+
+    if resume:
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        if extra := sorted(given - {"out", "resume"}):
+            names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
+            raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
+    try:
+        with progress_bars() as bar:
+            bars: dict[str, Any] = {
+                "data_progress": lambda *task: bar("reading text", *task),
+                "progress": lambda step, steps, figures: bar("training" + _figures(figures), step, steps, key="train"),
+            }
+            if resume:
+                record = training.resume(out, **bars)
+            else:
+                spec = training.TrainingSpec(
+                    preset=preset,
+                    model=dict(_assignment(text) for text in set_ or []),
+                    data=data,
+                    split_by=split,
+                    tokenizer=tokenizer,
+                    length=length,
+                    batch_size=batch_size,
+                    accumulate=accumulate,
+                    epochs=epochs,
+                    max_steps=max_steps,
+                    learning_rate=lr,
+                    seed=seed,
+                    valid_tokens=valid_tokens,
+                    eval_steps=eval_steps,
+                    log_steps=log_steps,
+                    bf16=bf16,
+                )
+                record = training.train(spec, out, overwrite=overwrite, **bars)
+    except training.Stopped as stopped:
+        errors.print(f"rfa: {stopped}; go on with: rfa train --resume --out {out}")
+        raise typer.Exit(130) from None
+    result = record["result"]
+    console.print(
+        f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
+        f"{result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s",
+        highlight=False,
+    )
+
+
+@app.command(cls=ManyValues)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    data: Annotated[
+        str | None, typer.Option(help="A corpus, file or folder; the run's own test split by default.", metavar="D")
+    ] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option(help="Context lengths; 1, 2, 4, 8 times the training length by default.")
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="blocks, matched or strided.")] = "blocks",
+    max_tokens: Annotated[int | None, typer.Option(help="Only the text's first N tokens.", metavar="N")] = None,
+    by_position: Annotated[bool, typer.Option("--by-position", help="Also the loss at each position.")] = False,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="F")] = None,
+) -> None:
+    """Perplexity of a run by context length, on its test split or on any text."""
+    from rfa.evaluation import evaluate as evaluate_run
+    from rfa.training.run_folder import write_whole
+
+    with progress_bars() as bar:
+        result = evaluate_run(
+            run,
+            data=data,
+            lengths=lengths,
+            protocol=protocol,
+            max_tokens=max_tokens,
+            by_position=by_position,
+            data_progress=lambda *task: bar("reading text", *task),
+            progress=lambda *task: bar("evaluating", *task),
+        )
+    console.print(evaluation_table(result))
+    if json_ is not None:
+        text = json.dumps(result, indent=2) + "\n"
+        write_whole(json_, lambda path: path.write_text(text, encoding="utf-8"))
+        console.print(f"result: {json_}", highlight=False)
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample among so many tokens; 0 is all.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+) -> None:
+    """Sample text from a run."""
+    from rfa.evaluation.generation import generate as generate_text
+
+    sample = generate_text(run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    sys.stdout.write(sample + "\n")
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, devices, backends and what `auto` would choose here."""
+    import torch
+
+    from rfa.data import cache_folder
+    from rfa.models import PRESETS, describe
+    from rfa.ops import available_backends, choose_backend
+    from rfa.training.run_folder import environment
+
+    table = Table(show_header=False, box=None)
+    devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    found = {
+        **environment(),
+        "devices": ", ".join(devices),
+        "backends": ", ".join(available_backends()),
+        "auto chooses": choose_backend("auto"),
+        "cache": cache_folder(),
+    }
+    for name, value in found.items():
+        table.add_row(name, str(value))
+    console.print(table)
+    presets = Table("preset", "model", title="presets")
+    for name in PRESETS:
+        presets.add_row(name, describe(name))
+    console.print(presets)
+
+
+def main() -> None:
+    """The entry point: errors come as one line and exit status 2, Ctrl-C as 130."""
+    try:
+        status = app(standalone_mode=False)
+    except UsageError as error:
+        _fail(error.format_message())
+    except (ValueError, OSError) as error:
+        if os.environ.get("RFA_DEBUG"):
+            raise
+        _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        errors.print("rfa: stopped")
+        sys.exit(130)
+    sys.exit(status)
+
+
+def _fail(message: str) -> None:
+    errors.print(f"rfa: {' '.join(message.split())}")
+    sys.exit(2)
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    """`field=value`, the value as JSON where it is that, else as text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise ValueError(f"--set: got {text!r}, expected field=value")
+    try:
+        return name, json.loads(value.lower() if value in ("True", "False") else value)
+    except json.JSONDecodeError:
+        return name, None if value == "None" else value
+
+
+def _figures(figures: dict[str, float]) -> str:
+    shown = {"loss": "loss", "valid_perplexity": "valid ppl"}
+    return "".join(f", {shown[name]} {figures[name]:.3f}" for name in shown if name in figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""Samples from a run."""
+
+from pathlib import Path
+
+import torch
+
+from rfa.training import RunFolder
+
+
+def generate(
+    run: str | Path,
+    prompt: str = "",
+    *,
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int = 50,
+    seed: int = 0,
+) -> str:
+    """The prompt and a continuation.
+
+    Args:
+        run: a run folder.
+        prompt: its beginning; the end-of-text token where it is empty.
+        max_new_tokens: tokens to add.
+        temperature: of the sampling; 0 takes the likeliest token.
+        top_k: sample among so many tokens; 0 is all.
+        seed: of the sampling.
+
+    Raises:
+        ValueError: for a folder that is no run, or a number out of range.
+    """
+    for name, given, least in (
+        ("max_new_tokens", max_new_tokens, 1),
+        ("temperature", temperature, 0),
+        ("top_k", top_k, 0),
+    ):
+        if not least <= given < float("inf"):
+            raise ValueError(f"{name}: got {given}, expected a number of at least {least}")
+    folder = RunFolder(run)
+    tokenizer, model = folder.load_tokenizer(), folder.load_model()
+    ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
+    torch.manual_seed(seed)
+    output = model.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        max_new_tokens=max_new_tokens,
+        pad_token_id=tokenizer.eos_token_id,
+        **sampling,
+    )
+    return tokenizer.decode(output[0], skip_special_tokens=True)

@@ -1,0 +1,1 @@
+"""Several runs and their evaluations, joined into one result."""

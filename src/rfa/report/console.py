@@ -1,0 +1,54 @@
+"""Results and progress on a terminal."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def evaluation_table(result: Mapping[str, Any]) -> Table:
+    """The rows of `rfa.evaluation.evaluate`."""
+    protocol = result["rows"][0]["protocol"]
+    table = Table(title=f"{result['preset']} ({result['run']}) on {result['data']}, protocol {protocol}")
+    for column in ("length", "targets", "loss (nats)", "standard error", "perplexity"):
+        table.add_column(column, justify="right")
+    for row in result["rows"]:
+        stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
+        table.add_row(
+            str(row["length"]), f"{row['targets']:,}", f"{row['loss']:.4f}", stderr, f"{row['perplexity']:.2f}"
+        )
+    return table
+
+
+def comparison_table(results: Mapping[str, Any]) -> Table:
+    """Models by context lengths, with parameters and training speed."""
+    models = results["models"]
+    lengths = [row["length"] for row in next(iter(models.values()))["rows"]]
+    table = Table(title=f"test perplexity by context length (trained on {results['train_length']} tokens)")
+    table.add_column("model")
+    for column in (*map(str, lengths), "parameters", "tokens/s"):
+        table.add_column(column, justify="right")
+    for name, model in models.items():
+        result = model["record"]["result"]
+        figures = [f"{row['perplexity']:.2f}" for row in model["rows"]]
+        table.add_row(name, *figures, f"{result['parameters']:,}", f"{result['tokens_per_second']:,.0f}")
+    return table
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Progress bars on standard error: call with a description, how far, and how far it goes."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        tasks: dict[str, Any] = {}
+
+        def bar(description: str, done: int, total: int, key: str | None = None) -> None:
+            key = key or description
+            if key not in tasks:
+                tasks[key] = progress.add_task(description, total=total)
+            progress.update(tasks[key], completed=done, total=total, description=description)
+
+        yield bar

@@ -1,0 +1,64 @@
+"""Figures from result files, in one style: colour-blind-safe, axes with units."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# Okabe and Ito's palette
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+MARKERS = "osD^vPX*"
+
+
+def training_and_extrapolation(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    train_length: int,
+) -> Figure:
+    """Validation perplexity over training, and perplexity over context length (the paper's training figure).
+
+    Args:
+        curves: for each model, `(tokens seen, validation perplexity)`.
+        rows: for each model, the rows of `rfa.evaluation.perplexities`.
+        train_length: marked on the length axis.
+    """
+    figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    _lines(over_training, {name: list(zip(*points, strict=True)) for name, points in curves.items()})
+    over_training.set(xlabel="training tokens", ylabel="validation perplexity", yscale="log")
+    over_training.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+
+    _lines(
+        over_length,
+        {name: ([row["length"] for row in each], [row["perplexity"] for row in each]) for name, each in rows.items()},
+    )
+    lengths = sorted({row["length"] for each in rows.values() for row in each})
+    over_length.axvline(train_length, color="0.6", linestyle=":", linewidth=1)
+    over_length.set_xscale("log", base=2)
+    over_length.set_xticks(lengths, [str(length) for length in lengths])
+    over_length.set(xlabel="context length (tokens); dotted: training length", ylabel="test perplexity")
+    over_length.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, whole, in the format that its name says."""
+    temporary = path.with_name(f".{path.name}")
+    figure.savefig(temporary, dpi=160, format=path.suffix[1:])
+    temporary.replace(path)
+    plt.close(figure)
+
+
+def _lines(axes: Axes, lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    for index, (name, line) in enumerate(lines.items()):
+        if line:
+            axes.plot(
+                *line, color=COLOURS[index % 8], marker=MARKERS[index % 8], markersize=4, linewidth=1.4, label=name
+            )
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(alpha=0.25, linewidth=0.5)
