@@ -127,3 +127,12 @@ def test_the_alibi_start_gives_alibi_slopes(mu):
     process_noise = q / accumulated_variance(decay, one)
     recovered = -torch.log1p(-riccati_gain(decay, process_noise, r, one))
     torch.testing.assert_close(recovered, slopes, rtol=1e-12, atol=0)  # 1/K = 256 amplifies a few roundings
+
+
+def test_gradient_where_the_gain_is_one_half():
+    """q = r / 2 at mu = 0 gives K = 1/2 exactly, where a piecewise form of log K would have a kink."""
+    noise = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    gain = riccati_gain(zero, noise, one, one)
+    assert gain.item() == pytest.approx(0.5, abs=1e-15)
+    assert torch.autograd.gradcheck(lambda q: riccati_gain(zero, q, one, one), (noise,))

@@ -1,6 +1,6 @@
 """The linear SDE in closed form: tensors in, tensors out."""
 
-from .covariance import accumulated_variance, covariance, riccati_gain, steady_state_variance
+from .covariance import accumulated_variance, covariance, riccati_gain, riccati_log_gain, steady_state_variance
 from .regimes import bias, gate, peak_lag, prior_response, regime
 from .spectrum import partitioned_frequencies, rope_frequencies, spectral_decay
 from .transition import decay_kernel, rotate, rotation, time_dtype
@@ -16,6 +16,7 @@ __all__ = [
     "prior_response",
     "regime",
     "riccati_gain",
+    "riccati_log_gain",
     "rope_frequencies",
     "rotate",
     "rotation",

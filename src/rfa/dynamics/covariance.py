@@ -83,26 +83,38 @@ def riccati_gain(
 ) -> Float[Tensor, "*shape"]:
     """The steady-state Kalman gain of one mode observed every `interval` (SPEC section 7).
 
-    `K = x / (x + r)` with `x` the positive root of `x^2 + x (r (1 - F^2) - q) - q r = 0`,
-    `F = exp(-mu dt)`, `q = sigma^2 phi(dt)`.
+    `K = x / (x + r)` with the predicted variance `x` the positive root of
+    `x^2 + x (r (1 - F^2) - q) - q r = 0`, `F = exp(-mu dt)`, `q = sigma^2 phi(dt)`.
 
     Args:
         decay: mu >= 0, per unit of time.
         process_noise: sigma^2 >= 0, variance per unit of time.
-        measurement_noise: r > 0, variance.
+        measurement_noise: r >= 0, variance.
         interval: dt > 0, in units of time. All broadcast against each other.
 
     Returns:
-        The gain, in (0, 1). Without process noise it would be zero; it stays a tiny positive number, so that
-        its logarithm is finite.
+        The gain, in [0, 1].
+    """
+    return riccati_log_gain(decay, process_noise, measurement_noise, interval)[0].exp()
+
+
+def riccati_log_gain(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    measurement_noise: Float[Tensor, "*#shape"],
+    interval: Float[Tensor, "*#shape"],
+) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
+    """`log K` and `log(1 - K)` of `riccati_gain`, each accurate where the gain is near 0 or 1, and finite.
+
+    Noises of zero stand for tiny ones: without process noise the gain is tiny, without measurement noise nearly 1.
     """
     tiny = torch.finfo(interval.dtype).tiny ** 0.5
-    forcing = (process_noise * accumulated_variance(decay, interval)).clamp(min=tiny)
-    contraction = -torch.expm1(-2 * decay * interval)
-    half = 0.5 * (measurement_noise * contraction - forcing)
-    root = torch.sqrt(half.square() + forcing * measurement_noise)
-    # the two forms of the same root, each free of cancellation on its side
-    positive = half > 0
-    sum_of_both = root + half.abs()
-    predicted = torch.where(positive, forcing * measurement_noise / sum_of_both, sum_of_both)
-    return predicted / (predicted + measurement_noise)
+    r = measurement_noise.clamp(min=tiny)
+    q = (process_noise * accumulated_variance(decay, interval)).clamp(min=tiny)
+    contraction = -torch.expm1(-2 * decay * interval)  # 1 - F^2
+    half = 0.5 * (r * contraction - q)
+    both = torch.sqrt(half.square() + q * r) + half.abs()
+    predicted = torch.where(half > 0, q * r / both, both)  # the root, in the form without cancellation
+    logit = predicted.log() - r.log()  # K = x / (x + r) = sigmoid(log x - log r)
+    zero = torch.zeros_like(logit)
+    return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.dynamics import riccati_gain, time_dtype
+from rfa.dynamics import riccati_log_gain, time_dtype
 
 from .inputs import Parameters, Positions, by_segment
 
@@ -36,9 +36,9 @@ def riccati_path(parameters: Parameters, positions: Positions, dtype: torch.dtyp
         p.to(dtype)[:, None]
         for p in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.noise_floor)
     )
-    gain = riccati_gain(decay, process_noise, key_noise + noise_floor, interval[:, None, :].to(dtype))
-    log_gain = gain.log().masked_fill(~(follows | leads)[:, None, :], 0.0)
-    step_down = torch.log1p(-gain).masked_fill(~follows[:, None, :], 0.0)
+    log_gain, log_rest = riccati_log_gain(decay, process_noise, key_noise + noise_floor, interval[:, None, :].to(dtype))
+    log_gain = log_gain.masked_fill(~(follows | leads)[:, None, :], 0.0)
+    step_down = log_rest.masked_fill(~follows[:, None, :], 0.0)
     cumulative = step_down.cumsum(-1, dtype=time_dtype(times.device))
     restore = order.argsort(-1)[:, None, :].expand_as(cumulative)
     return RiccatiPath(log_gain.gather(-1, restore), cumulative.gather(-1, restore))
