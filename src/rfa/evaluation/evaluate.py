@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -56,7 +56,8 @@ def evaluate(
     documents = load_corpus(spec["data"], spec["split_by"]).documents("test") if data is None else load_documents(data)
     stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec["length"] * factor for factor in (1, 2, 4, 8)]
-    model = folder.load_model().to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    model = folder.load_model()
+    cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     result = {
         "format": RESULT_FORMAT,
         "run": str(folder.path),

@@ -1,6 +1,7 @@
 """Samples from a run."""
 
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 
@@ -41,11 +42,11 @@ def generate(
     ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]
     sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
     torch.manual_seed(seed)
-    output = model.generate(
+    output = cast(Any, model).generate(
         torch.tensor([ids]),
         attention_mask=torch.ones(1, len(ids), dtype=torch.long),
         max_new_tokens=max_new_tokens,
         pad_token_id=tokenizer.eos_token_id,
         **sampling,
     )
-    return tokenizer.decode(output[0], skip_special_tokens=True)
+    return str(tokenizer.decode(output[0], skip_special_tokens=True))

@@ -23,6 +23,7 @@ def build_attention(config: RFAConfig) -> Attention:
             innovation=config.innovation,
             rotary_map="as_released" if config.frequencies == "as_released" else "complex",
         )
+    assert config.prior != "alibi"  # the configuration sees to it
     return RobustFilterAttention(
         config.hidden_size,
         heads,

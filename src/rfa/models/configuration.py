@@ -39,7 +39,7 @@ class RFAConfig(PreTrainedConfig):
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: of the feed-forward network; four times `hidden_size`.
         train_length: tokens of a training block, T_train.
-        layer_norm_eps, initializer_range, use_cache: as elsewhere in transformers.
+        layer_norm_eps, use_cache: as elsewhere in transformers.
         score: "student_t" or "exponential" (robust filter attention), or "dot_product" (the baselines).
         prior: what a lag adds to the score. Filters: "lyapunov", "riccati", "flat". Dot products: "flat", "alibi".
         frequencies: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, equal in all
@@ -73,7 +73,6 @@ class RFAConfig(PreTrainedConfig):
     num_attention_heads: int = 8
     train_length: int = 512
     layer_norm_eps: float = 1e-5
-    initializer_range: float = 0.02
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None

@@ -51,18 +51,19 @@ class RFAPreTrainedModel(PreTrainedModel):
     config_class = RFAConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ("RFABlock",)
-    _skip_keys_device_placement = ("past_key_values",)
-    _keep_in_fp32_modules_strict = ("dynamics", "geometry")
+    _no_split_modules = ["RFABlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"dynamics", "geometry"}  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, Attention):  # after its own linear layers, which come first
             module.reset_projections()
-        elif isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=self.config.initializer_range)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):  # keeps the variance of its input
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):  # as the head, it gives logits of unit variance
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
@@ -86,14 +87,6 @@ class RFAModel(RFAPreTrainedModel):
         self.output_projection = nn.Linear(config.hidden_size, config.hidden_size)
         self.gradient_checkpointing = False
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The token embedding."""
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token embedding."""
-        self.embed_tokens = value
 
     def forward(
         self,
@@ -133,14 +126,6 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         self.model = RFAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
-
-    def get_output_embeddings(self) -> nn.Linear:
-        """The head."""
-        return self.lm_head
-
-    def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
-        """Replace the head."""
-        self.lm_head = new_embeddings
 
     def forward(
         self,

@@ -46,6 +46,19 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
     return phase.cos().to(x.dtype) * x + phase.sin().to(x.dtype) * torch.cat([-second, first], dim=-1)
 
 
+class Geometry(FullPrecision):
+    """The fixed numbers of a baseline's heads, each None where the baseline does without."""
+
+    frequency: Tensor | None
+    decay: Tensor | None
+    slopes: Tensor | None
+
+    def __init__(self, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
+        super().__init__()
+        for name, buffer in (("frequency", frequency), ("decay", decay), ("slopes", slopes)):
+            self.register_buffer(name, buffer)
+
+
 class DotProductAttention(Attention):
     """`softmax(q.k / sqrt(2 d) + bias)`, with the parts of RFA that a baseline or ablation keeps.
 
@@ -79,9 +92,7 @@ class DotProductAttention(Attention):
         if rotate_values and (frequency is None or rotary_map != "complex"):
             raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
-        self.geometry = FullPrecision()
-        for name, buffer in (("frequency", frequency), ("decay", decay), ("slopes", slopes)):
-            self.geometry.register_buffer(name, buffer)
+        self.geometry = Geometry(frequency, decay, slopes)
 
     def estimate(
         self,
@@ -109,7 +120,7 @@ class DotProductAttention(Attention):
             blocks = row_blocks(batch, heads, queries, keys)
             rows = [self._rows(query[:, :, rows], key, value, positions.rows(rows)) for rows in blocks]
             estimate = torch.cat(rows, dim=2)
-        if self.rotate_values:
+        if self.rotate_values and self.geometry.frequency is not None:
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
 

@@ -1,6 +1,6 @@
 """The learned dynamics and noises of a layer's heads."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,8 @@ class HeadDynamics(FullPrecision):
         learn_frequency, learn_decay, learn_horizon: make parameters of them.
     """
 
+    frequency: Tensor
+
     def __init__(
         self,
         frequency: Float[Tensor, "heads modes"],
@@ -95,7 +97,7 @@ class HeadDynamics(FullPrecision):
         else:
             self.register_buffer(name, value)
 
-    def forward(self) -> dict[str, Tensor]:
+    def forward(self) -> dict[str, Any]:
         """The operator's keyword arguments, all per head."""
         held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
         values = {name: F.softplus(raw) if name in self._learned else raw for name, raw in held.items()}

@@ -1,6 +1,7 @@
 """Robust filter attention as a layer (section 3.2, algorithm 1)."""
 
-import torch
+from functools import partial
+
 from jaxtyping import Float
 from torch import Tensor
 
@@ -77,14 +78,15 @@ class RobustFilterAttention(Attention):
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
         )
-        self.options = {
-            "weight": weight,
-            "prior": "riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with constant variance
-            "gate": gate,
-            "rotate_values": rotate_values,
-            "query_noise_in_bias": query_noise_in_bias,
-            "backend": backend,
-        }
+        self.operator = partial(
+            robust_filter_attention,
+            weight=weight,
+            prior="riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
+            gate=gate,
+            rotate_values=rotate_values,
+            query_noise_in_bias=query_noise_in_bias,
+            backend=backend,
+        )
 
     def estimate(
         self,
@@ -97,7 +99,8 @@ class RobustFilterAttention(Attention):
         segment_ids: Tensor | None,
     ) -> Tensor:
         """The operator under the layer's dynamics."""
-        located = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
-        estimate = robust_filter_attention(query, key, value, **self.dynamics(), **located, **self.options)
-        assert isinstance(estimate, torch.Tensor)
+        estimate = self.operator(
+            query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids, **self.dynamics()
+        )
+        assert isinstance(estimate, Tensor)  # no log precision was asked for
         return estimate

@@ -131,4 +131,4 @@ def robust_filter_attention(
     run = _BACKENDS[choose_backend(backend, query.device)]
     positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     estimate, log_precision = run(query, key, value, parameters, positions, options)
-    return (estimate, log_precision) if return_log_precision else estimate
+    return estimate if log_precision is None else (estimate, log_precision)

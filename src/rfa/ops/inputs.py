@@ -26,6 +26,10 @@ class Parameters(NamedTuple):
     inverse_temperature: Tensor
     horizon: Tensor | None
 
+    def to(self, dtype: torch.dtype) -> "Parameters":
+        """The same in another dtype."""
+        return Parameters(*(p if p is None else p.to(dtype) for p in self))  # type: ignore[arg-type]
+
 
 class Options(NamedTuple):
     """The choices that select a variant of the operator."""

@@ -18,7 +18,7 @@ def filter_attention(
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
-    parameters = Parameters(*(None if p is None else p.to(dtype) for p in parameters))
+    parameters = parameters.to(dtype)
     with torch.autocast(query.device.type, enabled=False):
         query_frame = rotate(query.to(dtype), frequency, positions.query_times, inverse=True)
         key_frame = rotate(key.to(dtype), frequency, positions.key_times, inverse=True)
@@ -41,7 +41,8 @@ def filter_attention(
             for rows in row_blocks(batch, heads, queries, key.shape[2])
         ]
         estimate = torch.cat([row[0] for row in rows], dim=2)
-        log_precision = torch.cat([row[1] for row in rows], dim=2) if options.log_precision else None
+        totals = [total for _, total in rows if total is not None]
+        log_precision = torch.cat(totals, dim=2) if totals else None
         if options.rotate_values:
             estimate = rotate(estimate, frequency, positions.query_times)
             if parameters.horizon is not None:

@@ -32,7 +32,8 @@ class MetricsLogger(TrainerCallback):
 
     def __init__(self, run: RunFolder, model: RFAPreTrainedModel, tokens_per_step: int, progress: Progress | None):
         self.run, self.model, self.tokens_per_step, self.progress = run, model, tokens_per_step, progress
-        self.seconds, self.steps, self._began, self._latest = 0.0, 0, 0.0, {}
+        self.seconds, self.steps, self._began = 0.0, 0, 0.0
+        self._latest: dict[str, float] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Drop what was logged after the checkpoint that a resumed run starts from."""

@@ -6,11 +6,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import Trainer
+
+from rfa.models.modeling import RFAPreTrainedModel
 
 from .optimization import make_optimizer, one_cycle
 
@@ -23,18 +26,19 @@ class ProtocolTrainer(Trainer):
     def create_optimizer(self, model=None):
         """Adam with the two parameter groups."""
         if self.optimizer is None:
-            self.optimizer = make_optimizer(self.model, self.args.learning_rate)
+            self.optimizer = make_optimizer(cast(RFAPreTrainedModel, self.model), self.args.learning_rate)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The one-cycle schedule, over all steps of the run."""
         if self.lr_scheduler is None:
-            self.lr_scheduler = LambdaLR(optimizer or self.optimizer, lambda step: one_cycle(step, num_training_steps))
+            optimizer = cast(torch.optim.Optimizer, optimizer or self.optimizer)
+            self.lr_scheduler = LambdaLR(optimizer, lambda step: one_cycle(step, num_training_steps))
         return self.lr_scheduler
 
     def _save_checkpoint(self, model, trial):
         """Save under a temporary name, rename, and only then drop the checkpoints that are too old."""
-        folder = Path(self.args.output_dir)
+        folder = Path(cast(str, self.args.output_dir))
         staging = folder / ".saving"
         name = f"checkpoint-{self.state.global_step}"
         if self.args.should_save:

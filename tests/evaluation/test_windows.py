@@ -1,0 +1,71 @@
+"""The protocols of SPEC section 4, by brute force over every window."""
+
+import pytest
+
+from rfa.evaluation import PROTOCOLS, windows
+
+STREAMS = [(2, 2), (7, 2), (16, 16), (17, 16), (31, 16), (50, 7), (100, 10), (101, 10), (64, 33), (65, 3)]
+
+
+def scored(window):
+    """Token -> how many tokens before it the model sees."""
+    return {token: token - window.start for token in range(window.stop - window.targets, window.stop)}
+
+
+@pytest.mark.parametrize(("tokens", "length"), STREAMS)
+def test_blocks(tokens, length):
+    plan = list(windows("blocks", tokens, length, [length]))
+    assert [window.start for window in plan] == [i for i in range(0, tokens, length) if i + length <= tokens]
+    assert all(window.stop - window.start == length for window in plan)
+    for window in plan:
+        assert scored(window) == {window.start + i: i for i in range(1, length)}
+
+
+@pytest.mark.parametrize("lengths", [[2, 4], [8, 16, 32], [5, 11, 40], [3]])
+@pytest.mark.parametrize("tokens", [40, 41, 57, 100])
+def test_matched_scores_the_same_tokens_with_other_contexts(tokens, lengths):
+    targets = []
+    for length in lengths:
+        plan = list(windows("matched", tokens, length, lengths))
+        assert all(window.start >= 0 and window.stop <= tokens for window in plan)
+        assert all(window.stop - window.start == length for window in plan)
+        contexts = [scored(window) for window in plan]
+        flat = [token for context in contexts for token in context]
+        assert len(flat) == len(set(flat))  # no token twice
+        assert all(min(context.values()) >= length - max(1, min(lengths) // 2) for context in contexts)
+        targets.append(flat)
+    assert all(flat == targets[0] for flat in targets)
+    stride = max(1, min(lengths) // 2)
+    assert targets[0] == list(range(max(lengths) - stride, max(lengths) - stride + len(targets[0])))  # no gap
+    assert tokens - targets[0][-1] - 1 < stride  # to the end of the text
+
+
+@pytest.mark.parametrize(("tokens", "length"), STREAMS)
+def test_strided_scores_each_token_once_with_half_a_window_at_least(tokens, length):
+    plan = list(windows("strided", tokens, length, [length]))
+    contexts = [scored(window) for window in plan]
+    assert [token for context in contexts for token in context] == list(range(1, tokens))
+    assert all(window.stop - window.start == length and window.start >= 0 for window in plan)
+    for context in contexts[1:]:
+        assert min(context.values()) >= length - max(1, length // 2)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_bad_input(protocol):
+    for length in (1, 0, -5):
+        with pytest.raises(ValueError, match=f"lengths: got {length}, expected at least 2"):
+            windows(protocol, 100, length, [length])
+    with pytest.raises(ValueError, match="lengths: got 101 for a text of 100 tokens, expected at most 100"):
+        windows(protocol, 100, 101, [101])
+    assert list(windows(protocol, 100, 100, [100]))
+
+
+def test_matched_needs_a_text_as_long_as_the_longest():
+    with pytest.raises(ValueError, match="got 200 for a text of 100 tokens"):
+        windows("matched", 100, 10, [10, 200])
+    assert list(windows("blocks", 100, 10, [10, 200]))
+
+
+def test_unknown_protocol():
+    with pytest.raises(ValueError, match="protocol: got 'sliding', expected one of blocks, matched, strided"):
+        windows("sliding", 100, 10, [10])

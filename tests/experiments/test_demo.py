@@ -1,0 +1,75 @@
+"""The demo from end to end, in miniature."""
+
+import json
+import math
+
+import pytest
+from training.runs import MODEL, command, contents, write_corpus
+
+from rfa.evaluation import evaluate
+from rfa.experiments import demo
+from rfa.training import RunFolder
+
+
+@pytest.fixture
+def miniature(tmp_path, monkeypatch):
+    corpus = write_corpus(tmp_path / "corpus")
+    small = {"model": MODEL, "data": str(corpus), "tokenizer": "bytes", "length": 8, "batch_size": 4, "max_steps": 4}
+    monkeypatch.setattr(demo, "SPEC", {**small, "eval_steps": 2})
+    monkeypatch.setattr(demo, "TEST_TOKENS", 300)
+    return tmp_path / "demo"
+
+
+def test_demo(miniature):
+    seen = []
+    results = demo.run_demo(miniature, progress=lambda *step: seen.append(step))
+    assert json.loads((miniature / "results.json").read_text()) == json.loads(json.dumps(results))
+    assert (miniature / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in miniature.iterdir()) == sorted([*demo.PRESETS, "results.json", "figure.png"])
+    assert results["train_length"] == 8
+    assert set(results["models"]) == {"b1-rope", "b2-alibi", "m2-sc-rfa"}
+    for name, model in results["models"].items():
+        assert [row["length"] for row in model["rows"]] == [8, 16, 32, 64]
+        assert all(math.isfinite(row["perplexity"]) for row in model["rows"])
+        assert [tokens for tokens, _ in model["curve"]] == [2 * 32, 4 * 32]
+        assert model["curve"][-1][1] == pytest.approx(model["record"]["result"]["valid_perplexity"])
+        assert model["record"] == RunFolder(miniature / name).read()
+        alone = evaluate(miniature / name, lengths=[8, 16, 32, 64], max_tokens=300)
+        assert model["rows"] == alone["rows"]
+        for task in ("reading", "training", "evaluating"):
+            done, total = [step[2:] for step in seen if step[:2] == (name, task)][-1]
+            assert done == total > 0
+
+
+def test_a_demo_that_is_there(miniature):
+    demo.run_demo(miniature)
+    before = contents(miniature)
+    with pytest.raises(ValueError, match="exists"):
+        demo.run_demo(miniature)
+    assert contents(miniature) == before
+    again = demo.run_demo(miniature, overwrite=True)
+    rows = {name: model["rows"] for name, model in json.loads(before["results.json"])["models"].items()}
+    assert {name: model["rows"] for name, model in again["models"].items()} == rows  # the same seed, the same figures
+
+
+def test_the_shipped_demo_fits_its_presets():
+    """The real sizes make valid runs: the specification of each is built."""
+    for name in demo.PRESETS:
+        spec = demo.TrainingSpec(preset=name, **demo.SPEC)
+        assert spec.data == "stdlib"
+        assert spec.length * max(demo.LENGTHS) <= demo.TEST_TOKENS
+
+
+def test_the_command(miniature, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = command(monkeypatch, capsys, "demo", "--out", miniature)
+    assert status == 0
+    results = json.loads((miniature / "results.json").read_text())["models"]
+    for name, model in results.items():
+        (line,) = [line for line in out.splitlines() if name in line]
+        assert all(f"{row['perplexity']:.2f}" in line for row in model["rows"])
+    assert f"results: {miniature / 'results.json'}" in out
+    assert f"figure:  {miniature / 'figure.png'}" in out
+    status, out, err = command(monkeypatch, capsys, "demo", "--out", miniature)
+    assert (status, out) == (2, "")
+    assert "exists" in err

@@ -1,0 +1,30 @@
+"""Models small enough to run in milliseconds, with logits large enough to tell tokens apart."""
+
+import torch
+
+from rfa.models import PRESETS, RFAForCausalLM, preset
+
+SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "train_length": 16}
+NAMES = list(PRESETS)
+FILTERS = [name for name in NAMES if name[0] in "mx"]
+# Its scores depend on more than the lag, and so on the padding before a text; that is what it is kept to show.
+RELATIVE = [name for name in NAMES if name != "b1-rope-as-released"]
+# float32 (eps 1.2e-7) through two blocks on logits of order ten
+SINGLE = 1e-5
+# float64: the same with nothing to spare for but a few thousand roundings
+EXACT = 1e-10
+
+
+def small(name, seed=0, dtype=torch.float32, **overrides):
+    torch.manual_seed(seed)
+    overrides = {"initializer_range": 0.3, **SIZES, **overrides}
+    return RFAForCausalLM(preset(name, **overrides)).to(dtype).eval()
+
+
+def tokens(batch=2, length=9, seed=0, vocabulary=61):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(vocabulary, (batch, length), generator=generator)
+
+
+def assert_same(actual, expected, tolerance=SINGLE):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)

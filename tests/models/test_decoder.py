@@ -1,0 +1,262 @@
+"""The decoder: causality, times, padding, loss, tied head, gradient checkpointing."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from rfa.nn.dynamics import softplus_inverse
+
+from .small import EXACT, NAMES, RELATIVE, SINGLE, assert_same, small, tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_causality(name):
+    model, ids = small(name), tokens()
+    changed = ids.clone()
+    changed[:, 5] = (changed[:, 5] + 1) % 61
+    before, after = model(ids).logits, model(changed).logits
+    assert_same(after[:, :5], before[:, :5])
+    assert (after[:, 5:] - before[:, 5:]).abs().amax(-1).min() > 1e-4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_left_padding_changes_nothing(name):
+    if name not in RELATIVE:
+        pytest.skip("its scores are not relative")
+    model, ids = small(name), tokens()
+    padded = torch.cat([tokens(length=4, seed=1), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :4] = 0
+    assert_same(model(padded, attention_mask=mask).logits[:, 4:], model(ids).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_right_padding_changes_nothing(name):
+    model, ids = small(name), tokens()
+    padded = torch.cat([ids, tokens(length=4, seed=1)], 1)
+    mask = torch.ones_like(padded)
+    mask[:, 9:] = 0
+    assert_same(model(padded, attention_mask=mask).logits[:, :9], model(ids).logits)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_texts_of_unequal_length_in_one_batch(name):
+    model, short, long = small(name), tokens(1, 5), tokens(1, 9, seed=1)
+    batch = torch.cat([F.pad(short, (4, 0)), long])
+    mask = torch.ones_like(batch)
+    mask[0, :4] = 0
+    logits = model(batch, attention_mask=mask).logits
+    assert logits.isfinite().all()
+    assert_same(logits[:1, 4:], model(short).logits)
+    assert_same(logits[1:], model(long).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_has_finite_gradients(name):
+    """Rows that see nothing among them."""
+    model, ids = small(name).train(), tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :4], mask[1, :] = 0, 0
+    model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_mask_of_ones_is_no_mask():
+    model, ids = small("m2-sc-rfa"), tokens()
+    assert torch.equal(model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_default_times_are_the_positions(name):
+    model, ids = small(name), tokens()
+    assert_same(model(ids, times=torch.arange(9)).logits, model(ids).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("origin", [-3.25, 1e6])
+def test_a_shift_of_all_times_changes_nothing(name, origin):
+    model, ids = small(name), tokens()
+    times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
+    assert_same(model(ids, times=times + origin).logits, model(ids, times=times).logits, 1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_times_have_an_effect(name):
+    model, ids = small(name), tokens()
+    assert (model(ids, times=2.0 * torch.arange(9)).logits - model(ids).logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", ["m2.4-no-value-rotation", "m2.5-no-rotation", "x1-riccati"])
+def test_unit_of_time_acts_through_decay_alone(name):
+    """Without rotation a real-time model still forgets by its own clock."""
+    overrides = {"frequencies": "none", "zero_heads": 0, "damping": 0.5}
+    model, ids = small(name, **overrides), tokens()
+    assert (model(ids, times=3.0 * torch.arange(9)).logits - model(ids).logits).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("b1-rope-as-released",)])
+def test_another_unit_of_time_is_another_number_for_each_rate(name):
+    """Seconds or minutes: `omega`, `mu`, `sigma^2` and slopes divided by 60, times multiplied by it."""
+    unit, ids = 60.0, tokens()
+    times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
+    model = small(name, dtype=torch.float64)
+    expected = model(ids, times=times).logits
+    with torch.no_grad():
+        for layer in model.model.layers:
+            held = getattr(layer.attention, "dynamics", None) or layer.attention.geometry
+            for rate in ("frequency", "decay", "slopes"):
+                if getattr(held, rate, None) is not None:
+                    getattr(held, rate).div_(unit)
+            if "process_noise" in dict(held.named_parameters()):
+                held.process_noise.copy_(softplus_inverse(F.softplus(held.process_noise) / unit))
+    assert_same(model(ids, times=unit * times).logits, expected, 1e-7)  # softplus inverse of numbers near 1e-8
+
+
+def test_times_of_each_text():
+    model, ids = small("m2-sc-rfa"), tokens()
+    times = torch.stack([torch.arange(9.0), torch.arange(9.0) ** 1.5])
+    logits = model(ids, times=times).logits
+    for row in range(2):
+        assert_same(logits[row : row + 1], model(ids[row : row + 1], times=times[row]).logits)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_loss_shifts_inside(ignored):
+    model, ids = small("m2-sc-rfa"), tokens()
+    labels = ids.clone()
+    if ignored:
+        labels[0, 2:5], labels[1, 0], labels[1, 8] = -100, -100, -100
+    output = model(ids, labels=labels)
+    log_p = output.logits.double().log_softmax(-1)
+    scored = [(b, t) for b in range(2) for t in range(8) if labels[b, t + 1] != -100]
+    expected = -sum(float(log_p[b, t, labels[b, t + 1]]) for b, t in scored) / len(scored)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5)
+    assert torch.equal(output.logits, model(ids).logits)
+    summed = model(ids, labels=labels, num_items_in_batch=50).loss
+    assert summed.item() == pytest.approx(expected * len(scored) / 50, rel=1e-5)
+    as_tensor = model(ids, labels=labels, num_items_in_batch=torch.tensor(50)).loss
+    assert as_tensor.item() == pytest.approx(summed.item(), rel=1e-6)
+
+
+def test_without_labels_there_is_no_loss():
+    assert small("m2-sc-rfa")(tokens()).loss is None
+
+
+@pytest.mark.parametrize("kept", [1, 3, torch.tensor([0, 4])], ids=str)
+def test_logits_to_keep(kept):
+    model, ids = small("m2-sc-rfa"), tokens()
+    whole = model(ids).logits
+    expected = whole[:, -kept:] if isinstance(kept, int) else whole[:, kept]
+    assert_same(model(ids, logits_to_keep=kept).logits, expected)
+
+
+def test_embeddings_in_the_place_of_tokens():
+    model, ids = small("m2-sc-rfa"), tokens()
+    assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, model(ids).logits)
+
+
+def test_the_decoder_by_hand():
+    """Embedding, linear, pre-norm blocks, norm, linear, tied head with bias: SPEC section 4."""
+    model, ids = small("b1-rope", dtype=torch.float64), tokens()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    p = model.state_dict()
+
+    def linear(x, at):
+        return x @ p[f"{at}.weight"].T + p[f"{at}.bias"]
+
+    def norm(x, at):
+        centred = x - x.mean(-1, keepdim=True)
+        scaled = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+        return scaled * p[f"{at}.weight"] + p[f"{at}.bias"]
+
+    def gelu(x):
+        return x * 0.5 * (1 + torch.erf(x / 2**0.5))
+
+    x = linear(p["model.embed_tokens.weight"][ids], "model.input_projection")
+    for index, layer in enumerate(model.model.layers):
+        at = f"model.layers.{index}"
+        x = x + layer.attention(norm(x, f"{at}.attention_norm"))
+        inner = gelu(linear(norm(x, f"{at}.feed_forward_norm"), f"{at}.feed_forward.0"))
+        x = x + linear(inner, f"{at}.feed_forward.2")
+    x = linear(norm(x, "model.norm"), "model.output_projection")
+    expected = x @ p["model.embed_tokens.weight"].T + p["lm_head.bias"]
+    assert_same(model(ids).logits, expected, EXACT)
+
+
+def test_the_head_is_tied_and_has_a_bias():
+    model = small("m2-sc-rfa")
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert tuple(model.lm_head.bias.shape) == (61,)
+    assert not model.lm_head.bias.any()
+    before = model(tokens()).logits
+    with torch.no_grad():
+        model.lm_head.bias[7] += 3
+    assert_same(model(tokens()).logits - before, 3 * F.one_hot(torch.tensor(7), 61).float().expand(2, 9, -1))
+
+
+def test_an_untied_head_is_another_choice():
+    model = small("m2-sc-rfa", tie_word_embeddings=False)
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    assert model.num_parameters() == small("m2-sc-rfa").num_parameters() + 61 * 32
+
+
+def test_vocabulary_can_grow():
+    model, ids = small("m2-sc-rfa"), tokens()
+    before = model(ids).logits
+    model.resize_token_embeddings(70)
+    after = model(ids).logits
+    assert tuple(after.shape) == (2, 9, 70)
+    assert_same(after[..., :61], before)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def gradients(model, **options):
+    model.zero_grad()
+    ids = tokens()
+    model(ids, labels=ids, **options).loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("name", ["b1-rope", "b3-decayed-rope", "m2-sc-rfa", "x1-riccati"])
+def test_gradient_checkpointing_gives_the_same_gradients(name, reentrant):
+    model = small(name).train()
+    plain = gradients(model)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert model.is_gradient_checkpointing
+    for path, gradient in gradients(model).items():
+        assert_same(gradient, plain[path])
+
+
+def test_gradient_checkpointing_with_a_cache_asked_for():
+    """transformers' models drop the cache there; a second run through a block must not extend it again."""
+    model = small("m2-sc-rfa").train()
+    plain = gradients(model)
+    model.gradient_checkpointing_enable()
+    for path, gradient in gradients(model, use_cache=True).items():
+        assert_same(gradient, plain[path])
+
+
+def test_frozen_fields_of_the_scale_of_initialisation():
+    """Embedding and linear layers start at `initializer_range`, norms at one and zero, biases at zero."""
+    model = small("m2-sc-rfa", initializer_range=0.02, hidden_size=128, vocab_size=1000)
+    for path, parameter in model.named_parameters():
+        if path.endswith("norm.weight"):
+            assert (parameter == 1).all(), path
+        elif path.endswith("bias"):
+            assert not parameter.any(), path
+        elif "attention." not in path:
+            # 16,384 numbers and more: the deviation of a standard deviation is 0.6 %
+            assert parameter.std().item() == pytest.approx(0.02, rel=0.04), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_is_near(name):
+    model, ids = small(name, initializer_range=0.05), tokens()
+    exact = model(ids).logits
+    rough = model.bfloat16()(ids).logits
+    assert rough.dtype == torch.bfloat16
+    error = (rough.float() - exact).norm() / exact.norm()
+    assert error < 0.03, SINGLE  # eps is 2^-8; a dozen roundings in a row through two blocks

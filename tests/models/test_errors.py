@@ -1,0 +1,131 @@
+"""Bad input: `ValueError`, one line, which names the argument."""
+
+import pytest
+import torch
+
+from rfa.models import RFAConfig, preset
+
+from .small import SIZES, small, tokens
+
+# the field that is named, and what is wrong with it; all refused from a filter's defaults
+VALUES = [
+    ("score", {"score": "cosine"}),
+    ("prior", {"prior": "ricatti"}),
+    ("frequencies", {"frequencies": "random"}),
+    ("decay", {"decay": "fast"}),
+    ("initial_slopes", {"initial_slopes": "steep", "prior": "riccati"}),
+    ("hidden_size", {"hidden_size": "32"}),
+    ("hidden_size", {"hidden_size": 33}),
+    ("hidden_size", {"hidden_size": 0}),
+    ("hidden_size", {"hidden_size": 36, "num_attention_heads": 4}),  # nine modes: no pairs
+    ("vocab_size", {"vocab_size": 0}),
+    ("vocab_size", {"vocab_size": -1}),
+    ("num_attention_heads", {"num_attention_heads": 0}),
+    ("num_hidden_layers", {"num_hidden_layers": 0}),
+    ("intermediate_size", {"intermediate_size": 0}),
+    ("train_length", {"train_length": 1}),
+    ("frequency_base", {"frequency_base": 1.0}),
+    ("damping", {"damping": -0.1}),
+    ("damping", {"damping": float("nan")}),
+    ("damping", {"damping": "strong"}),
+    ("steady_state", {"steady_state": -1.0}),
+    ("zero_heads", {"zero_heads": -1}),
+    ("zero_heads", {"zero_heads": 9}),
+    ("zero_heads", {"zero_heads": 0.5}),
+    ("horizon", {"horizon": -1.0}),
+    ("gate", {"gate": "off"}),
+    ("rotate_values", {"rotate_values": 1}),
+]
+COMBINATIONS = [
+    ("learn_horizon", {"learn_horizon": True}),
+    ("initial_slopes", {"initial_slopes": "alibi"}),
+    ("prior", {"prior": "alibi"}),
+    ("frequencies", {"frequencies": "as_released"}),
+    ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
+    ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "flat"}),
+    ("gate", {"gate": False, "prior": "flat"}),
+    ("learn_frequencies", {"learn_frequencies": True, "frequencies": "rope"}),  # no pairs to keep
+    ("prior", {"score": "dot_product"}),
+    ("prior", {"score": "dot_product", "prior": "riccati"}),
+]
+BASELINE_COMBINATIONS = [
+    ("rotate_values", {"rotate_values": True, "frequencies": "none"}),
+    ("rotate_values", {"rotate_values": True, "frequencies": "as_released"}),
+    ("query_noise_in_bias", {"query_noise_in_bias": True}),
+    ("learn_frequencies", {"learn_frequencies": True}),
+    ("learn_decay", {"learn_decay": True}),
+    ("gate", {"gate": False}),
+    ("horizon", {"horizon": 0.7}),
+    ("initial_slopes", {"initial_slopes": "alibi"}),
+]
+
+
+def refused(name, construct):
+    with pytest.raises(ValueError, match=rf"\b{name}\b") as caught:
+        construct()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "fault"), VALUES + COMBINATIONS, ids=str)
+def test_filters(name, fault):
+    refused(name, lambda: preset("m2-sc-rfa", **fault))
+    refused(name, lambda: RFAConfig(**fault))
+
+
+@pytest.mark.parametrize(("name", "fault"), BASELINE_COMBINATIONS, ids=str)
+def test_baselines(name, fault):
+    refused(name, lambda: preset("b1-rope", **fault))
+
+
+def test_the_message_says_what_was_given():
+    message = refused("zero_heads", lambda: preset("m2-sc-rfa", zero_heads=99))
+    assert "99" in message
+    assert "8" in message  # heads
+
+
+def test_unknown_preset():
+    message = refused("preset", lambda: preset("m2"))
+    assert "'m2'" in message
+    assert "m2-sc-rfa" in message
+
+
+@pytest.mark.parametrize("field", ["hidden", "dropout", "model_type", "dampening"])
+def test_unknown_field(field):
+    assert "hidden_size" in refused(field, lambda: preset("m2-sc-rfa", **{field: 1}))
+
+
+def test_a_whole_number_is_a_number():
+    assert preset("m2-sc-rfa", damping=5, frequency_base=500, steady_state=1, horizon=2).damping == 5.0
+
+
+@pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
+@pytest.mark.parametrize("shape", [(2, 8), (1, 9), (9,), (2, 1, 9, 9)], ids=str)
+def test_attention_mask_of_another_shape(name, shape):
+    message = refused("attention_mask", lambda: small(name)(tokens(), attention_mask=torch.ones(shape)))
+    assert str(shape) in message
+    assert "(2, 9)" in message
+
+
+def test_attention_mask_without_the_cached_keys():
+    model, ids = small("m2-sc-rfa"), tokens()
+    cache = model(ids[:, :5], use_cache=True).past_key_values
+    refused("attention_mask", lambda: model(ids[:, 5:], attention_mask=torch.ones(2, 4), past_key_values=cache))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_tokens_or_embeddings(both):
+    model, ids = small("m2-sc-rfa"), tokens()
+    given = {"input_ids": ids, "inputs_embeds": model.get_input_embeddings()(ids)} if both else {}
+    refused("input_ids", lambda: model(**given))
+
+
+@pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "b3-decayed-rope", "m2-sc-rfa", "x1-riccati"])
+@pytest.mark.parametrize("fault", ["short", "falling", "equal"])
+def test_times_that_do_not_fit(name, fault):
+    times = {"short": torch.arange(8.0), "falling": -torch.arange(9.0), "equal": torch.zeros(9)}[fault]
+    refused("times", lambda: small(name)(tokens(), times=times))
+
+
+def test_sizes_of_the_test_models_are_legal():
+    assert preset("m2-sc-rfa", **SIZES).hidden_size == 32

@@ -1,0 +1,218 @@
+"""Every preset against SPEC section 3's table, by formula, and its number of parameters."""
+
+import numpy as np
+import pytest
+import torch
+
+from ops import oracle
+from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
+from rfa.nn import DotProductAttention, RobustFilterAttention
+
+from .small import FILTERS, NAMES, small, tokens
+
+HEADS, MODES = 4, 8
+BASE = 10000.0
+
+
+def partitioned():
+    bank = sorted(BASE ** (-m / (HEADS * MODES / 2)) for m in range(HEADS * MODES // 2))
+    return np.array(bank).reshape(HEADS, MODES // 2)
+
+
+def paired(bank):
+    return np.stack([bank, -bank], -1).reshape(HEADS, MODES)
+
+
+def paired_rope():
+    return paired(np.array([[BASE ** (-m / (MODES / 2)) for m in range(MODES // 2)]] * HEADS))
+
+
+def rope():
+    """As transformers' models: every pair of the 2 d channels of a head has a frequency of its own."""
+    return np.array([[BASE ** (-m / MODES) for m in range(MODES)]] * HEADS)
+
+
+def decays(damping, zero_heads):
+    return np.where(np.arange(HEADS) < zero_heads, 0, damping * partitioned().max(-1))
+
+
+SC = paired(partitioned())
+TABLE = {
+    # frequencies, decays, ALiBi slopes
+    "b1-rope": (rope(), None, None),
+    "b2-alibi": (None, None, [2 ** (-8 * h / HEADS) for h in range(1, HEADS + 1)]),
+    "b3-decayed-rope": (rope(), decays(0.05, 0), None),
+    "b4-sc-rope": (SC, decays(0.05, 0), None),
+    "b1-rope-as-released": (rope(), None, None),
+    "m2.6-pure-rotation": (SC, None, None),
+    "m1-rfa": (paired_rope(), decays(5 / 15 * 0.05, 2), None),  # T_train = 16
+    "m3-sc-rfa": (SC, decays(5.0, 0), None),
+    "m2.5-no-rotation": (0 * SC, decays(0.05, 2), None),
+    **{
+        name: (SC, decays(0.05, 2), None)
+        for name in (
+            "m2-sc-rfa",
+            "m2.1-exponential",
+            "m2.2-flat-prior",
+            "m2.3-no-gate",
+            "m2.4-no-value-rotation",
+            "x1-riccati",
+            "x2-riccati-alibi",
+        )
+    },
+}
+PLAIN = {
+    "weight": "student_t",
+    "prior": "lyapunov",
+    "gate": True,
+    "rotate_values": True,
+    "query_noise_in_bias": False,
+    "backend": "auto",
+}
+KERNELS = {
+    "m2.1-exponential": {"weight": "exponential"},
+    "m2.3-no-gate": {"gate": False},
+    "m2.4-no-value-rotation": {"rotate_values": False},
+    "x1-riccati": {"prior": "riccati"},
+    "x2-riccati-alibi": {"prior": "riccati"},
+}
+PAPER_COUNT = 19_364_177
+
+
+def test_the_table_is_complete():
+    assert TABLE.keys() == PRESETS.keys()
+    assert all(describe(name) for name in PRESETS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dynamics_are_the_table(name):
+    for layer in small(name).model.layers:
+        attention = layer.attention
+        if isinstance(attention, RobustFilterAttention):
+            held = {**attention.dynamics(), "slopes": None}
+        else:
+            held = {key: getattr(attention.geometry, key) for key in ("frequency", "decay", "slopes")}
+        for key, expected in zip(("frequency", "decay", "slopes"), TABLE[name], strict=True):
+            assert (held[key] is None) == (expected is None), key
+            if expected is not None:
+                np.testing.assert_allclose(oracle.as_array(held[key]), expected, rtol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_are_the_table(name):
+    attention = small(name).model.layers[0].attention
+    if name in FILTERS and name != "m2.6-pure-rotation":
+        assert isinstance(attention, RobustFilterAttention)
+        assert attention.options == {**PLAIN, **KERNELS.get(name, {})}
+        assert attention.innovation
+    else:
+        assert isinstance(attention, DotProductAttention)
+        assert attention.rotate_values == (name == "m2.6-pure-rotation")
+        assert attention.rotary_map == ("as_released" if name == "b1-rope-as-released" else "complex")
+        assert attention.innovation == (name == "m2.6-pure-rotation")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noises_are_the_table(name):
+    attention = small(name).model.layers[0].attention
+    if not isinstance(attention, RobustFilterAttention):
+        return
+    found = {key: oracle.as_array(value) for key, value in attention.dynamics().items()}
+    expected = {"robustness": 4, "inverse_temperature": 1, "key_noise": 1, "query_noise": 1, "noise_floor": 0.01}
+    if name == "m2.2-flat-prior":
+        expected |= {"key_noise": 0, "query_noise": 0, "noise_floor": 1, "process_noise": 0}
+    elif name != "x2-riccati-alibi":  # its process noise: tests/nn/test_alibi_start.py
+        steady = 0.5 if name == "m3-sc-rfa" else 0.1
+        expected["process_noise"] = np.maximum(2 * found["decay"] * steady, 1e-6)
+    if name == "m2.3-no-gate":
+        del expected["query_noise"]  # enters nothing
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], np.broadcast_to(value, HEADS), rtol=1e-5, atol=1e-9, err_msg=key)
+
+
+def count(name):
+    with torch.device("meta"):
+        return RFAForCausalLM(preset(name)).num_parameters()
+
+
+def test_the_baseline_at_the_papers_size_by_formula():
+    vocabulary, d, inner, blocks = 50257, 256, 4 * 256, 6
+    embedding, head_bias = vocabulary * d, vocabulary  # the head's weight is the embedding's
+    norm, square = 2 * d, d * d + d
+    attention = 3 * (d * 2 * d + 2 * d) + (2 * d * d + d)
+    feed_forward = (d * inner + inner) + (inner * d + d)
+    block = 2 * norm + attention + feed_forward
+    assert embedding + head_bias + 2 * square + norm + blocks * block == PAPER_COUNT
+    assert count("b1-rope") == PAPER_COUNT
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_preset_has_more_than_the_baseline(name):
+    """SPEC section 4: at most 0.05 % more."""
+    assert PAPER_COUNT <= count(name) <= PAPER_COUNT * 1.0005
+
+
+def test_defaults_are_the_papers_size():
+    config = preset("m2-sc-rfa")
+    sizes = (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
+    assert sizes == (50257, 256, 6, 8)
+    assert (config.intermediate_size, config.train_length) == (1024, 512)
+    assert config.to_dict() == RFAConfig().to_dict()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_and_backward(name):
+    model = small(name).train()
+    ids = tokens()
+    output = model(ids, labels=ids)
+    assert tuple(output.logits.shape) == (2, 9, 61)
+    output.loss.backward()
+    for path, parameter in model.named_parameters():
+        assert parameter.grad is not None, path
+        assert parameter.grad.isfinite().all(), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [1, 2])
+def test_short_texts(name, length):
+    assert small(name)(tokens(length=length)).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_models_of_different_presets_differ(name):
+    """Each preset computes something else from the same weights: no field is forgotten on the way."""
+    others = [other for other in NAMES if other != name]
+    reference = small(name, dtype=torch.float64)
+    weights = {key: v for key, v in reference.state_dict().items() if "dynamics" not in key and "geometry" not in key}
+    expected = reference(tokens()).logits
+    for other in others:
+        model = small(other, dtype=torch.float64)
+        model.load_state_dict(weights, strict=False)
+        assert (model(tokens()).logits - expected).abs().max() > 1e-8, other
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("m2-sc-rfa", {"horizon": 0.69}),
+        ("m2-sc-rfa", {"horizon": 0.69, "learn_horizon": True}),
+        ("m2-sc-rfa", {"innovation": False}),
+        ("m2-sc-rfa", {"query_noise_in_bias": True}),
+        ("m2-sc-rfa", {"learn_frequencies": True, "learn_decay": True}),
+        ("m2-sc-rfa", {"steady_state": 0.3}),
+        ("m2-sc-rfa", {"zero_heads": 0}),
+        ("m2-sc-rfa", {"damping": 1}),
+        ("m2-sc-rfa", {"frequency_base": 100}),
+        ("m1-rfa", {"train_length": 64}),
+        ("b1-rope", {"innovation": True}),
+    ],
+    ids=str,
+)
+def test_overrides_reach_the_layer(name, override):
+    model, plain = small(name, **override).train(), small(name)
+    ids = tokens()
+    output = model(ids, labels=ids)
+    if "learn_decay" not in override:  # what is only learned starts where it was
+        assert (output.logits - plain(ids).logits).abs().max() > 1e-6
+    output.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

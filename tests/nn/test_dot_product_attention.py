@@ -1,0 +1,244 @@
+"""The baselines against transformers' rotary embedding, published sequences and complex numbers by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+import rfa.ops.inputs
+from ops import oracle
+from rfa.nn import DotProductAttention, alibi_slopes, rotary_frequencies
+
+from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, only_our_own_checks, perturb, states
+
+SIZE, HEADS, MODES = 16, 2, 8
+ROPE = rotary_frequencies(HEADS, MODES)
+DECAY = torch.tensor([0.0, 0.3])
+SLOPES = torch.tensor([0.5, 0.0625])
+VARIANTS = {
+    "plain": {},
+    "b1": {"frequency": ROPE},
+    "b2": {"slopes": SLOPES},
+    "b3": {"frequency": ROPE, "decay": DECAY},
+    "decay and slopes": {"decay": DECAY, "slopes": SLOPES},
+    "innovation": {"frequency": ROPE, "innovation": True},
+    "RoPER": {"frequency": torch.linspace(-2, 2, 16).view(2, 8), "rotate_values": True, "innovation": True},
+    "RoPER with decay": {"frequency": ROPE, "rotate_values": True, "decay": DECAY},
+}
+
+
+def build(dtype=torch.float64, **options):
+    return perturb(DotProductAttention(SIZE, HEADS, **options).to(dtype))
+
+
+def llama_rotary(heads, modes, length):
+    config = LlamaConfig(
+        hidden_size=2 * modes * heads, num_attention_heads=heads, head_dim=2 * modes, max_position_embeddings=length
+    )
+    rotary = LlamaRotaryEmbedding(config)
+    return rotary, rotary(torch.zeros(1, length, 2 * modes), torch.arange(length)[None])
+
+
+def test_frequencies_are_llamas():
+    rotary, _ = llama_rotary(HEADS, MODES, 4)
+    np.testing.assert_allclose(ROPE, rotary.inv_freq.expand(HEADS, -1), rtol=1e-6)  # float32 powers
+
+
+@pytest.mark.parametrize("length", [1, 40])
+def test_rope_is_transformers_own(length):
+    layer = build(torch.float32, frequency=ROPE)
+    x = hidden(length=length, dtype=torch.float32)
+    _, (cos, sin) = llama_rotary(HEADS, MODES, length)
+    q, k, v = (torch.from_numpy(state).float() for state in states(layer, x))
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    estimate = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / math.sqrt(2 * MODES))
+    assert_near(layer(x), merged(layer, oracle.as_array(estimate)), SINGLE)
+
+
+@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_layer_is_written_by_hand(name, irregular):
+    layer, x = build(**VARIANTS[name]), hidden()
+    times = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64) if irregular else None
+    assert_near(layer(x, times=times), dot_product(layer, x, times=times, **VARIANTS[name]))
+
+
+def as_released_by_hand(layer, x):
+    """SPEC section 6: cosine and sine of interleaved pairs, the quarter turn of concatenated halves."""
+    q, k, v = states(layer, x)
+    batch, heads, length, channels = q.shape
+
+    def turn(s):
+        out = np.zeros_like(s)
+        for t in range(length):
+            for c in range(channels):
+                angle = t * 10000.0 ** (-(c // 2) / (channels // 2))
+                half = channels // 2
+                quarter = -s[:, :, t, c + half] if c < half else s[:, :, t, c - half]
+                out[:, :, t, c] = math.cos(angle) * s[:, :, t, c] + math.sin(angle) * quarter
+        return out
+
+    score = turn(q) @ np.swapaxes(turn(k), -1, -2) / math.sqrt(channels)
+    score[..., np.triu(np.ones((length, length), bool), 1)] = -np.inf
+    weight = np.exp(score - score.max(-1, keepdims=True))
+    return merged(layer, weight / weight.sum(-1, keepdims=True) @ v)
+
+
+def test_the_released_map_by_hand():
+    layer = build(frequency=ROPE.double(), rotary_map="as_released")
+    assert_near(layer(hidden()), as_released_by_hand(layer, hidden()), 1e-6)  # the bank is made in float32
+
+
+def shifted(layer, x, by):
+    """The same tokens at later places: masked keys stand before them."""
+    padded = torch.cat([torch.zeros(x.shape[0], by, x.shape[2], dtype=x.dtype), x], 1)
+    mask = torch.arange(padded.shape[1]).expand(x.shape[0], -1) >= by
+    return layer(padded, key_mask=mask)[:, by:]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_scores_depend_on_the_lag_only(name):
+    layer, x = build(**VARIANTS[name]), hidden()
+    torch.testing.assert_close(shifted(layer, x, 5), layer(x), rtol=EXACT, atol=EXACT)
+
+
+def test_the_released_map_depends_on_more_than_the_lag():
+    layer, x = build(frequency=ROPE, rotary_map="as_released"), hidden()
+    assert (shifted(layer, x, 5) - layer(x)).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 32])
+def test_alibi_slopes_of_powers_of_two(heads):
+    np.testing.assert_allclose(alibi_slopes(heads), [2 ** (-8 * h / heads) for h in range(1, heads + 1)], rtol=1e-6)
+
+
+def test_alibi_slopes_of_eight_heads_as_published():
+    assert alibi_slopes(8).tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
+
+
+def published_slopes(n):
+    """Press et al.'s recursion: a power of two is geometric, otherwise every other slope of twice the power below."""
+    if math.log2(n).is_integer():
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+    closest = 2 ** math.floor(math.log2(n))
+    return published_slopes(closest) + published_slopes(2 * closest)[0::2][: n - closest]
+
+
+@pytest.mark.parametrize("heads", [3, 6, 12, 20, 25])
+def test_alibi_slopes_between_powers_of_two(heads):
+    np.testing.assert_allclose(alibi_slopes(heads), published_slopes(heads), rtol=1e-6)
+
+
+def test_decay_multiplies_after_the_softmax():
+    """With equal scores and constant values, row i gives the mean of exp(-mu tau) over its i + 1 keys: less than one."""
+    decay = torch.tensor([0.3, 0.8])
+    layer = DotProductAttention(SIZE, HEADS, decay=decay).double()
+    with torch.no_grad():
+        for part in ("query", "key", "value"):
+            getattr(layer, f"{part}_projection").weight.zero_()
+        layer.value_projection.bias.fill_(1.0)
+        layer.output_projection.weight.copy_(torch.eye(SIZE, 2 * SIZE))
+        layer.output_projection.weight[-1] = torch.eye(2 * SIZE)[-1]  # the first head's channels, one of the second's
+    out = layer(hidden())
+    for i in range(out.shape[1]):
+        expected = [sum(math.exp(-float(mu) * tau) for tau in range(i + 1)) / (i + 1) for mu in decay]
+        np.testing.assert_allclose(out[:, i, 0].detach(), expected[0], rtol=1e-9)
+        np.testing.assert_allclose(out[:, i, -1].detach(), expected[1], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_masked_keys_are_as_if_absent(name):
+    layer, x = build(**VARIANTS[name]), hidden()
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[:, [0, 3]] = False
+    kept = [1, 2, 4, 5, 6]
+    expected = layer(x[:, kept], times=torch.tensor(kept))
+    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
+    assert layer(x, key_mask=mask).isfinite().all()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_packed_is_separate(name):
+    layer, x = build(**VARIANTS[name]), hidden()
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1], [4, 4, 4, 2, 2, 2, 2]])
+    apart = torch.cat([layer(x[:, :3]), layer(x[:, 3:])], 1)
+    torch.testing.assert_close(layer(x, segment_ids=segments), apart, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_nothing_to_see_gives_the_bias(name):
+    """All keys masked: the estimate is zero, not NaN, forwards and backwards."""
+    options = {**VARIANTS[name], "innovation": False}
+    layer, x = build(**options), hidden().requires_grad_()
+    out = layer(x, key_mask=torch.zeros(2, 7, dtype=torch.bool))
+    assert_near(out, layer.output_projection.bias.expand_as(out))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in layer.parameters())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_in_blocks_are_the_whole(name, monkeypatch):
+    layer, x = build(torch.float32, **VARIANTS[name]), hidden(dtype=torch.float32)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, :2] = False
+    whole = layer(x, key_mask=mask)
+    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
+    with torch.no_grad():
+        assert len(rfa.ops.inputs.row_blocks(2, HEADS, 7, 7)) == 4
+        torch.testing.assert_close(layer(x, key_mask=mask), whole, rtol=SINGLE, atol=SINGLE)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_parameter_gets_a_gradient(name):
+    layer = DotProductAttention(SIZE, HEADS, **VARIANTS[name])
+    layer(hidden(dtype=torch.float32)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_half_precision(name, cast):
+    """The geometry stays as it is; the output is that of float32 to the precision of the cast."""
+    whole = build(torch.float32, **VARIANTS[name])
+    before = {key: value.clone() for key, value in whole.geometry.state_dict().items()}
+    x = hidden(dtype=torch.float32)
+    expected = whole(x)
+    layer = getattr(whole, cast)()
+    for key, value in layer.geometry.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, before[key])
+    tolerance = {"bfloat16": 0.1, "half": 0.02}[cast]  # eps 2^-8, 2^-11; sums of 32 products of order one
+    x = x.to(layer.query_projection.weight.dtype)
+    torch.testing.assert_close(layer(x).float(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["b2", "b3"])
+@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+def test_half_precision_has_no_limit_on_lags(name, cast):
+    """Seconds between events easily exceed float16's 65,504."""
+    layer = getattr(build(torch.float32, **VARIANTS[name]), cast)()
+    x = hidden().to(layer.query_projection.weight.dtype)
+    assert layer(x, times=torch.arange(7) * 100_000).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"frequency": ROPE, "rotary_map": "as_released"}], ids=["nothing to turn by", "released map"]
+)
+def test_values_turn_only_by_complex_frequencies(options):
+    with pytest.raises(ValueError, match="rotate_values: got True"):
+        DotProductAttention(SIZE, HEADS, rotate_values=True, **options)
+
+
+@pytest.mark.parametrize("name", ["b1", "b2", "b3"])
+@pytest.mark.parametrize("times", [torch.arange(6), torch.zeros(7), -torch.arange(7)], ids=["short", "equal", "falling"])
+def test_times_are_checked_as_the_filter_checks_them(name, times):
+    layer = build(torch.float32, **VARIANTS[name])
+    with only_our_own_checks(), pytest.raises(ValueError, match=r"\btimes\b"):
+        layer(hidden(dtype=torch.float32), times=times)

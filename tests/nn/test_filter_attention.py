@@ -1,0 +1,146 @@
+"""The layer against a composition by hand: projections, the operator's oracle, innovation, output projection."""
+
+import numpy as np
+import pytest
+import torch
+
+import rfa.ops.inputs
+from ops import oracle
+from rfa.nn import RobustFilterAttention
+
+from .by_hand import EXACT, SINGLE, assert_near, hidden, merged, only_our_own_checks, perturb, positive, softplus, states
+
+SIZE, HEADS, MODES = 16, 2, 4
+# options of the layer, what the oracle is given for them, whether the innovation is taken
+CASES = {
+    "defaults": ({}, {}, True),
+    "no innovation": ({"innovation": False}, {}, False),
+    "query noise in bias": ({"query_noise_in_bias": True}, {"query_noise_in_bias": True}, True),
+    "fixed horizon": ({"horizon": 0.7}, {"horizon": torch.full((HEADS,), 0.7)}, True),
+    "learned horizon": ({"horizon": 0.7, "learn_horizon": True}, {"horizon": "learned"}, True),
+    "exponential": ({"weight": "exponential"}, {"weight": "exponential"}, True),
+    "flat": ({"prior": "flat"}, {"flat": True}, True),
+    "riccati": ({"prior": "riccati"}, {"prior": "riccati"}, True),
+    "values do not turn": ({"rotate_values": False}, {"rotate_values": False}, True),
+    "no gate": ({"gate": False}, {"gate": False}, True),
+    "learned frequency": ({"learn_frequency": True}, {}, True),
+    "learned decay": ({"learn_decay": True}, {}, True),
+    "as released": (
+        {"innovation": False, "query_noise_in_bias": True, "horizon": 0.7, "learn_horizon": True},
+        {"query_noise_in_bias": True, "horizon": "learned"},
+        False,
+    ),
+}
+
+
+def dynamics_by_hand(layer, options, flat):
+    """The operator's parameters from the layer's raw state, by SPEC section 3."""
+    raw = {name: oracle.as_array(value) for name, value in layer.dynamics.state_dict().items()}
+    constant = {"process_noise": 0.0, "key_noise": 0.0, "query_noise": 0.0, "noise_floor": 1.0}
+    found = {name: np.full(HEADS, value) for name, value in constant.items()} if flat else {"noise_floor": [0.01] * 2}
+    stored = ["robustness", "inverse_temperature"] + ([] if flat else ["process_noise", "key_noise"])
+    if not flat:
+        if "query_noise" in dict(layer.dynamics.named_parameters()):
+            stored.append("query_noise")
+        else:  # gamma^2 enters nothing
+            found["query_noise"] = np.full(HEADS, np.nan)
+    found.update({name: softplus(raw[name]) for name in stored})
+    found["decay"] = softplus(raw["decay"]) if options.get("learn_decay") else raw["decay"]
+    found["frequency"] = raw["frequency"]
+    if options.get("learn_frequency"):
+        found["frequency"] = np.stack([raw["frequency"], -raw["frequency"]], -1).reshape(HEADS, MODES * 2)
+    return found, raw
+
+
+@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
+@pytest.mark.parametrize("name", CASES)
+def test_layer_is_its_composition(name, irregular):
+    options, asked, innovation = CASES[name]
+    generator = torch.Generator().manual_seed(5)
+    frequency = torch.randn(HEADS, MODES, generator=generator, dtype=torch.float64).repeat_interleave(2, -1)
+    frequency = frequency * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(MODES)
+    decay = torch.tensor([0.0, 0.3], dtype=torch.float64)
+    size = 2 * MODES * HEADS
+    layer = RobustFilterAttention(size, HEADS, frequency=frequency, decay=decay, **options).double()
+    perturb(layer)
+
+    x = hidden(size=size)
+    times = positive(generator, x.shape[1], low=0.1, high=2.0).cumsum(0) if irregular else None
+    asked = dict(asked)
+    parameters, raw = dynamics_by_hand(layer, options, asked.pop("flat", False))
+    if "horizon" in asked and isinstance(asked["horizon"], str):
+        asked["horizon"] = softplus(raw["horizon"])
+    q, k, v = states(layer, x)
+    estimate, _ = oracle.filter_attention(q, k, v, **parameters, **asked, times=times)
+    expected = merged(layer, estimate - v if innovation else estimate)
+    # EXACT, but for noise_floor and a fixed horizon, which the layer makes in float32
+    assert_near(layer(x, times=times), expected, 1e-6 if options.get("prior") != "flat" else EXACT)
+
+
+@pytest.fixture
+def layer():
+    return perturb(RobustFilterAttention(SIZE, HEADS).double())
+
+
+def test_masked_keys_are_as_if_absent(layer):
+    x = hidden()
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[:, [0, 3]] = False
+    kept = [1, 2, 4, 5, 6]
+    expected = layer(x[:, kept], times=torch.tensor(kept))
+    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
+
+
+def test_packed_is_separate(layer):
+    x = hidden()
+    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]]).repeat(2, 1)
+    packed = layer(x, segment_ids=segments)
+    apart = torch.cat([layer(x[:, :3]), layer(x[:, 3:])], 1)
+    torch.testing.assert_close(packed, apart, rtol=EXACT, atol=EXACT)
+
+
+def test_estimate_of_one_token_is_the_token(layer):
+    """One key: the weight is one and the lag zero, so the innovation vanishes and only the output bias is left."""
+    assert_near(layer(hidden(length=1)), layer.output_projection.bias.expand(2, 1, -1))
+
+
+@pytest.mark.parametrize("options", [{}, {"prior": "riccati"}], ids=["lyapunov", "riccati"])
+def test_rows_in_blocks_are_the_whole(options, monkeypatch):
+    layer = perturb(RobustFilterAttention(SIZE, HEADS, **options))
+    x = hidden(dtype=torch.float32)
+    whole = layer(x)
+    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
+    with torch.no_grad():
+        assert len(rfa.ops.inputs.row_blocks(2, HEADS, 7, 7)) == 4
+        torch.testing.assert_close(layer(x), whole, rtol=SINGLE, atol=SINGLE)
+
+
+def test_head_permutation():
+    """Heads do not mix before the output projection: permuting all of a head's things permutes nothing else."""
+    frequency = torch.randn(HEADS, 8, dtype=torch.float64)
+    decay = torch.tensor([0.1, 0.4], dtype=torch.float64)
+    a = perturb(RobustFilterAttention(SIZE, HEADS, frequency=frequency, decay=decay).double())
+    b = RobustFilterAttention(SIZE, HEADS, frequency=frequency.flip(0), decay=decay.flip(0)).double()
+    swap = torch.arange(2 * SIZE).view(HEADS, -1).flip(0).flatten()
+    with torch.no_grad():
+        for part in ("query", "key", "value"):
+            source, target = (getattr(layer, f"{part}_projection") for layer in (a, b))
+            target.weight.copy_(source.weight[swap])
+            target.bias.copy_(source.bias[swap])
+        b.output_projection.weight.copy_(a.output_projection.weight[:, swap])
+        b.output_projection.bias.copy_(a.output_projection.bias)
+        for name, parameter in b.dynamics.named_parameters():
+            parameter.copy_(dict(a.dynamics.named_parameters())[name].flip(0))
+    torch.testing.assert_close(a(hidden()), b(hidden()), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["prior", "weight"])
+def test_an_unknown_choice_is_refused(name):
+    """At the latest when it is used; a misspelt prior must not quietly become another."""
+    with only_our_own_checks(), pytest.raises(ValueError, match=rf"\b{name}\b"):
+        RobustFilterAttention(SIZE, HEADS, **{name: "misspelt"})(hidden(dtype=torch.float32))
+
+
+def test_an_unknown_backend_is_refused():
+    with pytest.raises(ValueError, match="backend: got 'misspelt'"):
+        RobustFilterAttention(SIZE, HEADS, backend="misspelt")(hidden(dtype=torch.float32))

@@ -1,0 +1,196 @@
+"""The initial values of SPEC section 3, how they are stored, and what may be learned."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from ops import oracle
+from rfa.models import RFAForCausalLM, preset
+from rfa.nn import HeadDynamics, RobustFilterAttention
+
+from .by_hand import SINGLE, hidden, softplus
+
+FREQUENCY = torch.tensor([[0.5, -0.5, 2.0, -2.0], [0.1, -0.1, 0.3, -0.3]])
+DECAY = torch.tensor([0.2, 0.0])
+POSITIVE = {"process_noise", "key_noise", "query_noise", "robustness", "inverse_temperature"}
+# softplus and its inverse in float32, near 1e-6 as well as near 4: a few roundings
+STORED = {"rtol": 1e-5, "atol": 1e-9}
+
+OPTIONS = {
+    "defaults": {},
+    "exponential": {"weight": "exponential"},
+    "flat": {"prior": "flat"},
+    "riccati": {"prior": "riccati"},
+    "riccati at ALiBi's slopes": {"prior": "riccati", "slopes": torch.tensor([0.25, 0.5])},
+    "riccati without gate": {"prior": "riccati", "gate": False},
+    "no gate": {"gate": False},
+    "no gate, query noise in bias": {"gate": False, "query_noise_in_bias": True},
+    "query noise in bias": {"query_noise_in_bias": True},
+    "values do not turn": {"rotate_values": False},
+    "no innovation": {"innovation": False},
+    "fixed horizon": {"horizon": 0.7},
+    "learned horizon": {"horizon": 0.7, "learn_horizon": True},
+    "learned frequency": {"learn_frequency": True},
+    "learned decay": {"learn_decay": True},
+    "all learned": {"horizon": 0.7, "learn_horizon": True, "learn_frequency": True, "learn_decay": True},
+    "flat, all learned": {"prior": "flat", "learn_frequency": True, "learn_decay": True},
+}
+
+
+def layer_with(dtype=torch.float32, **options):
+    return RobustFilterAttention(8, 2, **{"frequency": FREQUENCY, "decay": DECAY, **options}).to(dtype)
+
+
+def values(dynamics):
+    return {name: oracle.as_array(value) for name, value in dynamics().items()}
+
+
+def test_initial_values_are_the_table():
+    found = values(HeadDynamics(FREQUENCY, DECAY))
+    expected = {
+        "frequency": FREQUENCY,
+        "decay": DECAY,
+        "process_noise": [2 * 0.2 * 0.1, 1e-6],  # steady state 0.1; the floor where mu = 0
+        "key_noise": [1, 1],
+        "query_noise": [1, 1],
+        "noise_floor": [0.01, 0.01],
+        "robustness": [4, 4],
+        "inverse_temperature": [1, 1],
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], oracle.as_array(value), **STORED, err_msg=name)
+
+
+def test_another_steady_state():
+    found = values(HeadDynamics(FREQUENCY, DECAY, steady_state=0.5))["process_noise"]
+    np.testing.assert_allclose(found, [2 * 0.2 * 0.5, 1e-6], **STORED)
+
+
+def test_the_layers_own_bank_and_decay():
+    """SC-RFA by formula: a partitioned bank of conjugate pairs, head 0 slowest; mu = 0.05 max omega, two zero heads."""
+    heads, modes = 4, 6
+    found = values(RobustFilterAttention(heads * modes, heads).dynamics)
+    bank = sorted(10000.0 ** (-m / (heads * modes // 2)) for m in range(heads * modes // 2))
+    for head in range(heads):
+        band = bank[head * modes // 2 : (head + 1) * modes // 2]
+        np.testing.assert_allclose(found["frequency"][head], [s * w for w in band for s in (1, -1)], rtol=1e-6)
+        np.testing.assert_allclose(found["decay"][head], 0 if head < 2 else 0.05 * max(band), rtol=1e-6)
+
+
+def test_m3_starts_at_a_steady_state_of_one_half():
+    sizes = {"vocab_size": 11, "hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1}
+    found = values(RFAForCausalLM(preset("m3-sc-rfa", **sizes)).model.layers[0].attention.dynamics)
+    np.testing.assert_allclose(found["process_noise"] / (2 * found["decay"]), 0.5, rtol=1e-5)
+    assert (found["decay"] > 0).all()
+
+
+def test_positive_parameters_are_stored_through_softplus():
+    dynamics = HeadDynamics(FREQUENCY, DECAY, horizon=0.7, learn_horizon=True, learn_decay=True)
+    parameters = dict(dynamics.named_parameters())
+    assert parameters.keys() == POSITIVE | {"decay", "horizon"}
+    for name, raw in parameters.items():
+        np.testing.assert_allclose(values(dynamics)[name], softplus(raw), rtol=1e-6, err_msg=name)
+    with torch.no_grad():
+        for raw in parameters.values():
+            raw.fill_(-10.0)
+    assert all((values(dynamics)[name] > 0).all() for name in parameters)
+
+
+def test_fixed_values_are_buffers_and_saved():
+    dynamics = HeadDynamics(FREQUENCY, DECAY, horizon=0.7)
+    assert {name for name, _ in dynamics.named_buffers()} == {"frequency", "decay", "noise_floor", "horizon"}
+    assert {"frequency", "decay", "noise_floor", "horizon"} <= dynamics.state_dict().keys()
+
+
+def test_flat_prior_has_constant_variance_and_no_noise_parameters():
+    dynamics = HeadDynamics(FREQUENCY, DECAY, prior="flat")
+    assert {name for name, _ in dynamics.named_parameters()} == {"robustness", "inverse_temperature"}
+    found = values(dynamics)
+    noises = {name: found[name].tolist() for name in ("process_noise", "key_noise", "query_noise", "noise_floor")}
+    expected = {"process_noise": [0, 0], "key_noise": [0, 0], "query_noise": [0, 0], "noise_floor": [1, 1]}
+    assert noises == expected  # so that Sigma = Sigma~ = 1 at every lag
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_every_parameter_gets_a_gradient(name):
+    """Otherwise distributed training stops, and an optimiser carries dead weight."""
+    layer = layer_with(**OPTIONS[name])
+    target = torch.randn(2, 7, 8)
+    layer(hidden(size=8, dtype=torch.float32)).mul(target).sum().backward()
+    for path, parameter in layer.named_parameters():
+        assert parameter.grad is not None, path
+        assert parameter.grad.isfinite().all(), path
+        if not path.endswith("key_projection.bias"):
+            assert parameter.grad.any(), path
+
+
+def test_a_step_keeps_conjugate_pairs():
+    layer = layer_with(learn_frequency=True)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    layer(hidden(size=8, dtype=torch.float32)).square().sum().backward()
+    optimizer.step()
+    after = layer.dynamics()["frequency"].detach()
+    assert tuple(after.shape) == tuple(FREQUENCY.shape)
+    assert (after - FREQUENCY).abs().min() > 1e-3
+    assert torch.equal(after[:, 0::2], -after[:, 1::2])
+
+
+def test_a_step_keeps_learned_decay_positive():
+    layer = layer_with(learn_decay=True)
+    before = layer.dynamics()["decay"].detach()
+    np.testing.assert_allclose(before, [0.2, 1e-6], **STORED)  # a decay of 0 has no softplus inverse
+    optimizer = torch.optim.SGD(layer.parameters(), lr=10.0)
+    layer(hidden(size=8, dtype=torch.float32)).square().sum().backward()
+    optimizer.step()
+    after = layer.dynamics()["decay"].detach()
+    assert (after != before).any()
+    assert (after >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["learned frequency", "learned decay", "learned horizon", "all learned"])
+def test_learning_an_option_does_not_change_the_start(name):
+    x = hidden(size=8)
+    moving = layer_with(torch.float64, **{**OPTIONS[name], "decay": DECAY.clamp(min=1e-6)})
+    fixed_options = {key: value for key, value in OPTIONS[name].items() if not key.startswith("learn")}
+    still = layer_with(torch.float64, **{**fixed_options, "decay": DECAY.clamp(min=1e-6)})
+    for part in ("query", "key", "value", "output"):
+        getattr(still, f"{part}_projection").load_state_dict(getattr(moving, f"{part}_projection").state_dict())
+    torch.testing.assert_close(moving(x), still(x), rtol=SINGLE, atol=SINGLE)  # softplus round trip in float32
+
+
+@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+def test_half_precision_leaves_the_dynamics_alone(cast):
+    layer = layer_with(horizon=0.7, learn_horizon=True, learn_frequency=True)
+    before = {name: value.clone() for name, value in layer.dynamics.state_dict().items()}
+    getattr(layer, cast)()
+    assert layer.query_projection.weight.dtype in (torch.bfloat16, torch.float16)
+    for name, value in layer.dynamics.state_dict().items():
+        assert value.dtype == torch.float32, name
+        assert torch.equal(value, before[name]), name
+    x = hidden(size=8).to(layer.query_projection.weight.dtype)
+    assert layer(x).dtype == x.dtype
+    assert layer(x).isfinite().all()
+
+
+def test_a_move_to_a_device_is_followed_but_not_its_dtype():
+    layer = layer_with(horizon=0.7).to("meta", torch.bfloat16)
+    for name, value in layer.dynamics.state_dict().items():
+        assert (value.device.type, value.dtype) == ("meta", torch.float32), name
+    assert layer.query_projection.weight.dtype == torch.bfloat16
+
+
+def test_double_precision_is_followed():
+    assert {value.dtype for value in layer_with(torch.float64).dynamics.state_dict().values()} == {torch.float64}
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_softplus_inverse_is_one(length):
+    """Initial values far apart survive the round trip: 1e-6 and 50 per unit of time."""
+    decay = torch.full((length,), 50.0)
+    found = values(HeadDynamics(torch.zeros(length, 2), decay, learn_decay=True, steady_state=1e-8))
+    np.testing.assert_allclose(found["decay"], 50.0, rtol=1e-6)
+    np.testing.assert_allclose(found["process_noise"], max(2 * 50 * 1e-8, 1e-6), rtol=1e-5)
+    assert math.isfinite(found["process_noise"].sum())

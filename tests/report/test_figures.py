@@ -1,0 +1,76 @@
+"""Figures hold the data that were put in, and say what their axes are."""
+
+import matplotlib.pyplot as plt
+import pytest
+
+from rfa.report.figures import save, training_and_extrapolation
+
+CURVES = {"b1-rope": [(64, 200.0), (128, 120.0)], "m2-sc-rfa": [(64, 190.0), (128, 100.0)]}
+ROWS = {
+    "b1-rope": [{"length": 16, "perplexity": 120.0}, {"length": 32, "perplexity": 300.0}],
+    "m2-sc-rfa": [{"length": 16, "perplexity": 100.0}, {"length": 32, "perplexity": 95.0}],
+}
+
+
+@pytest.fixture
+def figure():
+    figure = training_and_extrapolation(CURVES, ROWS, 16)
+    yield figure
+    plt.close(figure)
+
+
+def drawn(axes):
+    return {line.get_label(): list(map(tuple, line.get_xydata())) for line in axes.lines if line.get_label()[0] != "_"}
+
+
+def test_lines_are_the_data(figure):
+    over_training, over_length = figure.axes
+    assert drawn(over_training) == CURVES
+    assert drawn(over_length) == {name: [(r["length"], r["perplexity"]) for r in rows] for name, rows in ROWS.items()}
+    assert any(set(line.get_xdata()) == {16} for line in over_length.lines)  # the training length
+    assert [label.get_text() for label in over_length.get_xticklabels()] == ["16", "32"]
+    assert {text.get_text() for text in over_length.get_legend().get_texts()} == set(ROWS)
+
+
+def test_axes_are_labelled(figure):
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "training tokens",
+        "context length (tokens); dotted: training length",
+    ]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["validation perplexity", "test perplexity"]
+
+
+def test_a_model_has_one_colour_in_both_panels(figure):
+    colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in figure.axes]
+    for name in CURVES:
+        assert colours[0][name] == colours[1][name]
+    assert colours[0]["b1-rope"] != colours[0]["m2-sc-rfa"]
+
+
+def test_a_model_without_a_curve_is_drawn_over_length_only():
+    figure = training_and_extrapolation({**CURVES, "b1-rope": []}, ROWS, 16)
+    assert set(drawn(figure.axes[0])) == {"m2-sc-rfa"}
+    assert set(drawn(figure.axes[1])) == set(ROWS)
+    plt.close(figure)
+
+
+@pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("f.svg", b"<?xml")])
+def test_save(figure, tmp_path, name, magic):
+    save(figure, tmp_path / name)
+    assert (tmp_path / name).read_bytes().startswith(magic)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert figure.number not in plt.get_fignums()  # closed
+
+
+def test_save_is_whole_or_nothing(figure, tmp_path, monkeypatch):
+    (tmp_path / "f.png").write_bytes(b"the old figure")
+
+    def full(path, **_):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(figure, "savefig", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(figure, tmp_path / "f.png")
+    assert (tmp_path / "f.png").read_bytes() == b"the old figure"
+    assert [path.name for path in tmp_path.iterdir()] == ["f.png"]

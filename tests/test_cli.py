@@ -1,0 +1,248 @@
+"""The commands, in this process: what they print, what they write, and how they fail."""
+
+import json
+import shutil
+from functools import partial
+
+import pytest
+from training.runs import at_step, command, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
+
+from rfa.evaluation import evaluate
+from rfa.training import RunFolder, Stopped, train
+
+SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "zero_heads=1"]
+SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--max-steps", "4", "--set", *SIZES]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="session")
+def run(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("cli") / "run"
+    train(tiny_spec(corpus, max_steps=3), out)
+    return out
+
+
+@pytest.fixture
+def rfa(monkeypatch, capsys, tmp_path):
+    """Call a command; returns exit status, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+
+    return partial(command, monkeypatch, capsys)
+
+
+@pytest.fixture
+def fails(rfa, tmp_path):
+    """Call a command that must fail with one line on standard error, exit status 2, and nothing written."""
+
+    def call(*arguments, says=()):
+        before = contents(tmp_path), sorted(tmp_path.rglob("*"))
+        status, out, err = rfa(*arguments)
+        assert (status, out) == (2, "")
+        assert len(messages(err)) == 1, err
+        assert messages(err)[0].startswith("rfa: ")
+        for words in [says] if isinstance(says, str) else says:
+            assert words in err
+        assert (contents(tmp_path), sorted(tmp_path.rglob("*"))) == before
+
+    return call
+
+
+def test_train(rfa, corpus, tmp_path):
+    status, out, _ = rfa("train", "--preset", "b1-rope", "--data", corpus, *SMALL, "--seed", "5", "--out", "run")
+    assert status == 0
+    record = RunFolder(tmp_path / "run").read()
+    assert record["finished"]
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "zero_heads": 1}
+    assert record["spec"]["model"] == sizes
+    assert (record["spec"]["seed"], record["spec"]["preset"], record["steps"]) == (5, "b1-rope", 4)
+    perplexity = record["result"]["valid_perplexity"]
+    assert f"run: validation perplexity {perplexity:.2f} after 4 steps, 256 tokens" in out
+
+
+def test_all_options_of_train(rfa, corpus, tmp_path):
+    given = ["--epochs", "0.2", "--lr", "0.002", "--accumulate", "2", "--eval-steps", "2", "--valid-tokens", "64", "--log-steps", "3", "--split", "file"]
+    given += ["--tokenizer", "bpe:300", "--length", "8", "--batch-size", "2", "--preset", "m2.2-flat-prior"]
+    given += ["--set", "decay=none", "--set", "damping=1", "zero_heads=0", "learn_decay=True", "horizon=None"]
+    assert rfa("train", "--data", corpus, *given, "--set", *SIZES[:3], "--out", "run")[0] == 0
+    spec = RunFolder(tmp_path / "run").read()["spec"]
+    expected = {"epochs": 0.2, "learning_rate": 0.002, "accumulate": 2, "eval_steps": 2, "valid_tokens": 64}
+    expected |= {"log_steps": 3, "split_by": "file", "tokenizer": "bpe:300", "length": 8, "batch_size": 2}
+    assert {name: spec[name] for name in expected} == expected
+    model = {"decay": "none", "damping": 1, "zero_heads": 0, "learn_decay": True, "horizon": None}
+    assert {name: spec["model"][name] for name in model} == model
+
+
+def test_resume_and_overwrite(rfa, corpus, tmp_path):
+    out = tmp_path / "run"
+    train(tiny_spec(corpus, max_steps=6), tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus, max_steps=6), out, progress=at_step(2, ctrl_c))
+    status, printed, _ = rfa("train", "--resume", "--out", "run")
+    assert status == 0
+    assert "after 6 steps" in printed
+    assert weights(out).keys() == weights(tmp_path / "whole").keys()
+    assert all((value - weights(tmp_path / "whole")[name]).abs().max() < 1e-4 for name, value in weights(out).items())
+    before = contents(out)
+    status, again, _ = rfa("train", "--resume", "--out", "run")  # a finished run
+    assert (status, again) == (0, printed)
+    assert contents(out) == before
+    assert rfa("train", "--data", corpus, *SMALL, "--out", "run", "--overwrite")[0] == 0
+    assert RunFolder(out).read()["steps"] == 4
+
+
+@pytest.mark.parametrize("lengths", [["--lengths", "8", "16", "32"], ["--lengths", "8", "--lengths", "16", "32"]])
+def test_evaluate(rfa, run, tmp_path, lengths):
+    arguments = [*lengths, "--protocol", "matched", "--max-tokens", "300", "--by-position", "--json", "new/result.json"]
+    status, out, _ = rfa("evaluate", run, *arguments)
+    assert status == 0
+    result = json.loads((tmp_path / "new" / "result.json").read_text())
+    expected = evaluate(run, lengths=[8, 16, 32], protocol="matched", max_tokens=300, by_position=True)
+    assert result == json.loads(json.dumps(expected))
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["result.json"]
+    assert all(f"{row['perplexity']:.2f}" in out for row in result["rows"])
+    assert "protocol matched" in " ".join(out.split())
+
+
+def test_generate(rfa, run):
+    status, out, err = rfa("generate", run, "--prompt", "the sea", "--max-new-tokens", "5", "--temperature", "0")
+    assert status == 0
+    assert out.startswith("the sea")
+    assert err == ""
+
+
+def test_doctor(rfa):
+    from rfa.models import PRESETS
+
+    status, out, err = rfa("doctor")
+    assert (status, err) == (0, "")
+    assert all(word in out for word in ("torch", "transformers", "cpu", "reference", "auto chooses", *PRESETS))
+
+
+@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "generate", "doctor"])
+def test_help(rfa, command):
+    status, out, err = rfa("--help")
+    assert (status, err) == (0, "")
+    assert command in out
+    status, out, err = rfa(command, "--help")
+    assert (status, err) == (0, "")
+    assert f"rfa {command}" in out
+    if command == "train":
+        options = "preset data split tokenizer length batch-size epochs max-steps lr seed set out resume overwrite"
+        assert all(f"--{option}" in out for option in options.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--preset", "m9"], ["preset: got 'm9'", "b1-rope", "m2-sc-rfa"]),
+        (["--tokenizer", "words"], ["tokenizer: got 'words'", "gpt2", "bpe:N", "bytes"]),
+        (["--tokenizer", "bpe:10"], ["bpe:10", "257"]),
+        (["--tokenizer", "gpt2:nowhere"], ["nowhere", "GPT-2's vocabulary"]),
+        (["--tokenizer", "gpt2"], ["hub: tried 'openai-community/gpt2'", "gpt2:FOLDER"]),
+        (["--set", "colour=red"], ["colour", "not a field", "damping"]),
+        (["--set", "damping"], []),  # Typer's or ours: one line
+        (["--set", "=3"], ["--set: got '=3'", "field=value"]),
+        (["--set", "damping=fast"], ["damping"]),
+        (["--set", "damping=-1"], ["damping: got -1"]),
+        (["--set", "hidden_size=15"], ["hidden_size: got 15"]),
+        (["--set", "score=cosine"], ["score"]),
+        (["--set", "vocab_size=7"], ["vocab_size: got 7"]),
+        (["--set", "backend=quantum"], ["backend", "quantum"]),
+        (["--length", "1"], ["length: got 1"]),
+        (["--length", "100000"], ["text: got", "100000"]),
+        (["--length", "many"], ["--length"]),
+        (["--batch-size", "0"], ["batch_size: got 0"]),
+        (["--max-steps", "0"], ["max_steps: got 0"]),
+        (["--epochs", "0", "--max-steps", "1"], ["epochs: got 0"]),
+        (["--lr", "nan"], ["learning_rate: got nan"]),
+        (["--seed", "-1"], ["seed: got -1"]),
+        (["--seed", str(2**64)], ["seed: got"]),
+        (["--valid-tokens", "3"], ["valid_tokens: got 3"]),
+        (["--split", "page"], ["split_by: got 'page'"]),
+        (["--split", "author"], ["split_by: got 'author'"]),
+        (["--colour", "red"], ["--colour"]),
+        (["stray"], ["stray"]),
+    ],
+)
+def test_bad_options_of_train(fails, corpus, arguments, says):
+    fails("train", "--data", corpus, *SMALL, "--out", "run", *arguments, says=says)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("nowhere", ["data: got 'nowhere'", "stdlib", "wikitext-103"]),
+        ("wikitext-103", ["hub: tried 'Salesforce/wikitext'", "without the hub, use `stdlib`"]),
+        ("babylm-2025", ["hub: tried 'BabyLM-community/BabyLM-2025-Strict'", "without the hub, use `stdlib`"]),
+        ("empty.txt", ["empty.txt", "is empty"]),
+        ("folder", ["folder", "no text"]),
+        ("short.txt", ["text: got", "expected at least 16"]),
+        ("latin.txt", ["latin.txt", "byte 0xe9 at offset 1500", "expected UTF-8"]),
+    ],
+)
+def test_bad_text(fails, tmp_path, data, says):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "short.txt").write_text("so few words\n")
+    (tmp_path / "latin.txt").write_bytes(b"an old cafe is no caf" + b"e\n" * 739 + b" \xe9" + b"\nmore\n" * 500)
+    text = (tmp_path / "latin.txt").read_bytes()
+    says = [word.replace("1500", str(text.index(b"\xe9"))) for word in says]
+    fails("train", "--data", data, *SMALL, "--out", "run", says=says)
+
+
+def test_missing_arguments(fails):
+    fails("train", says="--out")
+    fails("evaluate", says="RUN")
+    fails("generate", says="RUN")
+    fails("publish", says="publish")
+    fails("--colour", says="--colour")
+
+
+def test_bad_run_folders(fails, corpus, run, tmp_path):
+    old, changes = shutil.copytree(run, tmp_path / "run"), {"cut": -40, "newer": None}
+    fails("train", "--data", corpus, *SMALL, "--out", "run", says=["run folder run exists", "--resume", "--overwrite"])
+    fails("train", "--resume", "--out", "run", "--preset", "b1-rope", "--set", "damping=1", says=["--preset, --set"])
+    fails("train", "--resume", "--out", "absent", says="holds no run.json")
+    text = (old / "run.json").read_text()
+    for change, stop in changes.items():
+        (old / "run.json").write_text(text[:stop] if stop else text.replace('"format": 1', '"format": 7'))
+        for command in (["train", "--resume", "--out"], ["evaluate"], ["generate"]):
+            fails(*command, "run", says="has format 7, expected 1" if change == "newer" else "is damaged")
+    (old / "run.json").write_text(text)
+    (old / "model" / "model.safetensors").write_bytes(b"{}")
+    fails("generate", "run", says="cannot be read")
+    fails("evaluate", "run", says="cannot be read")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    fails("train", "--data", corpus, *SMALL, "--out", "mine", "--overwrite", says="no run folder")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--lengths", "1"], "lengths: got 1"),
+        (["--lengths", "16", "5000"], "lengths: got 5000 for a text of 701 tokens"),
+        (["--protocol", "sliding"], "protocol: got 'sliding'"),
+        (["--max-tokens", "1"], "max_tokens: got 1"),
+        (["--data", "nowhere"], "data: got 'nowhere'"),
+        (["--lengths", "some"], "--lengths"),
+    ],
+)
+def test_bad_options_of_evaluate(fails, run, arguments, says):
+    fails("evaluate", run, *arguments, "--json", "result.json", says=says)
+
+
+def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "precious").write_text("years of work")
+    status, _, err = rfa("evaluate", run, "--lengths", "16", "--json", "results")
+    assert (tmp_path / "results" / "precious").read_text() == "years of work"
+    assert (status, len(messages(err))) == (2, 1)
+    (tmp_path / "old.json").write_text("old")
+    assert rfa("evaluate", run, "--lengths", "16", "--json", "old.json")[0] == 0
+    assert json.loads((tmp_path / "old.json").read_text())["rows"]

@@ -1,0 +1,92 @@
+"""`rfa train` when it is stopped or the disk is full: one line, the right status, nothing lost."""
+
+import math
+import os
+import re
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import pytest
+
+from rfa import training
+from rfa.evaluation import evaluate
+from rfa.training import RunFolder, Stopped, train
+from training.runs import at_step, command, ctrl_c, messages, tiny_spec
+
+SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "zero_heads=1"]
+SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set", *SIZES]
+
+
+@pytest.fixture
+def rfa(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    return partial(command, monkeypatch, capsys)
+
+
+def test_ctrl_c(corpus, tmp_path):
+    """A real SIGINT to a real process."""
+    arguments = [sys.executable, "-m", "rfa.cli", "train", "--data", corpus, *SMALL, "--max-steps", "100000"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [*arguments, "--log-steps", "1", "--out", "run"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    for _ in range(600):
+        if process.poll() is not None or (metrics.is_file() and metrics.stat().st_size):
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (line,) = messages(err)
+    step = re.fullmatch(r"rfa: stopped at step (\d+) of 100000; go on with: rfa train --resume --out run", line)[1]
+    assert out == ""
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == f"checkpoint-{step}"
+    assert math.isfinite(evaluate(tmp_path / "run", lengths=[16])["rows"][0]["loss"])
+
+
+@pytest.mark.parametrize("out", ["run", "my run"])
+def test_the_line_that_says_how_to_go_on_can_be_pasted(rfa, monkeypatch, out):
+    def stopped(*_, **__):
+        raise Stopped(3, 10)
+
+    monkeypatch.setattr(training, "train", stopped)
+    status, _, err = rfa("train", "--out", out)
+    assert status == 130
+    said = messages(err)[0]
+    assert said.startswith("rfa: stopped at step 3 of 10; go on with: ")
+    assert shlex.split(said.partition("go on with: ")[2]) == ["rfa", "train", "--resume", "--out", out]
+
+
+def test_ctrl_c_while_text_is_read(rfa, monkeypatch, corpus, tmp_path):
+    monkeypatch.setattr("rfa.training.train.prepare", lambda *_, **__: ctrl_c())
+    status, out, err = rfa("train", "--data", corpus, *SMALL, "--out", "run")
+    assert (status, out, messages(err)) == (130, "", ["rfa: stopped"])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("limit", [30_000, 90_000])  # bytes a file: too few for the model, for the optimiser's state
+def test_full_disk(rfa, corpus, tmp_path, limit):
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus, eval_steps=2), tmp_path / "run", progress=at_step(3, ctrl_c))
+    before = RunFolder(tmp_path / "run").latest_checkpoint()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+    try:
+        status, out, err = rfa("train", "--resume", "--out", "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (status, out, len(messages(err))) == (2, "", 1)
+    assert messages(err)[0].startswith("rfa: [Errno")
+    assert RunFolder(tmp_path / "run").latest_checkpoint() == before
+    assert rfa("train", "--resume", "--out", "run")[0] == 0

@@ -1,0 +1,154 @@
+"""A run that was stopped and resumed is the run that was not."""
+
+import json
+
+import pytest
+import torch
+
+from rfa.training import RunFolder, Stopped, resume, train
+from rfa.training.callbacks import read_metrics
+from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
+
+
+def metrics(folder):
+    """All lines but their dynamics, which `test_metrics` looks at."""
+    return [{k: v for k, v in line.items() if k != "dynamics"} for line in read_metrics(RunFolder(folder))]
+
+
+def assert_same_run(first, second):
+    mine, theirs = (json.loads((folder / "run.json").read_text()) for folder in (first, second))
+    assert mine["steps"] == theirs["steps"]
+    assert mine["finished"] is theirs["finished"] is True
+    assert mine["result"]["valid_loss"] == pytest.approx(theirs["result"]["valid_loss"], abs=1e-4)
+    assert mine["result"]["tokens"] == theirs["result"]["tokens"]
+    for name, value in weights(first).items():
+        torch.testing.assert_close(value, weights(second)[name], atol=1e-4, rtol=0)
+    assert metrics(first) == [pytest.approx(line, abs=1e-4) for line in metrics(second)]
+
+
+KINDS = {
+    "b1-rope": {"preset": "b1-rope"},
+    "m2-sc-rfa": {"preset": "m2-sc-rfa"},
+    "accumulated": {"preset": "m2-sc-rfa", "accumulate": 3},
+    "epochs": {"preset": "b1-rope", "max_steps": None, "epochs": 0.5, "eval_steps": None},
+    "second epoch": {"preset": "m2-sc-rfa", "batch_size": 20},  # five steps an epoch
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stopped_and_resumed(corpus, tmp_path, kind):
+    spec = tiny_spec(corpus, **KINDS[kind])
+    train(spec, tmp_path / "whole")
+    step = 7 if kind == "second epoch" else 5
+    with pytest.raises(Stopped) as stopped:
+        train(spec, tmp_path / "parts", progress=at_step(step, ctrl_c))
+    assert stopped.value.step == step
+    assert RunFolder(tmp_path / "parts").latest_checkpoint().name == f"checkpoint-{step}"
+    assert json.loads((tmp_path / "parts" / "run.json").read_text())["finished"] is False
+    record = resume(tmp_path / "parts")
+    assert record == json.loads((tmp_path / "parts" / "run.json").read_text())
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_stopped_many_times(corpus, tmp_path):
+    """At the first step, at one that validates, and between."""
+    spec = tiny_spec(corpus)
+    train(spec, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(spec, tmp_path / "parts", progress=at_step(1, ctrl_c))
+    for step in (3, 4):
+        with pytest.raises(Stopped):
+            resume(tmp_path / "parts", progress=at_step(step, ctrl_c))
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_stopped_at_the_last_step_is_finished(corpus, tmp_path):
+    assert train(tiny_spec(corpus), tmp_path / "run", progress=at_step(8, ctrl_c))["finished"]
+
+
+@pytest.mark.parametrize("step", [2, 5])  # before the first checkpoint, and after it
+def test_killed_and_resumed(corpus, tmp_path, step):
+    def die():
+        raise SystemExit("as if by SIGKILL: nothing is saved")
+
+    spec = tiny_spec(corpus)
+    train(spec, tmp_path / "whole")
+    with pytest.raises(SystemExit):
+        train(spec, tmp_path / "parts", progress=at_step(step, die))
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')  # a line that was being written
+    steps = []
+    resume(tmp_path / "parts", progress=lambda step, *_: steps.append(step))
+    assert steps == list(range(1 if step == 2 else 4, 9))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, lambda: (ctrl_c(), ctrl_c())))
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
+    assert resume(tmp_path / "run")["steps"] == 8
+
+
+def test_seeds(corpus, tmp_path):
+    for name, seed in {"a": 1, "b": 1, "c": 2}.items():
+        train(tiny_spec(corpus, seed=seed), tmp_path / name)
+    assert all(torch.equal(value, weights(tmp_path / "b")[name]) for name, value in weights(tmp_path / "a").items())
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    losses = [[line["loss"] for line in metrics(tmp_path / name) if "loss" in line] for name in "ac"]
+    assert all(a != c for a, c in zip(*losses, strict=True))
+
+
+def test_a_finished_run_is_left_as_it_is(finished):
+    before = contents(finished)
+    record = resume(finished, progress=lambda *_: pytest.fail("it went on"))
+    assert record == json.loads(before["run.json"])
+    assert contents(finished) == before
+
+
+def test_changed_data_are_refused(tmp_path):
+    corpus = write_corpus(tmp_path / "corpus")
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
+    before = contents(tmp_path / "run")
+    text = corpus / "train" / "a.txt"
+    original = text.read_text()
+    text.write_text(original.replace("a", "b", 1))
+    with pytest.raises(ValueError, match="no longer what run"):
+        resume(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+    text.write_text(original)
+    assert resume(tmp_path / "run")["finished"]
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_an_incomplete_newest_checkpoint_is_passed_over(corpus, tmp_path, lost):
+    spec = tiny_spec(corpus)
+    train(spec, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(spec, tmp_path / "parts", progress=at_step(5, ctrl_c))
+    (tmp_path / "parts" / "checkpoints" / "checkpoint-5" / lost).unlink()
+    assert RunFolder(tmp_path / "parts").latest_checkpoint().name == "checkpoint-3"
+    resume(tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("damaged", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
+def test_a_damaged_checkpoint_is_one_error_or_passed_over(corpus, tmp_path, damaged):
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
+    file = tmp_path / "run" / "checkpoints" / "checkpoint-5" / damaged
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    try:
+        assert resume(tmp_path / "run")["finished"]
+    except ValueError as error:
+        assert "checkpoint-5" in str(error)  # it says which one
+
+
+@pytest.mark.parametrize("number", ["5.old", "best"])
+def test_a_folder_that_is_no_checkpoint_is_passed_over(corpus, tmp_path, number):
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
+    (tmp_path / "run" / "checkpoints" / f"checkpoint-{number}").mkdir()
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
