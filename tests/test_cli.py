@@ -65,7 +65,8 @@ def test_train(rfa, corpus, tmp_path):
 
 
 def test_all_options_of_train(rfa, corpus, tmp_path):
-    given = ["--epochs", "0.2", "--lr", "0.002", "--accumulate", "2", "--eval-steps", "2", "--valid-tokens", "64", "--log-steps", "3", "--split", "file"]
+    given = ["--epochs", "0.2", "--lr", "0.002", "--accumulate", "2", "--eval-steps", "2", "--valid-tokens", "64"]
+    given += ["--log-steps", "3", "--split", "file"]
     given += ["--tokenizer", "bpe:300", "--length", "8", "--batch-size", "2", "--preset", "m2.2-flat-prior"]
     given += ["--set", "decay=none", "--set", "damping=1", "zero_heads=0", "learn_decay=True", "horizon=None"]
     assert rfa("train", "--data", corpus, *given, "--set", *SIZES[:3], "--out", "run")[0] == 0
@@ -211,8 +212,8 @@ def test_bad_run_folders(fails, corpus, run, tmp_path):
     text = (old / "run.json").read_text()
     for change, stop in changes.items():
         (old / "run.json").write_text(text[:stop] if stop else text.replace('"format": 1', '"format": 7'))
-        for command in (["train", "--resume", "--out"], ["evaluate"], ["generate"]):
-            fails(*command, "run", says="has format 7, expected 1" if change == "newer" else "is damaged")
+        for begin in (["train", "--resume", "--out"], ["evaluate"], ["generate"]):
+            fails(*begin, "run", says="has format 7, expected 1" if change == "newer" else "is damaged")
     (old / "run.json").write_text(text)
     (old / "model" / "model.safetensors").write_bytes(b"{}")
     fails("generate", "run", says="cannot be read")

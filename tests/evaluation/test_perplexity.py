@@ -17,7 +17,7 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "z
 
 def tiny(name="m2-sc-rfa", **changes):
     torch.manual_seed(0)
-    model = RFAForCausalLM(preset(name, **{**SIZES, "train_length": 8, "initializer_range": 0.3, **changes}))
+    model = RFAForCausalLM(preset(name, **{**SIZES, "train_length": 8, **changes}))
     return model.eval()
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from rfa.nn.dynamics import softplus_inverse
 
-from .small import EXACT, NAMES, RELATIVE, SINGLE, assert_same, small, tokens
+from .small import EXACT, NAMES, RELATIVE, assert_same, small, tokens
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -19,10 +19,8 @@ def test_causality(name):
     assert (after[:, 5:] - before[:, 5:]).abs().amax(-1).min() > 1e-4
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RELATIVE)
 def test_left_padding_changes_nothing(name):
-    if name not in RELATIVE:
-        pytest.skip("its scores are not relative")
     model, ids = small(name), tokens()
     padded = torch.cat([tokens(length=4, seed=1), ids], 1)
     mask = torch.ones_like(padded)
@@ -127,7 +125,7 @@ def test_loss_shifts_inside(ignored):
     if ignored:
         labels[0, 2:5], labels[1, 0], labels[1, 8] = -100, -100, -100
     output = model(ids, labels=labels)
-    log_p = output.logits.double().log_softmax(-1)
+    log_p = output.logits.detach().double().log_softmax(-1)
     scored = [(b, t) for b in range(2) for t in range(8) if labels[b, t + 1] != -100]
     expected = -sum(float(log_p[b, t, labels[b, t + 1]]) for b, t in scored) / len(scored)
     assert output.loss.item() == pytest.approx(expected, rel=1e-5)
@@ -212,6 +210,12 @@ def test_vocabulary_can_grow():
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
+def checkpoint(model, **options):
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable(options)
+    assert all(layer.gradient_checkpointing for layer in model.model.layers)
+
+
 def gradients(model, **options):
     model.zero_grad()
     ids = tokens()
@@ -224,8 +228,7 @@ def gradients(model, **options):
 def test_gradient_checkpointing_gives_the_same_gradients(name, reentrant):
     model = small(name).train()
     plain = gradients(model)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert model.is_gradient_checkpointing
+    checkpoint(model, use_reentrant=reentrant)
     for path, gradient in gradients(model).items():
         assert_same(gradient, plain[path])
 
@@ -234,29 +237,29 @@ def test_gradient_checkpointing_with_a_cache_asked_for():
     """transformers' models drop the cache there; a second run through a block must not extend it again."""
     model = small("m2-sc-rfa").train()
     plain = gradients(model)
-    model.gradient_checkpointing_enable()
+    checkpoint(model, use_reentrant=False)
     for path, gradient in gradients(model, use_cache=True).items():
         assert_same(gradient, plain[path])
 
 
-def test_frozen_fields_of_the_scale_of_initialisation():
-    """Embedding and linear layers start at `initializer_range`, norms at one and zero, biases at zero."""
-    model = small("m2-sc-rfa", initializer_range=0.02, hidden_size=128, vocab_size=1000)
+def test_initialisation_outside_attention():
+    """Linear layers keep variance, the embedding as a head too; norms are at one and zero, biases at zero."""
+    model = small("m2-sc-rfa", hidden_size=128, vocab_size=1000)
     for path, parameter in model.named_parameters():
         if path.endswith("norm.weight"):
             assert (parameter == 1).all(), path
         elif path.endswith("bias"):
             assert not parameter.any(), path
         elif "attention." not in path:
-            # 16,384 numbers and more: the deviation of a standard deviation is 0.6 %
-            assert parameter.std().item() == pytest.approx(0.02, rel=0.04), path
+            # both have their input size last; of 16,384 numbers, the deviation of a standard deviation is 0.6 %
+            assert parameter.std().item() == pytest.approx(parameter.shape[-1] ** -0.5, rel=0.04), path
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_is_near(name):
-    model, ids = small(name, initializer_range=0.05), tokens()
+    model, ids = small(name), tokens()
     exact = model(ids).logits
     rough = model.bfloat16()(ids).logits
     assert rough.dtype == torch.bfloat16
     error = (rough.float() - exact).norm() / exact.norm()
-    assert error < 0.03, SINGLE  # eps is 2^-8; a dozen roundings in a row through two blocks
+    assert error < 0.03  # eps is 2^-8; a dozen roundings in a row through two blocks

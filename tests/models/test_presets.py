@@ -1,10 +1,13 @@
 """Every preset against SPEC section 3's table, by formula, and its number of parameters."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
-
+from nn.by_hand import assert_near, dot_product, hidden, merged, perturb, states
 from ops import oracle
+
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
 from rfa.nn import DotProductAttention, RobustFilterAttention
 
@@ -61,14 +64,6 @@ TABLE = {
         )
     },
 }
-PLAIN = {
-    "weight": "student_t",
-    "prior": "lyapunov",
-    "gate": True,
-    "rotate_values": True,
-    "query_noise_in_bias": False,
-    "backend": "auto",
-}
 KERNELS = {
     "m2.1-exponential": {"weight": "exponential"},
     "m2.3-no-gate": {"gate": False},
@@ -98,18 +93,28 @@ def test_dynamics_are_the_table(name):
                 np.testing.assert_allclose(oracle.as_array(held[key]), expected, rtol=1e-6, err_msg=key)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_kernels_are_the_table(name):
-    attention = small(name).model.layers[0].attention
-    if name in FILTERS and name != "m2.6-pure-rotation":
-        assert isinstance(attention, RobustFilterAttention)
-        assert attention.options == {**PLAIN, **KERNELS.get(name, {})}
-        assert attention.innovation
-    else:
-        assert isinstance(attention, DotProductAttention)
-        assert attention.rotate_values == (name == "m2.6-pure-rotation")
-        assert attention.rotary_map == ("as_released" if name == "b1-rope-as-released" else "complex")
-        assert attention.innovation == (name == "m2.6-pure-rotation")
+@pytest.mark.parametrize("name", [name for name in FILTERS if name != "m2.6-pure-rotation"])
+def test_kernels_of_the_filters_are_the_table(name):
+    """The layer by hand with the kernel of the table, and the innovation."""
+    attention = perturb(small(name, dtype=torch.float64).model.layers[0].attention)
+    assert isinstance(attention, RobustFilterAttention)
+    x = hidden(size=32)
+    q, k, v = states(attention, x)
+    parameters = {key: value.detach() for key, value in attention.dynamics().items()}
+    estimate, _ = oracle.filter_attention(q, k, v, **parameters, **KERNELS.get(name, {}))
+    assert_near(attention(x), merged(attention, estimate - v))
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name[0] == "b" or name == "m2.6-pure-rotation"])
+def test_kernels_of_the_baselines_are_the_table(name):
+    attention = perturb(small(name, dtype=torch.float64).model.layers[0].attention)
+    assert isinstance(attention, DotProductAttention)
+    x = hidden(size=32)
+    bank, decay, slopes = TABLE[name]
+    pure = name == "m2.6-pure-rotation"
+    kernel = {"frequency": bank, "decay": decay, "slopes": slopes, "rotate_values": pure, "innovation": pure}
+    near = np.abs(oracle.as_array(attention(x)) - dot_product(attention, x, **kernel)).max() < 1e-5  # float32 banks
+    assert near == (name != "b1-rope-as-released")  # the released map: tests/nn/test_dot_product_attention.py
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,17 +183,19 @@ def test_short_texts(name, length):
     assert small(name)(tokens(length=length)).logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_models_of_different_presets_differ(name):
+def test_models_of_different_presets_differ():
     """Each preset computes something else from the same weights: no field is forgotten on the way."""
-    others = [other for other in NAMES if other != name]
-    reference = small(name, dtype=torch.float64)
-    weights = {key: v for key, v in reference.state_dict().items() if "dynamics" not in key and "geometry" not in key}
-    expected = reference(tokens()).logits
-    for other in others:
-        model = small(other, dtype=torch.float64)
+    first, *_ = NAMES
+    state = small(first, dtype=torch.float64).state_dict()
+    weights = {key: value for key, value in state.items() if "dynamics" not in key and "geometry" not in key}
+    logits = {}
+    for name in NAMES:
+        model = small(name, dtype=torch.float64)
         model.load_state_dict(weights, strict=False)
-        assert (model(tokens()).logits - expected).abs().max() > 1e-8, other
+        with torch.no_grad():
+            logits[name] = model(tokens()).logits
+    for one, other in itertools.combinations(NAMES, 2):
+        assert (logits[one] - logits[other]).abs().max() > 1e-8, (one, other)
 
 
 @pytest.mark.parametrize(

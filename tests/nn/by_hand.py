@@ -3,7 +3,6 @@
 import jaxtyping
 import numpy as np
 import torch
-
 from ops import oracle
 
 # Both sides work in float64 on numbers of order one, with a few hundred roundings each.
@@ -52,8 +51,10 @@ def merged(layer, estimate):
     return linear(layer.output_projection, np.moveaxis(estimate, 1, 2).reshape(batch, length, -1))
 
 
-def dot_product(layer, x, *, frequency=None, decay=None, slopes=None, rotate_values=False, innovation=False, times=None):
-    """`W_o [sum_j softmax_j(Re(q_i^H k_j e^{..}) / sqrt(2d) - slope lag) e^{-mu lag} v_j]`, complex numbers and loops."""
+def dot_product(
+    layer, x, *, frequency=None, decay=None, slopes=None, rotate_values=False, innovation=False, times=None
+):
+    """`W_o [sum_j softmax_j(Re(q_i^H k_j e^{..}) / sqrt(2d) - slope lag) e^{-mu lag} v_j]`, in complex numbers."""
     q, k, v = (oracle.as_complex(s) for s in states(layer, x))
     batch, heads, length, modes = q.shape
     t = np.arange(length, dtype=np.float64) if times is None else oracle.as_array(times)

@@ -32,7 +32,9 @@ def test_slopes_of_the_layer(heads, damping):
     decay = spectral_decay(frequency, damping, zero_heads=1)
     layer = RobustFilterAttention(4 * heads, heads, frequency=frequency, decay=decay, prior="riccati", slopes=slopes)
     expected = np.broadcast_to(slopes.numpy()[:, None], (heads, LENGTH - 1))
-    np.testing.assert_allclose(measured_slopes(layer), expected, rtol=2e-4)  # float32 noises, cancelling at small slopes
+    np.testing.assert_allclose(
+        measured_slopes(layer), expected, rtol=2e-4
+    )  # float32 noises, cancelling at small slopes
 
 
 def test_preset_takes_alibis_slopes_the_fastest_band_the_largest():

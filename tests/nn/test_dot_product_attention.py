@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from ops import oracle
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import rfa.ops.inputs
-from ops import oracle
 from rfa.nn import DotProductAttention, alibi_slopes, rotary_frequencies
 
 from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, only_our_own_checks, perturb, states
@@ -70,7 +70,7 @@ def test_layer_is_written_by_hand(name, irregular):
 def as_released_by_hand(layer, x):
     """SPEC section 6: cosine and sine of interleaved pairs, the quarter turn of concatenated halves."""
     q, k, v = states(layer, x)
-    batch, heads, length, channels = q.shape
+    length, channels = q.shape[-2:]
 
     def turn(s):
         out = np.zeros_like(s)
@@ -135,7 +135,7 @@ def test_alibi_slopes_between_powers_of_two(heads):
 
 
 def test_decay_multiplies_after_the_softmax():
-    """With equal scores and constant values, row i gives the mean of exp(-mu tau) over its i + 1 keys: less than one."""
+    """With equal scores and constant values, row i gives the mean of exp(-mu tau) over its i + 1 keys."""
     decay = torch.tensor([0.3, 0.8])
     layer = DotProductAttention(SIZE, HEADS, decay=decay).double()
     with torch.no_grad():
@@ -214,9 +214,9 @@ def test_half_precision(name, cast):
     for key, value in layer.geometry.state_dict().items():
         assert value.dtype == torch.float32
         assert torch.equal(value, before[key])
-    tolerance = {"bfloat16": 0.1, "half": 0.02}[cast]  # eps 2^-8, 2^-11; sums of 32 products of order one
-    x = x.to(layer.query_projection.weight.dtype)
-    torch.testing.assert_close(layer(x).float(), expected, rtol=tolerance, atol=tolerance)
+    tolerance = {"bfloat16": 0.04, "half": 0.005}[cast]  # ten times eps: 2^-8, 2^-11; weights, states and two products
+    error = (layer(x.to(layer.query_projection.weight.dtype)).float() - expected).norm() / expected.norm()
+    assert error < tolerance
 
 
 @pytest.mark.parametrize("name", ["b2", "b3"])
@@ -237,7 +237,9 @@ def test_values_turn_only_by_complex_frequencies(options):
 
 
 @pytest.mark.parametrize("name", ["b1", "b2", "b3"])
-@pytest.mark.parametrize("times", [torch.arange(6), torch.zeros(7), -torch.arange(7)], ids=["short", "equal", "falling"])
+@pytest.mark.parametrize(
+    "times", [torch.arange(6), torch.zeros(7), -torch.arange(7)], ids=["short", "equal", "falling"]
+)
 def test_times_are_checked_as_the_filter_checks_them(name, times):
     layer = build(torch.float32, **VARIANTS[name])
     with only_our_own_checks(), pytest.raises(ValueError, match=r"\btimes\b"):

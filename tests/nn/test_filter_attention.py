@@ -3,12 +3,23 @@
 import numpy as np
 import pytest
 import torch
+from ops import oracle
 
 import rfa.ops.inputs
-from ops import oracle
 from rfa.nn import RobustFilterAttention
 
-from .by_hand import EXACT, SINGLE, assert_near, hidden, merged, only_our_own_checks, perturb, positive, softplus, states
+from .by_hand import (
+    EXACT,
+    SINGLE,
+    assert_near,
+    hidden,
+    merged,
+    only_our_own_checks,
+    perturb,
+    positive,
+    softplus,
+    states,
+)
 
 SIZE, HEADS, MODES = 16, 2, 4
 # options of the layer, what the oracle is given for them, whether the innovation is taken

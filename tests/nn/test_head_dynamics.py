@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-
 from ops import oracle
+
 from rfa.models import RFAForCausalLM, preset
 from rfa.nn import HeadDynamics, RobustFilterAttention
 
@@ -187,8 +187,8 @@ def test_double_precision_is_followed():
 
 
 @pytest.mark.parametrize("length", [1, 2])
-def test_softplus_inverse_is_one(length):
-    """Initial values far apart survive the round trip: 1e-6 and 50 per unit of time."""
+def test_initial_values_far_apart_survive_storage(length):
+    """1e-6 and 50 per unit of time through softplus and back."""
     decay = torch.full((length,), 50.0)
     found = values(HeadDynamics(torch.zeros(length, 2), decay, learn_decay=True, steady_state=1e-8))
     np.testing.assert_allclose(found["decay"], 50.0, rtol=1e-6)

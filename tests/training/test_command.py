@@ -48,6 +48,7 @@ def test_ctrl_c(corpus, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    assert len(messages(err)) == 1, err
     (line,) = messages(err)
     step = re.fullmatch(r"rfa: stopped at step (\d+) of 100000; go on with: rfa train --resume --out run", line)[1]
     assert out == ""
@@ -69,7 +70,7 @@ def test_the_line_that_says_how_to_go_on_can_be_pasted(rfa, monkeypatch, out):
 
 
 def test_ctrl_c_while_text_is_read(rfa, monkeypatch, corpus, tmp_path):
-    monkeypatch.setattr("rfa.training.train.prepare", lambda *_, **__: ctrl_c())
+    monkeypatch.setattr(sys.modules["rfa.training.train"], "prepare", lambda *_, **__: ctrl_c())
     status, out, err = rfa("train", "--data", corpus, *SMALL, "--out", "run")
     assert (status, out, messages(err)) == (130, "", ["rfa: stopped"])
     assert not (tmp_path / "run").exists()

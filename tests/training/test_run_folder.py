@@ -184,9 +184,8 @@ def unlimited():
 
 
 @pytest.mark.parametrize("kind", [30_000, 90_000, "torch.save", "rename", "mkdir"])
-def test_full_disk_while_saving(corpus, tmp_path, monkeypatch, unlimited, kind):
+def test_full_disk_while_saving(corpus, finished, tmp_path, monkeypatch, unlimited, kind):
     spec = tiny_spec(corpus)
-    train(spec, tmp_path / "whole")
     with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011 (its text is the system's)
         train(spec, tmp_path / "run", progress=at_step(5, lambda: full_disk(kind, patch)))
     unlimited()
@@ -194,7 +193,7 @@ def test_full_disk_while_saving(corpus, tmp_path, monkeypatch, unlimited, kind):
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
     assert not [name for name in contents(tmp_path / "run") if "/." in name or name.startswith(".")]
     resume(tmp_path / "run")
-    for name, value in weights(tmp_path / "whole").items():
+    for name, value in weights(finished).items():
         torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-4, rtol=0)
 
 

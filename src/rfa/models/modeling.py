@@ -9,7 +9,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from rfa.nn import Attention, HeadDynamics
+from rfa.nn import HeadDynamics, NormalLinear
 
 from .attention import build_attention
 from .configuration import RFAConfig
@@ -25,7 +25,7 @@ class RFABlock(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.attention = build_attention(config)
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.feed_forward = nn.Sequential(nn.Linear(size, inner), nn.GELU(), nn.Linear(inner, size))
+        self.feed_forward = nn.Sequential(NormalLinear(size, inner), nn.GELU(), NormalLinear(inner, size))
 
     def forward(
         self,
@@ -57,12 +57,11 @@ class RFAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, Attention):  # after its own linear layers, which come first
-            module.reset_projections()
-        elif isinstance(module, nn.Linear):  # keeps the variance of its input
-            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        if isinstance(module, NormalLinear):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear):  # the head, whose weight is the embedding's
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):  # as the head, it gives logits of unit variance
+        elif isinstance(module, nn.Embedding):  # as the head's weight, it gives logits of unit variance
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
@@ -81,10 +80,11 @@ class RFAModel(RFAPreTrainedModel):
     def __init__(self, config: RFAConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.input_projection = nn.Linear(config.hidden_size, config.hidden_size)
+        # tokens enter the residual stream with unit variance, or attention's output would drown them
+        self.input_projection = NormalLinear(config.hidden_size, config.hidden_size, deviation=1.0)
         self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.output_projection = nn.Linear(config.hidden_size, config.hidden_size)
+        self.output_projection = NormalLinear(config.hidden_size, config.hidden_size)
         self.gradient_checkpointing = False
         self.post_init()
 

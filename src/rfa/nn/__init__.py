@@ -4,11 +4,13 @@ from .attention import Attention
 from .dot_product_attention import DotProductAttention, alibi_slopes, rotary_frequencies
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
+from .projections import NormalLinear
 
 __all__ = [
     "Attention",
     "DotProductAttention",
     "HeadDynamics",
+    "NormalLinear",
     "RobustFilterAttention",
     "alibi_slopes",
     "rotary_frequencies",

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from .projections import complex_projection_, merge_heads, split_heads
+from .projections import NormalLinear, complex_deviation, merge_heads, split_heads
 
 
 class Attention(nn.Module, ABC):
@@ -29,17 +29,11 @@ class Attention(nn.Module, ABC):
             raise ValueError(f"hidden_size: got {hidden_size}, expected a multiple of num_heads = {num_heads}")
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         self.modes = hidden_size // num_heads
-        self.query_projection = nn.Linear(hidden_size, 2 * hidden_size)
-        self.key_projection = nn.Linear(hidden_size, 2 * hidden_size)
-        self.value_projection = nn.Linear(hidden_size, 2 * hidden_size)
-        self.output_projection = nn.Linear(2 * hidden_size, hidden_size)
-        self.reset_projections()
-
-    def reset_projections(self) -> None:
-        """Initialise the four complex projections (appendix D.2)."""
-        for projection in (self.query_projection, self.key_projection, self.value_projection):
-            complex_projection_(projection, self.hidden_size, self.hidden_size)
-        complex_projection_(self.output_projection, self.hidden_size, self.hidden_size, gain=math.sqrt(0.5))
+        deviation = complex_deviation(hidden_size, hidden_size)
+        self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
+        self.key_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
+        self.value_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
+        self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
 
     def forward(
         self,

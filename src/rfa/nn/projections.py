@@ -5,20 +5,31 @@ import math
 from torch import Tensor, nn
 
 
-def complex_projection_(projection: nn.Linear, fan_in: int, fan_out: int, gain: float = 1.0) -> None:
-    """Initialise a real linear layer that holds the parts of a complex one; the bias becomes 0.
-
-    Complex weights have Rayleigh magnitude of scale `gain sqrt(1 / (fan_in + fan_out))` and uniform phase
-    (appendix D.2): their real and imaginary parts are then independent normal numbers of that deviation.
+class NormalLinear(nn.Linear):
+    """A linear layer whose weights start as normal numbers of a given deviation, its bias at 0.
 
     Args:
-        projection: the layer; rows (or columns) of its weight are the parts of complex weights.
-        fan_in: complex or real input size.
-        fan_out: complex or real output size.
-        gain: multiplies every weight; `1 / sqrt(2)` for output projections.
+        in_features: input size.
+        out_features: output size.
+        deviation: of the initial weights; `in_features ** -0.5`, which keeps the input's variance.
     """
-    nn.init.normal_(projection.weight, std=gain * math.sqrt(1 / (fan_in + fan_out)))
-    nn.init.zeros_(projection.bias)
+
+    def __init__(self, in_features: int, out_features: int, deviation: float | None = None):
+        self.deviation = in_features**-0.5 if deviation is None else deviation
+        super().__init__(in_features, out_features)
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
+        nn.init.normal_(self.weight, std=self.deviation)
+        nn.init.zeros_(self.bias)
+
+
+def complex_deviation(fan_in: int, fan_out: int) -> float:
+    """Of the parts of complex weights with Rayleigh magnitude `sqrt(1 / (fan_in + fan_out))` and uniform phase.
+
+    The real and imaginary parts of such weights are independent normal numbers of that deviation (appendix D.2).
+    """
+    return math.sqrt(1 / (fan_in + fan_out))
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
