@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,8 +137,8 @@ def train(
                 )
                 record = training.train(spec, out, overwrite=overwrite, **bars)
     except training.Stopped as stopped:
-        errors.print(f"rfa: {stopped}; go on with: rfa train --resume --out {out}")
-        raise typer.Exit(130) from None
+        errors.print(f"rfa: {stopped}; go on with: rfa train --resume --out {shlex.quote(str(out))}")
+        raise SystemExit(130) from None
     result = record["result"]
     console.print(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
@@ -162,7 +163,10 @@ def evaluate(
 ) -> None:
     """Perplexity of a run by context length, on its test split or on any text."""
     from rfa.evaluation import evaluate as evaluate_run
-    from rfa.training.run_folder import write_whole
+    from rfa.files import write_whole
+
+    if json_ is not None and json_.is_dir():
+        raise ValueError(f"--json: got {json_}, a folder, expected the path of a file")
 
     with progress_bars() as bar:
         result = evaluate_run(
@@ -237,8 +241,9 @@ def main() -> None:
             raise
         _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    if status == 130:  # Typer's own answer to Ctrl-C
         errors.print("rfa: stopped")
-        sys.exit(130)
     sys.exit(status)
 
 

@@ -74,7 +74,7 @@ def damage(run, change):
         (lambda text: "[1, 2]", "is damaged"),
         (lambda text: "null", "is damaged"),
         (lambda text: "{}", "is damaged"),
-        (lambda text: '{"format": 1}', "is damaged, it lacks config, data, spec, steps"),
+        (lambda text: '{"format": 1}', "is damaged, it lacks config, data, finished, spec, steps"),
         (lambda text: '{"format": 1, "spec": {}, "data": {}, "config": {}, "steps": 0}', "spec: got|damaged"),
         (lambda text: '{"format": 1, "spec": null, "data": null, "config": {}, "steps": 0}', "spec: got|damaged"),
         (lambda text: text.replace('"fingerprint"', '"finger"'), "damaged"),

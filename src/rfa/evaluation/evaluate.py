@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from rfa.data import load_corpus, load_documents, token_stream
+from rfa.data import fingerprint, load_corpus, load_documents, token_stream
 from rfa.training import RunFolder
 from rfa.training.run_folder import environment
 
@@ -68,6 +68,7 @@ def evaluate(
         "train_length": spec["length"],
         "parameters": model.num_parameters(),
         "data": data or f"{spec['data']} (test split)",
+        "fingerprint": fingerprint(documents),
         "tokens": len(stream),
         "environment": environment(),
         "rows": perplexities(model, stream, lengths, protocol, progress=progress),

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from rfa.evaluation import evaluate
+from rfa.files import write_whole
 from rfa.report.figures import save, training_and_extrapolation
 from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training.callbacks import read_metrics
-from rfa.training.run_folder import write_whole
 
 PRESETS = ("b1-rope", "b2-alibi", "m2-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length

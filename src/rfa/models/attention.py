@@ -53,7 +53,7 @@ def frequencies(config: RFAConfig) -> Tensor:
     if config.frequencies == "paired_rope":
         return rope_frequencies(heads, modes, config.frequency_base)
     if config.frequencies == "none":
-        return torch.zeros(heads, modes)
+        return torch.zeros(heads, modes, dtype=torch.float32)
     return rotary_frequencies(heads, modes, config.frequency_base)
 
 
@@ -61,7 +61,7 @@ def decays(config: RFAConfig) -> Tensor:
     """`(heads,)`, per token: `b` times the fastest frequency of each head's band of the partitioned bank."""
     heads, modes = config.num_attention_heads, config.hidden_size // config.num_attention_heads
     if config.decay == "none":
-        return torch.zeros(heads)
+        return torch.zeros(heads, dtype=torch.float32)
     damping = config.damping
     if config.decay == "length_scaled":
         damping *= 5 / (config.train_length - 1)

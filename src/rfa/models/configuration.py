@@ -1,6 +1,7 @@
 """The one configuration of the one decoder: every variant of the paper is a choice of these fields."""
 
 import functools
+import math
 from typing import Literal
 
 from huggingface_hub.dataclasses import strict
@@ -114,11 +115,11 @@ class RFAConfig(PreTrainedConfig):
         pairs = self.frequencies in ("paired_rope", "partitioned") or self.decay != "none"
         _require(even or not pairs, self, "hidden_size", "an even number of modes (hidden_size / heads) for pairs")
         _require(self.train_length >= 2, self, "train_length", "at least 2")
-        _require(self.frequency_base > 1, self, "frequency_base", "a number above 1")
-        _require(self.damping >= 0, self, "damping", "a number >= 0")
-        _require(self.steady_state >= 0, self, "steady_state", "a number >= 0")
+        _require(1 < self.frequency_base < math.inf, self, "frequency_base", "a number above 1")
+        _require(0 <= self.damping < math.inf, self, "damping", "a finite number >= 0")
+        _require(0 <= self.steady_state < math.inf, self, "steady_state", "a finite number >= 0")
         _require(0 <= self.zero_heads <= heads, self, "zero_heads", f"a number from 0 to {heads}")
-        _require(self.horizon is None or self.horizon >= 0, self, "horizon", "None or a number >= 0")
+        _require(self.horizon is None or 0 <= self.horizon < math.inf, self, "horizon", "None or a number >= 0")
         _require(self.horizon is not None or not self.learn_horizon, self, "learn_horizon", "a horizon to start from")
         riccati = self.prior == "riccati"
         _require(riccati or self.initial_slopes is None, self, "initial_slopes", "prior='riccati' with it")
@@ -131,6 +132,8 @@ class RFAConfig(PreTrainedConfig):
         lyapunov = self.prior == "lyapunov"
         _require(self.prior != "alibi", self, "prior", f"'lyapunov', 'riccati' or 'flat' for score={self.score!r}")
         _require(self.frequencies != "as_released", self, "frequencies", "score='dot_product' with it")
+        paired = self.frequencies != "rope" or not self.learn_frequencies
+        _require(paired, self, "learn_frequencies", "frequencies='paired_rope' or 'partitioned' with it")
         _require(lyapunov or not self.query_noise_in_bias, self, "query_noise_in_bias", "prior='lyapunov' with it")
         _require(self.gate or self.prior != "flat", self, "gate", "a prior other than 'flat' with it")
 

@@ -111,7 +111,8 @@ class RFAModel(RFAPreTrainedModel):
 
         hidden_states = self.input_projection(embedded)
         for layer in self.layers:
-            hidden_states = layer(hidden_states, times, key_mask, past_key_values)
+            # by keyword: gradient checkpointing takes the cache away where it would be filled twice
+            hidden_states = layer(hidden_states, times=times, key_mask=key_mask, past_key_values=past_key_values)
         hidden_states = self.output_projection(self.norm(hidden_states))
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 

@@ -1,7 +1,7 @@
 """The baselines: dot-product attention with RoPE, ALiBi, decay or value rotation, on the same projections."""
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rfa.dynamics import decay_kernel, rotate
 from rfa.ops.inputs import Positions, locate, row_blocks
+from rfa.ops.validation import validate_positions
 
 from .attention import Attention
 from .precision import FullPrecision
@@ -18,14 +19,14 @@ RotaryMap = Literal["complex", "as_released"]
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022), largest first.
+    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022).
 
     Where H is not a power of two, the published rule: the slopes of the power of two below it, then every
     other slope of the power of two above it.
     """
     power = 2 ** math.floor(math.log2(heads))
-    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1))
-    between = 2.0 ** (-4 / power * torch.arange(1, 2 * power + 1, 2))
+    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float32))
+    between = 2.0 ** (-4 / power * torch.arange(1, 2 * power + 1, 2, dtype=torch.float32))
     return torch.cat([slopes, between[: heads - power]])
 
 
@@ -89,6 +90,8 @@ class DotProductAttention(Attention):
         rotary_map: RotaryMap = "complex",
     ):
         super().__init__(hidden_size, num_heads, innovation)
+        if rotary_map not in get_args(RotaryMap):
+            raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
         if rotate_values and (frequency is None or rotary_map != "complex"):
             raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
@@ -107,6 +110,7 @@ class DotProductAttention(Attention):
         """Scaled dot-product attention; without bias or mask it runs on PyTorch's fused kernels."""
         batch, heads, queries, _ = query.shape
         keys = key.shape[2]
+        validate_positions(batch, queries, keys, query.device, times, None, key_mask, segment_ids)
         positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
         query = self._turn(query, positions.query_times)
         key = self._turn(key, positions.key_times)
@@ -138,11 +142,12 @@ class DotProductAttention(Attention):
         visible = positions.visible(causal=True)[:, None]
         empty = ~visible.any(-1, keepdim=True)
         lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :])[:, None]
-        lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
+        lag = lag.masked_fill(~visible, 0.0).to(torch.promote_types(query.dtype, torch.float32))
         bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
         slopes, decay = self.geometry.slopes, self.geometry.decay
         if slopes is not None:
-            bias = bias - slopes.to(lag.dtype)[:, None, None] * lag
+            bias = bias - slopes[:, None, None] * lag
+        bias = bias.to(query.dtype)
         if decay is None:
             estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         else:

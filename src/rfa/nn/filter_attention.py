@@ -1,6 +1,7 @@
 """Robust filter attention as a layer (section 3.2, algorithm 1)."""
 
 from functools import partial
+from typing import get_args
 
 from jaxtyping import Float
 from torch import Tensor
@@ -62,6 +63,8 @@ class RobustFilterAttention(Attention):
         backend: str = "auto",
     ):
         super().__init__(hidden_size, num_heads, innovation)
+        if prior not in get_args(LayerPrior):
+            raise ValueError(f"prior: got {prior!r}, expected one of {get_args(LayerPrior)}")
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, self.modes)
         if decay is None:

@@ -27,23 +27,37 @@ def validate(
     batch, heads, queries, channels = query.shape
     keys = key.shape[2]
     _check_parameters(parameters, heads, channels // 2, query.device)
-    _check_device("times", times, query.device)
-    _check_device("query_times", query_times, query.device)
-    _check_times("times", times, batch, keys)
-    _check_times("query_times", query_times, batch, queries)
-    _check_flags("key_mask", key_mask, batch, keys, query.device, integer=False)
-    _check_flags("segment_ids", segment_ids, batch, keys, query.device, integer=True)
+    if not torch.compiler.is_compiling():
+        _check_parameter_values(parameters)
+    validate_positions(batch, queries, keys, query.device, times, query_times, key_mask, segment_ids)
+
+
+def validate_positions(
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    times: Tensor | None,
+    query_times: Tensor | None,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+) -> None:
+    """Raise `ValueError` where times, mask and segments do not fit queries and keys of these numbers."""
+    _check_times("times", times, batch, keys, device)
+    _check_times("query_times", query_times, batch, queries, device)
+    _check_flags("key_mask", key_mask, batch, keys, device, integer=False)
+    _check_flags("segment_ids", segment_ids, batch, keys, device, integer=True)
     if queries > keys and (query_times is None or segment_ids is not None):
         raise ValueError(
             f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
             "by default the queries stand at the last times"
         )
-    if not torch.compiler.is_compiling():
-        _check_parameter_values(parameters)
-        if times is not None:
-            _check_increasing(times, key_mask, segment_ids)
-        if query_times is not None and not bool(query_times.isfinite().all()):
-            raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
+    if torch.compiler.is_compiling():
+        return
+    if times is not None:
+        _check_increasing(times, key_mask, segment_ids)
+    if query_times is not None and not bool(query_times.isfinite().all()):
+        raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
 
 
 def _check_options(options: Options) -> None:
@@ -115,9 +129,10 @@ def _check_device(name: str, given: Tensor | None, device: torch.device) -> None
         raise ValueError(f"{name}: got device {given.device}, expected {device}, the query's")
 
 
-def _check_times(name: str, given: Tensor | None, batch: int, length: int) -> None:
+def _check_times(name: str, given: Tensor | None, batch: int, length: int, device: torch.device) -> None:
     if given is None:
         return
+    _check_device(name, given, device)
     if given.dtype == torch.bool or given.is_complex():
         raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
     if tuple(given.shape) not in ((length,), (batch, length)):

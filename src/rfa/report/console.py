@@ -42,13 +42,19 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
 def progress_bars() -> Iterator[Callable[..., None]]:
     """Progress bars on standard error: call with a description, how far, and how far it goes."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        tasks: dict[str, Any] = {}
+    progress = Progress(*columns, console=Console(stderr=True))
+    tasks: dict[str, Any] = {}
 
-        def bar(description: str, done: int, total: int, key: str | None = None) -> None:
-            key = key or description
-            if key not in tasks:
-                tasks[key] = progress.add_task(description, total=total)
-            progress.update(tasks[key], completed=done, total=total, description=description)
+    def bar(description: str, done: int, total: int, key: str | None = None) -> None:
+        key = key or description
+        if not tasks:  # not before: an early error stands alone
+            progress.start()
+        if key not in tasks:
+            tasks[key] = progress.add_task(description, total=total)
+        progress.update(tasks[key], completed=done, total=total, description=description)
 
+    try:
         yield bar
+    finally:
+        if tasks:
+            progress.stop()

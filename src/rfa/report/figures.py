@@ -11,6 +11,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from rfa.files import write_whole
+
 # Okabe and Ito's palette
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
@@ -48,9 +50,7 @@ def training_and_extrapolation(
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure, whole, in the format that its name says."""
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, dpi=160, format=path.suffix[1:])
-    temporary.replace(path)
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=160, format=path.suffix[1:]))
     plt.close(figure)
 
 

@@ -12,6 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
 from rfa.dynamics import regime
+from rfa.files import write_whole
 from rfa.models.modeling import RFAPreTrainedModel
 
 from .run_folder import RunFolder
@@ -26,21 +27,22 @@ class MetricsLogger(TrainerCallback):
     Args:
         run: where to write.
         model: its dynamics are logged.
-        tokens_per_step: tokens of one optimiser step.
         progress: called with the step, the steps in all and the latest figures.
     """
 
-    def __init__(self, run: RunFolder, model: RFAPreTrainedModel, tokens_per_step: int, progress: Progress | None):
-        self.run, self.model, self.tokens_per_step, self.progress = run, model, tokens_per_step, progress
-        self.seconds, self.steps, self._began = 0.0, 0, 0.0
+    def __init__(self, run: RunFolder, model: RFAPreTrainedModel, progress: Progress | None):
+        self.run, self.model, self.progress = run, model, progress
+        self._seconds, self._began, self._tokens_at_start = 0.0, 0.0, 0
+        self.tokens = 0
         self._latest: dict[str, float] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Drop what was logged after the checkpoint that a resumed run starts from."""
+        self._tokens_at_start = self.tokens = state.num_input_tokens_seen
         if state.is_world_process_zero:
             kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
-            with self.run.metrics.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(line) + "\n" for line in kept)
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            write_whole(self.run.metrics, lambda path: path.write_text(text, encoding="utf-8"))
             self._board = SummaryWriter(str(self.run.tensorboard), purge_step=state.global_step + 1)
 
     def on_step_begin(self, args, state, control, **kwargs):
@@ -49,8 +51,8 @@ class MetricsLogger(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Stop the clock, show the progress."""
-        self.seconds += time.perf_counter() - self._began
-        self.steps += 1
+        self._seconds += time.perf_counter() - self._began
+        self.tokens = state.num_input_tokens_seen
         if self.progress is not None:
             self.progress(state.global_step, state.max_steps, self._latest)
 
@@ -68,7 +70,7 @@ class MetricsLogger(TrainerCallback):
         line: dict[str, Any] = {
             "step": state.global_step,
             "epoch": round(state.epoch or 0.0, 6),
-            "tokens": state.global_step * self.tokens_per_step,
+            "tokens": self.tokens,
             **figures,
         }
         with self.run.metrics.open("a", encoding="utf-8") as file:
@@ -88,7 +90,7 @@ class MetricsLogger(TrainerCallback):
     @property
     def tokens_per_second(self) -> float:
         """Training speed of this process's steps, validation left out."""
-        return self.steps * self.tokens_per_step / self.seconds if self.seconds else 0.0
+        return (self.tokens - self._tokens_at_start) / self._seconds if self._seconds else 0.0
 
 
 class StopOnSignal(TrainerCallback):

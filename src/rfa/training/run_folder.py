@@ -13,7 +13,6 @@ import os
 import platform
 import shutil
 import subprocess
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,15 @@ import accelerate
 import tokenizers
 import torch
 import transformers
+from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import rfa.version
+from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
+
+from .spec import TrainingSpec
 
 FORMAT = 1
 _CHECKPOINT_FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
@@ -56,13 +59,19 @@ class RunFolder:
         """
         run = cls(path)
         if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-            if not (run.path / "run.json").is_file():
+            if not run._is_run():
                 raise ValueError(f"out: {run.path} exists and is no run folder, expected a new or an empty folder")
             if not overwrite:
                 raise ValueError(f"out: run folder {run.path} exists, expected a new one, --resume or --overwrite")
             shutil.rmtree(run.path)
         run.path.mkdir(parents=True, exist_ok=True)
         return run
+
+    def _is_run(self) -> bool:
+        try:
+            return {"format", "spec"} <= json.loads((self.path / "run.json").read_text(encoding="utf-8")).keys()
+        except (OSError, ValueError, AttributeError):
+            return False
 
     def read(self) -> dict[str, Any]:
         """The contents of run.json.
@@ -80,9 +89,14 @@ class RunFolder:
             raise ValueError(f"run: {file} is damaged ({error}), expected the run.json of `rfa train`") from error
         if written != FORMAT:
             raise ValueError(f"run: {self.path} has format {written}, expected {FORMAT}, that of rfa {_version()}")
-        missing = {"spec", "data", "config", "steps"} - record.keys()
+        missing = {"spec", "data", "config", "steps", "finished"} - record.keys()
         if missing:
             raise ValueError(f"run: {file} is damaged, it lacks {', '.join(sorted(missing))}")
+        try:
+            TrainingSpec.from_dict(record["spec"])
+            _ = record["data"]["fingerprint"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"run: {file} is damaged ({error}), expected the run.json of `rfa train`") from error
         return record
 
     def write(self, record: dict[str, Any]) -> None:
@@ -92,9 +106,14 @@ class RunFolder:
 
     def latest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, if there is one."""
-        found = sorted(self.checkpoints.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+        found = checkpoints_in(self.checkpoints)
         whole = [path for path in found if all((path / name).is_file() for name in _CHECKPOINT_FILES)]
         return whole[-1] if whole else None
+
+    def check_checkpoint(self, checkpoint: Path) -> None:
+        """Raise `ValueError` where a file of a checkpoint cannot be read."""
+        hint = "delete it to go on from the one before"
+        _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: _read_all(checkpoint))
 
     def load_model(self) -> RFAForCausalLM:
         """The trained model, or the newest checkpoint's where the run is not finished.
@@ -134,20 +153,17 @@ def environment() -> dict[str, Any]:
     }
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file or folder under a temporary name beside `path`, then rename it to `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        write(temporary)
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
-    finally:
-        if temporary.is_dir():
-            shutil.rmtree(temporary, ignore_errors=True)
-        else:
-            temporary.unlink(missing_ok=True)
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, oldest first."""
+    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+
+
+def _read_all(checkpoint: Path) -> None:
+    load_file(checkpoint / "model.safetensors")
+    torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+    torch.load(checkpoint / "scheduler.pt", map_location="cpu", weights_only=True)
+    json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:

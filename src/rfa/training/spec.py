@@ -4,6 +4,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from rfa.models import RFAConfig, preset
+from rfa.ops import choose_backend
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ class TrainingSpec:
         for name in ("vocab_size", "train_length"):
             if name in self.model:
                 raise ValueError(f"{name}: got {self.model[name]}, expected nothing: the run sets it from its data")
-        self.model_config(vocab_size=2)
+        if self.seed >= 2**32:
+            raise ValueError(f"seed: got {self.seed}, expected less than 2^32")
+        choose_backend(self.model_config(vocab_size=2).backend)
 
     def model_config(self, vocab_size: int, **more: Any) -> RFAConfig:
         """The model's configuration for a vocabulary."""
@@ -82,4 +85,7 @@ class TrainingSpec:
         known = {f.name for f in fields(cls)}
         if not isinstance(values, dict) or "preset" not in values or values.keys() - known:
             raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with keys of {sorted(known)}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise ValueError(f"spec: {error}") from error

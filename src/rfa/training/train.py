@@ -12,11 +12,12 @@ from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
 from rfa.data import PreparedData, TokenBlocks, prepare
+from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
 
 from .callbacks import MetricsLogger, Progress, StopOnSignal
 from .optimization import ClipDynamics
-from .run_folder import RunFolder, environment, write_whole
+from .run_folder import RunFolder, environment
 from .spec import TrainingSpec
 from .trainer import ProtocolTrainer, full_disk_as_os_error
 
@@ -55,8 +56,13 @@ def train(
         Stopped: on Ctrl-C, after saving.
     """
     data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
-    _blocks(data, spec)  # complain before anything is written
     process = PartialState()
+    blocks, _ = _blocks(data, spec)  # complain before anything is written
+    if len(blocks) < spec.batch_size * process.num_processes:
+        raise ValueError(
+            f"batch_size: got {spec.batch_size} on {process.num_processes} device(s), "
+            f"expected at most the {len(blocks)} blocks of the training split"
+        )
     if process.is_main_process:
         run = RunFolder.create(out, overwrite)
         data.tokenizer.save_pretrained(run.tokenizer)
@@ -114,15 +120,14 @@ def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
 
 def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Progress | None) -> dict[str, Any]:
     set_seed(spec.seed)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()  # ours shows the steps
     config = spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
     model = RFAForCausalLM(config)
     train_blocks, valid_blocks = _blocks(data, spec)
     arguments = _arguments(run, spec, len(train_blocks))
-    tokens_per_step = arguments.train_batch_size * spec.accumulate * arguments.world_size * spec.length
     with StopOnSignal() as stop:
-        logger = MetricsLogger(run, model, tokens_per_step, progress)
-        verbosity = logging.get_verbosity()
-        logging.set_verbosity_error()
+        logger = MetricsLogger(run, model, progress)
         trainer = ProtocolTrainer(
             model,
             arguments,
@@ -132,10 +137,9 @@ def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Pro
         )
         trainer.remove_callback(PrinterCallback)
         checkpoint = run.latest_checkpoint()
-        try:
-            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-        finally:
-            logging.set_verbosity(verbosity)
+        if checkpoint is not None:
+            run.check_checkpoint(checkpoint)
+        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
             raise Stopped(trainer.state.global_step, trainer.state.max_steps)
         if not any(
@@ -151,7 +155,7 @@ def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Pro
         "result": {
             "valid_loss": losses[-1],
             "valid_perplexity": math.exp(losses[-1]),
-            "tokens": trainer.state.global_step * tokens_per_step,
+            "tokens": trainer.state.num_input_tokens_seen,
             "tokens_per_second": round(logger.tokens_per_second, 1),
             "parameters": model.num_parameters(),
         },
@@ -164,7 +168,8 @@ def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Pro
 
 
 def _arguments(run: RunFolder, spec: TrainingSpec, blocks: int) -> TrainingArguments:
-    per_epoch = max(1, blocks // (spec.batch_size * spec.accumulate * PartialState().num_processes))
+    batches = blocks // (spec.batch_size * PartialState().num_processes)
+    per_epoch = math.ceil(batches / spec.accumulate)
     every = spec.eval_steps or per_epoch
     return TrainingArguments(
         output_dir=str(run.checkpoints),
@@ -187,6 +192,7 @@ def _arguments(run: RunFolder, spec: TrainingSpec, blocks: int) -> TrainingArgum
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
+        include_num_input_tokens_seen="all",
         report_to="none",
         disable_tqdm=True,
     )

@@ -16,6 +16,7 @@ from transformers import Trainer
 from rfa.models.modeling import RFAPreTrainedModel
 
 from .optimization import make_optimizer, one_cycle
+from .run_folder import checkpoints_in
 
 _KEPT = 2
 
@@ -36,6 +37,14 @@ class ProtocolTrainer(Trainer):
             self.lr_scheduler = LambdaLR(optimizer, lambda step: one_cycle(step, num_training_steps))
         return self.lr_scheduler
 
+    def get_eval_dataloader(self, eval_dataset=None):
+        """All validation blocks: only training drops a batch that is not full."""
+        self.args.dataloader_drop_last = False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = True
+
     def _save_checkpoint(self, model, trial):
         """Save under a temporary name, rename, and only then drop the checkpoints that are too old."""
         folder = Path(cast(str, self.args.output_dir))
@@ -47,18 +56,16 @@ class ProtocolTrainer(Trainer):
         try:
             with full_disk_as_os_error(folder):
                 super()._save_checkpoint(model, trial)
-        except BaseException:
-            shutil.rmtree(staging, ignore_errors=True)
-            raise
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                shutil.rmtree(folder / name, ignore_errors=True)
+                os.replace(staging / name, folder / name)
         finally:
             self.args.output_dir = str(folder)
-        self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                shutil.rmtree(staging, ignore_errors=True)
         if self.args.should_save:
-            shutil.rmtree(folder / name, ignore_errors=True)
-            os.replace(staging / name, folder / name)
-            shutil.rmtree(staging, ignore_errors=True)
-            found = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
-            for old in found[:-_KEPT]:
+            for old in checkpoints_in(folder)[:-_KEPT]:
                 shutil.rmtree(old, ignore_errors=True)
 
 
@@ -68,8 +75,8 @@ def full_disk_as_os_error(folder: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, RuntimeError) as error:
-        writing = isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error) or "write" in str(error)
-        if not writing or isinstance(error, torch.cuda.OutOfMemoryError):
+        torch_writing = "PytorchStreamWriter" in str(error) or "inline_container" in str(error)
+        if not (isinstance(error, SafetensorError) or torch_writing):
             raise
         number = errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
         raise OSError(number, f"{os.strerror(number)} ({error})", str(folder)) from error
