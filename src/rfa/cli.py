@@ -4,7 +4,8 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +67,7 @@ def demo(
     """Train RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length."""
     from rfa.experiments.demo import run_demo
 
-    with progress_bars() as bar:
+    with _stoppable(f"start anew with: rfa demo --overwrite --out {shlex.quote(str(out))}"), progress_bars() as bar:
         results = run_demo(out, overwrite=overwrite, progress=lambda name, *task: bar(f"{name} {task[0]}", *task[1:]))
     console.print(comparison_table(results))
     console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False)
@@ -108,37 +109,36 @@ def train(
         if extra := sorted(given - {"out", "resume"}):
             names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
             raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
-    try:
-        with progress_bars() as bar:
-            bars: dict[str, Any] = {
-                "data_progress": lambda *task: bar("reading text", *task),
-                "progress": lambda step, steps, figures: bar("training" + _figures(figures), step, steps, key="train"),
-            }
-            if resume:
-                record = training.resume(out, **bars)
-            else:
-                spec = training.TrainingSpec(
-                    preset=preset,
-                    model=dict(_assignment(text) for text in set_ or []),
-                    data=data,
-                    split_by=split,
-                    tokenizer=tokenizer,
-                    length=length,
-                    batch_size=batch_size,
-                    accumulate=accumulate,
-                    epochs=epochs,
-                    max_steps=max_steps,
-                    learning_rate=lr,
-                    seed=seed,
-                    valid_tokens=valid_tokens,
-                    eval_steps=eval_steps,
-                    log_steps=log_steps,
-                    bf16=bf16,
-                )
-                record = training.train(spec, out, overwrite=overwrite, **bars)
-    except training.Stopped as stopped:
-        errors.print(f"rfa: {stopped}; go on with: rfa train --resume --out {shlex.quote(str(out))}")
-        raise SystemExit(130) from None
+    go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
+    with _stoppable(go_on), progress_bars() as bar:
+        bars: dict[str, Any] = {
+            "data_progress": lambda *task: bar("reading text", *task),
+            "progress": lambda step, steps, figures: bar("training" + _figures(figures), step, steps, key="train"),
+        }
+        if resume:
+            record = training.resume(out, **bars)
+        else:
+            spec = training.TrainingSpec(
+                preset=preset,
+                model=dict(_assignment(text) for text in set_ or []),
+                data=data,
+                split_by=split,
+                tokenizer=tokenizer,
+                length=length,
+                batch_size=batch_size,
+                accumulate=accumulate,
+                epochs=epochs,
+                max_steps=max_steps,
+                learning_rate=lr,
+                seed=seed,
+                valid_tokens=valid_tokens,
+                eval_steps=eval_steps,
+                log_steps=log_steps,
+                bf16=bf16,
+            )
+            record = training.train(spec, out, overwrite=overwrite, **bars)
+    if int(os.environ.get("RANK", 0)):  # of a distributed run, the first process speaks
+        return
     result = record["result"]
     console.print(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
@@ -245,6 +245,18 @@ def main() -> None:
     if status == 130:  # Typer's own answer to Ctrl-C
         errors.print("rfa: stopped")
     sys.exit(status)
+
+
+@contextmanager
+def _stoppable(hint: str) -> Iterator[None]:
+    """Say in one line where a run was stopped and how to go on."""
+    from rfa.training import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        errors.print(f"rfa: {stopped}; {hint}")
+        raise SystemExit(130) from None
 
 
 def _fail(message: str) -> None:

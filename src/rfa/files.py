@@ -20,8 +20,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     try:
         write(temporary)
         if temporary.is_dir() and path.is_dir():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+            old = path.with_name(f"{temporary.name}.old")
+            os.replace(path, old)
+            os.replace(temporary, path)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(temporary, path)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)

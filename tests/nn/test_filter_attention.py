@@ -51,11 +51,11 @@ def dynamics_by_hand(layer, options, flat):
     found = {name: np.full(HEADS, value) for name, value in constant.items()} if flat else {"noise_floor": [0.01] * 2}
     stored = ["robustness", "inverse_temperature"] + ([] if flat else ["process_noise", "key_noise"])
     if not flat:
-        if "query_noise" in dict(layer.dynamics.named_parameters()):
+        if "raw_query_noise" in dict(layer.dynamics.named_parameters()):
             stored.append("query_noise")
         else:  # gamma^2 enters nothing
             found["query_noise"] = np.full(HEADS, np.nan)
-    found.update({name: softplus(raw[name]) for name in stored})
+    found.update({name: softplus(raw[f"raw_{name}"]) for name in stored})
     found["decay"] = softplus(raw["decay"]) if options.get("learn_decay") else raw["decay"]
     found["frequency"] = raw["frequency"]
     if options.get("learn_frequency"):

@@ -90,7 +90,8 @@ def test_m3_starts_at_a_steady_state_of_one_half():
 def test_positive_parameters_are_stored_through_softplus():
     dynamics = HeadDynamics(FREQUENCY, DECAY, horizon=0.7, learn_horizon=True, learn_decay=True)
     parameters = dict(dynamics.named_parameters())
-    assert parameters.keys() == POSITIVE | {"decay", "horizon"}
+    assert parameters.keys() == {f"raw_{name}" for name in POSITIVE | {"decay", "horizon"}}
+    parameters = {name.removeprefix("raw_"): raw for name, raw in parameters.items()}
     for name, raw in parameters.items():
         np.testing.assert_allclose(values(dynamics)[name], softplus(raw), rtol=1e-6, err_msg=name)
     with torch.no_grad():
@@ -107,7 +108,7 @@ def test_fixed_values_are_buffers_and_saved():
 
 def test_flat_prior_has_constant_variance_and_no_noise_parameters():
     dynamics = HeadDynamics(FREQUENCY, DECAY, prior="flat")
-    assert {name for name, _ in dynamics.named_parameters()} == {"robustness", "inverse_temperature"}
+    assert {name for name, _ in dynamics.named_parameters()} == {"raw_robustness", "raw_inverse_temperature"}
     found = values(dynamics)
     noises = {name: found[name].tolist() for name in ("process_noise", "key_noise", "query_noise", "noise_floor")}
     expected = {"process_noise": [0, 0], "key_noise": [0, 0], "query_noise": [0, 0], "noise_floor": [1, 1]}

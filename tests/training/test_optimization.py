@@ -34,7 +34,7 @@ def test_parameter_groups_of_filters(name, learned):
     everything = [id(p) for p in net.parameters()]
     assert sorted(id(p) for group in (features, dynamics) for p in group["params"]) == sorted(everything)
     of_name = {id(p): n for n, p in net.named_parameters()}
-    found = {of_name[id(p)].rpartition(".")[2] for p in dynamics["params"]}
+    found = {of_name[id(p)].rpartition(".")[2].removeprefix("raw_") for p in dynamics["params"]}
     assert found == FILTERS[name] | ({"decay", "frequency"} if learned else set())
     assert all(".dynamics." in of_name[id(p)] for p in dynamics["params"])
     assert not any(".dynamics." in of_name[id(p)] for p in features["params"])
@@ -52,7 +52,7 @@ def test_parameter_groups_of_baselines(name):
 
 def test_what_is_frozen_is_in_no_group():
     net = model("m2-sc-rfa")
-    frozen = [net.model.embed_tokens.weight, net.head_dynamics()[0].robustness]
+    frozen = [net.model.embed_tokens.weight, net.head_dynamics()[0].raw_robustness]
     for parameter in frozen:
         parameter.requires_grad_(False)
     found = {id(p) for group in make_optimizer(net, 0.01).param_groups for p in group["params"]}

@@ -37,7 +37,7 @@ class PreparedData:
 
 def prepare(
     data: str,
-    tokenizer: str,
+    tokenizer: str | PreTrainedTokenizerFast,
     split_by: str = "file",
     *,
     splits: Sequence[str] = SPLITS,
@@ -48,7 +48,7 @@ def prepare(
 
     Args:
         data: as for `load_corpus`.
-        tokenizer: as for `load_tokenizer`; `bpe:N` is trained on the training split.
+        tokenizer: a tokenizer, or as for `load_tokenizer`; `bpe:N` is trained on the training split.
         split_by: as for `load_corpus`.
         splits: those of `train`, `valid` and `test` that are wanted.
         cache_dir: default as in `cache_folder`.
@@ -59,7 +59,9 @@ def prepare(
         OSError: the cache cannot be written.
     """
     corpus = load_corpus(data, split_by)
-    loaded = load_tokenizer(tokenizer, corpus.documents("train"), cache_dir)
+    loaded = tokenizer
+    if isinstance(loaded, str):
+        loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir)
     sizes = {split: sum(document.size for document in corpus.documents(split)) for split in splits}
     total = sum(sizes.values())
     before = 0

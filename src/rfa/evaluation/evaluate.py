@@ -54,6 +54,8 @@ def evaluate(
         raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")
     tokenizer = folder.load_tokenizer()
     documents = load_corpus(spec["data"], spec["split_by"]).documents("test") if data is None else load_documents(data)
+    if data is None and fingerprint(documents) != record["data"]["test_fingerprint"]:
+        raise ValueError(f"data: the test split of {spec['data']} is no longer what run {folder.path} left out")
     stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec["length"] * factor for factor in (1, 2, 4, 8)]
     model = folder.load_model()

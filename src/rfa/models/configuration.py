@@ -114,6 +114,7 @@ class RFAConfig(PreTrainedConfig):
         even = (self.hidden_size // heads) % 2 == 0
         pairs = self.frequencies in ("paired_rope", "partitioned") or self.decay != "none"
         _require(even or not pairs, self, "hidden_size", "an even number of modes (hidden_size / heads) for pairs")
+        _require(0 < self.layer_norm_eps < 1, self, "layer_norm_eps", "a small positive number")
         _require(self.train_length >= 2, self, "train_length", "at least 2")
         _require(1 < self.frequency_base < math.inf, self, "frequency_base", "a number above 1")
         _require(0 <= self.damping < math.inf, self, "damping", "a finite number >= 0")

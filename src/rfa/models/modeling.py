@@ -4,12 +4,13 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from rfa.nn import HeadDynamics, NormalLinear
+from rfa.nn.precision import FullPrecision
 
 from .attention import build_attention
 from .configuration import RFAConfig
@@ -66,6 +67,12 @@ class RFAPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
+        elif isinstance(module, FullPrecision):  # what a checkpoint lacks starts as the configuration has it
+            with torch.random.fork_rng(), torch.device("cpu"):
+                fresh = build_attention(cast(RFAConfig, self.config))
+            initial = next(child for child in fresh.children() if isinstance(child, FullPrecision)).state_dict()
+            for name, tensor in module.state_dict().items():
+                initialization.copy_(tensor, initial[name])
 
     def head_dynamics(self) -> dict[int, HeadDynamics]:
         """The dynamics of each layer that has them, by the layer's index."""
@@ -156,6 +163,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         Raises:
             ValueError: for a mask or times that do not fit.
         """
+        if "position_ids" in kwargs:
+            raise ValueError("position_ids: not known here, expected times (real numbers, any unit)")
         outputs = self.model(input_ids, attention_mask, past_key_values, use_cache, times, inputs_embeds)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden_states = outputs.last_hidden_state

@@ -1,6 +1,5 @@
 """The models of the paper, each a choice of `RFAConfig` fields (SPEC section 3, appendix F.2)."""
 
-import dataclasses
 from types import MappingProxyType
 from typing import Any
 
@@ -82,15 +81,10 @@ def preset(name: str, **overrides: Any) -> RFAConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
-    fields = {field.name for field in dataclasses.fields(RFAConfig)}
-    for unknown in overrides.keys() - fields:
-        raise ValueError(f"{unknown}: not a field of RFAConfig, expected one of {', '.join(own_fields())}")
-    for number in overrides.keys() & {"damping", "steady_state", "horizon", "frequency_base"}:
-        if type(overrides[number]) is int:  # 5 is a fine way to write 5.0
-            overrides[number] = float(overrides[number])
+    kinds = RFAConfig.__annotations__
+    for field, value in overrides.items():
+        if field not in kinds:
+            raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(kinds)}")
+        if type(value) is int and "float" in str(kinds[field]):  # 5 is a fine way to write 5.0
+            overrides[field] = float(value)
     return RFAConfig(**{**PRESETS[name], **overrides})
-
-
-def own_fields() -> list[str]:
-    """The names of the fields that `RFAConfig` itself declares."""
-    return [name for name in RFAConfig.__annotations__ if not name.startswith("_")]

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel, rotate
+from rfa.dynamics import decay_kernel, rotate, rotation
 from rfa.ops.inputs import Positions, locate, row_blocks
 from rfa.ops.validation import validate_positions
 
@@ -41,10 +41,9 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
     Interleaved pairs of channels share an angle, but the quarter turn exchanges halves, so that it is no rotation
     and scores depend on more than the lag. Kept to measure what that explains.
     """
-    phase = times.to(torch.float64)[..., None, :, None] * frequency.to(torch.float64)[:, None, :]
-    phase = phase.repeat_interleave(2, dim=-1)
+    cos, sin = (part.repeat_interleave(2, dim=-1).to(x.dtype) for part in rotation(frequency, times))
     first, second = x.chunk(2, dim=-1)
-    return phase.cos().to(x.dtype) * x + phase.sin().to(x.dtype) * torch.cat([-second, first], dim=-1)
+    return cos * x + sin * torch.cat([-second, first], dim=-1)
 
 
 class Geometry(FullPrecision):
@@ -112,6 +111,9 @@ class DotProductAttention(Attention):
         keys = key.shape[2]
         validate_positions(batch, queries, keys, query.device, times, None, key_mask, segment_ids)
         positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
+        if key_mask is not None:
+            absent = ~key_mask[:, None, :, None]
+            key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
         query = self._turn(query, positions.query_times)
         key = self._turn(key, positions.key_times)
         if self.rotate_values:
@@ -122,8 +124,11 @@ class DotProductAttention(Attention):
             estimate = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             blocks = row_blocks(batch, heads, queries, keys)
-            rows = [self._rows(query[:, :, rows], key, value, positions.rows(rows)) for rows in blocks]
-            estimate = torch.cat(rows, dim=2)
+            dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
+            with torch.autocast(query.device.type, enabled=False):
+                states = query.to(dtype), key.to(dtype), value.to(dtype)
+                rows = [self._rows(states[0][:, :, rows], *states[1:], positions.rows(rows)) for rows in blocks]
+            estimate = torch.cat(rows, dim=2).to(value.dtype)
         if self.rotate_values and self.geometry.frequency is not None:
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
@@ -142,16 +147,14 @@ class DotProductAttention(Attention):
         visible = positions.visible(causal=True)[:, None]
         empty = ~visible.any(-1, keepdim=True)
         lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :])[:, None]
-        lag = lag.masked_fill(~visible, 0.0).to(torch.promote_types(query.dtype, torch.float32))
+        lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
         bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
         slopes, decay = self.geometry.slopes, self.geometry.decay
         if slopes is not None:
             bias = bias - slopes[:, None, None] * lag
-        bias = bias.to(query.dtype)
         if decay is None:
             estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         else:
             score = query @ key.mT / math.sqrt(query.shape[-1]) + bias
-            kept = decay_kernel(decay[:, None, None], lag).to(query.dtype)
-            estimate = (score.softmax(-1).to(query.dtype) * kept) @ value
+            estimate = (score.softmax(-1) * decay_kernel(decay[:, None, None], lag)) @ value
         return estimate.masked_fill(empty, 0.0)

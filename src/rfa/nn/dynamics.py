@@ -53,8 +53,6 @@ class HeadDynamics(FullPrecision):
         learn_frequency, learn_decay, learn_horizon: make parameters of them.
     """
 
-    frequency: Tensor
-
     def __init__(
         self,
         frequency: Float[Tensor, "heads modes"],
@@ -70,17 +68,16 @@ class HeadDynamics(FullPrecision):
         learn_horizon: bool = False,
     ):
         super().__init__()
-        self._learned: set[str] = set()
-        self._pairs = learn_frequency
-        if learn_frequency:  # the positive half; the rest follows by conjugation
-            self.register_parameter("frequency", nn.Parameter(frequency[:, ::2].clone()))
-        else:
-            self.register_buffer("frequency", frequency)
-        each, noisy = torch.ones_like(decay), prior != "flat"
-        process_noise = (2 * decay * steady_state).clamp(min=SMALLEST)
+        noisy = prior != "flat"
+        process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
             process_noise = process_noise_of_slope(slopes, decay, KEY_NOISE + NOISE_FLOOR)
-        self._hold("decay", decay, learn_decay)
+        if learn_frequency:  # the positive half; the rest follows by conjugation
+            self.raw_frequency = nn.Parameter(frequency[:, ::2].clone())
+        else:
+            self.register_buffer("frequency", frequency)
+        each = torch.ones_like(decay)
+        self._hold("decay", decay.clamp(min=SMALLEST) if learn_decay else decay, learn_decay)
         self._hold("process_noise", process_noise if noisy else 0 * each, noisy)
         self._hold("key_noise", KEY_NOISE * each if noisy else 0 * each, noisy)
         self._hold("query_noise", QUERY_NOISE * each if noisy else 0 * each, noisy and uses_query_noise)
@@ -91,16 +88,16 @@ class HeadDynamics(FullPrecision):
             self._hold("horizon", horizon * each, learn_horizon)
 
     def _hold(self, name: str, value: Tensor, learned: bool) -> None:
+        """A fixed value under its own name, a learned one through softplus as `raw_...`: they never mix on loading."""
         if learned:
-            self._learned.add(name)
-            self.register_parameter(name, nn.Parameter(softplus_inverse(value.clamp(min=SMALLEST))))
+            self.register_parameter(f"raw_{name}", nn.Parameter(softplus_inverse(value.clamp(min=1e-12))))
         else:
             self.register_buffer(name, value)
 
     def forward(self) -> dict[str, Any]:
         """The operator's keyword arguments, all per head."""
-        held = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        values = {name: F.softplus(raw) if name in self._learned else raw for name, raw in held.items()}
-        if self._pairs:
-            values["frequency"] = torch.stack([self.frequency, -self.frequency], dim=-1).flatten(-2)
+        values = {name.removeprefix("raw_"): F.softplus(raw) for name, raw in self.named_parameters()}
+        values |= dict(self.named_buffers())
+        if (half := dict(self.named_parameters()).get("raw_frequency")) is not None:
+            values["frequency"] = torch.stack([half, -half], dim=-1).flatten(-2)
         return values

@@ -19,6 +19,9 @@ def filter_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
+    if positions.key_mask is not None:  # a key that takes no part may hold anything, NaN for a missing row
+        absent = ~positions.key_mask[:, None, :, None]
+        key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
     with torch.autocast(query.device.type, enabled=False):
         query_frame = rotate(query.to(dtype), frequency, positions.query_times, inverse=True)
         key_frame = rotate(key.to(dtype), frequency, positions.key_times, inverse=True)

@@ -73,6 +73,7 @@ def _check_options(options: Options) -> None:
 
 def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:
     for name, state in (("query", query), ("key", key), ("value", value)):
+        _check_tensor(name, state)
         if state.dim() != 4:
             raise ValueError(f"{name}: got shape {tuple(state.shape)}, expected (batch, heads, length, channels)")
         if not state.is_floating_point():
@@ -103,8 +104,7 @@ def _check_parameters(parameters: Parameters, heads: int, modes: int, device: to
         if given is None:
             continue
         expected = (heads, modes) if name == "frequency" else (heads,)
-        if not isinstance(given, Tensor):
-            raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor of shape {expected}")
+        _check_tensor(name, given)
         if tuple(given.shape) != expected:
             raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {expected}")
         if not given.is_floating_point():
@@ -124,6 +124,11 @@ def _check_parameter_values(parameters: Parameters) -> None:
     raise ValueError(f"{name}: got {given[name].flatten().tolist()[:8]}, expected {wanted}")
 
 
+def _check_tensor(name: str, given: object) -> None:
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
+
+
 def _check_device(name: str, given: Tensor | None, device: torch.device) -> None:
     if given is not None and given.device != device:
         raise ValueError(f"{name}: got device {given.device}, expected {device}, the query's")
@@ -132,6 +137,7 @@ def _check_device(name: str, given: Tensor | None, device: torch.device) -> None
 def _check_times(name: str, given: Tensor | None, batch: int, length: int, device: torch.device) -> None:
     if given is None:
         return
+    _check_tensor(name, given)
     _check_device(name, given, device)
     if given.dtype == torch.bool or given.is_complex():
         raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
@@ -142,6 +148,7 @@ def _check_times(name: str, given: Tensor | None, batch: int, length: int, devic
 def _check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
     if given is None:
         return
+    _check_tensor(name, given)
     is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
     if (not is_integer) if integer else given.dtype != torch.bool:
         raise ValueError(f"{name}: got dtype {given.dtype}, expected {'an integer dtype' if integer else 'torch.bool'}")

@@ -32,12 +32,13 @@ class MetricsLogger(TrainerCallback):
 
     def __init__(self, run: RunFolder, model: RFAPreTrainedModel, progress: Progress | None):
         self.run, self.model, self.progress = run, model, progress
-        self._seconds, self._began, self._tokens_at_start = 0.0, 0.0, 0
+        self._seconds, self._mark, self._tokens_at_start = 0.0, 0.0, 0
         self.tokens = 0
         self._latest: dict[str, float] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Drop what was logged after the checkpoint that a resumed run starts from."""
+        self._mark = time.perf_counter()
         self._tokens_at_start = self.tokens = state.num_input_tokens_seen
         if state.is_world_process_zero:
             kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
@@ -45,13 +46,10 @@ class MetricsLogger(TrainerCallback):
             write_whole(self.run.metrics, lambda path: path.write_text(text, encoding="utf-8"))
             self._board = SummaryWriter(str(self.run.tensorboard), purge_step=state.global_step + 1)
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        """Start the clock of the step."""
-        self._began = time.perf_counter()
-
     def on_step_end(self, args, state, control, **kwargs):
-        """Stop the clock, show the progress."""
-        self._seconds += time.perf_counter() - self._began
+        """Read the clock, show the progress."""
+        self._seconds += time.perf_counter() - self._mark
+        self._mark = time.perf_counter()
         self.tokens = state.num_input_tokens_seen
         if self.progress is not None:
             self.progress(state.global_step, state.max_steps, self._latest)
@@ -82,6 +80,12 @@ class MetricsLogger(TrainerCallback):
                 for head, value in enumerate(heads):
                     self._board.add_scalar(f"layer {layer}/{name}/head {head}", value, state.global_step)
 
+    def on_evaluate(self, args, state, control, **kwargs):
+        """Leave validation out of the training speed."""
+        self._mark = time.perf_counter()
+
+    on_save = on_evaluate
+
     def on_train_end(self, args, state, control, **kwargs):
         """Close the board."""
         if state.is_world_process_zero:
@@ -89,7 +93,7 @@ class MetricsLogger(TrainerCallback):
 
     @property
     def tokens_per_second(self) -> float:
-        """Training speed of this process's steps, validation left out."""
+        """Training speed over all devices, data loading included, validation and saving left out."""
         return (self.tokens - self._tokens_at_start) / self._seconds if self._seconds else 0.0
 
 
@@ -116,7 +120,12 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask the Trainer to save and stop."""
-        if self.stopped:
+        stopped = self.stopped
+        if args.world_size > 1:  # the signal reaches processes at different steps; they must stop at the same one
+            flag = torch.tensor(int(stopped), device=args.device)
+            torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+            stopped = self.stopped = bool(flag)
+        if stopped:
             control.should_save = control.should_training_stop = True
 
 
@@ -127,9 +136,11 @@ def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     lines = []
     for line in run.metrics.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(line))
+            read = json.loads(line)
         except json.JSONDecodeError:
             continue
+        if isinstance(read, dict) and isinstance(read.get("step"), int):
+            lines.append(read)
     return lines
 
 

@@ -94,7 +94,8 @@ class RunFolder:
             raise ValueError(f"run: {file} is damaged, it lacks {', '.join(sorted(missing))}")
         try:
             TrainingSpec.from_dict(record["spec"])
-            _ = record["data"]["fingerprint"]
+            _ = record["data"]["fingerprint"], record["data"]["test_fingerprint"]
+            _ = record["result"]["valid_perplexity"] if record["finished"] else None
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"run: {file} is damaged ({error}), expected the run.json of `rfa train`") from error
         return record
@@ -107,7 +108,7 @@ class RunFolder:
     def latest_checkpoint(self) -> Path | None:
         """The newest complete checkpoint, if there is one."""
         found = checkpoints_in(self.checkpoints)
-        whole = [path for path in found if all((path / name).is_file() for name in _CHECKPOINT_FILES)]
+        whole = [path for path in found if _is_complete(path)]
         return whole[-1] if whole else None
 
     def check_checkpoint(self, checkpoint: Path) -> None:
@@ -159,11 +160,24 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
+def _is_complete(checkpoint: Path) -> bool:
+    """Checkpoints are renamed into place when they are whole; this finds those that lost a file since."""
+    sharded = any(checkpoint.glob("*fsdp*"))  # FSDP has files of its own for weights and optimiser
+    needed = ("trainer_state.json",) if sharded else _CHECKPOINT_FILES
+    return all((checkpoint / name).is_file() for name in needed)
+
+
 def _read_all(checkpoint: Path) -> None:
-    load_file(checkpoint / "model.safetensors")
-    torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
-    torch.load(checkpoint / "scheduler.pt", map_location="cpu", weights_only=True)
-    json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
+    for file in checkpoint.glob("*.safetensors"):
+        load_file(file)
+    for name in ("optimizer.pt", "scheduler.pt"):
+        if (checkpoint / name).is_file():
+            torch.load(checkpoint / name, map_location="cpu", weights_only=True)
+    for file in checkpoint.glob("rng_state*.pth"):  # Python's and NumPy's states among them; our own file
+        torch.load(file, map_location="cpu", weights_only=False)
+    for file in checkpoint.glob("*.json"):
+        json.loads(file.read_text(encoding="utf-8"))
+    _ = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:

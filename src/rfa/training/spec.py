@@ -1,6 +1,7 @@
 """What a run is asked to do, in one value that goes into the run folder."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from rfa.models import RFAConfig, preset
@@ -71,6 +72,12 @@ class TrainingSpec:
         """The model's configuration for a vocabulary."""
         return preset(self.preset, **{**self.model, **more, "vocab_size": vocab_size, "train_length": self.length})
 
+    def with_absolute_paths(self) -> "TrainingSpec":
+        """The same, meant from any working folder."""
+        form, _, folder = self.tokenizer.partition(":")
+        tokenizer = f"{form}:{Path(folder).resolve()}" if form == "gpt2" and folder else self.tokenizer
+        return replace(self, data=_absolute(self.data), tokenizer=tokenizer)
+
     def to_dict(self) -> dict[str, Any]:
         """A dictionary for JSON."""
         return asdict(self)
@@ -89,3 +96,7 @@ class TrainingSpec:
             return cls(**values)
         except TypeError as error:
             raise ValueError(f"spec: {error}") from error
+
+
+def _absolute(data: str) -> str:
+    return str(Path(data).resolve()) if Path(data).exists() else data

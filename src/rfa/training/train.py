@@ -1,6 +1,8 @@
 """One run, from its specification to a trained model in its run folder."""
 
 import math
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 from transformers.utils import logging
 
-from rfa.data import PreparedData, TokenBlocks, prepare
+from rfa.data import PreparedData, TokenBlocks, load_corpus, prepare
 from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
 
@@ -55,20 +57,22 @@ def train(
         OSError: if the disk is full; the last complete checkpoint stays.
         Stopped: on Ctrl-C, after saving.
     """
-    data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
-    process = PartialState()
+    spec = spec.with_absolute_paths()
+    arguments = _arguments(RunFolder(out), spec)  # first: it sets up the processes of a distributed run
+    with arguments.main_process_first(local=False):
+        data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
     blocks, _ = _blocks(data, spec)  # complain before anything is written
-    if len(blocks) < spec.batch_size * process.num_processes:
+    if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
-            f"batch_size: got {spec.batch_size} on {process.num_processes} device(s), "
+            f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
-    if process.is_main_process:
+    if arguments.process_index == 0:
         run = RunFolder.create(out, overwrite)
-        data.tokenizer.save_pretrained(run.tokenizer)
         run.write(_new_record(spec, data))
-    process.wait_for_everyone()
-    return _train(RunFolder(out), spec, data, progress)
+        data.tokenizer.save_pretrained(run.tokenizer)
+    PartialState().wait_for_everyone()
+    return _train(RunFolder(out), spec, data, arguments, progress)
 
 
 def resume(
@@ -89,10 +93,13 @@ def resume(
     if record.get("finished"):
         return record
     spec = TrainingSpec.from_dict(record["spec"])
-    data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
+    arguments = _arguments(run, spec)
+    tokenizer = run.load_tokenizer()  # the run's own: checkpoints know its ids
+    with arguments.main_process_first(local=False):
+        data = prepare(spec.data, tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
-    return _train(run, spec, data, progress)
+    return _train(run, spec, data, arguments, progress)
 
 
 def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, TokenBlocks]:
@@ -110,6 +117,7 @@ def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
             "corpus": data.corpus,
             "split": data.split_note,
             "fingerprint": data.fingerprint,
+            "test_fingerprint": fingerprint_of_test(spec),
             "tokens": {split: len(stream) for split, stream in data.streams.items()},
         },
         "environment": environment(),
@@ -118,14 +126,17 @@ def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
     }
 
 
-def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Progress | None) -> dict[str, Any]:
+def _train(
+    run: RunFolder, spec: TrainingSpec, data: PreparedData, arguments: TrainingArguments, progress: Progress | None
+) -> dict[str, Any]:
     set_seed(spec.seed)
     logging.set_verbosity_error()
     logging.disable_progress_bar()  # ours shows the steps
     config = spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
     model = RFAForCausalLM(config)
     train_blocks, valid_blocks = _blocks(data, spec)
-    arguments = _arguments(run, spec, len(train_blocks))
+    batches = len(train_blocks) // (spec.batch_size * arguments.world_size)
+    arguments.eval_steps = arguments.save_steps = spec.eval_steps or math.ceil(batches / spec.accumulate)
     with StopOnSignal() as stop:
         logger = MetricsLogger(run, model, progress)
         trainer = ProtocolTrainer(
@@ -160,18 +171,34 @@ def _train(run: RunFolder, spec: TrainingSpec, data: PreparedData, progress: Pro
             "parameters": model.num_parameters(),
         },
     }
+    _save_model(trainer, run)
     if trainer.is_world_process_zero():
-        with full_disk_as_os_error(run.path):
-            write_whole(run.model, trainer.accelerator.unwrap_model(trainer.model).save_pretrained)
         run.write(record)
     return record
 
 
-def _arguments(run: RunFolder, spec: TrainingSpec, blocks: int) -> TrainingArguments:
-    batches = blocks // (spec.batch_size * PartialState().num_processes)
-    per_epoch = math.ceil(batches / spec.accumulate)
-    every = spec.eval_steps or per_epoch
-    return TrainingArguments(
+def fingerprint_of_test(spec: TrainingSpec) -> str | None:
+    """Of the test split's bytes, so that an evaluation can tell whether it is still the run's; None without one."""
+    corpus = load_corpus(spec.data, spec.split_by)
+    return corpus.fingerprint("test") if "test" in corpus.splits else None
+
+
+def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
+    """All processes take part, for the weights may be sharded; the first one puts the folder into its place."""
+    staging = run.path / ".model"
+    with full_disk_as_os_error(run.path):
+        try:
+            trainer.save_model(str(staging))
+            trainer.accelerator.wait_for_everyone()
+            if trainer.is_world_process_zero():
+                write_whole(run.model, lambda path: os.replace(staging, path))
+        finally:
+            if trainer.is_world_process_zero():
+                shutil.rmtree(staging, ignore_errors=True)
+
+
+def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
+    arguments = TrainingArguments(
         output_dir=str(run.checkpoints),
         per_device_train_batch_size=spec.batch_size,
         per_device_eval_batch_size=spec.batch_size,
@@ -183,9 +210,9 @@ def _arguments(run: RunFolder, spec: TrainingSpec, blocks: int) -> TrainingArgum
         seed=spec.seed,
         bf16=spec.bf16,
         eval_strategy="steps",
-        eval_steps=every,
+        eval_steps=1,  # both set when the length of an epoch is known
         save_strategy="steps",
-        save_steps=every,
+        save_steps=1,
         logging_steps=spec.log_steps,
         logging_nan_inf_filter=False,
         prediction_loss_only=True,
@@ -195,4 +222,13 @@ def _arguments(run: RunFolder, spec: TrainingSpec, blocks: int) -> TrainingArgum
         include_num_input_tokens_seen="all",
         report_to="none",
         disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+        use_cpu=not torch.accelerator.is_available(),
     )
+    launched = int(os.environ.get("WORLD_SIZE", 1))
+    if launched != arguments.world_size:
+        raise ValueError(
+            f"processes: {launched} were launched, {arguments.world_size} work together"
+        )
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
+    return arguments

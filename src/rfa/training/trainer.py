@@ -52,6 +52,7 @@ class ProtocolTrainer(Trainer):
         name = f"checkpoint-{self.state.global_step}"
         if self.args.should_save:
             shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
         self.args.output_dir = str(staging)
         try:
             with full_disk_as_os_error(folder):

@@ -1,0 +1,95 @@
+"""What Trainer, data pipeline and logging cost over a bare loop, at the paper's model size.
+
+Each round times some steps of one and of the other in turns, in one process, with the same initial model, optimiser
+and clips; their first losses must agree up to the choice of blocks. The result is the median ratio and its spread.
+
+    python benchmarks/trainer_overhead.py [--batch-size 16 --steps 4 --rounds 5 --preset b1-rope]
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from rfa.data import TokenBlocks, prepare
+from rfa.models import RFAForCausalLM
+from rfa.training import TrainingSpec, train
+from rfa.training.callbacks import read_metrics
+from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer, one_cycle
+from rfa.training.run_folder import RunFolder, environment
+
+
+def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tuple[float, list[float]]:
+    """Seconds of the steps of a plain PyTorch loop, all but the first, and their losses."""
+    torch.manual_seed(spec.seed)
+    model = RFAForCausalLM(spec.model_config(vocabulary))
+    optimizer = make_optimizer(model, spec.learning_rate)
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    losses, began = [], 0.0
+    for step, ids in enumerate(batches):
+        for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = peak * one_cycle(step, len(batches))
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups[1:]:
+            nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        began = began or time.perf_counter()  # the first step warms up
+    return time.perf_counter() - began, losses
+
+
+def with_trainer(spec: TrainingSpec, folder: Path) -> tuple[float, list[float]]:
+    """Seconds of the Trainer's steps, all but the first, data and logging included, and their losses."""
+    marks: list[float] = []
+    train(spec, folder, overwrite=True, progress=lambda *_: marks.append(time.perf_counter()))
+    losses = [line["loss"] for line in read_metrics(RunFolder(folder)) if "loss" in line]
+    return marks[-1] - marks[0], losses
+
+
+def main() -> None:
+    """Run the rounds and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--preset", default="b1-rope")
+    parser.add_argument("--tokenizer", default="bpe:50257")
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    spec = TrainingSpec(
+        preset=options.preset,
+        tokenizer=options.tokenizer,
+        length=options.length,
+        batch_size=options.batch_size,
+        max_steps=options.steps,
+        log_steps=1,
+        valid_tokens=options.length,
+    )
+    data = prepare(spec.data, spec.tokenizer, splits=("train", "valid"))
+    blocks = TokenBlocks(data.streams["train"], spec.length)
+    batches = [
+        torch.stack([blocks[step * spec.batch_size + row]["input_ids"] for row in range(spec.batch_size)])
+        for step in range(spec.max_steps or 0)
+    ]
+    ratios = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for _ in range(options.rounds):
+            plain, losses = bare(spec, batches, len(data.tokenizer))
+            seconds, logged = with_trainer(spec, Path(scratch) / "run")
+            ratios.append(seconds / plain)
+            assert abs(logged[0] - losses[0]) < 0.2, (logged, losses)
+            print(f"bare {plain:.2f} s, trainer {seconds:.2f} s, ratio {ratios[-1]:.3f}", flush=True)
+    summary = {"median_ratio": statistics.median(ratios), "ratios": ratios, **vars(options), **environment()}
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()
