@@ -25,7 +25,7 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install -qq --editable '.[dev]'
 	@touch $@
 
-demo: setup  ## train three small models, print perplexity over context length, draw the figure in demo-results/
+demo: setup  ## train four small models, print perplexity over context length, draw the figure in demo-results/
 	@$(BIN)/rfa demo --out demo-results --overwrite
 
 test: lint typecheck  ## lint, typecheck, then the test suite

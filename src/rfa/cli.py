@@ -64,7 +64,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Train RoPE, ALiBi and SC-RFA for a few minutes and compare them beyond the training length."""
+    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length."""
     from rfa.experiments.demo import run_demo
 
     with _stoppable(f"start anew with: rfa demo --overwrite --out {shlex.quote(str(out))}"), progress_bars() as bar:

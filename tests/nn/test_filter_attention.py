@@ -46,7 +46,7 @@ CASES = {
 
 def dynamics_by_hand(layer, options, flat):
     """The operator's parameters from the layer's raw state, by SPEC section 3."""
-    raw = {name: oracle.as_array(value) for name, value in layer.dynamics.state_dict().items()}
+    raw = {n.removeprefix("raw_"): oracle.as_array(value) for n, value in layer.dynamics.state_dict().items()}
     constant = {"process_noise": 0.0, "key_noise": 0.0, "query_noise": 0.0, "noise_floor": 1.0}
     found = {name: np.full(HEADS, value) for name, value in constant.items()} if flat else {"noise_floor": [0.01] * 2}
     stored = ["robustness", "inverse_temperature"] + ([] if flat else ["process_noise", "key_noise"])
@@ -55,7 +55,7 @@ def dynamics_by_hand(layer, options, flat):
             stored.append("query_noise")
         else:  # gamma^2 enters nothing
             found["query_noise"] = np.full(HEADS, np.nan)
-    found.update({name: softplus(raw[f"raw_{name}"]) for name in stored})
+    found.update({name: softplus(raw[name]) for name in stored})
     found["decay"] = softplus(raw["decay"]) if options.get("learn_decay") else raw["decay"]
     found["frequency"] = raw["frequency"]
     if options.get("learn_frequency"):

@@ -1,4 +1,4 @@
-"""The main job at demo size: train three models on the standard library's text, compare them over context length."""
+"""The main job at demo size: train four models on the standard library's text, compare them over context length."""
 
 import json
 from collections.abc import Callable
@@ -11,20 +11,20 @@ from rfa.report.figures import save, training_and_extrapolation
 from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training.callbacks import read_metrics
 
-PRESETS = ("b1-rope", "b2-alibi", "m2-sc-rfa")
+PRESETS = ("b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length
 
 SPEC: dict[str, Any] = {
     "model": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8},
     "data": "stdlib",
     "tokenizer": "bpe:2048",
-    "length": 64,
-    "batch_size": 16,
-    "max_steps": 400,
-    "eval_steps": 80,
-    "valid_tokens": 2**15,
+    "length": 128,
+    "batch_size": 8,
+    "max_steps": 300,
+    "eval_steps": 75,
+    "valid_tokens": 2**14,
 }
-TEST_TOKENS = 2**16
+TEST_TOKENS = 2**14
 
 Progress = Callable[[str, str, int, int], None]
 

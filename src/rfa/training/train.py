@@ -227,8 +227,6 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
     )
     launched = int(os.environ.get("WORLD_SIZE", 1))
     if launched != arguments.world_size:
-        raise ValueError(
-            f"processes: {launched} were launched, {arguments.world_size} work together"
-        )
+        raise ValueError(f"processes: {launched} were launched, {arguments.world_size} work together")
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
     return arguments
