@@ -106,7 +106,7 @@ def test_another_unit_of_time_is_another_number_for_each_rate(name):
                 if getattr(held, rate, None) is not None:
                     getattr(held, rate).div_(unit)
             if "raw_process_noise" in dict(held.named_parameters()):
-                held.process_noise.copy_(softplus_inverse(F.softplus(held.process_noise) / unit))
+                held.raw_process_noise.copy_(softplus_inverse(F.softplus(held.raw_process_noise) / unit))
     assert_same(model(ids, times=unit * times).logits, expected, 1e-7)  # softplus inverse of numbers near 1e-8
 
 
