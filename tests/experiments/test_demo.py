@@ -27,7 +27,7 @@ def test_demo(miniature):
     assert (miniature / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in miniature.iterdir()) == sorted([*demo.PRESETS, "results.json", "figure.png"])
     assert results["train_length"] == 8
-    assert set(results["models"]) == {"b1-rope", "b2-alibi", "m2-sc-rfa"}
+    assert set(results["models"]) == {"b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa"}
     for name, model in results["models"].items():
         assert [row["length"] for row in model["rows"]] == [8, 16, 32, 64]
         assert all(math.isfinite(row["perplexity"]) for row in model["rows"])
