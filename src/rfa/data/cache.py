@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -12,6 +11,8 @@ from typing import BinaryIO
 
 import platformdirs
 from filelock import FileLock
+
+from rfa.files import write_whole
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -48,15 +49,15 @@ def cached_file(path: Path, write: Callable[[BinaryIO], object]) -> Path:
 
 def _replace(path: Path, write: Callable[[BinaryIO], object]) -> str:
     """Write a file aside, move it to `path` in one step, and return its sha256."""
-    aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
+    digests = []
+
+    def write_and_hash(aside: Path) -> None:
         with aside.open("xb") as file:
             write(file)
-        digest = _sha256(aside)
-        os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
-    return digest
+        digests.append(_sha256(aside))
+
+    write_whole(path, write_and_hash)
+    return digests[0]
 
 
 def _is_intact(path: Path) -> bool:
