@@ -67,7 +67,8 @@ def run_demo(out: str | Path, *, overwrite: bool = False, progress: Progress | N
             if "valid_perplexity" in line
         ]
         results[name] = {"record": record, "curve": curve, "rows": evaluated["rows"]}
-    text = json.dumps({"train_length": SPEC["length"], "models": results}, indent=2) + "\n"
+    comparison = {"train_length": SPEC["length"], "models": results}
+    text = json.dumps(comparison, indent=2) + "\n"
     write_whole(out / "results.json", lambda path: path.write_text(text, encoding="utf-8"))
     figure = training_and_extrapolation(
         {name: result["curve"] for name, result in results.items()},
@@ -75,4 +76,4 @@ def run_demo(out: str | Path, *, overwrite: bool = False, progress: Progress | N
         SPEC["length"],
     )
     save(figure, out / "figure.png")
-    return {"train_length": SPEC["length"], "models": results}
+    return comparison
