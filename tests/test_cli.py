@@ -10,7 +10,7 @@ from training.runs import at_step, command, contents, ctrl_c, messages, tiny_spe
 from rfa.evaluation import evaluate
 from rfa.training import RunFolder, Stopped, train
 
-SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "zero_heads=1"]
+SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--max-steps", "4", "--set", *SIZES]
 
 
@@ -57,7 +57,7 @@ def test_train(rfa, corpus, tmp_path):
     assert status == 0
     record = RunFolder(tmp_path / "run").read()
     assert record["finished"]
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "zero_heads": 1}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
     assert record["spec"]["model"] == sizes
     assert (record["spec"]["seed"], record["spec"]["preset"], record["steps"]) == (5, "b1-rope", 4)
     perplexity = record["result"]["valid_perplexity"]
@@ -68,13 +68,13 @@ def test_all_options_of_train(rfa, corpus, tmp_path):
     given = ["--epochs", "0.2", "--lr", "0.002", "--accumulate", "2", "--eval-steps", "2", "--valid-tokens", "64"]
     given += ["--log-steps", "3", "--split", "file"]
     given += ["--tokenizer", "bpe:300", "--length", "8", "--batch-size", "2", "--preset", "m2.2-flat-prior"]
-    given += ["--set", "decay=none", "--set", "damping=1", "zero_heads=0", "learn_decay=True", "horizon=None"]
+    given += ["--set", "frequencies=none", "--set", "damping=1", "zero_heads=0", "learn_decay=True", "horizon=None"]
     assert rfa("train", "--data", corpus, *given, "--set", *SIZES[:3], "--out", "run")[0] == 0
     spec = RunFolder(tmp_path / "run").read()["spec"]
     expected = {"epochs": 0.2, "learning_rate": 0.002, "accumulate": 2, "eval_steps": 2, "valid_tokens": 64}
     expected |= {"log_steps": 3, "split_by": "file", "tokenizer": "bpe:300", "length": 8, "batch_size": 2}
     assert {name: spec[name] for name in expected} == expected
-    model = {"decay": "none", "damping": 1, "zero_heads": 0, "learn_decay": True, "horizon": None}
+    model = {"frequencies": "none", "damping": 1, "zero_heads": 0, "learn_decay": True, "horizon": None}
     assert {name: spec["model"][name] for name in model} == model
 
 

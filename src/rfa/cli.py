@@ -62,15 +62,23 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a ru
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length."""
     from rfa.experiments.demo import run_demo
 
-    with _stoppable(f"start anew with: rfa demo --overwrite --out {shlex.quote(str(out))}"), progress_bars() as bar:
-        results = run_demo(out, overwrite=overwrite, progress=lambda name, *task: bar(f"{name} {task[0]}", *task[1:]))
+    if resume and overwrite:
+        raise ValueError("--resume: got --overwrite with it, expected one of them")
+    with _stoppable(f"go on with: rfa demo --resume --out {shlex.quote(str(out))}"), progress_bars() as bar:
+        results = run_demo(
+            out,
+            overwrite=overwrite,
+            resume=resume,
+            progress=lambda name, *task: bar(f"{name} {task[0]}", *task[1:]),
+        )
     console.print(comparison_table(results))
-    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False)
+    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
 
 
 @app.command(cls=ManyValues)
@@ -144,6 +152,7 @@ def train(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
         f"{result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -183,7 +192,7 @@ def evaluate(
     if json_ is not None:
         text = json.dumps(result, indent=2) + "\n"
         write_whole(json_, lambda path: path.write_text(text, encoding="utf-8"))
-        console.print(f"result: {json_}", highlight=False)
+        console.print(f"result: {json_}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from rfa.data import load_documents, load_tokenizer, stream, text_document, token_stream, tokenize
+from rfa.data import load_documents, load_tokenizer, stream, text_document, token_stream
 from rfa.data.corpora import load_corpus
 
 TEXTS = ["It's one.\n\n  Two  words, 3rd line\n", "é 字 🙂" * 50, "<|endoftext|> in a text"]
@@ -32,11 +32,11 @@ def test_novel_has_the_ids_of_the_whole_text(novels, gpt2_folder, tmp_path):
 def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
     corpus = load_corpus("stdlib")
     tokenizer = load_tokenizer("bpe:500", corpus.documents("test"), tmp_path)
-    ids = tokenize(corpus, "test", tokenizer, tmp_path)
+    ids = token_stream(corpus.documents("test"), tokenizer, tmp_path)
     whole = [id for d in corpus.documents("test") for id in [*tokenizer.encode(d.read()), 499]]
     np.testing.assert_array_equal(ids, whole)
     with pytest.raises(ValueError, match="got 'exam'"):
-        tokenize(corpus, "exam", tokenizer, tmp_path)
+        corpus.documents("exam")
 
 
 def test_large_vocabularies_have_wide_ids(tmp_path):

@@ -24,7 +24,7 @@ def test_on_the_runs_test_split(run, corpus):
     assert result["parameters"] == model.num_parameters()
     assert result["data"] == f"{corpus} (test split)"
     assert result["environment"]["torch"] == torch.__version__
-    assert "loss_by_position" not in result
+    assert "by_position" not in result
     assert json.loads(json.dumps(result)) == result
     assert contents(run) == before
 
@@ -43,7 +43,8 @@ def test_on_another_text(run, tmp_path, protocol):
 def test_by_position(run, corpus):
     result = evaluate(run, lengths=[16, 32], by_position=True)
     stream = prepare(str(corpus), "bytes").streams["test"]
-    assert result["loss_by_position"] == loss_by_position(RunFolder(run).load_model(), stream, 32)
+    losses = loss_by_position(RunFolder(run).load_model(), stream, 32)
+    assert result["by_position"] == {"protocol": "blocks", "length": 32, "loss": losses}
 
 
 def test_an_unfinished_run(corpus, tmp_path):

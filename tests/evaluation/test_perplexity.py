@@ -12,7 +12,7 @@ from rfa.evaluation import loss_by_position, perplexities, windows
 from rfa.evaluation.loss import token_losses
 from rfa.models import RFAForCausalLM, preset
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "zero_heads": 1, "vocab_size": 11}
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
 
 
 def tiny(name="m2-sc-rfa", **changes):

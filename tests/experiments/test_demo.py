@@ -4,11 +4,11 @@ import json
 import math
 
 import pytest
-from training.runs import MODEL, command, contents, write_corpus
+from training.runs import MODEL, command, contents, ctrl_c, write_corpus
 
 from rfa.evaluation import evaluate
 from rfa.experiments import demo
-from rfa.training import RunFolder
+from rfa.training import RunFolder, Stopped
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def test_demo(miniature):
     results = demo.run_demo(miniature, progress=lambda *step: seen.append(step))
     assert json.loads((miniature / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (miniature / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in miniature.iterdir()) == sorted([*demo.PRESETS, "results.json", "figure.png"])
+    assert sorted(path.name for path in miniature.iterdir()) == sorted([*demo.MODELS, "results.json", "figure.png"])
     assert results["train_length"] == 8
     assert set(results["models"]) == {"b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa"}
     for name, model in results["models"].items():
@@ -52,9 +52,36 @@ def test_a_demo_that_is_there(miniature):
     assert {name: model["rows"] for name, model in again["models"].items()} == rows  # the same seed, the same figures
 
 
+def test_a_demo_that_was_stopped(miniature):
+    """The first model stays as it is, the second goes on, the others begin; the figures are an unstopped demo's."""
+
+    def stop(name, task, done, total):
+        if (name, task, done) == ("b2-alibi", "training", 2):
+            ctrl_c()
+
+    whole = demo.run_demo(miniature.with_name("whole"))
+    with pytest.raises(Stopped):
+        demo.run_demo(miniature, progress=stop)
+    first = contents(miniature / "b1-rope")
+    results = demo.run_demo(miniature, resume=True)
+    assert contents(miniature / "b1-rope") == first
+    for name, model in results["models"].items():
+        for row, wanted in zip(model["rows"], whole["models"][name]["rows"], strict=True):
+            assert row["loss"] == pytest.approx(wanted["loss"], abs=1e-4)
+
+
+def test_a_demo_resumed_with_other_runs(miniature, monkeypatch):
+    demo.run_demo(miniature)
+    before = contents(miniature)
+    monkeypatch.setattr(demo, "SPEC", {**demo.SPEC, "seed": 1})
+    with pytest.raises(ValueError, match="not this demo's"):
+        demo.run_demo(miniature, resume=True)
+    assert contents(miniature) == before
+
+
 def test_the_shipped_demo_fits_its_presets():
     """The real sizes make valid runs: the specification of each is built."""
-    for name in demo.PRESETS:
+    for name in demo.MODELS:
         spec = demo.TrainingSpec(preset=name, **demo.SPEC)
         assert spec.data == "stdlib"
         assert spec.length * max(demo.LENGTHS) <= demo.TEST_TOKENS

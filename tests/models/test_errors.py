@@ -5,8 +5,9 @@ import torch
 from nn.by_hand import only_our_own_checks
 
 from rfa.models import RFAConfig, preset
+from rfa.models.attention import build_attention
 
-from .small import SIZES, small, tokens
+from .small import NAMES, SIZES, small, tokens
 
 # the field that is named, and what is wrong with it; all refused from a filter's defaults
 VALUES = [
@@ -77,6 +78,35 @@ def test_filters(name, fault):
 @pytest.mark.parametrize(("name", "fault"), BASELINE_COMBINATIONS, ids=str)
 def test_baselines(name, fault):
     refused(name, lambda: preset("b1-rope", **fault))
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("b1-rope", {"damping": 3.0}),
+        ("b1-rope", {"zero_heads": 0}),
+        ("b2-alibi", {"frequency_base": 500.0}),
+        ("b4-sc-rope", {"steady_state": 0.5}),
+        ("m2.2-flat-prior", {"steady_state": 0.5}),
+        ("x2-riccati-alibi", {"steady_state": 0.5}),
+        ("m2-sc-rfa", {"decay": "none", "damping": 3.0}),
+    ],
+    ids=str,
+)
+def test_fields_without_effect(name, override):
+    field = list(override)[-1]
+    assert "no effect" in refused(field, lambda: preset(name, **override))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_field_with_an_effect_has_one(name):
+    """A number that is accepted changes the attention layer."""
+    config = preset(name, **SIZES)
+    changes = {"damping": 0.7, "zero_heads": 1, "frequency_base": 500.0, "steady_state": 0.3}
+    for field in changes.keys() - config.without_effect():
+        changed = build_attention(preset(name, **SIZES, **{field: changes[field]})).state_dict()
+        fixed = {key: value for key, value in build_attention(config).state_dict().items() if "projection" not in key}
+        assert any(not torch.equal(changed[key], value) for key, value in fixed.items()), field
 
 
 def test_the_message_says_what_was_given():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from nn.by_hand import only_our_own_checks
 
 from .small import EXACT, NAMES, RELATIVE, SINGLE, assert_same, small, tokens
 
@@ -65,6 +66,30 @@ def test_generation_from_prompts_of_unequal_length(name):
         made = model.generate(batch, attention_mask=mask, max_new_tokens=NEW, do_sample=False, pad_token_id=0)
         assert torch.equal(made[:1, 3:], greedy_by_hand(model, short, NEW))
         assert torch.equal(made[1:], greedy_by_hand(model, long, NEW))
+
+
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "b2-alibi", "x1-riccati"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_generation_at_times_of_its_own(name, use_cache):
+    """Each step sees the times of the tokens so far; the later ones belong to tokens to come."""
+    model, ids = small(name), tokens(length=5)
+    times = torch.tensor([[0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0, 9.5]]).expand(2, -1)
+    expected = ids
+    with torch.no_grad():
+        for _ in range(NEW):
+            logits = model(expected, times=times[:, : expected.shape[1]], use_cache=False).logits
+            expected = torch.cat([expected, logits[:, -1:].argmax(-1)], 1)
+        made = model.generate(ids, times=times, max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+        assert torch.equal(made, expected)
+        with only_our_own_checks(), pytest.raises(ValueError, match=r"times: got shape \(2, 7\), expected \(8,\)"):
+            model.generate(ids, times=times[:, :7], max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
+
+
+def test_a_cache_of_fixed_size_is_refused():
+    """Its empty places would take part as keys."""
+    model, ids = small("m2-sc-rfa"), tokens(length=5)
+    with pytest.raises(ValueError, match="past_key_values: got StaticCache"):
+        model.generate(ids, max_new_tokens=3, cache_implementation="static")
 
 
 def test_sampling_and_beams_run():

@@ -11,7 +11,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import rfa.ops.inputs
-from rfa.nn import DotProductAttention, alibi_slopes, rotary_frequencies
+from rfa.dynamics import rotary_frequencies
+from rfa.nn import DotProductAttention, alibi_slopes
 
 from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, only_our_own_checks, perturb, states
 

@@ -14,7 +14,7 @@ from rfa import cli
 from rfa.training import TrainingSpec
 
 WORDS = ["the", "old", "sea", "of", "time", "and", "a", "small", "house", "by", "night", "we", "saw", "him", "there"]
-MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "zero_heads": 1}
+MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def text(characters: int, seed: int = 0) -> str:

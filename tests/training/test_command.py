@@ -18,7 +18,7 @@ from rfa.evaluation import evaluate
 from rfa.training import RunFolder, Stopped, train
 from training.runs import at_step, command, ctrl_c, messages, tiny_spec
 
-SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=2", "zero_heads=1"]
+SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set", *SIZES]
 
 

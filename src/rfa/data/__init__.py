@@ -5,7 +5,7 @@ from .cache import cache_folder
 from .corpora import Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare
-from .stream import token_stream, tokenize
+from .stream import token_stream
 from .tokenization import END_OF_TEXT, load_tokenizer
 
 __all__ = [
@@ -22,5 +22,4 @@ __all__ = [
     "prepare",
     "text_document",
     "token_stream",
-    "tokenize",
 ]

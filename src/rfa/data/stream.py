@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from .cache import cache_folder, cached_file
-from .corpora import Corpus
 from .documents import Document, fingerprint
 from .parallelism import parallel_tokenizers
 from .pieces import pieces
@@ -21,22 +20,6 @@ from .pieces import pieces
 BATCH_PIECES = 64  # of about 64 KiB: 4 MiB of text are tokenised at once
 
 Progress = Callable[[int, int], None]
-
-
-def tokenize(
-    corpus: Corpus,
-    split: str,
-    tokenizer: PreTrainedTokenizerFast,
-    cache_dir: str | Path | None = None,
-    progress: Progress | None = None,
-) -> np.memmap:
-    """Return a split of a corpus as a token stream; see `token_stream`.
-
-    Raises:
-        ValueError: no such split, text that is not UTF-8.
-        OSError: the cache cannot be written.
-    """
-    return token_stream(corpus.documents(split), tokenizer, cache_dir, progress)
 
 
 def token_stream(

@@ -2,7 +2,7 @@
 
 from .covariance import accumulated_variance, covariance, riccati_gain, riccati_log_gain, steady_state_variance
 from .regimes import bias, gate, peak_lag, prior_response, regime
-from .spectrum import partitioned_frequencies, rope_frequencies, spectral_decay
+from .spectrum import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from .transition import decay_kernel, rotate, rotation, time_dtype
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "riccati_gain",
     "riccati_log_gain",
     "rope_frequencies",
+    "rotary_frequencies",
     "rotate",
     "rotation",
     "spectral_decay",

@@ -38,6 +38,20 @@ def rope_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Ten
     return _with_conjugates(_geometric(base, modes // 2)).repeat(heads, 1)
 
 
+def rotary_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
+    """RoPE as published: `base^(-m / d)`, m = 0 .. d - 1, over all `2 d` channels of a head (no conjugate pairs).
+
+    Args:
+        heads: number of heads H.
+        modes: complex modes per head d.
+        base: ratio of the fastest to the (never reached) slowest frequency.
+
+    Returns:
+        Frequencies in radians per unit of time, the same for all heads.
+    """
+    return _geometric(base, modes).float().repeat(heads, 1)
+
+
 def partitioned_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
     """The partitioned bank of SC-RFA: `base^(-m / (H d/2))`, ascending, one band a head, head 0 the slowest.
 

@@ -76,5 +76,6 @@ def evaluate(
         "rows": perplexities(model, stream, lengths, protocol, progress=progress),
     }
     if by_position:
-        result["loss_by_position"] = loss_by_position(model, stream, max(lengths), progress=progress)
+        losses = loss_by_position(model, stream, max(lengths), progress=progress)
+        result["by_position"] = {"protocol": "blocks", "length": max(lengths), "loss": losses}
     return result

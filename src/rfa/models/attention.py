@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from rfa.dynamics import partitioned_frequencies, rope_frequencies, spectral_decay
-from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, alibi_slopes, rotary_frequencies
+from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
+from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, alibi_slopes
 
 from .configuration import RFAConfig
 

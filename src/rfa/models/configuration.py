@@ -129,6 +129,17 @@ class RFAConfig(PreTrainedConfig):
         else:
             self._validate_filter()
 
+    def without_effect(self) -> set[str]:
+        """The fields that this choice of attention does not read."""
+        unread = set()
+        if self.decay == "none":
+            unread |= {"damping", "zero_heads"}
+            if self.frequencies == "none":
+                unread |= {"frequency_base"}
+        if self.score == "dot_product" or self.prior == "flat" or self.initial_slopes is not None:
+            unread |= {"steady_state"}
+        return unread
+
     def _validate_filter(self):
         lyapunov = self.prior == "lyapunov"
         _require(self.prior != "alibi", self, "prior", f"'lyapunov', 'riccati' or 'flat' for score={self.score!r}")

@@ -1,6 +1,6 @@
 """The decoder: embedding, pre-norm blocks of one attention layer and a feed-forward network, a tied head."""
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +113,10 @@ class RFAModel(RFAPreTrainedModel):
             use_cache = self.config.use_cache and not torch.is_grad_enabled()
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        if past_key_values is not None and past_key_values.is_compileable:  # its unwritten keys would take part
+            raise ValueError(
+                f"past_key_values: got {type(past_key_values).__name__} of fixed size, expected a DynamicCache"
+            )
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         key_mask = _key_mask(attention_mask, embedded.shape[0], cached + embedded.shape[1])
 
@@ -155,7 +159,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             labels: `(batch, length)`, shifted inside; -100 is not scored.
             past_key_values: a cache of the tokens before these, which the call extends.
             use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
-            times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default.
+            times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default. For
+                `generate`, `(batch, prompt + new tokens)`.
             inputs_embeds: embeddings instead of `input_ids`.
             logits_to_keep: only the last so many positions, or those at these indices; 0 is all.
             kwargs: passed to the loss (`num_items_in_batch` from the Trainer).
@@ -173,6 +178,15 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """For `generate`, `times` are those of the prompt and of all tokens to come: each step takes its part."""
+        inputs = cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        if (times := inputs.get("times")) is not None:
+            given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
+            cached = 0 if inputs.get("past_key_values") is None else inputs["past_key_values"].get_seq_length()
+            inputs["times"] = times[..., : cached + given.shape[1]]
+        return inputs
 
 
 def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:

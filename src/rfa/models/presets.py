@@ -77,7 +77,8 @@ def preset(name: str, **overrides: Any) -> RFAConfig:
         overrides: fields of `RFAConfig` that replace the preset's, such as `hidden_size=128`.
 
     Raises:
-        ValueError: for an unknown preset or field, a value of the wrong kind, or values that do not fit together.
+        ValueError: for an unknown preset or field, a value of the wrong kind, values that do not fit together, or a
+            field that this preset does not read.
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
@@ -87,4 +88,7 @@ def preset(name: str, **overrides: Any) -> RFAConfig:
             raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(kinds)}")
         if type(value) is int and "float" in str(kinds[field]):  # 5 is a fine way to write 5.0
             overrides[field] = float(value)
-    return RFAConfig(**{**PRESETS[name], **overrides})
+    config = RFAConfig(**{**PRESETS[name], **overrides})
+    for field in sorted(overrides.keys() & config.without_effect()):
+        raise ValueError(f"{field}: got {overrides[field]!r}, expected nothing: it has no effect in {name}")
+    return config

@@ -1,7 +1,7 @@
 """Parameters, initialisation and modules: the RFA layer and its baselines."""
 
 from .attention import Attention
-from .dot_product_attention import DotProductAttention, alibi_slopes, rotary_frequencies
+from .dot_product_attention import DotProductAttention, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
 from .projections import NormalLinear
@@ -13,5 +13,4 @@ __all__ = [
     "NormalLinear",
     "RobustFilterAttention",
     "alibi_slopes",
-    "rotary_frequencies",
 ]

@@ -30,11 +30,6 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     return torch.cat([slopes, between[: heads - power]])
 
 
-def rotary_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Tensor, "heads modes"]:
-    """RoPE as published: `base^(-m / d)`, m = 0 .. d - 1, over all `2 d` channels of a head (no conjugate pairs)."""
-    return (base ** (-torch.arange(modes, dtype=torch.float64) / modes)).float().repeat(heads, 1)
-
-
 def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
     """The map of the paper's released RoPE code (SPEC section 6).
 

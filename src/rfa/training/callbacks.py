@@ -18,6 +18,7 @@ from rfa.models.modeling import RFAPreTrainedModel
 from .run_folder import RunFolder
 
 Progress = Callable[[int, int, dict[str, float]], None]
+_REPEATED = 1.0  # seconds
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
@@ -98,10 +99,14 @@ class MetricsLogger(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """Ctrl-C or SIGTERM finishes the step, saves and stops; a second one stops at once."""
+    """Ctrl-C or SIGTERM finishes the step, saves and stops; a second one, not before a second, stops at once.
+
+    Launchers pass the terminal's signal on, so that it comes to each process twice.
+    """
 
     def __init__(self):
         self.stopped = False
+        self._since = 0.0
         self._previous = {}
 
     def __enter__(self):
@@ -114,9 +119,10 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, handler)
 
     def _handle(self, number, frame):
-        if self.stopped:
+        if self.stopped and time.monotonic() - self._since > _REPEATED:
             raise KeyboardInterrupt
-        self.stopped = True
+        if not self.stopped:
+            self.stopped, self._since = True, time.monotonic()
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask the Trainer to save and stop."""

@@ -23,12 +23,12 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
-from transformers.utils import logging
 
 import rfa.version
 from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
 
+from .quiet import quiet_transformers
 from .spec import TrainingSpec
 
 FORMAT = 1
@@ -181,13 +181,11 @@ def _read_all(checkpoint: Path) -> None:
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:
-    logging.disable_progress_bar()
     try:
-        return load()
+        with quiet_transformers():
+            return load()
     except Exception as error:  # the libraries beneath raise anything from OSError to SafetensorError
         raise ValueError(f"{what} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})") from error
-    finally:
-        logging.enable_progress_bar()
 
 
 def _version() -> str:

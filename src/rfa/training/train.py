@@ -11,7 +11,6 @@ import torch
 from accelerate import PartialState
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
-from transformers.utils import logging
 
 from rfa.data import PreparedData, TokenBlocks, load_corpus, prepare
 from rfa.files import write_whole
@@ -19,6 +18,7 @@ from rfa.models import RFAForCausalLM
 
 from .callbacks import MetricsLogger, Progress, StopOnSignal
 from .optimization import ClipDynamics
+from .quiet import quiet_transformers
 from .run_folder import RunFolder, environment
 from .spec import TrainingSpec
 from .trainer import ProtocolTrainer, full_disk_as_os_error
@@ -99,6 +99,9 @@ def resume(
         data = prepare(spec.data, tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
+    if arguments.process_index == 0:
+        run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
+    PartialState().wait_for_everyone()
     return _train(run, spec, data, arguments, progress)
 
 
@@ -130,14 +133,12 @@ def _train(
     run: RunFolder, spec: TrainingSpec, data: PreparedData, arguments: TrainingArguments, progress: Progress | None
 ) -> dict[str, Any]:
     set_seed(spec.seed)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()  # ours shows the steps
     config = spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
     model = RFAForCausalLM(config)
     train_blocks, valid_blocks = _blocks(data, spec)
     batches = len(train_blocks) // (spec.batch_size * arguments.world_size)
     arguments.eval_steps = arguments.save_steps = spec.eval_steps or math.ceil(batches / spec.accumulate)
-    with StopOnSignal() as stop:
+    with quiet_transformers(), StopOnSignal() as stop:
         logger = MetricsLogger(run, model, progress)
         trainer = ProtocolTrainer(
             model,
@@ -186,7 +187,7 @@ def fingerprint_of_test(spec: TrainingSpec) -> str | None:
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
     """All processes take part, for the weights may be sharded; the first one puts the folder into its place."""
     staging = run.path / ".model"
-    with full_disk_as_os_error(run.path):
+    with quiet_transformers(), full_disk_as_os_error(run.path):
         try:
             trainer.save_model(str(staging))
             trainer.accelerator.wait_for_everyone()
