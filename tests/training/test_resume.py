@@ -1,11 +1,12 @@
 """A run that was stopped and resumed is the run that was not."""
 
 import json
+import time
 
 import pytest
 import torch
 
-from rfa.training import RunFolder, Stopped, resume, train
+from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
 from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
@@ -47,6 +48,7 @@ def test_stopped_and_resumed(corpus, tmp_path, kind):
     assert json.loads((tmp_path / "parts" / "run.json").read_text())["finished"] is False
     record = resume(tmp_path / "parts")
     assert record == json.loads((tmp_path / "parts" / "run.json").read_text())
+    assert record["resumed"] == [record["environment"]]  # here the same machine and versions
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -82,9 +84,20 @@ def test_killed_and_resumed(corpus, finished, tmp_path, step):
     assert_same_run(finished, tmp_path / "parts")
 
 
-def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):
-    with pytest.raises(KeyboardInterrupt):
+def test_a_signal_passed_on_by_a_launcher_is_not_a_second_one(corpus, tmp_path):
+    with pytest.raises(Stopped):
         train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, lambda: (ctrl_c(), ctrl_c())))
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
+
+
+def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):
+    def twice():
+        ctrl_c()
+        time.sleep(callbacks.REPEATED)
+        ctrl_c()
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, twice))
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
     assert resume(tmp_path / "run")["steps"] == 8
 

@@ -42,6 +42,9 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
     Args:
         decay: mu >= 0, per unit of time; broadcasts against `lag`.
         lag: tau >= 0, in units of time.
+
+    Returns:
+        `phi(tau)`, in units of time.
     """
     return lag * _ExponentialMoment.apply(2 * decay * lag, 0)
 
@@ -63,6 +66,9 @@ def covariance(
         key_noise: eta^2 >= 0, variance.
         noise_floor: sigma_0^2 >= 0, variance.
         lag: tau >= 0, in units of time. All broadcast against each other.
+
+    Returns:
+        `Sigma(tau)`, a variance.
     """
     transported = key_noise * torch.exp(-2 * decay * lag)
     return process_noise * accumulated_variance(decay, lag) + transported + noise_floor
@@ -71,7 +77,15 @@ def covariance(
 def steady_state_variance(
     decay: Float[Tensor, "*#shape"], process_noise: Float[Tensor, "*#shape"]
 ) -> Float[Tensor, "*shape"]:
-    """`sigma~^2 = sigma^2 / (2 mu)`, the limit of `sigma^2 phi(tau)`; infinite at mu = 0 unless there is no noise."""
+    """`sigma~^2 = sigma^2 / (2 mu)`, the limit of `sigma^2 phi(tau)` (appendix A.2).
+
+    Args:
+        decay: mu >= 0, per unit of time.
+        process_noise: sigma^2 >= 0, variance per unit of time. Both broadcast against each other.
+
+    Returns:
+        A variance; infinite at mu = 0 unless there is no noise.
+    """
     return torch.where(process_noise > 0, process_noise / (2 * decay), 0.0)
 
 
@@ -107,6 +121,11 @@ def riccati_log_gain(
     """`log K` and `log(1 - K)` of `riccati_gain`, each accurate where the gain is near 0 or 1, and finite.
 
     Noises of zero stand for tiny ones: without process noise the gain is tiny, without measurement noise nearly 1.
+
+    Args: as `riccati_gain`.
+
+    Returns:
+        `(log K, log(1 - K))`, both <= 0.
     """
     tiny = torch.finfo(interval.dtype).tiny ** 0.5
     r = measurement_noise.clamp(min=tiny)

@@ -15,7 +15,13 @@ def bias(
     noise_floor: Float[Tensor, "*#shape"],
     lag: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`B(tau) = -log Sigma(tau)`, the additive prior of a lag; arguments as `covariance`."""
+    """`B(tau) = -log Sigma(tau)`, the additive prior of a lag (section 3.5).
+
+    Args: as `covariance`.
+
+    Returns:
+        The bias, in nats.
+    """
     return -torch.log(covariance(decay, process_noise, key_noise, noise_floor, lag))
 
 
@@ -27,9 +33,13 @@ def gate(
     query_noise: Float[Tensor, "*#shape"],
     lag: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`P~(tau) = 1 / (Sigma(tau) + gamma^2)`, how sharply residuals at a lag are judged.
+    """`P~(tau) = 1 / (Sigma(tau) + gamma^2)`, how sharply residuals at a lag are judged (section 3.5).
 
-    Arguments as `covariance`, and `query_noise` gamma^2 >= 0, a variance.
+    Args: as `covariance`, and
+        query_noise: gamma^2 >= 0, variance.
+
+    Returns:
+        A precision.
     """
     return 1 / (covariance(decay, process_noise, key_noise, noise_floor, lag) + query_noise)
 
@@ -39,9 +49,15 @@ def regime(
     process_noise: Float[Tensor, "*#shape"],
     key_noise: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`alpha = eta^2 - sigma~^2`: negative is the diffusive regime, positive the integrative one.
+    """`alpha = eta^2 - sigma~^2`: negative is the diffusive regime, positive the integrative one (appendix C.2).
 
-    At mu = 0 a noisy process never settles and `alpha = -inf`.
+    Args:
+        decay: mu >= 0, per unit of time.
+        process_noise: sigma^2 >= 0, variance per unit of time.
+        key_noise: eta^2 >= 0, variance. All broadcast against each other.
+
+    Returns:
+        A difference of variances; `-inf` at mu = 0, where a noisy process never settles.
     """
     return key_noise - steady_state_variance(decay, process_noise)
 
@@ -53,7 +69,13 @@ def prior_response(
     noise_floor: Float[Tensor, "*#shape"],
     lag: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`exp(-mu tau) / Sigma(tau)`, what a lag contributes before content is looked at; arguments as `covariance`."""
+    """`exp(-mu tau) / Sigma(tau)`, what a lag contributes before content is looked at (section 3.7).
+
+    Args: as `covariance`.
+
+    Returns:
+        A precision times a share of the state.
+    """
     return decay_kernel(decay, lag) / covariance(decay, process_noise, key_noise, noise_floor, lag)
 
 
@@ -67,6 +89,11 @@ def peak_lag(
 
     With `alpha <= beta = sigma_0^2 + sigma~^2` the response falls from the start and the peak is at lag 0. At
     mu = 0 it never rises either, and the answer is 0.
+
+    Args: as `covariance`, without the lag.
+
+    Returns:
+        A lag >= 0, in units of time.
     """
     alpha = regime(decay, process_noise, key_noise)
     beta = noise_floor + steady_state_variance(decay, process_noise)

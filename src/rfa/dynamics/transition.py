@@ -64,5 +64,8 @@ def decay_kernel(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"])
     Args:
         decay: mu >= 0, per unit of time; broadcasts against `lag`.
         lag: tau >= 0, in units of time.
+
+    Returns:
+        A share in (0, 1].
     """
     return torch.exp(-decay * lag)

@@ -1,5 +1,7 @@
 """The loss of each scored token, in memory that does not grow with the vocabulary times the length."""
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from rfa.models import RFAForCausalLM
+
+from .windows import Window
 
 _LOGITS = 2**25  # logits held at once: 128 MB in float32
 
@@ -21,6 +25,9 @@ def token_losses(
         model: in evaluation mode.
         input_ids: windows of one length.
         targets: how many of the last tokens to score, at most `length - 1`.
+
+    Returns:
+        The losses, in float32.
     """
     hidden_states = model.model(input_ids, use_cache=False).last_hidden_state[:, -targets - 1 : -1]
     labels = input_ids[:, -targets:]
@@ -33,9 +40,21 @@ def token_losses(
     return torch.cat(parts).view_as(labels)
 
 
-def batches(stream: np.ndarray, windows: list, tokens: int, device: torch.device):
-    """The windows of one length and number of targets, some at a time: `(input_ids, targets)`."""
-    group: list = []
+def batches(
+    stream: np.ndarray, windows: Iterable[Window], tokens: int, device: torch.device
+) -> Iterator[tuple[Int64[Tensor, "batch length"], int]]:
+    """Neighbouring windows of one length and number of targets, as many at a time as hold about `tokens`.
+
+    Args:
+        stream: token ids.
+        windows: of the stream.
+        tokens: of a batch, unless one window alone is longer.
+        device: where the ids go.
+
+    Returns:
+        `(input_ids, targets)`, one after the other.
+    """
+    group: list[Window] = []
     for window in windows:
         differs = group and (window.targets != group[0].targets or window.stop - window.start != _length(group[0]))
         if group and (differs or (len(group) + 1) * _length(window) > max(tokens, _length(window))):
@@ -46,10 +65,10 @@ def batches(stream: np.ndarray, windows: list, tokens: int, device: torch.device
         yield _stack(stream, group, device), group[0].targets
 
 
-def _length(window) -> int:
+def _length(window: Window) -> int:
     return window.stop - window.start
 
 
-def _stack(stream: np.ndarray, group: list, device: torch.device) -> Tensor:
+def _stack(stream: np.ndarray, group: list[Window], device: torch.device) -> Tensor:
     rows = np.stack([stream[window.start : window.stop] for window in group]).astype(np.int64)
     return torch.from_numpy(rows).to(device)

@@ -21,8 +21,12 @@ RotaryMap = Literal["complex", "as_released"]
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
     """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022).
 
-    Where H is not a power of two, the published rule: the slopes of the power of two below it, then every
-    other slope of the power of two above it.
+    Args:
+        heads: number of heads H. Where it is not a power of two, the published rule: the slopes of the power of
+            two below it, then every other slope of the power of two above it.
+
+    Returns:
+        Slopes in nats per unit of time.
     """
     power = 2 ** math.floor(math.log2(heads))
     slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float32))

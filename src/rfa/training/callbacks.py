@@ -18,7 +18,7 @@ from rfa.models.modeling import RFAPreTrainedModel
 from .run_folder import RunFolder
 
 Progress = Callable[[int, int, dict[str, float]], None]
-_REPEATED = 1.0  # seconds
+REPEATED = 1.0  # seconds within which a signal is the same one, passed on
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
@@ -119,7 +119,7 @@ class StopOnSignal(TrainerCallback):
             signal.signal(number, handler)
 
     def _handle(self, number, frame):
-        if self.stopped and time.monotonic() - self._since > _REPEATED:
+        if self.stopped and time.monotonic() - self._since > REPEATED:
             raise KeyboardInterrupt
         if not self.stopped:
             self.stopped, self._since = True, time.monotonic()

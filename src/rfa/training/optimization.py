@@ -12,7 +12,15 @@ DYNAMICS_CLIP = 1e-4
 
 
 def make_optimizer(model: RFAPreTrainedModel, learning_rate: float) -> torch.optim.Adam:
-    """Adam without weight decay; the SDE's parameters at half the rate, without momentum, with `eps = 1e-7`."""
+    """Adam without weight decay; the SDE's parameters at half the rate, without momentum, with `eps = 1e-7`.
+
+    Args:
+        model: its `head_dynamics` make the second group, where it has any to learn.
+        learning_rate: the peak of the first group.
+
+    Returns:
+        The optimiser, its groups named "features" and "dynamics".
+    """
     dynamics = {id(p) for module in model.head_dynamics().values() for p in module.parameters()}
     features = [p for p in model.parameters() if p.requires_grad and id(p) not in dynamics]
     groups: list[dict] = [{"params": features, "lr": learning_rate, "name": "features"}]
@@ -23,7 +31,18 @@ def make_optimizer(model: RFAPreTrainedModel, learning_rate: float) -> torch.opt
 
 
 def one_cycle(step: int, total: int, warmup: float = 0.05, start: float = 1 / 25, end: float = 1 / 1000) -> float:
-    """The share of the peak rate at a step: cosine from `start` up to 1, then down to `end` at the last step."""
+    """The share of the peak rate at a step: cosine from `start` up to 1, then down to `end` at the last step.
+
+    Args:
+        step: from 0 to `total - 1`.
+        total: steps of the run.
+        warmup: share of the steps before the peak.
+        start: share of the peak at the first step.
+        end: share of the peak at the last step.
+
+    Returns:
+        A factor of the learning rate.
+    """
     top = warmup * total - 1
     if step < top:
         return _cosine(start, 1.0, step / top)
