@@ -12,10 +12,15 @@ _SERIES_BELOW, _SERIES_TERMS = 0.5, 15  # 0.5^15 / 15! < 3e-17: the series is ex
 class _ExponentialMoment(torch.autograd.Function):
     """`g_n(x) = integral_0^1 s^n exp(-x s) ds` for x >= 0. Since `g_n' = -g_{n+1}`, it is smooth to any order."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, x: Tensor, order: int) -> Tensor:
+    def setup_context(ctx, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        x, ctx.order = inputs
         ctx.save_for_backward(x)
-        ctx.order = order
+
+    @staticmethod
+    def forward(x: Tensor, order: int) -> Tensor:  # type: ignore[override]
         if order == 0:  # expm1 is exact for every x > 0; only the derivatives cancel near zero
             return torch.where(x > 0, -torch.expm1(-x) / x, 1.0)
         large = x.clamp(min=_SERIES_BELOW)
@@ -86,7 +91,9 @@ def steady_state_variance(
     Returns:
         A variance; infinite at mu = 0 unless there is no noise.
     """
-    return torch.where(process_noise > 0, process_noise / (2 * decay), 0.0)
+    settles, noisy = decay > 0, process_noise > 0
+    settled = process_noise / torch.where(settles, 2 * decay, 1.0)  # the gradient, too, keeps clear of 0 / 0
+    return torch.where(noisy, torch.where(settles, settled, torch.inf), 0.0)
 
 
 def riccati_gain(
@@ -132,8 +139,8 @@ def riccati_log_gain(
     q = (process_noise * accumulated_variance(decay, interval)).clamp(min=tiny)
     contraction = -torch.expm1(-2 * decay * interval)  # 1 - F^2
     half = 0.5 * (r * contraction - q)
-    both = torch.sqrt(half.square() + q * r) + half.abs()
-    predicted = torch.where(half > 0, q * r / both, both)  # the root, in the form without cancellation
+    both = torch.hypot(half, q.sqrt() * r.sqrt()) + half.abs()
+    predicted = torch.where(half > 0, q * (r / both), both)  # the root, in the form without cancellation
     logit = predicted.log() - r.log()  # K = x / (x + r) = sigmoid(log x - log r)
     zero = torch.zeros_like(logit)
     return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)

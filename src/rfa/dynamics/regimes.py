@@ -98,5 +98,5 @@ def peak_lag(
     alpha = regime(decay, process_noise, key_noise)
     beta = noise_floor + steady_state_variance(decay, process_noise)
     rises = (alpha > beta) & (decay > 0)
-    ratio = torch.where(rises, alpha / beta, 1.0)
+    ratio = torch.where(rises, alpha, 1.0) / torch.where(rises, beta, 1.0)
     return torch.log(ratio) / (2 * torch.where(rises, decay, 1.0))

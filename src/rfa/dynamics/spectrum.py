@@ -1,5 +1,7 @@
 """Frequency banks, spectral bands and damping: which modes a head has and how fast it forgets (section 3.7)."""
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -7,6 +9,10 @@ from torch import Tensor
 
 def _geometric(base: float, count: int) -> Tensor:
     """`base^(-m / count)`, m = 0 .. count - 1."""
+    if not 1 < base < math.inf:
+        raise ValueError(f"base: got {base}, expected a number above 1")
+    if count < 1:
+        raise ValueError(f"modes: got {count} frequencies, expected at least 1")
     return base ** (-torch.arange(count, dtype=torch.float64) / count)
 
 
@@ -32,7 +38,7 @@ def rope_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[Ten
         Frequencies in radians per unit of time, conjugate pairs adjacent.
 
     Raises:
-        ValueError: if `modes` is odd or below 2.
+        ValueError: if `modes` is odd or below 2, or `base` not above 1.
     """
     _check_modes(modes)
     return _with_conjugates(_geometric(base, modes // 2)).repeat(heads, 1)
@@ -48,6 +54,9 @@ def rotary_frequencies(heads: int, modes: int, base: float = 10000.0) -> Float[T
 
     Returns:
         Frequencies in radians per unit of time, the same for all heads.
+
+    Raises:
+        ValueError: if `modes` is below 1, or `base` not above 1.
     """
     return _geometric(base, modes).float().repeat(heads, 1)
 
@@ -74,7 +83,14 @@ def spectral_decay(
 
     Returns:
         Decay rates per unit of time.
+
+    Raises:
+        ValueError: if `damping` or `zero_heads` is negative or no number.
     """
+    if not 0 <= damping < math.inf:
+        raise ValueError(f"damping: got {damping}, expected a finite number >= 0")
+    if zero_heads < 0:
+        raise ValueError(f"zero_heads: got {zero_heads}, expected a number >= 0")
     decay = damping * frequency.abs().amax(dim=-1)
     decay[:zero_heads] = 0.0
     return decay

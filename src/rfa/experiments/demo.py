@@ -24,7 +24,7 @@ SPEC: dict[str, Any] = {
     "length": 32,
     "batch_size": 16,
     "learning_rate": 3e-3,
-    "max_steps": 800,
+    "max_steps": 700,
     "eval_steps": 100,
     "valid_tokens": 2**14,
 }

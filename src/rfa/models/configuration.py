@@ -112,7 +112,8 @@ class RFAConfig(PreTrainedConfig):
         heads = self.num_attention_heads
         _require(self.hidden_size % heads == 0, self, "hidden_size", f"a multiple of num_attention_heads = {heads}")
         even = (self.hidden_size // heads) % 2 == 0
-        pairs = self.frequencies in ("paired_rope", "partitioned") or self.decay != "none"
+        paired = self.frequencies in ("paired_rope", "partitioned")
+        pairs = paired or self.decay != "none" or self.learn_frequencies
         _require(even or not pairs, self, "hidden_size", "an even number of modes (hidden_size / heads) for pairs")
         _require(0 < self.layer_norm_eps < 1, self, "layer_norm_eps", "a small positive number")
         _require(self.train_length >= 2, self, "train_length", "at least 2")
@@ -136,6 +137,8 @@ class RFAConfig(PreTrainedConfig):
             unread |= {"damping", "zero_heads"}
             if self.frequencies == "none":
                 unread |= {"frequency_base"}
+        if self.score == "dot_product":
+            unread |= {"backend"}
         if self.score == "dot_product" or self.prior == "flat" or self.initial_slopes is not None:
             unread |= {"steady_state"}
         return unread

@@ -8,6 +8,8 @@ from transformers import DynamicCache, GenerationMixin, PreTrainedModel, initial
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
 
 from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.precision import FullPrecision
@@ -33,6 +35,7 @@ class RFABlock(GradientCheckpointingLayer):
         hidden_states: Tensor,
         times: Tensor | None = None,
         key_mask: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
         """The block's output, `(batch, length, hidden)`."""
@@ -40,6 +43,7 @@ class RFABlock(GradientCheckpointingLayer):
             self.attention_norm(hidden_states),
             times=times,
             key_mask=key_mask,
+            segment_ids=segment_ids,
             past_key_values=past_key_values,
             layer_index=self.layer_index,
         )
@@ -55,12 +59,14 @@ class RFAPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["RFABlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     _keep_in_fp32_modules_strict = {"dynamics", "geometry"}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, NormalLinear):
             module.reset_parameters()
-        elif isinstance(module, nn.Linear):  # the head, whose weight is the embedding's
+        elif isinstance(module, nn.Linear):  # the head, whose weight is the embedding's unless it is untied
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):  # as the head's weight, it gives logits of unit variance
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
@@ -95,6 +101,7 @@ class RFAModel(RFAPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @capture_outputs
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -102,10 +109,12 @@ class RFAModel(RFAPreTrainedModel):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         times: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
-        **_: object,
+        **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
+        _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids: expected either input_ids or inputs_embeds, and not both")
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -123,7 +132,13 @@ class RFAModel(RFAPreTrainedModel):
         hidden_states = self.input_projection(embedded)
         for layer in self.layers:
             # by keyword: gradient checkpointing takes the cache away where it would be filled twice
-            hidden_states = layer(hidden_states, times=times, key_mask=key_mask, past_key_values=past_key_values)
+            hidden_states = layer(
+                hidden_states,
+                times=times,
+                key_mask=key_mask,
+                segment_ids=segment_ids,
+                past_key_values=past_key_values,
+            )
         hidden_states = self.output_projection(self.norm(hidden_states))
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
@@ -139,6 +154,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -147,8 +163,10 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         times: Tensor | None = None,
+        segment_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: int | Tensor | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Logits, and the loss where labels are given.
@@ -161,32 +179,76 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
             times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default. For
                 `generate`, `(batch, prompt + new tokens)`.
+            segment_ids: `(batch, keys)`, the documents of a packed sequence: tokens see their own one only.
             inputs_embeds: embeddings instead of `input_ids`.
             logits_to_keep: only the last so many positions, or those at these indices; 0 is all.
-            kwargs: passed to the loss (`num_items_in_batch` from the Trainer).
+            num_items_in_batch: what the summed loss is divided by, from the Trainer; by default the scored tokens.
+            kwargs: `output_hidden_states` and `return_dict`, as elsewhere in transformers; nothing else.
 
         Raises:
-            ValueError: for a mask or times that do not fit.
+            ValueError: for an unknown argument, or a mask, segments or times that do not fit.
         """
-        if "position_ids" in kwargs:
-            raise ValueError("position_ids: not known here, expected times (real numbers, any unit)")
-        outputs = self.model(input_ids, attention_mask, past_key_values, use_cache, times, inputs_embeds)
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            past_key_values,
+            use_cache,
+            times,
+            segment_ids,
+            inputs_embeds,
+            **kwargs,
+        )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden_states = outputs.last_hidden_state
         logits = self.lm_head(hidden_states if isinstance(kept, int) else hidden_states[:, kept])
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=outputs.past_key_values)
+            vocabulary = self.config.vocab_size
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
+            )
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
 
-    def prepare_inputs_for_generation(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        past_key_values: Cache | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        is_first_iteration: bool | None = False,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
         """For `generate`, `times` are those of the prompt and of all tokens to come: each step takes its part."""
-        inputs = cast(Any, super()).prepare_inputs_for_generation(input_ids, *args, **kwargs)
+        inputs = cast(Any, super()).prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length,
+            past_key_values,
+            attention_mask,
+            inputs_embeds,
+            is_first_iteration,
+            **kwargs,
+        )
         if (times := inputs.get("times")) is not None:
-            given = inputs["inputs_embeds"] if inputs["input_ids"] is None else inputs["input_ids"]
-            cached = 0 if inputs.get("past_key_values") is None else inputs["past_key_values"].get_seq_length()
-            inputs["times"] = times[..., : cached + given.shape[1]]
+            if times.dim() != 2:  # transformers repeats the first dimension for beams and several samples
+                raise ValueError(f"times: got shape {tuple(times.shape)}, expected (batch, prompt + new tokens)")
+            given = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+            cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+            inputs["times"] = times[:, : cached + given.shape[1]]
         return inputs
+
+
+def _refuse_unknown(given: dict[str, object]) -> None:
+    """A misspelt or foreign argument would otherwise change nothing in silence."""
+    for name, value in given.items():
+        if name not in ("output_hidden_states", "cache_position") and value is not None and value is not False:
+            hint = ", expected times (real numbers, any unit)" if name == "position_ids" else ""
+            raise ValueError(f"{name}: not an argument of this model{hint}")
 
 
 def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
@@ -197,4 +259,4 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
             f"attention_mask: got shape {tuple(attention_mask.shape)}, expected (batch, keys) = {(batch, keys)}"
         )
     mask = attention_mask.bool()
-    return None if bool(mask.all()) else mask
+    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask

@@ -7,6 +7,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from rfa.ops.validation import check_flags
+
 from .projections import NormalLinear, complex_deviation, merge_heads, split_heads
 
 
@@ -58,6 +60,12 @@ class Attention(nn.Module, ABC):
         Returns:
             `(batch, length, hidden)`.
         """
+        if key_mask is not None:
+            batch, length, _ = hidden_states.shape
+            cached = 0 if past_key_values is None else past_key_values.get_seq_length(layer_index)
+            check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
+            absent = ~key_mask[:, cached:, None]
+            hidden_states = hidden_states.masked_fill(absent, 0.0)  # a missing row may hold anything, NaN too
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)

@@ -13,6 +13,7 @@ from rfa.ops.inputs import Positions, locate, row_blocks
 from rfa.ops.validation import validate_positions
 
 from .attention import Attention
+from .checks import check_frequencies, check_rates
 from .precision import FullPrecision
 
 RotaryMap = Literal["complex", "as_released"]
@@ -52,8 +53,13 @@ class Geometry(FullPrecision):
     decay: Tensor | None
     slopes: Tensor | None
 
-    def __init__(self, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
+    def __init__(self, heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
         super().__init__()
+        if frequency is not None:
+            check_frequencies(frequency, heads, modes, paired=False)
+        for name, rate in (("decay", decay), ("slopes", slopes)):
+            if rate is not None:
+                check_rates(name, rate, heads)
         for name, buffer in (("frequency", frequency), ("decay", decay), ("slopes", slopes)):
             self.register_buffer(name, buffer)
 
@@ -93,7 +99,7 @@ class DotProductAttention(Attention):
         if rotate_values and (frequency is None or rotary_map != "complex"):
             raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
         self.rotate_values, self.rotary_map = rotate_values, rotary_map
-        self.geometry = Geometry(frequency, decay, slopes)
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, slopes)
 
     def estimate(
         self,

@@ -1,6 +1,7 @@
 """The learned dynamics and noises of a layer's heads."""
 
-from typing import Any, Literal
+import math
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from rfa.dynamics import accumulated_variance
 
+from .checks import check_frequencies, check_rates, require
 from .precision import FullPrecision
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
@@ -51,6 +53,9 @@ class HeadDynamics(FullPrecision):
         uses_query_noise: off where gamma^2 enters nothing, so that no parameter stays without a gradient.
         horizon: time added to each lag, or None.
         learn_frequency, learn_decay, learn_horizon: make parameters of them.
+
+    Raises:
+        ValueError: for a shape that is wrong, a number out of range, or options that do not fit together.
     """
 
     def __init__(
@@ -68,9 +73,19 @@ class HeadDynamics(FullPrecision):
         learn_horizon: bool = False,
     ):
         super().__init__()
+        require(frequency.dim() == 2, "frequency", tuple(frequency.shape), "shape (heads, modes)")
+        heads, modes = frequency.shape
+        check_frequencies(frequency, heads, modes, paired=learn_frequency)
+        check_rates("decay", decay, heads)
+        require(prior in get_args(LayerPrior), "prior", prior, f"one of {get_args(LayerPrior)}")
+        require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
+        require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
+        require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
+        require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
         noisy = prior != "flat"
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
+            check_rates("slopes", slopes, heads)
             process_noise = process_noise_of_slope(slopes, decay, KEY_NOISE + NOISE_FLOOR)
         if learn_frequency:  # the positive half; the rest follows by conjugation
             self.raw_frequency = nn.Parameter(frequency[:, ::2].clone())

@@ -11,6 +11,7 @@ from rfa.ops import robust_filter_attention
 from rfa.ops.inputs import Weight
 
 from .attention import Attention
+from .checks import check_frequencies, require
 from .dynamics import HeadDynamics, LayerPrior
 
 
@@ -63,12 +64,15 @@ class RobustFilterAttention(Attention):
         backend: str = "auto",
     ):
         super().__init__(hidden_size, num_heads, innovation)
-        if prior not in get_args(LayerPrior):
-            raise ValueError(f"prior: got {prior!r}, expected one of {get_args(LayerPrior)}")
+        require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
+        require(gate or prior != "flat", "gate", gate, "a prior other than 'flat' with it")
+        lyapunov = prior == "lyapunov"
+        require(lyapunov or not query_noise_in_bias, "query_noise_in_bias", True, "prior='lyapunov' with it")
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, self.modes)
         if decay is None:
             decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
+        check_frequencies(frequency, num_heads, self.modes, paired=learn_frequency)
         self.dynamics = HeadDynamics(
             frequency,
             decay,

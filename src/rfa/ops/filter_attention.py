@@ -108,10 +108,12 @@ def robust_filter_attention(
     Returns:
         The filtered values `(batch, heads, queries, 2 dv)`, before the innovation step, in the query's dtype; and
         the log precision `(batch, heads, queries)`, in float32 or float64. Half precisions accumulate in float32.
-        A query that sees no key gets zeros and a log precision of -inf.
+        A query that sees no key gets zeros and a log precision of -inf. With the Riccati prior the log precision
+        of a segment's first query depends on the interval after it, whose gain the first key takes.
 
     Raises:
-        ValueError: naming the argument, what was given and what was expected.
+        ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes
+            and devices are checked, values are not.
 
     Source: section 3.2, algorithm 1.
     """

@@ -72,6 +72,12 @@ class Positions(NamedTuple):
         return self._replace(query_times=self.query_times[:, rows], query_segments=segments)
 
 
+def times_dtype(times: Tensor, query_times: Tensor | None) -> torch.dtype:
+    """Of differences of times: int64 where all are whole; nanoseconds since 1970 do not fit into a float."""
+    given = (times,) if query_times is None else (times, query_times)
+    return time_dtype(times.device) if any(t.is_floating_point() for t in given) else torch.int64
+
+
 def locate(
     queries: int,
     keys: int,
@@ -83,15 +89,24 @@ def locate(
 ) -> Positions:
     """Positions from the operator's arguments.
 
-    Times count from the first key's, in `time_dtype`: far-off origins would cancel badly later.
+    Times count from the first key that takes part, in `time_dtype`: far-off origins would cancel badly later. A
+    key that takes no part stands at that origin, for padding may carry any time.
     """
     dtype = time_dtype(device)
-    key_times = torch.arange(keys, device=device) if times is None else times
-    key_times = torch.atleast_2d(key_times.to(dtype))
-    query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(dtype))
-    origin = key_times[:, :1].detach() if keys else query_times[:, :1].detach()
+    given = torch.arange(keys, device=device) if times is None else times
+    common = times_dtype(given, query_times)
+    key_times = torch.atleast_2d(given.to(common))
+    query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(common))
+    origin = (key_times if keys else query_times)[:, :1].detach()
+    padding = None if times is None or key_mask is None or not keys else ~key_mask
+    if padding is not None:
+        first = padding.int().argmin(-1, keepdim=True)
+        origin = key_times.detach().expand(padding.shape).gather(-1, first)
+    key_times, query_times = (key_times - origin).to(dtype), (query_times - origin).to(dtype)
+    if padding is not None:
+        key_times = key_times.masked_fill(padding, 0.0)
     query_segments = None if segment_ids is None else segment_ids[:, keys - queries :]
-    return Positions(key_times - origin, query_times - origin, key_mask, segment_ids, query_segments)
+    return Positions(key_times, query_times, key_mask, segment_ids, query_segments)
 
 
 def by_segment(times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

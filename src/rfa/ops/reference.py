@@ -85,7 +85,7 @@ def _rows(
 
     decay = decay_kernel(mu, lag)
     variance = _positive(covariance(mu, sigma2, eta2, floor, lag))
-    judged = _positive(variance + gamma2)
+    judged = (variance + gamma2).clamp(min=torch.finfo(variance.dtype).tiny ** 0.25)  # gradients divide by its square
 
     residual = (
         query.square().sum(-1)[..., :, None]

@@ -5,7 +5,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from .inputs import Options, Parameters, Prior, Weight, by_segment
+from .inputs import Options, Parameters, Prior, Weight, by_segment, times_dtype
 
 _POSITIVE = ("robustness", "inverse_temperature")
 
@@ -28,7 +28,7 @@ def validate(
     keys = key.shape[2]
     _check_parameters(parameters, heads, channels // 2, query.device)
     if not torch.compiler.is_compiling():
-        _check_parameter_values(parameters)
+        _check_parameter_values(parameters.to(torch.promote_types(query.dtype, torch.float32)))
     validate_positions(batch, queries, keys, query.device, times, query_times, key_mask, segment_ids)
 
 
@@ -45,8 +45,8 @@ def validate_positions(
     """Raise `ValueError` where times, mask and segments do not fit queries and keys of these numbers."""
     _check_times("times", times, batch, keys, device)
     _check_times("query_times", query_times, batch, queries, device)
-    _check_flags("key_mask", key_mask, batch, keys, device, integer=False)
-    _check_flags("segment_ids", segment_ids, batch, keys, device, integer=True)
+    check_flags("key_mask", key_mask, batch, keys, device, integer=False)
+    check_flags("segment_ids", segment_ids, batch, keys, device, integer=True)
     if queries > keys and (query_times is None or segment_ids is not None):
         raise ValueError(
             f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
@@ -55,7 +55,7 @@ def validate_positions(
     if torch.compiler.is_compiling():
         return
     if times is not None:
-        _check_increasing(times, key_mask, segment_ids)
+        _check_increasing(times.to(times_dtype(times, query_times)), key_mask, segment_ids)
     if query_times is not None and not bool(query_times.isfinite().all()):
         raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
 
@@ -145,7 +145,8 @@ def _check_times(name: str, given: Tensor | None, batch: int, length: int, devic
         raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {(length,)} or {(batch, length)}")
 
 
-def _check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
+def check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
+    """Raise `ValueError` unless `given` is None or `(batch, length)`, of integers or of booleans."""
     if given is None:
         return
     _check_tensor(name, given)

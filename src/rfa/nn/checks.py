@@ -1,0 +1,27 @@
+"""Checks of what a layer is built from: each message names the argument, what was given and what was expected."""
+
+from torch import Tensor
+
+
+def require(condition: bool, name: str, given: object, expected: str) -> None:
+    """Raise `ValueError` unless the condition holds."""
+    if not condition:
+        raise ValueError(f"{name}: got {given!r}, expected {expected}")
+
+
+def check_rates(name: str, given: Tensor, heads: int) -> None:
+    """Raise `ValueError` unless there is one finite number >= 0 a head."""
+    require(tuple(given.shape) == (heads,), name, tuple(given.shape), f"shape {(heads,)}, one number a head")
+    if not given.is_meta:  # as transformers builds a model whose weights it will load
+        legal = bool((given.isfinite() & (given >= 0)).all())
+        require(legal, name, given.tolist(), "finite numbers >= 0")
+
+
+def check_frequencies(given: Tensor, heads: int, modes: int, paired: bool) -> None:
+    """Raise `ValueError` unless there is one finite frequency a head and mode, in conjugate pairs where asked for."""
+    expected = (heads, modes)
+    require(tuple(given.shape) == expected, "frequency", tuple(given.shape), f"shape {expected}, (heads, modes)")
+    if not given.is_meta:
+        require(bool(given.isfinite().all()), "frequency", given.tolist(), "finite numbers")
+        pairs = modes % 2 == 0 and bool((given[:, ::2] == -given[:, 1::2]).all())
+        require(pairs or not paired, "learn_frequency", True, "frequencies in conjugate pairs (w, -w) with it")
