@@ -115,7 +115,9 @@ def test_files_are_short():
     assert not {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE}
 
 
-@pytest.mark.parametrize("package", ["rfa.dynamics", "rfa.ops"])
+@pytest.mark.parametrize(
+    "package", ["rfa.dynamics", "rfa.ops", "rfa.nn", "rfa.models", "rfa.data", "rfa.training", "rfa.evaluation"]
+)
 def test_public_functions_are_documented(package):
     module = importlib.import_module(package)
     assert module.__all__

@@ -161,3 +161,12 @@ def test_heads_broadcast_against_lags():
     assert table.shape == (3, 7)
     one = covariance(*heads[:4, 1], lags[4])
     torch.testing.assert_close(table[1, 4], one[0], rtol=1e-15, atol=0)
+
+
+def test_function_transforms():
+    """`torch.func` sees through the accumulated variance: grad, and vmap over lags."""
+    decay, lags = torch.tensor(0.3, dtype=torch.float64), torch.linspace(0, 5, 7, dtype=torch.float64)
+    mapped = torch.func.vmap(accumulated_variance, in_dims=(None, 0))(decay, lags)
+    torch.testing.assert_close(mapped, accumulated_variance(decay, lags), rtol=1e-15, atol=0)
+    slope = torch.func.grad(accumulated_variance, argnums=1)(decay, lags[3])
+    torch.testing.assert_close(slope, torch.exp(-2 * decay * lags[3]), rtol=1e-14, atol=0)  # phi' = exp(-2 mu tau)

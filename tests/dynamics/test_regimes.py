@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 
-from rfa.dynamics import bias, gate, peak_lag, prior_response, regime
+from rfa.dynamics import bias, gate, peak_lag, prior_response, regime, steady_state_variance
 
 # decay, process_noise, key_noise, noise_floor; sigma~^2 = 1.0, 0.05, 0.01
 DIFFUSIVE = (0.25, 0.5, 0.1, 0.02)
@@ -121,3 +121,17 @@ def test_gradients():
     assert torch.autograd.gradcheck(gate, (*numbers, query_noise, lag))
     assert torch.autograd.gradcheck(regime, numbers[:3])
     assert torch.autograd.gradcheck(peak_lag, [x[1:].detach().requires_grad_() for x in numbers])
+
+
+def test_gradients_are_finite_at_no_decay():
+    """mu = 0 is a legal value: what does not depend on a parameter there has gradient zero, not NaN."""
+    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    for function, given in [
+        (steady_state_variance, (zero, zero)),
+        (regime, (zero, zero, one)),
+        (peak_lag, (zero, one, one, 0.01 * one)),
+        (peak_lag, (one, one, 9 * one, 0.01 * one)),
+    ]:
+        leaves = [x.clone().requires_grad_() for x in given]
+        grads = torch.autograd.grad(function(*leaves), leaves, allow_unused=True, materialize_grads=True)
+        assert all(bool(grad.isfinite()) for grad in grads), function

@@ -1,10 +1,12 @@
 """Frequency banks and damping against numpy formulas (SPEC section 3)."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
-from rfa.dynamics import partitioned_frequencies, rope_frequencies, spectral_decay
+from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 
 BANKS = [rope_frequencies, partitioned_frequencies]
 SHAPES = [(1, 2), (4, 6), (8, 32), (3, 10)]
@@ -72,3 +74,21 @@ def test_damping_follows_the_fastest_mode_of_each_band(damping, zero_heads):
 def test_damping_sees_negative_frequencies():
     frequency = torch.tensor([[0.1, -0.9], [0.2, 0.4]])
     torch.testing.assert_close(spectral_decay(frequency, 2.0, 0), torch.tensor([1.8, 0.8]), rtol=ROUNDING, atol=0)
+
+
+@pytest.mark.parametrize("base", [1.0, -2.0, 0.0, math.inf, math.nan])
+@pytest.mark.parametrize("bank", [rope_frequencies, rotary_frequencies, partitioned_frequencies])
+def test_a_base_that_makes_no_bank(bank, base):
+    with pytest.raises(ValueError, match="base: got"):
+        bank(2, 4, base)
+
+
+def test_numbers_out_of_range():
+    bank = partitioned_frequencies(4, 4)
+    with pytest.raises(ValueError, match="modes: got 0"):
+        rotary_frequencies(2, 0)
+    for damping in (-0.05, math.inf, math.nan):
+        with pytest.raises(ValueError, match="damping: got"):
+            spectral_decay(bank, damping)
+    with pytest.raises(ValueError, match="zero_heads: got -1"):
+        spectral_decay(bank, 0.05, zero_heads=-1)

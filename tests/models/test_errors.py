@@ -20,6 +20,16 @@ VALUES = [
     ("hidden_size", {"hidden_size": 33}),
     ("hidden_size", {"hidden_size": 0}),
     ("hidden_size", {"hidden_size": 36, "num_attention_heads": 4}),  # nine modes: no pairs
+    (
+        "hidden_size",
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 4,
+            "frequencies": "none",
+            "decay": "none",
+            "learn_frequencies": True,
+        },
+    ),
     ("vocab_size", {"vocab_size": 0}),
     ("vocab_size", {"vocab_size": -1}),
     ("num_attention_heads", {"num_attention_heads": 0}),
@@ -87,6 +97,7 @@ def test_baselines(name, fault):
         ("b1-rope", {"zero_heads": 0}),
         ("b2-alibi", {"frequency_base": 500.0}),
         ("b4-sc-rope", {"steady_state": 0.5}),
+        ("b1-rope", {"backend": "triton"}),
         ("m2.2-flat-prior", {"steady_state": 0.5}),
         ("x2-riccati-alibi", {"steady_state": 0.5}),
         ("m2-sc-rfa", {"decay": "none", "damping": 3.0}),

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from rfa.dynamics import riccati_gain
+
 from .problems import PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
 
 # The same float64 arithmetic in another order or at another offset, on numbers of order one.
@@ -170,7 +172,7 @@ def test_the_future_changes_nothing_before_it(timed, prior, backend):
         assert not torch.equal(x[:, :, 4:], y[:, :, 4:])
     if timed:
         options["times"] = torch.cat([options["times"][:4], options["times"][4:] + 5])
-    # With the Riccati prior too: the gain of a key depends on the interval before it, never after.
+    # With the Riccati prior too: the gain of a key depends on the interval before it (the first key's apart, below).
     cut = {n: t[:4] if n == "times" else t for n, t in options.items()}
     alone = attend(part(inputs, slice(4), slice(4)), backend, **cut)
     later = attend(inputs, backend, **options)
@@ -256,3 +258,51 @@ def test_key_order_is_immaterial_to_the_filter(prior, backend):
     mixed = {**inputs, **{n: inputs[n][:, :, order] for n in ("query", "key", "value")}}
     result = attend(mixed, backend, segment_ids=segments[:, order], times=times[:, order], prior=prior)
     assert_same(result, tuple(x[:, :, order] for x in grouped), ROUNDING)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("asked", [False, True])
+def test_whole_numbers_of_any_size_keep_their_differences(asked, prior, backend):
+    """Nanoseconds since 1970 (1.8e18): a float64 would make neighbours equal, and let a query see its future."""
+    inputs, steps = problem(20, keys=7), 10 * torch.arange(7)
+    for name in ("decay", "process_noise"):
+        inputs[name] = inputs[name] / 10
+    for origin in (2**60, -(2**60)):
+        near = {"query_times": steps + 3} if asked else {}
+        far = {"query_times": origin + steps + 3} if asked else {}
+        first = attend(inputs, backend, times=steps, prior=prior, **near)
+        second = attend(inputs, backend, times=origin + steps, prior=prior, **far)
+        assert all(torch.equal(x, y) for x, y in zip(first, second, strict=True))
+
+
+def test_times_that_a_float_cannot_tell_apart_are_refused(backend):
+    inputs = problem(21, keys=4)
+    with pytest.raises(ValueError, match=r"times: .* expected strictly increasing"):
+        attend(inputs, backend, times=2**60 + torch.arange(4), query_times=torch.arange(4.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("where", [0, 3, 6])
+@pytest.mark.parametrize("time", [-1e18, 1e18, 77.0])
+def test_a_masked_key_may_carry_any_time(time, where, dtype, prior, backend):
+    inputs, times = problem(22, keys=7, dtype=dtype), irregular_times(22, 7, dtype=dtype)
+    mask = torch.arange(7).expand(2, 7) != where
+    asked = {"query_times": times[-1] + torch.arange(7, dtype=dtype), "key_mask": mask, "prior": prior}
+    expected = attend(inputs, backend, times=times, **asked)
+    moved = times.clone()
+    moved[where] = time
+    for x, y in zip(attend(inputs, backend, times=moved, **asked), expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5 if dtype == torch.float32 else 1e-10, atol=0)
+
+
+def test_the_first_riccati_gain_belongs_to_the_first_interval(backend):
+    """SPEC section 7: alone, the first key has gain 1, with a second one that of their interval; only log s sees it."""
+    inputs, times = problem(23, keys=2), torch.tensor([0.0, 1.0], dtype=torch.float64)
+    output, log_precision = attend(inputs, backend, times=times, prior="riccati")
+    alone, precision_alone = attend(part(inputs, slice(1), slice(1)), backend, times=times[:1], prior="riccati")
+    torch.testing.assert_close(output[:, :, :1], alone, rtol=1e-12, atol=0)
+    r = inputs["key_noise"] + inputs["noise_floor"]
+    gain = riccati_gain(inputs["decay"], inputs["process_noise"], r, torch.tensor(1.0, dtype=torch.float64))
+    shift = (inputs["inverse_temperature"] * gain.log())[None, :, None].expand(2, 2, 1)
+    torch.testing.assert_close(log_precision[:, :, :1] - precision_alone, shift, rtol=1e-10, atol=1e-12)

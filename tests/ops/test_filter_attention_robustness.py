@@ -256,3 +256,33 @@ def test_without_autograd(mode, backend):
         result = attend(inputs, backend)
     assert not result[0].requires_grad
     assert_same(tuple(x.clone() for x in result), tuple(x.detach() for x in expected), 1e-12)
+
+
+@pytest.mark.parametrize("process_noise", [1.0, 100.0, 1e20])
+@pytest.mark.parametrize("step", [1.0, 1e9, 1e18])
+def test_riccati_prior_at_any_scale(step, process_noise, backend):
+    """Half the variance, squared, would pass the end of float32 at 1e19."""
+    if process_noise * step > 1e30:
+        return
+    inputs = problem(30, keys=7, dtype=torch.float32)
+    inputs["process_noise"].fill_(process_noise)
+    assert_finite(inputs, backend, prior="riccati", times=step * torch.arange(7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("scale", [1.0, 1e3])
+def test_no_noise_at_all(scale, weight, prior, backend):
+    inputs = problem(31, keys=7, dtype=torch.float32)
+    for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):
+        inputs[name].zero_()
+    for name in ("query", "key", "value"):
+        inputs[name] *= scale
+    assert_finite(inputs, backend, weight=weight, prior=prior)
+
+
+def test_a_parameter_that_vanishes_in_the_inputs_precision(backend):
+    inputs = problem(32, keys=4, dtype=torch.float32)
+    inputs["robustness"] = torch.full((2,), 1e-50, dtype=torch.float64)
+    with pytest.raises(ValueError, match="robustness"):
+        attend(inputs, backend)
