@@ -2,13 +2,15 @@
 
 import json
 import shutil
+import sys
 from functools import partial
 
 import pytest
 from training.runs import at_step, command, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
 
+from rfa import cli
 from rfa.evaluation import evaluate
-from rfa.training import RunFolder, Stopped, train
+from rfa.training import RunFolder, Stopped, TrainingSpec, train
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--max-steps", "4", "--set", *SIZES]
@@ -153,9 +155,12 @@ def test_help(rfa, command):
         (["--set", "hidden_size=15"], ["hidden_size: got 15"]),
         (["--set", "score=cosine"], ["score"]),
         (["--set", "vocab_size=7"], ["vocab_size: got 7"]),
+        (["--set", "eos_token_id=3"], ["eos_token_id: got 3"]),
         (["--set", "backend=quantum"], ["backend", "quantum"]),
+        (["--preset", "b1-rope", "--set", "damping=3"], ["damping: got 3", "no effect in b1-rope"]),
+        (["--tokenizer", f"bpe:{10**20}"], ["RFA_DEBUG"]),
         (["--length", "1"], ["length: got 1"]),
-        (["--length", "100000"], ["text: got", "100000"]),
+        (["--length", "100000"], ["training split: got", "100000"]),
         (["--length", "many"], ["--length"]),
         (["--batch-size", "0"], ["batch_size: got 0"]),
         (["--max-steps", "0"], ["max_steps: got 0"]),
@@ -178,11 +183,12 @@ def test_bad_options_of_train(fails, corpus, arguments, says):
     ("data", "says"),
     [
         ("nowhere", ["data: got 'nowhere'", "stdlib", "wikitext-103"]),
+        ("", ["data: got an empty name", "stdlib"]),
         ("wikitext-103", ["hub: tried 'Salesforce/wikitext'", "without the hub, use `stdlib`"]),
         ("babylm-2025", ["hub: tried 'BabyLM-community/BabyLM-2025-Strict'", "without the hub, use `stdlib`"]),
         ("empty.txt", ["empty.txt", "is empty"]),
         ("folder", ["folder", "no text"]),
-        ("short.txt", ["text: got", "expected at least 16"]),
+        ("short.txt", ["training split: got", "expected at least 16"]),
         ("latin.txt", ["latin.txt", "byte 0xe9 at offset 1500", "expected UTF-8"]),
     ],
 )
@@ -247,3 +253,56 @@ def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):
     (tmp_path / "old.json").write_text("old")
     assert rfa("evaluate", run, "--lengths", "16", "--json", "old.json")[0] == 0
     assert json.loads((tmp_path / "old.json").read_text())["rows"]
+
+
+def test_no_command_is_help(rfa):
+    status, out, err = rfa()
+    assert status == 2
+    assert "demo" in out + err
+    assert "rfa: \n" not in err
+
+
+@pytest.mark.parametrize("name", ["[b]run[/b]", "[/]", ":b:"])
+def test_names_are_no_markup(rfa, corpus, tmp_path, name):
+    status, out, _ = rfa("train", "--data", corpus, *SMALL, "--out", name)
+    assert status == 0
+    assert out.startswith(f"{name}: validation perplexity")
+    status, out, _ = rfa("evaluate", name, "--lengths", "8", "--json", f"{name}.json")
+    assert status == 0
+    assert f"({name})" in " ".join(out.split())
+
+
+def test_json_goes_through_a_link_and_to_no_device(rfa, fails, run, tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "there.json")
+    assert rfa("evaluate", run, "--lengths", "8", "--json", "link.json")[0] == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert json.loads((tmp_path / "there.json").read_text())["rows"]
+    fails("evaluate", run, "--lengths", "8", "--json", "/dev/null", says="--json: got /dev/null")
+
+
+@pytest.mark.parametrize("name", ["stdlib", "wikitext-103"])
+def test_a_corpus_keeps_its_name_beside_a_folder_of_that_name(rfa, tmp_path, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "a.txt").write_text("a line of text\n" * 100)
+    assert TrainingSpec("b1-rope", data=name).with_absolute_paths().data == name
+
+
+def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):
+    def broken(*_, **__):
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr("rfa.evaluation.evaluate", broken)
+    fails("evaluate", run, says="rfa: ZeroDivisionError: two lines (RFA_DEBUG=1 shows where)")
+    monkeypatch.setenv("RFA_DEBUG", "1")
+    monkeypatch.setattr(sys, "argv", ["rfa", "evaluate", str(run)])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_an_existing_run_is_refused_before_text_is_read(fails, corpus, run, monkeypatch):
+    monkeypatch.setattr(sys.modules["rfa.training.train"], "prepare", lambda *_, **__: pytest.fail("it read"))
+    fails("train", "--data", corpus, *SMALL, "--out", run, says="exists, expected a new one")
+
+
+def test_the_result_says_which_weights(run):
+    assert evaluate(run, lengths=[8])["weights"] == "model"

@@ -23,9 +23,9 @@ app = typer.Typer(
     help="Robust Filter Attention: train, evaluate and sample language models whose attention is a robust filter.",
     epilog="Start with: rfa demo",
 )
-console = Console()
+console = Console(markup=False, emoji=False)
 UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which some versions of Typer keep to themselves
-errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
 MANY: dict[str, Callable[[str], bool]] = {
@@ -174,8 +174,8 @@ def evaluate(
     from rfa.evaluation import evaluate as evaluate_run
     from rfa.files import write_whole
 
-    if json_ is not None and json_.is_dir():
-        raise ValueError(f"--json: got {json_}, a folder, expected the path of a file")
+    if json_ is not None and json_.exists() and not json_.is_file():
+        raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
 
     with progress_bars() as bar:
         result = evaluate_run(
@@ -191,7 +191,7 @@ def evaluate(
     console.print(evaluation_table(result))
     if json_ is not None:
         text = json.dumps(result, indent=2) + "\n"
-        write_whole(json_, lambda path: path.write_text(text, encoding="utf-8"))
+        write_whole(json_.resolve(), lambda path: path.write_text(text, encoding="utf-8"))
         console.print(f"result: {json_}", highlight=False, soft_wrap=True)
 
 
@@ -219,7 +219,7 @@ def doctor() -> None:
     from rfa.data import cache_folder
     from rfa.models import PRESETS, describe
     from rfa.ops import available_backends, choose_backend
-    from rfa.training.run_folder import environment
+    from rfa.training.environment import environment
 
     table = Table(show_header=False, box=None)
     devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
@@ -244,11 +244,17 @@ def main() -> None:
     try:
         status = app(standalone_mode=False)
     except UsageError as error:
+        if not error.format_message():  # no command: its help has been shown
+            sys.exit(2)
         _fail(error.format_message())
     except (ValueError, OSError) as error:
         if os.environ.get("RFA_DEBUG"):
             raise
         _fail(str(error))
+    except Exception as error:
+        if os.environ.get("RFA_DEBUG"):
+            raise
+        _fail(f"{type(error).__name__}: {error} (RFA_DEBUG=1 shows where)")
     except (KeyboardInterrupt, typer.Abort):
         status = 130
     if status == 130:  # Typer's own answer to Ctrl-C

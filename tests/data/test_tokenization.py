@@ -100,5 +100,10 @@ def test_gpt2_files_missing_or_damaged(tmp_path):
     (tmp_path / "vocab.bpe").write_text("#version: 0.2\n")
     with pytest.raises(ValueError, match=r"unreadable '.*encoder\.json'"):
         load_tokenizer(f"gpt2:{tmp_path}")
-    (tmp_path / "encoder.json").write_text(json.dumps({"a": 0}))
-    assert load_tokenizer(f"gpt2:{tmp_path}").encode("a") == [0]
+    vocabulary = {symbol: id for symbol, id in load_tokenizer("bytes").get_vocab().items() if id < 256}
+    (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
+    assert load_tokenizer(f"gpt2:{tmp_path}").encode("aé") == [97, 0xC3, 0xA9]
+    del vocabulary["e"]  # each e of a text would vanish
+    (tmp_path / "encoder.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(ValueError, match="no entry for 1 of the 256 bytes"):
+        load_tokenizer(f"gpt2:{tmp_path}")

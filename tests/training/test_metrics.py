@@ -17,6 +17,7 @@ from rfa.evaluation import perplexities
 from rfa.models import RFAForCausalLM
 from rfa.training import RunFolder, Stopped, TrainingSpec, resume, train
 from rfa.training.callbacks import read_metrics
+from rfa.training.environment import _commit
 from training.runs import MODEL, at_step, ctrl_c, tiny_spec, write_corpus
 
 DYNAMICS = {
@@ -40,7 +41,7 @@ def test_metrics_lines(finished):
         assert line["epoch"] == pytest.approx(line["step"] / 25, abs=1e-6)
         assert set(line["dynamics"]) == {"0", "1"}
         assert all(set(heads) >= DYNAMICS for heads in line["dynamics"].values())
-        assert all(len(values) == 2 for heads in line["dynamics"].values() for values in heads.values())
+        assert all(len(values) == 4 for heads in line["dynamics"].values() for values in heads.values())
         assert all(key in line for key in ("grad_norm", "learning_rate")) or "valid_loss" in line
         if "valid_loss" in line:
             assert line["valid_perplexity"] == pytest.approx(math.exp(line["valid_loss"]))
@@ -52,11 +53,11 @@ def test_the_last_dynamics_are_the_models(finished):
     logged = read_metrics(RunFolder(finished))[-1]["dynamics"]
     for layer, module in model.head_dynamics().items():
         values = {name: value.tolist() for name, value in module().items() if name != "frequency"}
-        mu, eta2, sigma2 = (values[name][1] for name in ("decay", "key_noise", "process_noise"))
+        mu, eta2, sigma2 = (values[name][2] for name in ("decay", "key_noise", "process_noise"))
         for name, value in values.items():
             assert logged[str(layer)][name] == pytest.approx(value, rel=1e-5)  # six digits are written
         assert mu > 0
-        assert logged[str(layer)]["alpha"][1] == pytest.approx(eta2 - sigma2 / (2 * mu), rel=1e-4)
+        assert logged[str(layer)]["alpha"][2] == pytest.approx(eta2 - sigma2 / (2 * mu), rel=1e-4)
         assert logged[str(layer)]["alpha"][0] < -1e29  # the head that does not decay: minus infinity
 
 
@@ -163,7 +164,8 @@ def test_record(finished, corpus):
     assert record["environment"]["rfa"] == rfa.__version__
     where = Path(rfa.__file__).parent
     commit = subprocess.run(["git", "-C", where, "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    assert record["environment"]["commit"] == (commit or None)
+    assert (record["environment"]["commit"] or "").removesuffix("-dirty") == commit
+    assert record["config"]["eos_token_id"] == 256
     result = record["result"]
     model = RunFolder(finished).load_model()
     assert record["finished"] is True
@@ -179,3 +181,23 @@ def test_tokenizer_folder(finished):
     tokenizer = RunFolder(finished).load_tokenizer()
     assert tokenizer.encode("sea é") == list("sea é".encode())
     assert tokenizer.eos_token_id == 256
+
+
+def test_the_commit_is_the_checkouts_own(tmp_path):
+    """None for a package installed inside another repository; marked where the source differs from the commit."""
+
+    def git(*command):
+        return subprocess.run(["git", "-C", tmp_path, *command], capture_output=True, text=True, check=True).stdout
+
+    assert _commit(tmp_path) is None
+    git("init", "-q")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "a.py").write_text("")
+    git("add", "-A")
+    git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first")
+    head = git("rev-parse", "HEAD").strip()
+    assert _commit(tmp_path) == head
+    (tmp_path / "src" / "a.py").write_text("changed")
+    assert _commit(tmp_path) == f"{head}-dirty"
+    (tmp_path / "venv").mkdir()
+    assert _commit(tmp_path / "venv") is None

@@ -4,14 +4,17 @@ import errno
 import json
 import os
 import resource
+import shutil
+import sys
 
 import pytest
 import safetensors.torch
 import torch
+from safetensors.torch import load_file, save_file
 
+from rfa.files import write_whole
 from rfa.training import RunFolder, Stopped, resume, train
 from rfa.training.callbacks import read_metrics
-from rfa.training.run_folder import write_whole
 from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
 
@@ -24,16 +27,16 @@ def test_an_existing_run_is_refused(corpus, finished):
 
 def test_overwrite(corpus, tmp_path):
     train(tiny_spec(corpus, max_steps=3), tmp_path / "run")
-    (tmp_path / "run" / "notes.txt").write_text("of the old run")
+    (tmp_path / "run" / "notes.txt").write_text("somebody's own")
     assert train(tiny_spec(corpus, max_steps=2), tmp_path / "run", overwrite=True)["steps"] == 2
-    assert not (tmp_path / "run" / "notes.txt").exists()
+    assert (tmp_path / "run" / "notes.txt").read_text() == "somebody's own"
     assert not (tmp_path / "run" / "checkpoints" / "checkpoint-3").exists()
     assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 2
 
 
 def test_bad_data_overwrite_nothing(finished, tmp_path):
     before = contents(finished)
-    with pytest.raises(ValueError, match="text"):
+    with pytest.raises(ValueError, match="training split: got 6 tokens"):
         train(tiny_spec(write_corpus(tmp_path / "corpus", train=5)), finished, overwrite=True)
     assert contents(finished) == before
 
@@ -51,12 +54,12 @@ def test_a_foreign_folder_is_never_deleted(corpus, tmp_path, overwrite, foreign)
 
 def test_an_empty_folder_and_a_new_path_are_fine_a_file_is_not(tmp_path):
     (tmp_path / "empty").mkdir()
-    assert RunFolder.create(tmp_path / "empty").path == tmp_path / "empty"
-    assert RunFolder.create(tmp_path / "new" / "path").path.is_dir()
+    RunFolder(tmp_path / "empty").check_free()
+    RunFolder(tmp_path / "new" / "path").check_free()
     (tmp_path / "file").write_text("text")
     for overwrite in (False, True):
         with pytest.raises(ValueError, match="no run folder"):
-            RunFolder.create(tmp_path / "file", overwrite)
+            RunFolder(tmp_path / "file").check_free(overwrite)
     assert (tmp_path / "file").read_text() == "text"
 
 
@@ -74,17 +77,20 @@ def damage(run, change):
         (lambda text: "[1, 2]", "is damaged"),
         (lambda text: "null", "is damaged"),
         (lambda text: "{}", "is damaged"),
-        (lambda text: '{"format": 1}', "is damaged, it lacks config, data, finished, spec, steps"),
+        (lambda text: '{"format": 1}', r"is damaged \(it lacks config, data, finished, spec, steps\)"),
         (lambda text: '{"format": 1, "spec": {}, "data": {}, "config": {}, "steps": 0}', "spec: got|damaged"),
         (lambda text: '{"format": 1, "spec": null, "data": null, "config": {}, "steps": 0}', "spec: got|damaged"),
         (lambda text: text.replace('"fingerprint"', '"finger"'), "damaged"),
         (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
         (lambda text: text.replace('"m2-sc-rfa"', '"m9"'), "preset: got 'm9'"),
-        (lambda text: text.replace('"length": 16', '"length": "long"'), "length|spec|damaged"),
+        (lambda text: text.replace('"length": 16', '"length": "long"'), "damaged .length: got 'long'"),
+        (lambda text: text.replace('"split_by": "file",', ""), "damaged .spec: got"),
+        (lambda text: text.replace('"tokenizer": "bytes"', '"tokenizer": 5'), "damaged .tokenizer: got 5"),
+        (lambda text: text.replace('"steps": 0', '"resumed": 3, "steps": 0'), "damaged .resumed: got 3"),
     ],
 )
 def test_a_damaged_record(corpus, tmp_path, change, message):
-    run = RunFolder.create(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     with pytest.raises(Stopped):
         train(tiny_spec(corpus), run.path, progress=at_step(1, ctrl_c))
     damage(run.path, change)
@@ -197,18 +203,43 @@ def test_full_disk_while_saving(corpus, finished, tmp_path, monkeypatch, unlimit
         torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-4, rtol=0)
 
 
-def test_full_disk_while_the_model_is_saved_at_the_end(corpus, tmp_path, unlimited):
-    spec = tiny_spec(corpus, eval_steps=100)
-
-    def at_the_end(step, steps, figures):
-        if step == steps:
-            full_disk(3000, None)
-
-    with pytest.raises(OSError):  # noqa: PT011
-        train(spec, tmp_path / "run", progress=at_the_end)
-    unlimited()
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_run_that_lacks_only_its_model_makes_no_step_more(corpus, finished, tmp_path, monkeypatch, times):
+    """The disk is full when the model is saved, after the last checkpoint; again and again."""
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["rfa.training.train"], "_save_model", no_space)
+        for attempt in range(times):
+            with pytest.raises(OSError):  # noqa: PT011
+                resume(tmp_path / "run") if attempt else train(tiny_spec(corpus), tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is False
-    assert resume(tmp_path / "run")["finished"]
+    record = resume(tmp_path / "run", progress=lambda *_: pytest.fail("it went on"))
+    whole = json.loads((finished / "run.json").read_text())
+    assert record["steps"] == 8
+    assert record["result"]["tokens"] == whole["result"]["tokens"]
+    assert record["result"]["valid_loss"] == pytest.approx(whole["result"]["valid_loss"], abs=1e-6)
+    for name, value in weights(finished).items():
+        torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-6, rtol=0)
+    lines = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]
+    assert lines == list(range(1, 9))
+
+
+def test_full_disk_while_the_tokenizer_is_saved(corpus, tmp_path, unlimited):
+    """Nothing of the run stays, so that the same command can be given again."""
+    full_disk(1000, None)
+    with pytest.raises(OSError):  # noqa: PT011
+        train(tiny_spec(corpus), tmp_path / "run")
+    unlimited()
+    assert contents(tmp_path / "run") == {}
+    assert train(tiny_spec(corpus, max_steps=1), tmp_path / "run")["finished"]
+
+
+def test_tensorboard_that_cannot_be_written_stops_nothing(corpus, tmp_path, monkeypatch, capsys, caplog):
+    """Its thread's error is one line of the log; the run's own record is whole."""
+    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", no_space)
+    assert train(tiny_spec(corpus), tmp_path / "run")["finished"]
+    assert "Traceback" not in capsys.readouterr().err
+    assert len([line for line in caplog.messages if "TensorBoard" in line]) == 1
+    assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 8
 
 
 def test_full_disk_on_resume_loses_no_metrics(corpus, tmp_path, unlimited):
@@ -223,3 +254,115 @@ def test_full_disk_on_resume_loses_no_metrics(corpus, tmp_path, unlimited):
     assert resume(tmp_path / "run")["finished"]
     steps = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]
     assert steps == list(range(1, 9))
+
+
+def test_the_users_own_text_in_a_run_folder_survives_overwrite(corpus, tmp_path):
+    train(tiny_spec(corpus, max_steps=1), tmp_path / "run")
+    text = tmp_path / "run" / "mine.txt"
+    text.write_text("a line of text\n" * 200)
+    train(tiny_spec(text, max_steps=2), tmp_path / "run", overwrite=True)
+    assert text.read_text() == "a line of text\n" * 200
+
+
+@pytest.mark.parametrize("part", ["weight", "layer"])
+def test_a_model_that_lacks_weights(run, part):
+    """It would load, with random numbers in their place."""
+    if part == "weight":
+        file = run.model / "model.safetensors"
+        held = load_file(file)
+        del held["model.layers.0.feed_forward.0.bias"]
+        save_file(held, file, metadata={"format": "pt"})
+    else:
+        config = run.model / "config.json"
+        config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(ValueError, match=r"the model in .* cannot be read .*missing keys: model\.layers"):
+        run.load_model()
+
+
+def test_a_finished_run_without_its_model_is_damaged(run):
+    """Its newest checkpoint is not its result."""
+    shutil.rmtree(run.model)
+    with pytest.raises(ValueError, match="is damaged, it is finished and lacks its model"):
+        run.load_model()
+
+
+def test_a_run_in_use(corpus, tmp_path):
+    """Another process that holds it keeps this one off, whatever it wants there."""
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), run.path, progress=at_step(2, ctrl_c))
+    before = contents(run.path)
+    with RunFolder(run.path).lock():
+        for intrude in (
+            lambda: train(tiny_spec(corpus), run.path, overwrite=True),
+            lambda: resume(run.path),
+            lambda: run.lock().__enter__(),
+        ):
+            with pytest.raises(ValueError, match="in use by another process, expected one at a time"):
+                intrude()
+    assert contents(run.path) == before
+    with run.lock():
+        pass
+
+
+def test_checkpoints_none_of_which_is_whole(corpus, tmp_path):
+    """To begin again at step 0 would throw the work and its metrics away."""
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
+    (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "optimizer.pt").unlink()
+    before = contents(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ValueError, match=r"checkpoint-2 is damaged, it lacks optimizer\.pt"):
+        resume(tmp_path / "run")
+    assert contents(tmp_path / "run" / "checkpoints") == before
+
+
+def put_json(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+DAMAGES = {
+    "unknown state": lambda folder: put_json(folder / "trainer_state.json", colour="red"),
+    "step as text": lambda folder: put_json(folder / "trainer_state.json", global_step="abc"),
+    "foreign optimiser": lambda folder: torch.save({"a": 1}, folder / "optimizer.pt"),
+    "foreign schedule": lambda folder: torch.save([1], folder / "scheduler.pt"),
+    "foreign random state": lambda folder: torch.save({"a": 1}, folder / "rng_state.pth"),
+    "lost tensor": lambda folder: save_file({"a": torch.zeros(2)}, folder / "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_checkpoint_that_can_be_read_but_is_none(corpus, tmp_path, damage):
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
+    DAMAGES[damage](tmp_path / "run" / "checkpoints" / "checkpoint-5")
+    with pytest.raises(ValueError, match="checkpoint-5 is damaged, delete it to go on from the one before"):
+        resume(tmp_path / "run")
+
+
+def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypatch):
+    spec = tiny_spec(corpus, "b1-rope", log_steps=100)
+    torch_step, calls = torch.optim.Adam.step, []
+
+    def poisoned(self, *arguments):
+        torch_step(self, *arguments)
+        calls.append(None)
+        if len(calls) == 5:
+            self.param_groups[0]["params"][0].data.fill_(torch.nan)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", poisoned)
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        train(spec, tmp_path / "run", progress=at_step(6, ctrl_c))
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
+
+
+def test_logged_losses_of_a_stopped_run_are_means_since_the_last_line(corpus, tmp_path):
+    """With lines every four steps and a stop at six: 4, 6, 8; together they hold every step's loss."""
+    train(tiny_spec(corpus), tmp_path / "each")
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus, log_steps=4), tmp_path / "parts", progress=at_step(6, ctrl_c))
+    resume(tmp_path / "parts")
+    each = {line["step"]: line["loss"] for line in read_metrics(RunFolder(tmp_path / "each")) if "loss" in line}
+    parts = {line["step"]: line["loss"] for line in read_metrics(RunFolder(tmp_path / "parts")) if "loss" in line}
+    for first, last in ((1, 4), (5, 6), (7, 8)):
+        mean = sum(each[step] for step in range(first, last + 1)) / (last + 1 - first)
+        assert parts[last] == pytest.approx(mean, abs=1e-3)  # the log rounds

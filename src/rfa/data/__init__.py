@@ -2,7 +2,7 @@
 
 from .blocks import TokenBlocks
 from .cache import cache_folder
-from .corpora import Corpus, load_corpus, load_documents
+from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare
 from .stream import token_stream
@@ -10,6 +10,7 @@ from .tokenization import END_OF_TEXT, load_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
+    "NAMED_CORPORA",
     "Corpus",
     "Document",
     "PreparedData",

@@ -15,16 +15,17 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
     Args:
         stream: token ids.
         length: tokens a block, at least 2 (a model predicts all but the first).
+        name: what an error calls the stream.
 
     Raises:
         ValueError: blocks too short, or a stream shorter than one block.
     """
 
-    def __init__(self, stream: UInt[np.ndarray, " tokens"], length: int):
+    def __init__(self, stream: UInt[np.ndarray, " tokens"], length: int, name: str = "text"):
         if length < 2:
             raise ValueError(f"length: got {length}, expected at least 2 tokens a block")
         if len(stream) < length:
-            raise ValueError(f"text: got {len(stream)} tokens, expected at least {length}, the length of one block")
+            raise ValueError(f"{name}: got {len(stream)} tokens, expected at least {length}, the length of one block")
         self.stream = stream
         self.length = length
 

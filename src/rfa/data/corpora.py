@@ -13,6 +13,7 @@ from .splits import SPLITS, Splits, by_author, by_file, by_position
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
+NAMED_CORPORA = ("stdlib", *HUB_DATASETS)  # these names win over a file or folder of the same name
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 
 
@@ -96,7 +97,7 @@ def _split(spec: str, split_by: str) -> tuple[Splits, str]:
     kind, _, assignment = split_by.partition(":")
     if kind not in ("file", "author") or (kind == "file" and assignment):
         raise ValueError(f"split_by: got {split_by!r}, expected file, author or author:test=Name,...;valid=Name,...")
-    given = spec in HUB_DATASETS or (Path(spec) / "train").is_dir()
+    given = spec in HUB_DATASETS or (spec not in NAMED_CORPORA and bool(spec) and (Path(spec) / "train").is_dir())
     if kind == "author" and (given or spec == "stdlib"):
         raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
     if spec in HUB_DATASETS:
@@ -142,6 +143,8 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
         ValueError: unknown corpus, no text there, or empty text only.
     """
     path = Path(spec)
+    if not spec:  # an unset variable of a shell; as a path it would be the working folder
+        raise ValueError("data: got an empty name, expected " + LOCAL_CORPORA)
     if spec == "stdlib":
         folder = Path(sysconfig.get_paths()["stdlib"])
         files = _text_files(folder, (".py",), _NOT_STDLIB)

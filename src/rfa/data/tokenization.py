@@ -81,7 +81,10 @@ def _gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
         if not path.is_file():
             raise ValueError(f"tokenizer: got no file {str(path)!r}, expected GPT-2's vocabulary there")
     try:
-        return _byte_level(models.BPE.from_file(str(vocabulary), str(merges)))
+        model = models.BPE.from_file(str(vocabulary), str(merges))
+        if lost := [symbol for symbol in _byte_vocabulary() if model.token_to_id(symbol) is None]:
+            raise ValueError(f"no entry for {len(lost)} of the 256 bytes, whose text would be dropped")
+        return _byte_level(model)
     except Exception as error:  # tokenizers raises nothing more special
         raise ValueError(
             f"tokenizer: got unreadable {str(vocabulary)!r} or {str(merges)!r} ({error}), expected GPT-2's vocabulary"

@@ -7,10 +7,11 @@ from typing import Any, cast
 import torch
 
 from rfa.data import fingerprint, load_corpus, load_documents, token_stream
-from rfa.training import RunFolder
-from rfa.training.run_folder import environment
+from rfa.training import RunFolder, TrainingSpec
+from rfa.training.environment import environment
 
 from .perplexity import Progress, loss_by_position, perplexities
+from .windows import PROTOCOLS
 
 RESULT_FORMAT = 1
 
@@ -41,35 +42,39 @@ def evaluate(
         progress: called with tokens scored and in all.
 
     Returns:
-        `rows` of `perplexities`, and what they are of: run, preset, seed, data, training length, parameters,
-        environment.
+        `rows` of `perplexities`, and what they are of: run, its weights (`model`, or a checkpoint where it is not
+        finished), preset, seed, data, training length, parameters, environment.
 
     Raises:
         ValueError: for a folder that is no run, bad data, or a length that does not fit the text.
     """
     folder = RunFolder(run)
     record = folder.read()
-    spec = record["spec"]
+    spec = TrainingSpec.from_dict(record["spec"])
+    source = folder.weights()
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")
     tokenizer = folder.load_tokenizer()
-    documents = load_corpus(spec["data"], spec["split_by"]).documents("test") if data is None else load_documents(data)
+    documents = load_corpus(spec.data, spec.split_by).documents("test") if data is None else load_documents(data)
     if data is None and fingerprint(documents) != record["data"]["test_fingerprint"]:
-        raise ValueError(f"data: the test split of {spec['data']} is no longer what run {folder.path} left out")
+        raise ValueError(f"data: the test split of {spec.data} is no longer what run {folder.path} left out")
     stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
-    lengths = sorted(set(lengths)) if lengths else [spec["length"] * factor for factor in (1, 2, 4, 8)]
+    lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in (1, 2, 4, 8)]
     model = folder.load_model()
     cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     result = {
         "format": RESULT_FORMAT,
         "run": str(folder.path),
-        "preset": spec["preset"],
-        "model": spec["model"],
-        "seed": spec["seed"],
+        "preset": spec.preset,
+        "model": spec.model,
+        "seed": spec.seed,
         "finished": record["finished"],
-        "train_length": spec["length"],
+        "weights": source.relative_to(folder.path).as_posix(),
+        "train_length": spec.length,
         "parameters": model.num_parameters(),
-        "data": data or f"{spec['data']} (test split)",
+        "data": data if data is not None else f"{spec.data} (test split)",
         "fingerprint": fingerprint(documents),
         "tokens": len(stream),
         "environment": environment(),

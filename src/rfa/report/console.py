@@ -7,12 +7,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
     """The rows of `rfa.evaluation.evaluate`."""
     protocol = result["rows"][0]["protocol"]
-    table = Table(title=f"{result['preset']} ({result['run']}) on {result['data']}, protocol {protocol}")
+    table = Table(title=Text(f"{result['preset']} ({result['run']}) on {result['data']}, protocol {protocol}"))
     for column in ("length", "targets", "loss (nats)", "standard error", "perplexity"):
         table.add_column(column, justify="right")
     for row in result["rows"]:
@@ -41,7 +42,7 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
 @contextmanager
 def progress_bars() -> Iterator[Callable[..., None]]:
     """Progress bars on standard error: call with a description, how far, and how far it goes."""
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     progress = Progress(*columns, console=Console(stderr=True))
     tasks: dict[str, Any] = {}
 

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
 from rfa.dynamics import regime
 from rfa.files import write_whole
 from rfa.models.modeling import RFAPreTrainedModel
 
+from .board import Board
 from .run_folder import RunFolder
 
 Progress = Callable[[int, int, dict[str, float]], None]
@@ -45,7 +45,7 @@ class MetricsLogger(TrainerCallback):
             kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             write_whole(self.run.metrics, lambda path: path.write_text(text, encoding="utf-8"))
-            self._board = SummaryWriter(str(self.run.tensorboard), purge_step=state.global_step + 1)
+            self._board = Board(self.run.tensorboard, purge_step=state.global_step + 1)
 
     def on_step_end(self, args, state, control, **kwargs):
         """Read the clock, show the progress."""
@@ -74,12 +74,13 @@ class MetricsLogger(TrainerCallback):
         }
         with self.run.metrics.open("a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "dynamics": dynamics} if dynamics else line) + "\n")
-        for name, value in figures.items():
-            self._board.add_scalar(name, value, state.global_step)
-        for layer, parameters in dynamics.items():
-            for name, heads in parameters.items():
-                for head, value in enumerate(heads):
-                    self._board.add_scalar(f"layer {layer}/{name}/head {head}", value, state.global_step)
+        by_head = {
+            f"layer {layer}/{name}/head {head}": value
+            for layer, parameters in dynamics.items()
+            for name, heads in parameters.items()
+            for head, value in enumerate(heads)
+        }
+        self._board.add(figures | by_head, state.global_step)
 
     def on_evaluate(self, args, state, control, **kwargs):
         """Leave validation out of the training speed."""
@@ -132,7 +133,8 @@ class StopOnSignal(TrainerCallback):
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
             stopped = self.stopped = bool(flag)
         if stopped:
-            control.should_save = control.should_training_stop = True
+            # logged first: figures that are no numbers raise before such weights are saved
+            control.should_log = control.should_save = control.should_training_stop = True
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
@@ -140,7 +142,7 @@ def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     if not run.metrics.is_file():
         return []
     lines = []
-    for line in run.metrics.read_text(encoding="utf-8").splitlines():
+    for line in run.metrics.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             read = json.loads(line)
         except json.JSONDecodeError:

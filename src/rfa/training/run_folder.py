@@ -9,30 +9,26 @@ model/           the trained model, as transformers saves it
 """
 
 import json
-import os
-import platform
 import shutil
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import accelerate
-import tokenizers
-import torch
-import transformers
-from safetensors.torch import load_file
-from transformers import PreTrainedTokenizerFast
+from filelock import FileLock, Timeout
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import rfa.version
 from rfa.files import write_whole
 from rfa.models import RFAForCausalLM
 
+from .checkpoints import checkpoints_in, missing_files, read_all
 from .quiet import quiet_transformers
 from .spec import TrainingSpec
 
 FORMAT = 1
-_CHECKPOINT_FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
+_LOCK = ".lock"
+_RESULT = ("valid_loss", "valid_perplexity", "tokens", "tokens_per_second", "parameters")
 
 
 class RunFolder:
@@ -44,32 +40,56 @@ class RunFolder:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
+        self.record = self.path / "run.json"
         self.metrics = self.path / "metrics.jsonl"
         self.tensorboard = self.path / "tensorboard"
         self.checkpoints = self.path / "checkpoints"
         self.model = self.path / "model"
         self.tokenizer = self.path / "tokenizer"
 
-    @classmethod
-    def create(cls, path: str | Path, overwrite: bool = False) -> "RunFolder":
-        """An empty run folder.
+    def check_free(self, overwrite: bool = False) -> None:
+        """Raise `ValueError` if something is there already, unless it is a run and `overwrite` is given."""
+        if not self.path.exists():
+            return
+        if self.path.is_dir() and all(path.name == _LOCK for path in self.path.iterdir()):
+            return
+        if not self._is_run():
+            raise ValueError(f"out: {self.path} exists and is no run folder, expected a new or an empty folder")
+        if not overwrite:
+            raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
+
+    def clear(self) -> None:
+        """Delete what a run writes; anything else in the folder stays."""
+        for path in (self.record, self.metrics):
+            path.unlink(missing_ok=True)
+        for path in (self.tensorboard, self.checkpoints, self.model, self.tokenizer):
+            if path.is_dir():
+                shutil.rmtree(path)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing to the run.
 
         Raises:
-            ValueError: if something is there already, unless it is a run and `overwrite` is given.
+            ValueError: if another one does.
         """
-        run = cls(path)
-        if run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-            if not run._is_run():
-                raise ValueError(f"out: {run.path} exists and is no run folder, expected a new or an empty folder")
-            if not overwrite:
-                raise ValueError(f"out: run folder {run.path} exists, expected a new one, --resume or --overwrite")
-            shutil.rmtree(run.path)
-        run.path.mkdir(parents=True, exist_ok=True)
-        return run
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        try:
+            with suppress(NotImplementedError):  # a file system without locks
+                lock.acquire()
+        except Timeout:
+            raise ValueError(f"out: run {self.path} is in use by another process, expected one at a time") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                (self.path / _LOCK).unlink()
+            lock.release()
 
     def _is_run(self) -> bool:
         try:
-            return {"format", "spec"} <= json.loads((self.path / "run.json").read_text(encoding="utf-8")).keys()
+            return {"format", "spec"} <= json.loads(self.record.read_text(encoding="utf-8")).keys()
         except (OSError, ValueError, AttributeError):
             return False
 
@@ -79,54 +99,72 @@ class RunFolder:
         Raises:
             ValueError: if the folder is no run, is damaged or was written by another version.
         """
-        file = self.path / "run.json"
-        if not file.is_file():
+        if not self.record.is_file():
             raise ValueError(f"run: {self.path} holds no run.json, expected a folder made by `rfa train`")
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
+            record = json.loads(self.record.read_text(encoding="utf-8"))
             written = record["format"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"run: {file} is damaged ({error}), expected the run.json of `rfa train`") from error
+            raise ValueError(
+                f"run: {self.record} is damaged ({error}), expected the run.json of `rfa train`"
+            ) from error
         if written != FORMAT:
-            raise ValueError(f"run: {self.path} has format {written}, expected {FORMAT}, that of rfa {_version()}")
-        missing = {"spec", "data", "config", "steps", "finished"} - record.keys()
-        if missing:
-            raise ValueError(f"run: {file} is damaged, it lacks {', '.join(sorted(missing))}")
+            expected = f"{FORMAT}, that of rfa {rfa.version.__version__}"
+            raise ValueError(f"run: {self.path} has format {written}, expected {expected}")
         try:
-            TrainingSpec.from_dict(record["spec"])
-            _ = record["data"]["fingerprint"], record["data"]["test_fingerprint"]
-            _ = record["result"]["valid_perplexity"] if record["finished"] else None
+            _check_record(record)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"run: {file} is damaged ({error}), expected the run.json of `rfa train`") from error
+            raise ValueError(
+                f"run: {self.record} is damaged ({error}), expected the run.json of `rfa train`"
+            ) from error
         return record
 
     def write(self, record: dict[str, Any]) -> None:
         """Replace run.json, whole."""
         text = json.dumps({"format": FORMAT, **record}, indent=2) + "\n"
-        write_whole(self.path / "run.json", lambda path: path.write_text(text, encoding="utf-8"))
+        write_whole(self.record, lambda path: path.write_text(text, encoding="utf-8"))
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest complete checkpoint, if there is one."""
+        """The newest whole checkpoint; None where there is none at all.
+
+        Raises:
+            ValueError: if there are some, but each lacks a file.
+        """
         found = checkpoints_in(self.checkpoints)
-        whole = [path for path in found if _is_complete(path)]
+        whole = [path for path in found if not missing_files(path)]
+        if found and not whole:
+            lost = ", ".join(missing_files(found[-1]))
+            raise ValueError(f"run: {found[-1]} is damaged, it lacks {lost}, and there is no whole one before it")
         return whole[-1] if whole else None
 
-    def check_checkpoint(self, checkpoint: Path) -> None:
-        """Raise `ValueError` where a file of a checkpoint cannot be read."""
+    def check_checkpoint(self, checkpoint: Path, model: PreTrainedModel) -> None:
+        """Raise `ValueError` where a file of a checkpoint cannot be read or does not belong to the model."""
         hint = "delete it to go on from the one before"
-        _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: _read_all(checkpoint))
+        _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: read_all(checkpoint, model))
+
+    def weights(self) -> Path:
+        """The folder of the trained model, or of the newest checkpoint where the run is not finished.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self.read()["finished"]:
+            if not self.model.is_dir():
+                raise ValueError(f"run: {self.path} is damaged, it is finished and lacks its model")
+            return self.model
+        checkpoint = self.latest_checkpoint()
+        if checkpoint is None:
+            raise ValueError(f"run: {self.path} holds no model yet, expected a finished run or a checkpoint")
+        return checkpoint
 
     def load_model(self) -> RFAForCausalLM:
-        """The trained model, or the newest checkpoint's where the run is not finished.
+        """The model of `weights`.
 
         Raises:
             ValueError: if there is none, or its files are damaged.
         """
-        self.read()
-        source = self.model if self.model.is_dir() else self.latest_checkpoint()
-        if source is None:
-            raise ValueError(f"run: {self.path} holds no model yet, expected a finished run or a checkpoint")
-        return _load(f"run: the model in {source}", lambda: RFAForCausalLM.from_pretrained(source).eval())
+        source = self.weights()
+        return _load(f"run: the model in {source}", lambda: _whole_model(source))
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
         """The run's tokenizer.
@@ -138,46 +176,28 @@ class RunFolder:
         return _load(where, lambda: PreTrainedTokenizerFast.from_pretrained(self.tokenizer))
 
 
-def environment() -> dict[str, Any]:
-    """Versions, commit and machine of this process."""
-    return {
-        "rfa": _version(),
-        "commit": _commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
-        "tokenizers": tokenizers.__version__,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-    }
+def _check_record(record: dict[str, Any]) -> None:
+    """Raise an error where something that will be read is missing or of another kind."""
+    missing = {"spec", "data", "config", "steps", "finished"} - record.keys()
+    if missing:
+        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    TrainingSpec.from_dict(record["spec"])
+    _ = record["data"]["fingerprint"], record["data"]["test_fingerprint"]
+    if record["finished"]:
+        for name in _RESULT:
+            if not isinstance(record["result"][name], int | float):
+                raise ValueError(f"{name}: got {record['result'][name]!r}, expected a number")
+    if not isinstance(record.get("resumed", []), list):
+        raise ValueError(f"resumed: got {record['resumed']!r}, expected a list")
 
 
-def checkpoints_in(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-
-
-def _is_complete(checkpoint: Path) -> bool:
-    """Checkpoints are renamed into place when they are whole; this finds those that lost a file since."""
-    sharded = any(checkpoint.glob("*fsdp*"))  # FSDP has files of its own for weights and optimiser
-    needed = ("trainer_state.json",) if sharded else _CHECKPOINT_FILES
-    return all((checkpoint / name).is_file() for name in needed)
-
-
-def _read_all(checkpoint: Path) -> None:
-    for file in checkpoint.glob("*.safetensors"):
-        load_file(file)
-    for name in ("optimizer.pt", "scheduler.pt"):
-        if (checkpoint / name).is_file():
-            torch.load(checkpoint / name, map_location="cpu", weights_only=True)
-    for file in checkpoint.glob("rng_state*.pth"):  # Python's and NumPy's states among them; our own file
-        torch.load(file, map_location="cpu", weights_only=False)
-    for file in checkpoint.glob("*.json"):
-        json.loads(file.read_text(encoding="utf-8"))
-    _ = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))["global_step"]
+def _whole_model(source: Path) -> RFAForCausalLM:
+    """A model all of whose weights come from its file."""
+    model, info = cast(Any, RFAForCausalLM).from_pretrained(source, output_loading_info=True)
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[fault]:
+            raise ValueError(f"{fault.replace('_', ' ')}: {', '.join(map(str, sorted(info[fault])))}")
+    return cast(RFAForCausalLM, model.eval())
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:
@@ -186,16 +206,3 @@ def _load(what: str, load: Callable[[], Any]) -> Any:
             return load()
     except Exception as error:  # the libraries beneath raise anything from OSError to SafetensorError
         raise ValueError(f"{what} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})") from error
-
-
-def _version() -> str:
-    return rfa.version.__version__
-
-
-def _commit() -> str | None:
-    """The commit of a source checkout; None for an installed package."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -1,9 +1,10 @@
 """What a run is asked to do, in one value that goes into the run folder."""
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
+from rfa.data import NAMED_CORPORA
 from rfa.models import RFAConfig, preset
 from rfa.ops import choose_backend
 
@@ -61,7 +62,7 @@ class TrainingSpec:
         for name in ("epochs", "learning_rate"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
-        for name in ("vocab_size", "train_length"):
+        for name in ("vocab_size", "train_length", "pad_token_id", "bos_token_id", "eos_token_id"):
             if name in self.model:
                 raise ValueError(f"{name}: got {self.model[name]}, expected nothing: the run sets it from its data")
         if self.seed >= 2**32:
@@ -87,11 +88,17 @@ class TrainingSpec:
         """From `to_dict`'s dictionary.
 
         Raises:
-            ValueError: for a missing or unknown key.
+            ValueError: for a missing or unknown key, or a value of another kind.
         """
-        known = {f.name for f in fields(cls)}
-        if not isinstance(values, dict) or "preset" not in values or values.keys() - known:
-            raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with keys of {sorted(known)}")
+        kinds = get_type_hints(cls)
+        if not isinstance(values, dict) or values.keys() != kinds.keys():
+            raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with the keys {sorted(kinds)}")
+        for name, value in values.items():
+            allowed = tuple(get_origin(kind) or kind for kind in get_args(kinds[name]) or (kinds[name],))
+            if get_origin(kinds[name]) is dict:
+                allowed = (dict,)
+            if not isinstance(value, (*allowed, int) if float in allowed else allowed):
+                raise ValueError(f"{name}: got {value!r}, expected {kinds[name]}")
         try:
             return cls(**values)
         except TypeError as error:
@@ -99,4 +106,5 @@ class TrainingSpec:
 
 
 def _absolute(data: str) -> str:
-    return str(Path(data).resolve()) if Path(data).exists() else data
+    named = not data or data in NAMED_CORPORA
+    return data if named or not Path(data).exists() else str(Path(data).resolve())

@@ -4,6 +4,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from transformers.trainer_callback import PrinterCallback
 
 from rfa.data import PreparedData, TokenBlocks, load_corpus, prepare
 from rfa.files import write_whole
-from rfa.models import RFAForCausalLM
+from rfa.models import RFAConfig, RFAForCausalLM
 
 from .callbacks import MetricsLogger, Progress, StopOnSignal
+from .environment import environment
 from .optimization import ClipDynamics
 from .quiet import quiet_transformers
-from .run_folder import RunFolder, environment
+from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .trainer import ProtocolTrainer, full_disk_as_os_error
 
@@ -58,7 +60,9 @@ def train(
         Stopped: on Ctrl-C, after saving.
     """
     spec = spec.with_absolute_paths()
-    arguments = _arguments(RunFolder(out), spec)  # first: it sets up the processes of a distributed run
+    run = RunFolder(out)
+    run.check_free(overwrite)
+    arguments = _arguments(run, spec)  # early: it sets up the processes of a distributed run
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
     blocks, _ = _blocks(data, spec)  # complain before anything is written
@@ -67,12 +71,13 @@ def train(
             f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
-    if arguments.process_index == 0:
-        run = RunFolder.create(out, overwrite)
-        run.write(_new_record(spec, data))
-        data.tokenizer.save_pretrained(run.tokenizer)
-    PartialState().wait_for_everyone()
-    return _train(RunFolder(out), spec, data, arguments, progress)
+    record = _new_record(spec, data)
+    with _alone(run, arguments):
+        if arguments.process_index == 0:
+            run.check_free(overwrite)
+            _begin(run, record, data)
+        PartialState().wait_for_everyone()
+        return _train(run, spec, data, arguments, progress)
 
 
 def resume(
@@ -99,23 +104,45 @@ def resume(
         data = prepare(spec.data, tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
-    if arguments.process_index == 0:
-        run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
-    PartialState().wait_for_everyone()
-    return _train(run, spec, data, arguments, progress)
+    with _alone(run, arguments):
+        if arguments.process_index == 0:
+            run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
+        PartialState().wait_for_everyone()
+        return _train(run, spec, data, arguments, progress)
+
+
+def _alone(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
+    """The processes of one launch share a run; its first one keeps others away."""
+    return run.lock() if arguments.process_index == 0 else nullcontext()
+
+
+def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
+    """Record and tokenizer of a new run: both, or neither."""
+    run.clear()
+    try:
+        with full_disk_as_os_error(run.path):
+            data.tokenizer.save_pretrained(run.tokenizer)
+        run.write(record)
+    except BaseException:
+        run.clear()
+        raise
 
 
 def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, TokenBlocks]:
     return (
-        TokenBlocks(data.streams["train"], spec.length),
-        TokenBlocks(data.streams["valid"][: spec.valid_tokens], spec.length),
+        TokenBlocks(data.streams["train"], spec.length, "training split"),
+        TokenBlocks(data.streams["valid"][: spec.valid_tokens], spec.length, "validation split"),
     )
+
+
+def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
+    return spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
 
 
 def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
     return {
         "spec": spec.to_dict(),
-        "config": spec.model_config(len(data.tokenizer)).to_diff_dict(),
+        "config": _config(spec, data).to_diff_dict(),
         "data": {
             "corpus": data.corpus,
             "split": data.split_note,
@@ -133,8 +160,7 @@ def _train(
     run: RunFolder, spec: TrainingSpec, data: PreparedData, arguments: TrainingArguments, progress: Progress | None
 ) -> dict[str, Any]:
     set_seed(spec.seed)
-    config = spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
-    model = RFAForCausalLM(config)
+    model = RFAForCausalLM(_config(spec, data))
     train_blocks, valid_blocks = _blocks(data, spec)
     batches = len(train_blocks) // (spec.batch_size * arguments.world_size)
     arguments.eval_steps = arguments.save_steps = spec.eval_steps or math.ceil(batches / spec.accumulate)
@@ -150,8 +176,11 @@ def _train(
         trainer.remove_callback(PrinterCallback)
         checkpoint = run.latest_checkpoint()
         if checkpoint is not None:
-            run.check_checkpoint(checkpoint)
-        trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            run.check_checkpoint(checkpoint, model)
+        if checkpoint is not None and trainer.is_last(checkpoint, spec.max_steps):
+            trainer.load_last(checkpoint)
+        else:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
             raise Stopped(trainer.state.global_step, trainer.state.max_steps)
         if not any(
@@ -166,7 +195,7 @@ def _train(
         "steps": trainer.state.global_step,
         "result": {
             "valid_loss": losses[-1],
-            "valid_perplexity": math.exp(losses[-1]),
+            "valid_perplexity": math.exp(min(losses[-1], 700.0)),
             "tokens": trainer.state.num_input_tokens_seen,
             "tokens_per_second": round(logger.tokens_per_second, 1),
             "parameters": model.num_parameters(),

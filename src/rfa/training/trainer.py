@@ -15,8 +15,8 @@ from transformers import Trainer
 
 from rfa.models.modeling import RFAPreTrainedModel
 
+from .checkpoints import checkpoints_in, read_state
 from .optimization import make_optimizer, one_cycle
-from .run_folder import checkpoints_in
 
 _KEPT = 2
 
@@ -45,6 +45,20 @@ class ProtocolTrainer(Trainer):
         finally:
             self.args.dataloader_drop_last = True
 
+    def is_last(self, checkpoint: Path, max_steps: int | None) -> bool:
+        """Whether a run that was stopped at this checkpoint had made all its steps."""
+        state = read_state(checkpoint)
+        return state.global_step >= (max_steps or state.max_steps)
+
+    def load_last(self, checkpoint: Path) -> None:
+        """Stand where `train` would after its last step; the Trainer itself would make one more."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = read_state(checkpoint)
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.callback_handler.on_train_begin(self.args, self.state, self.control)
+        self.callback_handler.on_train_end(self.args, self.state, self.control)
+
     def _save_checkpoint(self, model, trial):
         """Save under a temporary name, rename, and only then drop the checkpoints that are too old."""
         folder = Path(cast(str, self.args.output_dir))
@@ -72,12 +86,14 @@ class ProtocolTrainer(Trainer):
 
 @contextmanager
 def full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """Let a failed write of torch or safetensors come out as the `OSError` that it is."""
+    """Let a failed write of torch, safetensors or tokenizers come out as the `OSError` that it is."""
     try:
         yield
-    except (SafetensorError, RuntimeError) as error:
-        torch_writing = "PytorchStreamWriter" in str(error) or "inline_container" in str(error)
-        if not (isinstance(error, SafetensorError) or torch_writing):
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # tokenizers raises a bare one
+        writing = ("PytorchStreamWriter", "inline_container", "(os error")
+        if not (isinstance(error, SafetensorError) or any(sign in str(error) for sign in writing)):
             raise
         number = errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
         raise OSError(number, f"{os.strerror(number)} ({error})", str(folder)) from error

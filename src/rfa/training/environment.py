@@ -1,0 +1,46 @@
+"""What a result was made with: versions, commit and machine."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import tokenizers
+import torch
+import transformers
+
+import rfa.version
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine of this process."""
+    return {
+        "rfa": rfa.version.__version__,
+        "commit": _commit(Path(__file__).parents[3]),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "tokenizers": tokenizers.__version__,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def _commit(checkout: Path) -> str | None:
+    """The commit of a source checkout, `-dirty` where files differ from it; None for an installed package."""
+    if not (checkout / ".git").exists():  # or it would be the commit of whatever repository lies around
+        return None
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(checkout), *command], capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "src"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}-dirty" if changes else head
