@@ -76,6 +76,8 @@ def part_of(document: Document, start: int, stop: int) -> Document:
             if part := chunk[max(start - position, 0) : max(stop - position, 0)]:
                 yield part
             position += len(chunk)
+            if position >= stop:
+                return
 
     return Document(f"{document.name}[{start}:{stop}]", stop - start, chunks, document.offset + start)
 

@@ -59,27 +59,31 @@ def by_position(documents: Sequence[Document]) -> Splits:
     A text without ends of lines there is cut at the next space, or else between two characters.
 
     Args:
-        documents: whole texts, small in number: each is read into memory once.
+        documents: whole texts, small in number; they are read up to the second cut, chunk by chunk.
     """
     splits: dict[str, tuple[Document, ...]] = dict.fromkeys(SPLITS, ())
     for document in documents:
-        text, size = b"".join(document.chunks()), document.size
+        size = document.size
         first, second = int(size * (1 - 2 * HELD_OUT_SHARE)), int(size * (1 - HELD_OUT_SHARE))
-        cuts = [0, _cut(text, first, second), _cut(text, second, size - 1), size]
+        cuts = [0, _cut(document, first, second), _cut(document, second, size - 1), size]
         for split, start, stop in zip(SPLITS, cuts[:-1], cuts[1:], strict=True):
             if start < stop:
                 splits[split] += (part_of(document, start, stop),)
     return splits
 
 
-def _cut(text: bytes, start: int, limit: int) -> int:
+def _cut(document: Document, start: int, limit: int) -> int:
     """Return the first good place to cut in `start`..`limit`."""
     for separator in (b"\n", b" "):
-        found = text.find(separator, start, limit)
-        if found >= 0:
-            return found + 1
-    while start < len(text) and text[start] & 0xC0 == 0x80:  # inside a UTF-8 character
-        start += 1
+        position = start
+        for chunk in part_of(document, start, limit).chunks():
+            if (found := chunk.find(separator)) >= 0:
+                return position + found + 1
+            position += len(chunk)
+    for byte in b"".join(part_of(document, start, start + 3).chunks()):
+        if byte & 0xC0 != 0x80:
+            break
+        start += 1  # inside a UTF-8 character
     return start
 
 
