@@ -10,6 +10,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, ScalarFormatter
 
 from rfa.files import write_whole
 
@@ -33,7 +34,9 @@ def training_and_extrapolation(
     figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
     _lines(over_training, {name: list(zip(*points, strict=True)) for name, points in curves.items()})
     over_training.set(xlabel="training tokens", ylabel="validation perplexity", yscale="log")
-    over_training.ticklabel_format(axis="x", style="sci", scilimits=(0, 0))
+    over_training.xaxis.set_major_formatter(EngFormatter(sep=""))
+    for formatted in (over_training.yaxis.set_major_formatter, over_training.yaxis.set_minor_formatter):
+        formatted(ScalarFormatter())  # perplexities as numbers, not as powers of ten
 
     _lines(
         over_length,
