@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperCommand
 
-from rfa.report.console import comparison_table, evaluation_table, progress_bars
+from rfa.report.console import comparison_table, evaluation_table, progress_bars, tokens_per_second
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -150,7 +150,7 @@ def train(
     result = record["result"]
     console.print(
         f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
-        f"{result['tokens']:,} tokens, {result['tokens_per_second']:,.0f} tokens/s",
+        f"{result['tokens']:,} tokens, {tokens_per_second(result)} tokens/s",
         highlight=False,
         soft_wrap=True,
     )
@@ -251,12 +251,12 @@ def main() -> None:
         if os.environ.get("RFA_DEBUG"):
             raise
         _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
     except Exception as error:
         if os.environ.get("RFA_DEBUG"):
             raise
         _fail(f"{type(error).__name__}: {error} (RFA_DEBUG=1 shows where)")
-    except (KeyboardInterrupt, typer.Abort):
-        status = 130
     if status == 130:  # Typer's own answer to Ctrl-C
         errors.print("rfa: stopped")
     sys.exit(status)

@@ -286,3 +286,19 @@ def test_a_parameter_that_vanishes_in_the_inputs_precision(backend):
     inputs["robustness"] = torch.full((2,), 1e-50, dtype=torch.float64)
     with pytest.raises(ValueError, match="robustness"):
         attend(inputs, backend)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("scale", [1e-8, 1e-5, 1e5])
+def test_the_unit_of_the_observations(scale, weight, prior, backend):
+    """Volts or microvolts: q and k times s, all variances times s^2, and the same attention."""
+    inputs = problem(33, keys=7, dtype=torch.float32)
+    scaled = {
+        **inputs,
+        **{name: scale * inputs[name] for name in ("query", "key")},
+        **{name: scale**2 * inputs[name] for name in ("process_noise", "key_noise", "query_noise", "noise_floor")},
+    }
+    expected, _ = attend(inputs, backend, weight=weight, prior=prior)
+    found, _ = attend(scaled, backend, weight=weight, prior=prior)
+    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)  # float32, as against the oracle

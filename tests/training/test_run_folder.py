@@ -6,6 +6,8 @@ import os
 import resource
 import shutil
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -13,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rfa.files import write_whole
-from rfa.training import RunFolder, Stopped, resume, train
+from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
 from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
@@ -216,6 +218,7 @@ def test_a_run_that_lacks_only_its_model_makes_no_step_more(corpus, finished, tm
     whole = json.loads((finished / "run.json").read_text())
     assert record["steps"] == 8
     assert record["result"]["tokens"] == whole["result"]["tokens"]
+    assert record["result"]["tokens_per_second"] is None  # nobody measured it
     assert record["result"]["valid_loss"] == pytest.approx(whole["result"]["valid_loss"], abs=1e-6)
     for name, value in weights(finished).items():
         torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-6, rtol=0)
@@ -366,3 +369,53 @@ def test_logged_losses_of_a_stopped_run_are_means_since_the_last_line(corpus, tm
     for first, last in ((1, 4), (5, 6), (7, 8)):
         mean = sum(each[step] for step in range(first, last + 1)) / (last + 1 - first)
         assert parts[last] == pytest.approx(mean, abs=1e-3)  # the log rounds
+
+
+def test_overwrite_keeps_what_a_link_leads_to(corpus, tmp_path):
+    """Checkpoints on a larger disk: the link goes, the disk's folder stays, the run begins anew."""
+    train(tiny_spec(corpus, max_steps=1), tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(tmp_path / "run" / "checkpoints", elsewhere)
+    (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
+    assert train(tiny_spec(corpus, max_steps=2), tmp_path / "run", overwrite=True)["steps"] == 2
+    assert [path.name for path in elsewhere.iterdir()] == ["checkpoint-1"]
+
+
+def test_a_process_that_was_killed_before_its_run_began(corpus, tmp_path):
+    (tmp_path / "run" / "tokenizer").mkdir(parents=True)
+    (tmp_path / "run" / ".lock").touch()
+    assert train(tiny_spec(corpus, max_steps=1), tmp_path / "run")["finished"]
+
+
+def test_a_run_that_another_process_finished_meanwhile(corpus, tmp_path, monkeypatch):
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
+    module = sys.modules["rfa.training.train"]
+    prepare = module.prepare
+
+    def prepare_slowly(*arguments, **options):
+        record = RunFolder(tmp_path / "run").read()
+        RunFolder(tmp_path / "run").write({**record, "steps": 99})
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(module, "prepare", prepare_slowly)
+    with pytest.raises(ValueError, match="was changed by another process"):
+        resume(tmp_path / "run")
+    assert RunFolder(tmp_path / "run").read()["steps"] == 99
+
+
+def test_a_failed_run_leaves_no_hook(corpus, tmp_path):
+    before = threading.excepthook
+    with pytest.raises(ZeroDivisionError):
+        train(tiny_spec(corpus), tmp_path / "run", progress=lambda *_: 1 / 0)
+    assert threading.excepthook is before
+
+
+def test_a_stop_that_came_from_another_process_is_no_second_one():
+    stop = callbacks.StopOnSignal()
+    arguments = SimpleNamespace(world_size=2, device="cpu")
+    with pytest.MonkeyPatch.context() as patch, stop:
+        patch.setattr(torch.distributed, "all_reduce", lambda flag, _: flag.fill_(1))
+        stop.on_step_end(arguments, None, SimpleNamespace())
+        assert stop.stopped
+        ctrl_c()  # its own, a moment later

@@ -62,7 +62,7 @@ def evaluate(
         raise ValueError(f"data: the test split of {spec.data} is no longer what run {folder.path} left out")
     stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in (1, 2, 4, 8)]
-    model = folder.load_model()
+    model = folder.load_model(source)
     cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     result = {
         "format": RESULT_FORMAT,

@@ -60,7 +60,7 @@ def run_demo(
 
         spec, folder = TrainingSpec(preset=name, **SPEC), RunFolder(out / name)
         bars = {"data_progress": report("reading"), "progress": report("training")}
-        if resume and folder.path.exists():
+        if resume and folder.record.exists():
             if folder.read()["spec"] != spec.with_absolute_paths().to_dict():
                 raise ValueError(f"out: the run in {folder.path} is not this demo's, expected a new folder")
             record = resume_run(folder.path, **bars)

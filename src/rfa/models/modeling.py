@@ -179,7 +179,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
             times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default. For
                 `generate`, `(batch, prompt + new tokens)`.
-            segment_ids: `(batch, keys)`, the documents of a packed sequence: tokens see their own one only.
+            segment_ids: `(batch, keys)`, the documents of a packed sequence: tokens see their own one only. Not for
+                `generate`.
             inputs_embeds: embeddings instead of `input_ids`.
             logits_to_keep: only the last so many positions, or those at these indices; 0 is all.
             num_items_in_batch: what the summed loss is divided by, from the Trainer; by default the scored tokens.

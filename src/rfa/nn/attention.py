@@ -64,8 +64,8 @@ class Attention(nn.Module, ABC):
             batch, length, _ = hidden_states.shape
             cached = 0 if past_key_values is None else past_key_values.get_seq_length(layer_index)
             check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
-            absent = ~key_mask[:, cached:, None]
-            hidden_states = hidden_states.masked_fill(absent, 0.0)  # a missing row may hold anything, NaN too
+            missing = ~key_mask[:, cached:, None] & ~hidden_states.isfinite()
+            hidden_states = hidden_states.masked_fill(missing, 0.0)  # its query stays a query, its key is none
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)

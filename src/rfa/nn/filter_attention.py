@@ -70,9 +70,9 @@ class RobustFilterAttention(Attention):
         require(lyapunov or not query_noise_in_bias, "query_noise_in_bias", True, "prior='lyapunov' with it")
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, self.modes)
+        check_frequencies(frequency, num_heads, self.modes, paired=learn_frequency)
         if decay is None:
             decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
-        check_frequencies(frequency, num_heads, self.modes, paired=learn_frequency)
         self.dynamics = HeadDynamics(
             frequency,
             decay,

@@ -85,7 +85,9 @@ def _rows(
 
     decay = decay_kernel(mu, lag)
     variance = _positive(covariance(mu, sigma2, eta2, floor, lag))
-    judged = (variance + gamma2).clamp(min=torch.finfo(variance.dtype).tiny ** 0.25)  # gradients divide by its square
+    judged = variance + gamma2
+    tiny = torch.finfo(judged.dtype).tiny
+    judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square
 
     residual = (
         query.square().sum(-1)[..., :, None]

@@ -169,6 +169,6 @@ def _check_increasing(times: Tensor, key_mask: Tensor | None, segment_ids: Tenso
         row, at = wrong.nonzero()[0].tolist()
         pair = times[row, at : at + 2].tolist()
         raise ValueError(
-            f"times: got {pair[0]:g} followed by {pair[1]:g} (batch row {row}), "
+            f"times: got {pair[0]!r} followed by {pair[1]!r} (batch row {row}), "
             "expected strictly increasing times within a segment"
         )

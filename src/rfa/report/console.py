@@ -35,8 +35,14 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
     for name, model in models.items():
         result = model["record"]["result"]
         figures = [f"{row['perplexity']:.2f}" for row in model["rows"]]
-        table.add_row(name, *figures, f"{result['parameters']:,}", f"{result['tokens_per_second']:,.0f}")
+        table.add_row(name, *figures, f"{result['parameters']:,}", tokens_per_second(result))
     return table
+
+
+def tokens_per_second(result: Mapping[str, Any]) -> str:
+    """A run's training speed, where it was measured: a run that was resumed after its last step made none."""
+    speed = result["tokens_per_second"]
+    return "?" if speed is None else f"{speed:,.0f}"
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class MetricsLogger(TrainerCallback):
         self.run, self.model, self.progress = run, model, progress
         self._seconds, self._mark, self._tokens_at_start = 0.0, 0.0, 0
         self.tokens = 0
+        self._board: Board | None = None
         self._latest: dict[str, float] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
@@ -80,7 +81,8 @@ class MetricsLogger(TrainerCallback):
             for name, heads in parameters.items()
             for head, value in enumerate(heads)
         }
-        self._board.add(figures | by_head, state.global_step)
+        if self._board is not None:
+            self._board.add(figures | by_head, state.global_step)
 
     def on_evaluate(self, args, state, control, **kwargs):
         """Leave validation out of the training speed."""
@@ -88,15 +90,17 @@ class MetricsLogger(TrainerCallback):
 
     on_save = on_evaluate
 
-    def on_train_end(self, args, state, control, **kwargs):
-        """Close the board."""
-        if state.is_world_process_zero:
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self._board is not None:
             self._board.close()
 
     @property
-    def tokens_per_second(self) -> float:
-        """Training speed over all devices, data loading included, validation and saving left out."""
-        return (self.tokens - self._tokens_at_start) / self._seconds if self._seconds else 0.0
+    def tokens_per_second(self) -> float | None:
+        """Training speed over all devices, with data loading, without validation and saving; None before any step."""
+        return round((self.tokens - self._tokens_at_start) / self._seconds, 1) if self._seconds else None
 
 
 class StopOnSignal(TrainerCallback):
@@ -131,7 +135,9 @@ class StopOnSignal(TrainerCallback):
         if args.world_size > 1:  # the signal reaches processes at different steps; they must stop at the same one
             flag = torch.tensor(int(stopped), device=args.device)
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
-            stopped = self.stopped = bool(flag)
+            stopped = bool(flag)
+            if stopped and not self.stopped:  # another process was told; this one will be in a moment
+                self.stopped, self._since = True, time.monotonic()
         if stopped:
             # logged first: figures that are no numbers raise before such weights are saved
             control.should_log = control.should_save = control.should_training_stop = True

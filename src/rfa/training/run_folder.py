@@ -28,7 +28,7 @@ from .spec import TrainingSpec
 
 FORMAT = 1
 _LOCK = ".lock"
-_RESULT = ("valid_loss", "valid_perplexity", "tokens", "tokens_per_second", "parameters")
+_RESULT = ("valid_loss", "valid_perplexity", "tokens", "parameters")
 
 
 class RunFolder:
@@ -51,20 +51,25 @@ class RunFolder:
         """Raise `ValueError` if something is there already, unless it is a run and `overwrite` is given."""
         if not self.path.exists():
             return
-        if self.path.is_dir() and all(path.name == _LOCK for path in self.path.iterdir()):
-            return
+        own = {_LOCK, *(path.name for path in self._own())}
+        if self.path.is_dir() and not self.record.exists() and all(path.name in own for path in self.path.iterdir()):
+            return  # empty, or what a process left that was killed before its run began
         if not self._is_run():
             raise ValueError(f"out: {self.path} exists and is no run folder, expected a new or an empty folder")
         if not overwrite:
             raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
 
+    def _own(self) -> tuple[Path, ...]:
+        """What a run writes; its record last, for without it a folder is no run."""
+        return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
+
     def clear(self) -> None:
-        """Delete what a run writes; anything else in the folder stays."""
-        for path in (self.record, self.metrics):
-            path.unlink(missing_ok=True)
-        for path in (self.tensorboard, self.checkpoints, self.model, self.tokenizer):
-            if path.is_dir():
+        """Delete what a run writes; anything else in the folder stays, as does what a link leads to."""
+        for path in self._own():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -157,13 +162,13 @@ class RunFolder:
             raise ValueError(f"run: {self.path} holds no model yet, expected a finished run or a checkpoint")
         return checkpoint
 
-    def load_model(self) -> RFAForCausalLM:
-        """The model of `weights`.
+    def load_model(self, source: Path | None = None) -> RFAForCausalLM:
+        """The model of `source`, by default of `weights`.
 
         Raises:
             ValueError: if there is none, or its files are damaged.
         """
-        source = self.weights()
+        source = source or self.weights()
         return _load(f"run: the model in {source}", lambda: _whole_model(source))
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
@@ -187,6 +192,9 @@ def _check_record(record: dict[str, Any]) -> None:
         for name in _RESULT:
             if not isinstance(record["result"][name], int | float):
                 raise ValueError(f"{name}: got {record['result'][name]!r}, expected a number")
+        speed = record["result"]["tokens_per_second"]
+        if not isinstance(speed, int | float | None):
+            raise ValueError(f"tokens_per_second: got {speed!r}, expected a number or null")
     if not isinstance(record.get("resumed", []), list):
         raise ValueError(f"resumed: got {record['resumed']!r}, expected a list")
 

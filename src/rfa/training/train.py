@@ -106,6 +106,8 @@ def resume(
         raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
     with _alone(run, arguments):
         if arguments.process_index == 0:
+            if run.read() != record:
+                raise ValueError(f"run: {run.path} was changed by another process while its text was read")
             run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
         PartialState().wait_for_everyone()
         return _train(run, spec, data, arguments, progress)
@@ -164,8 +166,7 @@ def _train(
     train_blocks, valid_blocks = _blocks(data, spec)
     batches = len(train_blocks) // (spec.batch_size * arguments.world_size)
     arguments.eval_steps = arguments.save_steps = spec.eval_steps or math.ceil(batches / spec.accumulate)
-    with quiet_transformers(), StopOnSignal() as stop:
-        logger = MetricsLogger(run, model, progress)
+    with quiet_transformers(), StopOnSignal() as stop, MetricsLogger(run, model, progress) as logger:
         trainer = ProtocolTrainer(
             model,
             arguments,
@@ -197,7 +198,7 @@ def _train(
             "valid_loss": losses[-1],
             "valid_perplexity": math.exp(min(losses[-1], 700.0)),
             "tokens": trainer.state.num_input_tokens_seen,
-            "tokens_per_second": round(logger.tokens_per_second, 1),
+            "tokens_per_second": logger.tokens_per_second,
             "parameters": model.num_parameters(),
         },
     }

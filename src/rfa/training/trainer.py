@@ -57,7 +57,6 @@ class ProtocolTrainer(Trainer):
         self.state.is_world_process_zero = self.is_world_process_zero()
         self.state.is_local_process_zero = self.is_local_process_zero()
         self.callback_handler.on_train_begin(self.args, self.state, self.control)
-        self.callback_handler.on_train_end(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model, trial):
         """Save under a temporary name, rename, and only then drop the checkpoints that are too old."""
