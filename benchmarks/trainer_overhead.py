@@ -20,11 +20,10 @@ from torch import nn
 
 from rfa.data import TokenBlocks, prepare
 from rfa.models import RFAForCausalLM
-from rfa.training import TrainingSpec, train
+from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.environment import environment
 from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer, one_cycle
-from rfa.training.run_folder import RunFolder
 
 
 def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tuple[float, list[float]]:

@@ -172,7 +172,7 @@ def evaluate(
 ) -> None:
     """Perplexity of a run by context length, on its test split or on any text."""
     from rfa.evaluation import evaluate as evaluate_run
-    from rfa.files import write_whole
+    from rfa.files import write_text_whole
 
     if json_ is not None and json_.exists() and not json_.is_file():
         raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
@@ -190,8 +190,7 @@ def evaluate(
         )
     console.print(evaluation_table(result))
     if json_ is not None:
-        text = json.dumps(result, indent=2) + "\n"
-        write_whole(json_.resolve(), lambda path: path.write_text(text, encoding="utf-8"))
+        write_text_whole(json_.resolve(), json.dumps(result, indent=2) + "\n")
         console.print(f"result: {json_}", highlight=False, soft_wrap=True)
 
 

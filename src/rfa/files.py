@@ -31,3 +31,8 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def write_text_whole(path: Path, text: str) -> None:
+    """Write a UTF-8 text file, whole; raises as `write_whole`."""
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -11,7 +11,7 @@ from rfa.training import RunFolder, TrainingSpec
 from rfa.training.environment import environment
 
 from .perplexity import Progress, loss_by_position, perplexities
-from .windows import PROTOCOLS
+from .windows import check_protocol
 
 RESULT_FORMAT = 1
 
@@ -52,13 +52,13 @@ def evaluate(
     record = folder.read()
     spec = TrainingSpec.from_dict(record["spec"])
     source = folder.weights()
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    check_protocol(protocol)
     if max_tokens is not None and max_tokens < 2:
         raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")
     tokenizer = folder.load_tokenizer()
     documents = load_corpus(spec.data, spec.split_by).documents("test") if data is None else load_documents(data)
-    if data is None and fingerprint(documents) != record["data"]["test_fingerprint"]:
+    content = fingerprint(documents)
+    if data is None and content != record["data"]["test_fingerprint"]:
         raise ValueError(f"data: the test split of {spec.data} is no longer what run {folder.path} left out")
     stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in (1, 2, 4, 8)]
@@ -75,7 +75,7 @@ def evaluate(
         "train_length": spec.length,
         "parameters": model.num_parameters(),
         "data": data if data is not None else f"{spec.data} (test split)",
-        "fingerprint": fingerprint(documents),
+        "fingerprint": content,
         "tokens": len(stream),
         "environment": environment(),
         "rows": perplexities(model, stream, lengths, protocol, progress=progress),

@@ -15,6 +15,12 @@ class Window(NamedTuple):
     targets: int
 
 
+def check_protocol(protocol: str) -> None:
+    """Raise `ValueError` for an unknown protocol."""
+    if protocol not in PROTOCOLS:
+        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+
+
 def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
     """The windows of a protocol at one context length.
 
@@ -32,8 +38,7 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
     Raises:
         ValueError: for an unknown protocol, a length below 2 or a stream that is too short.
     """
-    if protocol not in PROTOCOLS:
-        raise ValueError(f"protocol: got {protocol!r}, expected one of {', '.join(PROTOCOLS)}")
+    check_protocol(protocol)
     for given in {length, *lengths}:
         if given < 2:
             raise ValueError(f"lengths: got {given}, expected at least 2")

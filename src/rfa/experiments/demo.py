@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rfa.evaluation import evaluate
-from rfa.files import write_whole
+from rfa.files import write_text_whole
 from rfa.report.figures import save, training_and_extrapolation
 from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training import resume as resume_run
@@ -73,8 +73,7 @@ def run_demo(
         ]
         results[name] = {"record": record, "curve": curve, "rows": evaluated["rows"]}
     comparison = {"train_length": SPEC["length"], "models": results}
-    text = json.dumps(comparison, indent=2) + "\n"
-    write_whole(out / "results.json", lambda path: path.write_text(text, encoding="utf-8"))
+    write_text_whole(out / "results.json", json.dumps(comparison, indent=2) + "\n")
     figure = training_and_extrapolation(
         {name: result["curve"] for name, result in results.items()},
         {name: result["rows"] for name, result in results.items()},

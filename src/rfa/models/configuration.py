@@ -8,6 +8,8 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
+from rfa.nn.checks import require
+
 Score = Literal["student_t", "exponential", "dot_product"]
 Prior = Literal["lyapunov", "riccati", "flat", "alibi"]
 Frequencies = Literal["rope", "paired_rope", "partitioned", "none", "as_released"]
@@ -163,5 +165,4 @@ class RFAConfig(PreTrainedConfig):
 
 
 def _require(condition: bool, config: RFAConfig, name: str, expected: str) -> None:
-    if not condition:
-        raise ValueError(f"{name}: got {getattr(config, name)!r}, expected {expected}")
+    require(condition, name, getattr(config, name), expected)

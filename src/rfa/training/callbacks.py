@@ -11,7 +11,7 @@ import torch
 from transformers import TrainerCallback
 
 from rfa.dynamics import regime
-from rfa.files import write_whole
+from rfa.files import write_text_whole
 from rfa.models.modeling import RFAPreTrainedModel
 
 from .board import Board
@@ -44,8 +44,7 @@ class MetricsLogger(TrainerCallback):
         self._tokens_at_start = self.tokens = state.num_input_tokens_seen
         if state.is_world_process_zero:
             kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            write_whole(self.run.metrics, lambda path: path.write_text(text, encoding="utf-8"))
+            write_text_whole(self.run.metrics, "".join(json.dumps(line) + "\n" for line in kept))
             self._board = Board(self.run.tensorboard, purge_step=state.global_step + 1)
 
     def on_step_end(self, args, state, control, **kwargs):

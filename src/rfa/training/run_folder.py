@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import rfa.version
-from rfa.files import write_whole
+from rfa.files import write_text_whole
 from rfa.models import RFAForCausalLM
 
 from .checkpoints import checkpoints_in, missing_files, read_all
@@ -109,6 +109,8 @@ class RunFolder:
         try:
             record = json.loads(self.record.read_text(encoding="utf-8"))
             written = record["format"]
+            if written == FORMAT:
+                _check_record(record)
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"run: {self.record} is damaged ({error}), expected the run.json of `rfa train`"
@@ -116,18 +118,11 @@ class RunFolder:
         if written != FORMAT:
             expected = f"{FORMAT}, that of rfa {rfa.version.__version__}"
             raise ValueError(f"run: {self.path} has format {written}, expected {expected}")
-        try:
-            _check_record(record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"run: {self.record} is damaged ({error}), expected the run.json of `rfa train`"
-            ) from error
         return record
 
     def write(self, record: dict[str, Any]) -> None:
         """Replace run.json, whole."""
-        text = json.dumps({"format": FORMAT, **record}, indent=2) + "\n"
-        write_whole(self.record, lambda path: path.write_text(text, encoding="utf-8"))
+        write_text_whole(self.record, json.dumps({"format": FORMAT, **record}, indent=2) + "\n")
 
     def latest_checkpoint(self) -> Path | None:
         """The newest whole checkpoint; None where there is none at all.

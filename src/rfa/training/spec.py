@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 from rfa.data import NAMED_CORPORA
 from rfa.models import RFAConfig, preset
@@ -94,10 +94,8 @@ class TrainingSpec:
         if not isinstance(values, dict) or values.keys() != kinds.keys():
             raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with the keys {sorted(kinds)}")
         for name, value in values.items():
-            allowed = tuple(get_origin(kind) or kind for kind in get_args(kinds[name]) or (kinds[name],))
-            if get_origin(kinds[name]) is dict:
-                allowed = (dict,)
-            if not isinstance(value, (*allowed, int) if float in allowed else allowed):
+            kind = get_origin(kinds[name]) if get_origin(kinds[name]) is dict else kinds[name]
+            if not isinstance(value, float | int if kind is float else kind):
                 raise ValueError(f"{name}: got {value!r}, expected {kinds[name]}")
         try:
             return cls(**values)
