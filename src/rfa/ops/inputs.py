@@ -41,13 +41,15 @@ class Options(NamedTuple):
     gate: bool
     query_noise_in_bias: bool
     log_precision: bool
+    in_frame: bool = False  # states stand in the common frame already, and the estimate stays in it
 
 
 class Positions(NamedTuple):
     """Where keys and queries stand in time, and which keys take part.
 
     `key_times` `(b, keys)` and `query_times` `(b, queries)` count from a common origin, with b = 1 or batch;
-    `key_mask` `(batch, keys)` and both segment tensors are None where everything takes part.
+    `key_mask` `(batch, keys)` and both segment tensors are None where everything takes part. `uniform`: the keys
+    stand at 0, 1, 2, ... and the queries at the last of these.
     """
 
     key_times: Tensor
@@ -55,6 +57,7 @@ class Positions(NamedTuple):
     key_mask: Tensor | None
     key_segments: Tensor | None
     query_segments: Tensor | None
+    uniform: bool = False
 
     def visible(self, causal: bool) -> Tensor:
         """`(b, queries, keys)`, True where a key takes part in a query's estimate."""
@@ -95,6 +98,7 @@ def locate(
     dtype = time_dtype(device)
     given = torch.arange(keys, device=device) if times is None else times
     common = times_dtype(given, query_times)
+    uniform = times is None and query_times is None
     key_times = torch.atleast_2d(given.to(common))
     query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(common))
     origin = (key_times if keys else query_times)[:, :1].detach()
@@ -106,7 +110,7 @@ def locate(
     if padding is not None:
         key_times = key_times.masked_fill(padding, 0.0)
     query_segments = None if segment_ids is None else segment_ids[:, keys - queries :]
-    return Positions(key_times, query_times, key_mask, segment_ids, query_segments)
+    return Positions(key_times, query_times, key_mask, segment_ids, query_segments, uniform)
 
 
 def by_segment(times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -44,16 +44,40 @@ def riccati_path(parameters: Parameters, positions: Positions, dtype: torch.dtyp
     return RiccatiPath(log_gain.gather(-1, restore), cumulative.gather(-1, restore))
 
 
-def latest(path: RiccatiPath, lag: Tensor, takes_part: Tensor) -> Tensor:
-    """C at each query, `(b, heads, queries, 1)`: that of its last key, since C never rises along a segment.
+def latest(path: RiccatiPath, positions: Positions) -> Tensor:
+    """C at each query, `(b, heads, queries)`: that of the last key of its segment, of the first one before all keys.
 
-    Args:
-        path: the prior along the keys.
-        lag: `(b, queries, keys)`, query time minus key time.
-        takes_part: `(b, queries, keys)`, True for the keys of the query's segment that are not masked.
+    0 where no key of the segment takes part. Keys and queries are sorted together, so that it costs O(N log N).
     """
-    cumulative = path.cumulative[:, :, None, :]
-    past = (takes_part & (lag >= 0))[:, None]
-    last = cumulative.masked_fill(~past, torch.inf).amin(-1, keepdim=True)
-    before_all = cumulative.masked_fill(~takes_part[:, None], -torch.inf).amax(-1, keepdim=True)
-    return torch.where(past.any(-1, keepdim=True), last, before_all)
+    keys = positions.key_times.shape[-1]
+    times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
+    flags = [t for t in (positions.key_mask, positions.key_segments) if t is not None]
+    batch = max(times.shape[0], *(t.shape[0] for t in flags)) if flags else times.shape[0]
+    times = times.expand(batch, -1)
+    group = torch.zeros(times.shape, dtype=torch.long, device=times.device)
+    if positions.key_segments is not None and positions.query_segments is not None:
+        segments = torch.cat([positions.key_segments, positions.query_segments], dim=-1)
+        group = torch.unique(segments, return_inverse=True)[1].expand(batch, -1).clone()
+    if positions.key_mask is not None:
+        group[:, :keys].masked_fill_(~positions.key_mask, -1)
+    by_time = times.argsort(dim=-1, stable=True)  # a key stands before a query of the same time
+    order = by_time.gather(-1, group.gather(-1, by_time).argsort(dim=-1, stable=True))
+    group = group.gather(-1, order)
+
+    place = torch.arange(times.shape[-1], device=times.device).expand(batch, -1)
+    is_key = order < keys
+    before = torch.where(is_key, place, -1).cummax(-1).values
+    after = torch.where(is_key, place, times.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    found = torch.zeros_like(is_key)
+    at = torch.zeros_like(place)
+    for candidate in (after, before):  # the earlier key, where there is one, has the last word
+        inside = candidate.clamp(0, max(0, times.shape[-1] - 1))
+        same = (candidate == inside) & (group.gather(-1, inside) == group)
+        at, found = torch.where(same, inside, at), found | same
+    restore = order.argsort(-1)[:, keys:]
+    found = found.gather(-1, restore)
+    key = order.gather(-1, at.gather(-1, restore)).masked_fill(~found, 0)
+    heads = path.cumulative.shape[1]
+    cumulative = path.cumulative.expand(batch, -1, -1)
+    chosen = cumulative.gather(-1, key[:, None, :].expand(-1, heads, -1))
+    return torch.where(found[:, None, :], chosen, 0.0)

@@ -23,10 +23,11 @@ def filter_attention(
         absent = ~positions.key_mask[:, None, :, None]
         key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
     with torch.autocast(query.device.type, enabled=False):
-        query_frame = rotate(query.to(dtype), frequency, positions.query_times, inverse=True)
-        key_frame = rotate(key.to(dtype), frequency, positions.key_times, inverse=True)
-        value_frame = value.to(dtype)
-        if options.rotate_values:
+        query_frame, key_frame, value_frame = query.to(dtype), key.to(dtype), value.to(dtype)
+        if not options.in_frame:
+            query_frame = rotate(query_frame, frequency, positions.query_times, inverse=True)
+            key_frame = rotate(key_frame, frequency, positions.key_times, inverse=True)
+        if options.rotate_values and not options.in_frame:
             value_frame = rotate(value_frame, frequency, positions.key_times, inverse=True)
         path = riccati_path(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
 
@@ -46,7 +47,7 @@ def filter_attention(
         estimate = torch.cat([row[0] for row in rows], dim=2)
         totals = [total for _, total in rows if total is not None]
         log_precision = torch.cat(totals, dim=2) if totals else None
-        if options.rotate_values:
+        if options.rotate_values and not options.in_frame:
             estimate = rotate(estimate, frequency, positions.query_times)
             if parameters.horizon is not None:
                 ahead = frequency * parameters.horizon[:, None]
@@ -97,8 +98,7 @@ def _rows(
     distance = residual / (nu_s * modes * (judged if options.gate else 1.0))
 
     if path is not None:
-        takes_part = positions.visible(causal=False)
-        between = latest(path, signed_lag, takes_part) - path.cumulative[:, :, None, :]
+        between = latest(path, positions)[..., None] - path.cumulative[:, :, None, :]
         prior = path.log_gain[:, :, None, :] - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
     else:
         prior = -torch.log(judged if options.query_noise_in_bias else variance)
