@@ -11,7 +11,7 @@ import pytest
 import torch
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["files", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
+ORDER = ["files", "cache", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
 ORDER += ["experiments", "cli"]
 LONGEST_FILE = 300
 

@@ -1,7 +1,7 @@
 """Corpora, tokenizers and token blocks."""
 
 from .blocks import TokenBlocks
-from .cache import cache_folder
+from rfa.cache import cache_folder
 from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare

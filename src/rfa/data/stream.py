@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from .cache import cache_folder, cached_file
+from rfa.cache import cache_folder, cached_file
 from .documents import Document, fingerprint
 from .parallelism import parallel_tokenizers
 from .pieces import pieces

@@ -5,7 +5,7 @@ import filelock
 import pytest
 
 from rfa.data import cache
-from rfa.data.cache import cache_folder, cached_file
+from rfa.cache import cache_folder, cached_file
 
 
 def test_cache_folder(monkeypatch, tmp_path):

@@ -1,0 +1,167 @@
+// Gradients of one task: blocks of keys outside, blocks of queries inside, weights formed anew from `log_sum`.
+#pragma once
+#include <cmath>
+
+#include "frame.h"
+#include "score.h"
+#include "visibility.h"
+
+namespace rfa {
+
+template <int64_t SCORE, class Prior> class Backward {
+ public:
+  explicit Backward(const Task& task)
+      : task_(task),
+        turns_(task),
+        prior_(task, true),
+        sight_(task),
+        padded_(round_up(task.p.queries, QUERY_BLOCK)),
+        queries_(padded_ * task.channels),
+        grads_(padded_ * task.value_channels),
+        query_sums_(padded_ * task.channels),
+        norm_sums_(padded_),
+        rows_(padded_),
+        means_(padded_),
+        keys_(KEY_BLOCK * task.channels),
+        key_panels_(KEY_BLOCK * task.channels),
+        value_rows_(KEY_BLOCK * task.value_channels),
+        value_panels_(KEY_BLOCK * task.value_channels),
+        key_norms_(KEY_BLOCK),
+        key_norm_sums_(KEY_BLOCK),
+        key_sums_(KEY_BLOCK * task.channels + ROWS * task.channels),
+        value_sums_(KEY_BLOCK * task.value_channels + ROWS * task.value_channels),
+        slopes_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
+        weights_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
+        mask_(ROWS * KEY_BLOCK) {}
+
+  void run() {
+    pack_queries();
+    const int64_t step = task_.p.slices * KEY_BLOCK;
+    for (int64_t start = task_.slice * KEY_BLOCK; start < task_.p.keys; start += step) key_block(start);
+    finish_queries();
+    double* scalars = task_.p.grad_scalars + (task_.row_index() * task_.p.slices + task_.slice) * 6;
+    prior_.finish(scalars);
+    scalars[0] = grad_coefficient_;
+  }
+
+ private:
+  // grad_out is scaled by ln 2: scores are in bits.
+  void pack_queries() {
+    const Problem& p = task_.p;
+    pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_);
+    pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_);
+    for (int64_t i = 0; i < padded_ * task_.value_channels; i++) grads_[i] *= LN2;
+    const float* log_sum = p.log_sum + task_.row_index() * p.queries;
+    const float* grad_log_sum = p.grad_log_sum + task_.row_index() * p.queries;
+    for (int64_t i = 0; i < padded_; i++) {
+      const bool seeing = i < p.queries && log_sum[i] != -INFINITY;  // others get weights 2^-inf = 0
+      const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
+      rows_[i] = {norm, task_.scalar(0), seeing ? log_sum[i] : INFINITY};
+      if (!seeing) continue;
+      const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);
+      float along = 0.0f;
+      for (int64_t c = 0; c < p.value_channels; c++) along += grad[c] * out[c];
+      means_[i] = LN2 * along - grad_log_sum[i];
+    }
+  }
+
+  void key_block(int64_t start) {
+    const Problem& p = task_.p;
+    const int64_t n = std::min(KEY_BLOCK, p.keys - start);
+    std::memset(keys_, 0, KEY_BLOCK * task_.channels * sizeof(float));
+    std::memset(value_rows_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
+    pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_);
+    pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_);
+    pack_panels(keys_, KEY_BLOCK, task_.channels, key_panels_);
+    pack_panels(value_rows_, KEY_BLOCK, task_.value_channels, value_panels_);
+    for (int64_t j = 0; j < KEY_BLOCK; j++) key_norms_[j] = squared_norm(keys_ + j * task_.channels, task_.channels);
+    std::memset(key_norm_sums_, 0, KEY_BLOCK * sizeof(float));
+    std::memset(key_sums_, 0, KEY_BLOCK * task_.channels * sizeof(float));
+    std::memset(value_sums_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
+    prior_.begin_block(start);
+    for (int64_t first = 0; first < p.queries; first += QUERY_BLOCK) query_block(first, start);
+    prior_.end_block(start, n);
+    finish_keys(start, n);
+  }
+
+  void query_block(int64_t first, int64_t start) {
+    const int64_t groups = (std::min(QUERY_BLOCK, task_.p.queries - first) + ROWS - 1) / ROWS;
+    Sight seen[QUERY_BLOCK / ROWS];
+    int64_t most = 0;
+    for (int64_t g = 0; g < groups; g++) {
+      seen[g] = sight_.look(first + g * ROWS, ROWS, start);
+      most = std::max(most, seen[g].keys);
+    }
+    if (!most) return;
+    const int64_t read = std::min(KEY_BLOCK, round_up(most, ROWS));
+    for (int64_t g = 0; g < groups; g++)
+      tiles(first + g * ROWS, start, seen[g], read, slopes_ + g * ROWS * KEY_BLOCK, weights_ + g * ROWS * KEY_BLOCK);
+    // A few keys at a time, from the first group that sees one of them on.
+    for (int64_t j = 0; j < most; j += ROWS) {
+      int64_t g = 0;
+      while (g < groups && seen[g].keys <= j) g++;
+      const int64_t row = g * ROWS, n = (groups - g) * ROWS;
+      accumulate(weights_ + row * KEY_BLOCK + j, 1, KEY_BLOCK, grads_ + (first + row) * task_.value_channels,
+                 value_sums_ + j * task_.value_channels, task_.value_channels, n);
+      accumulate(slopes_ + row * KEY_BLOCK + j, 1, KEY_BLOCK, queries_ + (first + row) * task_.channels,
+                 key_sums_ + j * task_.channels, task_.channels, n);
+    }
+  }
+
+  // ROWS queries against a block of keys; columns that are not seen are cleared where the products that follow read them.
+  void tiles(int64_t first, int64_t start, Sight seen, int64_t read, float* slopes, float* weights) {
+    scores(queries_ + first * task_.channels, task_.channels, key_panels_, slopes, KEY_BLOCK, seen.keys,
+           task_.channels);
+    scores(grads_ + first * task_.value_channels, task_.value_channels, value_panels_, weights, KEY_BLOCK, seen.keys,
+           task_.value_channels);
+    for (int64_t i = 0; i < ROWS; i++) {
+      const int64_t row = first + i;
+      float *slope = slopes + i * KEY_BLOCK, *weight = weights + i * KEY_BLOCK;
+      for (int64_t j = seen.keys; j < read; j++) slope[j] = weight[j] = 0.0f;
+      if (!seen.keys) continue;
+      if (!seen.whole) sight_.mask(row, start, seen.keys, mask_);
+      auto place = prior_.row(row);
+      judge<SCORE>(prior_, place, rows_[row], means_[row], start, seen.keys, key_norms_,
+                   seen.whole ? nullptr : static_cast<int32_t*>(mask_), slope, weight, key_norm_sums_,
+                   norm_sums_ + row, &grad_coefficient_);
+      prior_.end_row(row, place);
+    }
+    accumulate(slopes, KEY_BLOCK, 1, keys_, query_sums_ + first * task_.channels, task_.channels, seen.keys);
+  }
+
+  void finish_keys(int64_t start, int64_t n) {
+    const Problem& p = task_.p;
+    for (int64_t j = 0; j < n; j++) {
+      const int64_t t = start + j;
+      float *key = key_sums_ + j * task_.channels, *value = value_sums_ + j * task_.value_channels;
+      for (int64_t c = 0; c < p.channels; c++) key[c] += 2.0f * key_norm_sums_[j] * keys_[j * task_.channels + c];
+      for (int64_t c = 0; c < p.value_channels; c++) value[c] *= BITS;
+      turn(key, turns_.key.c(t), turns_.key.s(t), 1.0f, p.grad_key.at(task_.b, task_.h, t), p.channels);
+      turn(value, turns_.value.c(t), turns_.value.s(t), 1.0f, p.grad_value.at(task_.b, task_.h, t), p.value_channels);
+    }
+  }
+
+  void finish_queries() {
+    const Problem& p = task_.p;
+    for (int64_t i = 0; i < p.queries; i++) {
+      float *sums = query_sums_ + i * task_.channels, *query = queries_ + i * task_.channels;
+      for (int64_t c = 0; c < p.channels; c++) sums[c] += 2.0f * norm_sums_[i] * query[c];
+      turn(sums, turns_.query.c(i), turns_.query.s(i), 1.0f,
+           p.grad_query.at(task_.b, task_.h, i) + task_.slice * p.query_slice, p.channels);
+    }
+  }
+
+  const Task& task_;
+  Turns turns_;
+  Prior prior_;
+  Visibility sight_;
+  int64_t padded_;
+  Buffer<float> queries_, grads_, query_sums_, norm_sums_;
+  Buffer<RowOfScores> rows_;
+  Buffer<float> means_, keys_, key_panels_, value_rows_, value_panels_, key_norms_, key_norm_sums_, key_sums_,
+      value_sums_, slopes_, weights_;
+  Buffer<int32_t> mask_;
+  double grad_coefficient_ = 0.0;
+};
+
+}  // namespace rfa

@@ -1,0 +1,134 @@
+// out_i = sum_j 2^(z_ij - z_i) E_ij v_j for the query blocks of one task.
+#pragma once
+#include <cmath>
+
+#include "frame.h"
+#include "score.h"
+#include "visibility.h"
+
+namespace rfa {
+
+constexpr float SAFE_LOW = 8.6736174e-19f;   // 2^-60: what a row loses to underflow is below its rounding
+constexpr float SAFE_HIGH = 1.2676506e+30f;  // 2^100
+
+template <int64_t SCORE, class Prior> class Forward {
+ public:
+  explicit Forward(const Task& task)
+      : task_(task),
+        turns_(task),
+        prior_(task, false),
+        sight_(task),
+        padded_(round_up(task.p.keys, KEY_BLOCK)),
+        panels_(padded_ * task.channels),
+        values_(padded_ * task.value_channels),
+        key_norms_(padded_),
+        queries_(QUERY_BLOCK * task.channels),
+        out_(QUERY_BLOCK * task.value_channels),
+        tile_(ROWS * KEY_BLOCK),
+        mask_(ROWS * KEY_BLOCK) {}
+
+  void run() {
+    pack_keys();
+    const int64_t step = task_.p.slices * QUERY_BLOCK;
+    for (int64_t first = task_.slice * QUERY_BLOCK; first < task_.p.queries; first += step) query_block(first);
+  }
+
+ private:
+  void pack_keys() {
+    const Problem& p = task_.p;
+    Buffer<float> rows(KEY_BLOCK * task_.channels);
+    for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
+      const int64_t n = std::min(KEY_BLOCK, p.keys - start);
+      pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, rows);
+      pack_panels(rows, n, task_.channels, panels_ + start * task_.channels);
+      for (int64_t j = 0; j < n; j++) {
+        key_norms_[start + j] = squared_norm(rows + j * task_.channels, task_.channels);
+        longest_ = std::max(longest_, key_norms_[start + j]);
+      }
+    }
+    pack_rows(p.value, task_, turns_.value, 0, p.keys, p.value_channels, task_.value_channels, true, values_);
+  }
+
+  // The bound on its scores serves a row as its maximum. Where the sum then leaves the safe range, the block is done
+  // again with the maxima themselves.
+  void query_block(int64_t first) {
+    const Problem& p = task_.p;
+    const int64_t n = std::min(QUERY_BLOCK, p.queries - first);
+    std::memset(queries_, 0, QUERY_BLOCK * task_.channels * sizeof(float));
+    pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_);
+    const float coefficient = task_.scalar(0), bound = p.bound[task_.h];
+    for (int64_t i = 0; i < QUERY_BLOCK; i++) {
+      const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
+      const float reach = SCORE == DOT_PRODUCT ? std::fabs(coefficient) * std::sqrt(norm * longest_) : 0.0f;
+      rows_[i] = {norm, coefficient, bound + reach};
+    }
+    pass<false>(first, n);
+    bool safe = true;
+    for (int64_t i = 0; i < n; i++) safe = safe && totals_[i] > SAFE_LOW && totals_[i] < SAFE_HIGH;
+    if (!safe) {
+      for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = -INFINITY;
+      pass<true>(first, n);
+      for (int64_t i = 0; i < QUERY_BLOCK; i++) rows_[i].offset = totals_[i] > -INFINITY ? totals_[i] : 0.0f;
+      pass<false>(first, n);
+    }
+    finish(first, n);
+  }
+
+  // MAXIMA: `totals_` becomes the highest score of each row; else the sum of weights, and `out_` that of values.
+  template <bool MAXIMA> void pass(int64_t first, int64_t n) {
+    if (!MAXIMA) {
+      std::fill_n(totals_, QUERY_BLOCK, 0.0f);
+      std::memset(out_, 0, QUERY_BLOCK * task_.value_channels * sizeof(float));
+    }
+    for (int64_t start = 0; start < task_.p.keys; start += KEY_BLOCK)
+      for (int64_t group = 0; group < n; group += ROWS) {
+        const Sight seen = sight_.look(first + group, ROWS, start);
+        if (seen.keys) tiles<MAXIMA>(first, group, start, seen);
+      }
+  }
+
+  template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, Sight seen) {
+    scores(queries_ + group * task_.channels, task_.channels, panels_ + start * task_.channels, tile_, KEY_BLOCK,
+           seen.keys, task_.channels);
+    for (int64_t i = 0; i < ROWS; i++) {
+      const RowOfScores& row = rows_[group + i];
+      const auto place = prior_.row(first + group + i);
+      float* total = totals_ + group + i;
+      if (!seen.whole) sight_.mask(first + group + i, start, seen.keys, mask_);
+      const int32_t* mask = seen.whole ? nullptr : static_cast<int32_t*>(mask_);
+      if (MAXIMA)
+        *total = std::max(*total, highest<SCORE>(prior_, place, row, start, seen.keys, key_norms_ + start, mask,
+                                                 tile_ + i * KEY_BLOCK));
+      else
+        *total += weigh<SCORE>(prior_, place, row, start, seen.keys, key_norms_ + start, mask, tile_ + i * KEY_BLOCK);
+    }
+    if (!MAXIMA)
+      accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels,
+                 task_.value_channels, seen.keys);
+  }
+
+  void finish(int64_t first, int64_t n) {
+    const Problem& p = task_.p;
+    for (int64_t i = 0; i < n; i++) {
+      const float total = totals_[i], share = total == 0.0f ? 0.0f : 1.0f / total;
+      float* out = out_ + i * task_.value_channels;
+      for (int64_t c = 0; c < p.value_channels; c++) out[c] *= share;
+      turn(out, turns_.out.c(first + i), turns_.out.s(first + i), 1.0f, p.out.at(task_.b, task_.h, first + i),
+           p.value_channels);
+      p.log_sum[task_.row_index() * p.queries + first + i] =
+          total == 0.0f ? -INFINITY : rows_[i].offset + std::log2(total);
+    }
+  }
+
+  const Task& task_;
+  Turns turns_;
+  Prior prior_;
+  Visibility sight_;
+  int64_t padded_;
+  Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_;
+  Buffer<int32_t> mask_;
+  RowOfScores rows_[QUERY_BLOCK];
+  float totals_[QUERY_BLOCK], longest_ = 0.0f;
+};
+
+}  // namespace rfa

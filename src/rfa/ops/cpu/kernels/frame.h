@@ -1,0 +1,76 @@
+// Rows of states into the common frame and back: exp(-i w t) x, real parts first; blank where a key takes no part.
+#pragma once
+#include "problem.h"
+
+namespace rfa {
+
+// y = x turned by the phases, backwards for `sign` = -1; `cos` null leaves it as it is. `n` channels.
+RFA_INLINE void turn(const float* x, const float* cos, const float* sin, float sign, float* y, int64_t n) {
+  if (!cos) {
+    std::memcpy(y, x, n * sizeof(float));
+    return;
+  }
+  const int64_t modes = n / 2;
+  int64_t m = 0;
+  for (; m + LANES <= modes; m += LANES) {
+    const Floats c = load(cos + m), s = load(sin + m) * sign, re = load(x + m), im = load(x + modes + m);
+    store(y + m, c * re - s * im);
+    store(y + modes + m, s * re + c * im);
+  }
+  for (; m < modes; m++) {
+    const float c = cos[m], s = sin[m] * sign, re = x[m], im = x[modes + m];
+    y[m] = c * re - s * im;
+    y[modes + m] = s * re + c * im;
+  }
+}
+
+// Phases of one task's rows, or none where the states are in the frame already.
+struct Turn {
+  const float *cos = nullptr, *sin = nullptr;
+  int64_t row = 0;
+  Turn() = default;
+  Turn(const Task& task, const Phases& c, const Phases& s, bool turned)
+      : cos(turned ? c.at(task.b, task.h) : nullptr), sin(turned ? s.at(task.b, task.h) : nullptr), row(c.row) {}
+  const float* c(int64_t t) const { return cos ? cos + t * row : nullptr; }
+  const float* s(int64_t t) const { return cos ? sin + t * row : nullptr; }
+};
+
+struct Turns {
+  Turn key, query, value, out;
+  explicit Turns(const Task& task)
+      : key(task, task.p.key_cos, task.p.key_sin, task.p.turned),
+        query(task, task.p.query_cos, task.p.query_sin, task.p.turned),
+        value(task, task.p.key_cos, task.p.key_sin, task.p.turned && task.p.rotate_values),
+        out(task, task.p.query_cos, task.p.query_sin, task.p.turned && task.p.rotate_values) {}
+};
+
+// Rows [first, first + n) into `rows` (row-major, `padded` floats a row; what is beyond `channels` stays zero).
+static inline void pack_rows(const States& states, const Task& task, const Turn& turn_by, int64_t first, int64_t n,
+                             int64_t channels, int64_t padded, bool is_key, float* rows) {
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t t = first + i;
+    if (is_key && task.group_of_key(t) < 0)
+      std::memset(rows + i * padded, 0, padded * sizeof(float));
+    else
+      turn(states.at(task.b, task.h, t), turn_by.c(t), turn_by.s(t), -1.0f, rows + i * padded, channels);
+  }
+}
+
+// `n` rows as panels: for each COLUMNS rows, channel by channel. Missing rows are zeros.
+static inline void pack_panels(const float* rows, int64_t n, int64_t padded, float* panels) {
+  for (int64_t j = 0; j < n; j += COLUMNS, panels += COLUMNS * padded) {
+    const int64_t width = n - j < COLUMNS ? n - j : COLUMNS;
+    for (int64_t c = 0; c < padded; c++) {
+      for (int64_t i = 0; i < width; i++) panels[c * COLUMNS + i] = rows[(j + i) * padded + c];
+      for (int64_t i = width; i < COLUMNS; i++) panels[c * COLUMNS + i] = 0.0f;
+    }
+  }
+}
+
+static inline float squared_norm(const float* row, int64_t padded) {
+  Floats total{};
+  for (int64_t c = 0; c < padded; c += LANES) total += load(row + c) * load(row + c);
+  return sum(total);
+}
+
+}  // namespace rfa

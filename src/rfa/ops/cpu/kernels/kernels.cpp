@@ -1,0 +1,52 @@
+// The library's entry points: tasks are handed out to threads one after the other, results do not depend on which.
+#include <atomic>
+#include <exception>
+#include <new>
+#include <stdexcept>
+
+#include "backward.h"
+#include "forward.h"
+#include "path.h"
+#include "tables.h"
+
+namespace {
+
+using namespace rfa;
+
+// The kernel for a problem's score and form of prior.
+template <template <int64_t, class> class Kernel, class Prior> void run_score(const Task& task) {
+  switch (task.p.score) {
+    case STUDENT_T: return Kernel<STUDENT_T, Prior>(task).run();
+    case EXPONENTIAL: return Kernel<EXPONENTIAL, Prior>(task).run();
+    default: return Kernel<DOT_PRODUCT, Prior>(task).run();
+  }
+}
+
+template <template <int64_t, class> class Kernel> void run_task(const Problem& p, int64_t index) {
+  const Task task(p, index);
+  if (p.tables) return run_score<Kernel, TablePrior>(task);
+  if (p.path_rows == 3)
+    return p.causal ? run_score<Kernel, PathPrior<true, true>>(task) : run_score<Kernel, PathPrior<true, false>>(task);
+  return p.causal ? run_score<Kernel, PathPrior<false, true>>(task) : run_score<Kernel, PathPrior<false, false>>(task);
+}
+
+template <template <int64_t, class> class Kernel> int run_tasks(const Problem& p) {
+  const int64_t tasks = p.batch * p.heads * p.slices;
+  std::atomic<int64_t> next{0};
+  std::atomic<int> failed{0};
+#pragma omp parallel num_threads(p.threads)
+  for (int64_t index; (index = next++) < tasks;) try {
+      run_task<Kernel>(p, index);
+    } catch (const std::exception&) {  // out of memory; nothing else throws
+      failed = 1;
+    }
+  return failed;
+}
+
+}  // namespace
+
+extern "C" {
+int64_t rfa_problem_size() { return sizeof(rfa::Problem); }
+int rfa_forward(const rfa::Problem* p) { return run_tasks<rfa::Forward>(*p); }
+int rfa_backward(const rfa::Problem* p) { return run_tasks<rfa::Backward>(*p); }
+}

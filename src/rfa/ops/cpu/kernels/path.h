@@ -1,0 +1,164 @@
+// The separable prior along any times: E, Sigma and the bias of each pair from numbers at its key and its query.
+#pragma once
+#include <algorithm>
+
+#include "problem.h"
+
+namespace rfa {
+
+constexpr float SMALLEST_VARIANCE = 1.0842022e-19f;  // sqrt of the least normal float, as in fused.clamped
+constexpr float SMALLEST_JUDGED = 3.2927225e-10f;    // its square root
+constexpr float LOG2E = 1.44269504f;
+
+template <bool RICCATI, bool CAUSAL> class PathPrior {
+ public:
+  struct Pair {
+    Floats decay, bias, weight;
+    Floats variance, log_variance, lost, inverse;  // Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2)
+    Floats earlier, sign, gain_sign;               // u of the earlier one, +1 where the key is earlier, sign of C_i - C_j
+  };
+  struct Row {
+    double damping, variance, gain;
+    Doubles grad_damping{}, grad_variance{}, grad_gain{};
+    Row(double m, double u, double c) : damping(m), variance(u), gain(c) {}
+  };
+
+  explicit PathPrior(const Task& task, bool backward)
+      : task_(task),
+        padded_(round_up(task.p.keys, KEY_BLOCK)),
+        key_(ROWS_OF_PATH * padded_),
+        key_bias_(padded_),
+        column_sums_(backward ? (ROWS_OF_PATH + 1) * KEY_BLOCK : 0) {
+    const int64_t b = task.p.path_batch > 1 ? task.b : 0, each = task.p.path_batch * task.p.heads;
+    for (int row = 0; row < ROWS_OF_PATH; row++)
+      std::copy_n(task.p.key_path + ((row * each) + b * task.p.heads + task.h) * task.p.keys, task.p.keys,
+                  key_ + row * padded_);
+    if (RICCATI)
+      std::copy_n(task.p.key_bias + (b * task.p.heads + task.h) * task.p.keys, task.p.keys,
+                  static_cast<float*>(key_bias_));
+    query_ = task.p.query_path + (b * task.p.heads + task.h) * task.p.queries;
+    query_step_ = each * task.p.queries;
+    share_ = task.scalar(1), key_noise_ = task.scalar(2), floor_ = task.scalar(3), query_noise_ = task.scalar(4);
+    exponent_ = task.scalar(5);
+    gate_ = task.p.gate;
+  }
+
+  Row row(int64_t i) const {
+    const double* at = query_ + std::min(i, task_.p.queries - 1);
+    return {at[0], at[query_step_], RICCATI ? at[2 * query_step_] : 0.0};
+  }
+
+  RFA_INLINE_MEMBER Pair at(const Row& row, int64_t j) const {
+    Pair p;
+    const double* key = key_ + j;
+    Floats damping = narrow(row.damping - load(key));
+    const Doubles variance = load(key + padded_);
+    Floats grown = narrow(row.variance - variance);
+    p.sign = all(1.0f), p.earlier = narrow(variance);
+    if (!CAUSAL) {  // damping never falls with time, and where it stands still the variance does not
+      const Ints later = (damping < 0.0f) | ((damping == 0.0f) & (grown < 0.0f));
+      p.sign = later ? all(-1.0f) : p.sign;
+      p.earlier = later ? all(static_cast<float>(row.variance)) : p.earlier;
+      grown *= p.sign;
+    }
+    damping *= p.sign;
+    Floats less_one;
+    exp2_both(smaller(damping * -LOG2E, all(0.0f)), &p.decay, &less_one);  // a key not seen may lie ahead
+    p.lost = -less_one * (p.decay + 1.0f);
+    p.variance = larger(grown + p.earlier * p.lost + p.decay * p.decay * key_noise_ + floor_, all(SMALLEST_VARIANCE));
+    Floats judged = p.variance + query_noise_;
+    judged = judged > 2.0f * SMALLEST_VARIANCE ? judged : all(SMALLEST_JUDGED);
+    p.inverse = gate_ ? 1.0f / judged : all(1.0f);
+    p.weight = p.inverse * share_;
+    if (RICCATI) {
+      const Floats apart = narrow(row.gain - load(key + 2 * padded_));
+      p.gain_sign = apart < 0.0f ? all(-1.0f) : all(1.0f);
+      p.bias = load(key_bias_ + j) - magnitude(apart);
+      p.log_variance = all(0.0f);
+    } else {
+      p.log_variance = log2(p.variance);
+      p.bias = p.log_variance * -exponent_;
+      p.gain_sign = all(0.0f);
+    }
+    return p;
+  }
+
+  // Gradients of E, b (in bits) and w become those of the path and of the noises.
+  RFA_INLINE_MEMBER void add(Row& row, int64_t j, const Pair& p, Floats decay, Floats bias, Floats weight) {
+    Floats judged = gate_ ? -weight * p.weight * p.inverse : all(0.0f);
+    judged = p.inverse < 1.0f / SMALLEST_JUDGED ? judged : all(0.0f);
+    Floats variance = judged;
+    share_sum_ += widen(weight * p.inverse);
+    if (!RICCATI) {
+      exponent_sum_ -= widen(bias * p.log_variance);
+      variance -= bias * exponent_ * LOG2E / p.variance;
+    }
+    variance = p.variance > SMALLEST_VARIANCE ? variance : all(0.0f);
+    const Floats squared = p.decay * p.decay;
+    key_noise_sum_ += widen(variance * squared);
+    floor_sum_ += widen(variance);
+    query_noise_sum_ += widen(judged);
+    decay += variance * 2.0f * p.decay * (key_noise_ - p.earlier);
+    const int64_t n = j % KEY_BLOCK;
+    const Doubles damping = widen(-decay * p.decay * p.sign);
+    row.grad_damping += damping;
+    add_to(column_sums_ + n, -damping);
+    const Doubles grown = widen(variance), lost = widen(variance * p.lost);
+    if (CAUSAL) {
+      row.grad_variance += grown;
+      add_to(column_sums_ + KEY_BLOCK + n, lost - grown);
+    } else {
+      const Doubles later = widen(p.sign) * 0.5 + 0.5;  // 1 where the query is the later one
+      row.grad_variance += grown * (2.0 * later - 1.0) + lost * (1.0 - later);
+      add_to(column_sums_ + KEY_BLOCK + n, lost * later - grown * (2.0 * later - 1.0));
+    }
+    if (RICCATI) {
+      const Doubles gain = widen(bias * p.gain_sign);
+      row.grad_gain -= gain;
+      add_to(column_sums_ + 2 * KEY_BLOCK + n, gain);
+      add_to(column_sums_ + 3 * KEY_BLOCK + n, widen(bias));
+    }
+  }
+
+  void end_row(int64_t i, const Row& row) {
+    if (i >= task_.p.queries) return;
+    const Problem& p = task_.p;
+    const int64_t each = p.batch * p.heads * p.queries;
+    double* to = p.grad_query_path + task_.slice * p.path_rows * each + task_.row_index() * p.queries + i;
+    to[0] += sum(row.grad_damping);
+    to[each] += sum(row.grad_variance);
+    if (RICCATI) to[2 * each] += sum(row.grad_gain);
+  }
+
+  void begin_block(int64_t) {
+    std::fill_n(static_cast<double*>(column_sums_), (ROWS_OF_PATH + 1) * KEY_BLOCK, 0.0);
+  }
+
+  void end_block(int64_t start, int64_t n) {
+    const Problem& p = task_.p;
+    for (int row = 0; row < ROWS_OF_PATH; row++)
+      std::copy_n(column_sums_ + row * KEY_BLOCK, n,
+                  p.grad_key_path + (row * p.batch * p.heads + task_.row_index()) * p.keys + start);
+    if (RICCATI)
+      std::copy_n(column_sums_ + 3 * KEY_BLOCK, n, p.grad_key_bias + task_.row_index() * p.keys + start);
+  }
+
+  void finish(double* scalars) {
+    scalars[1] = sum(share_sum_), scalars[2] = sum(key_noise_sum_), scalars[3] = sum(floor_sum_);
+    scalars[4] = sum(query_noise_sum_), scalars[5] = sum(exponent_sum_);
+  }
+
+ private:
+  static constexpr int ROWS_OF_PATH = RICCATI ? 3 : 2;
+  const Task& task_;
+  int64_t padded_, query_step_;
+  Buffer<double> key_;
+  Buffer<float> key_bias_;
+  Buffer<double> column_sums_;  // of one block of keys: damping, variance, then gain and bias
+  const double* query_;
+  float share_, key_noise_, floor_, query_noise_, exponent_;
+  bool gate_;
+  Doubles share_sum_{}, key_noise_sum_{}, floor_sum_{}, query_noise_sum_{}, exponent_sum_{};
+};
+
+}  // namespace rfa

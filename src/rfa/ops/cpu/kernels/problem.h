@@ -1,0 +1,91 @@
+// What Python hands over, and how the work is cut. The fields are those of `Problem` in library.py, in its order.
+#pragma once
+#include <cstdlib>
+#include <memory>
+
+#include "gemm.h"
+
+namespace rfa {
+
+struct States {  // (batch, heads, length, channels), the last dimension contiguous
+  float* data;
+  int64_t batch, head, row;
+  float* at(int64_t b, int64_t h, int64_t t = 0) const { return data + b * batch + h * head + t * row; }
+};
+
+struct Phases {  // cosine or sine, (b, heads, length, modes)
+  const float* data;
+  int64_t batch, head, row;
+  const float* at(int64_t b, int64_t h, int64_t t = 0) const { return data + b * batch + h * head + t * row; }
+};
+
+enum Score : int64_t { STUDENT_T, EXPONENTIAL, DOT_PRODUCT };
+
+struct Problem {
+  int64_t batch, heads, queries, keys, channels, value_channels;
+  int64_t causal, score, gate, turned, rotate_values, threads, slices;
+  States query, key, value, out;
+  Phases key_cos, key_sin, query_cos, query_sin;
+  float* log_sum;         // (batch, heads, queries)
+  const float* scalars;   // (1 or 6, heads)
+  const float* bound;     // (heads,)
+  const float* tables;    // (3, heads, lags) or null
+  int64_t lags;
+  const double *key_path, *query_path;  // (path_rows, path_batch, heads, length) or null
+  const float* key_bias;                // (path_batch, heads, keys)
+  int64_t path_rows, path_batch;
+  const double *key_times, *query_times;  // (times_batch, length)
+  int64_t times_batch;
+  const int32_t *key_groups, *query_groups;  // (batch, length) or null
+  const float* key_norms;                    // (batch, heads, keys) or null
+  int64_t key_norms_batch, key_norms_head;
+  // backward only
+  States grad_out, grad_query, grad_key, grad_value;
+  const float* grad_log_sum;
+  int64_t query_slice;      // floats from one slice's grad_query to the next one's
+  double* grad_tables;      // (batch, heads, slices, 3, lags)
+  double* grad_scalars;     // (batch, heads, slices, 6)
+  double *grad_key_path;    // (path_rows, batch, heads, keys)
+  double *grad_query_path;  // (slices, path_rows, batch, heads, queries)
+  double* grad_key_bias;    // (batch, heads, keys)
+};
+
+constexpr int64_t QUERY_BLOCK = 8 * ROWS * (ROWS < 8 ? 2 : 1);  // 96 rows
+constexpr int64_t KEY_BLOCK = 128;
+static_assert(KEY_BLOCK % COLUMNS == 0, "a block of keys is cut into panels");
+
+// One task: a head of one sample, and a slice of its query blocks (forward) or key blocks (backward).
+struct Task {
+  const Problem& p;
+  int64_t b, h, slice;
+  int64_t channels, value_channels;  // padded to whole tiles
+  Task(const Problem& problem, int64_t index)
+      : p(problem),
+        b(index / (problem.slices * problem.heads)),
+        h(index / problem.slices % problem.heads),
+        slice(index % problem.slices),
+        channels(round_up(problem.channels, COLUMNS)),
+        value_channels(round_up(problem.value_channels, COLUMNS)) {}
+  float scalar(int row) const { return p.scalars[row * p.heads + h]; }
+  const double* key_times() const { return p.key_times + (p.times_batch > 1 ? b : 0) * p.keys; }
+  const double* query_times() const { return p.query_times + (p.times_batch > 1 ? b : 0) * p.queries; }
+  int64_t group_of_key(int64_t j) const { return p.key_groups ? p.key_groups[b * p.keys + j] : 0; }
+  int64_t row_index() const { return b * p.heads + h; }
+};
+
+// Zeroed memory of one task, in cache lines.
+template <class T> struct Buffer {
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T, Free> data;
+  explicit Buffer(int64_t size) {
+    const size_t bytes = round_up((size + 2 * COLUMNS) * sizeof(T), 64);
+    data.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+    if (!data) throw std::bad_alloc();
+    std::memset(data.get(), 0, bytes);
+  }
+  operator T*() const { return data.get(); }
+};
+
+}  // namespace rfa

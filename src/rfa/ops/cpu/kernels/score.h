@@ -1,0 +1,111 @@
+// From dot products to weights, and back: the formulas of rfa/ops/fused.py on one row of a tile.
+#pragma once
+#include "problem.h"
+
+namespace rfa {
+
+constexpr float LN2 = 0.69314718f, BITS = 1.44269504f;
+
+// What a row knows: |q|^2, the coefficient c, and what is subtracted from its scores.
+struct RowOfScores {
+  float norm, coefficient, offset;
+};
+
+struct Scored {
+  Floats z;                    // in bits
+  Floats residual, half;       // r, and t = E |k|^2 - 2 q.k
+  Floats one_plus, log;        // 1 + w r and its log2
+};
+
+template <int64_t SCORE, class Pair>
+RFA_INLINE Scored score(const Pair& p, Floats dot, Floats key_norm, const RowOfScores& row) {
+  Scored s{};
+  if (SCORE == DOT_PRODUCT) {
+    s.z = p.bias + row.coefficient * dot;
+    return s;
+  }
+  s.half = p.decay * key_norm - 2.0f * dot;
+  s.residual = larger(p.decay * s.half + row.norm, all(0.0f));
+  const Floats x = s.residual * p.weight;
+  if (SCORE == STUDENT_T) {
+    s.one_plus = x + 1.0f;
+    s.log = log2_1p(x, s.one_plus);
+    s.z = p.bias - row.coefficient * s.log;
+  } else {
+    s.z = p.bias - row.coefficient * x;
+  }
+  return s;
+}
+
+// Dot products of one row become `2^(z - offset) E`; returns `sum 2^(z - offset)`. `mask` null: all are seen.
+template <int64_t SCORE, class Prior>
+RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, const RowOfScores& row, int64_t start,
+                       int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
+  Floats total{};
+  for (int64_t j = 0; j < n; j += LANES) {
+    const auto pair = prior.at(place, start + j);
+    const Scored s = score<SCORE>(pair, load(tile + j), load(key_norms + j), row);
+    Floats weight = exp2(s.z - row.offset);
+    if (mask) weight = keep(weight, load(mask + j));
+    total += weight;
+    store(tile + j, weight * pair.decay);
+  }
+  return sum(total);
+}
+
+// The largest score of one row.
+template <int64_t SCORE, class Prior>
+RFA_INLINE float highest(const Prior& prior, const typename Prior::Row& place, const RowOfScores& row, int64_t start,
+                         int64_t n, const float* key_norms, const int32_t* mask, const float* tile) {
+  Floats most = all(-INFINITY);
+  for (int64_t j = 0; j < n; j += LANES) {
+    const Scored s = score<SCORE>(prior.at(place, start + j), load(tile + j), load(key_norms + j), row);
+    const Floats z = mask ? (load(mask + j) != 0 ? s.z : all(-INFINITY)) : s.z;
+    most = larger(z, most);
+  }
+  return largest(most);
+}
+
+// Gradients of one row. In: q.k in `dots`, ln2 <grad_out, v> in `values`. Out: the coefficient of k and q in
+// `dots`, A E in `values`. `mean` is ln2 <grad_out, out> minus the gradient of the row's log2 sum.
+template <int64_t SCORE, class Prior>
+RFA_INLINE void judge(Prior& prior, typename Prior::Row& place, const RowOfScores& row, float mean, int64_t start,
+                      int64_t n, const float* key_norms, const int32_t* mask, float* dots, float* values,
+                      float* grad_key_norms, float* grad_norm, double* grad_coefficient) {
+  Floats norm{}, coefficient{};
+  for (int64_t j = 0; j < n; j += LANES) {
+    const auto pair = prior.at(place, start + j);
+    const Floats dot = load(dots + j), key_norm = load(key_norms + j), value = load(values + j);
+    const Scored s = score<SCORE>(pair, dot, key_norm, row);
+    Floats weight = exp2(s.z - row.offset);
+    if (mask) weight = keep(weight, load(mask + j));
+    const Floats z = weight * (pair.decay * value - mean);
+    Floats decay = weight * value * BITS, slope, grad_weight{};
+    store(values + j, weight * pair.decay);
+    if (SCORE == DOT_PRODUCT) {
+      coefficient += z * dot;
+      slope = z * row.coefficient;
+    } else {
+      Floats x;  // the gradient of w r
+      if (SCORE == STUDENT_T) {
+        coefficient -= z * s.log;
+        x = z * (-row.coefficient * BITS) / s.one_plus;
+      } else {
+        coefficient -= z * pair.weight * s.residual;
+        x = z * -row.coefficient;
+      }
+      grad_weight = x * s.residual;
+      const Floats residual = x * pair.weight;
+      decay += residual * (s.half + pair.decay * key_norm);
+      slope = residual * pair.decay * -2.0f;
+      norm += residual;
+      add_to(grad_key_norms + j, slope * pair.decay * -0.5f);
+    }
+    store(dots + j, slope);
+    prior.add(place, start + j, pair, decay, z, grad_weight);
+  }
+  *grad_norm += sum(norm);
+  *grad_coefficient += sum(coefficient);
+}
+
+}  // namespace rfa

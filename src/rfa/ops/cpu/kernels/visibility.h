@@ -1,0 +1,102 @@
+// Which keys a few queries see: whole blocks are skipped, the rest is masked only where it has to be.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "problem.h"
+
+namespace rfa {
+
+struct Sight {
+  int64_t keys;  // of the block that have to be looked at, a multiple of COLUMNS; 0: none is seen
+  bool whole;    // all of them are seen by all the rows
+};
+
+class Visibility {
+ public:
+  explicit Visibility(const Task& task)
+      : keys_(task.p.keys), queries_(task.p.queries), causal_(task.p.causal), query_times_(task.query_times()) {
+    const int64_t padded = round_up(keys_, KEY_BLOCK);
+    times_.assign(padded, INFINITY);
+    std::copy_n(task.key_times(), keys_, times_.begin());
+    if (task.p.key_groups) {
+      groups_.assign(padded, -1);
+      std::copy_n(task.p.key_groups + task.b * keys_, keys_, groups_.begin());
+      query_groups_ = task.p.query_groups + task.b * queries_;
+    }
+    for (int64_t j = 0; j < padded; j += KEY_BLOCK) blocks_.push_back(extremes(j, std::min(keys_, j + KEY_BLOCK)));
+  }
+
+  // What rows [first, first + n) see of the block of keys that starts at `start`.
+  Sight look(int64_t first, int64_t n, int64_t start) const {
+    const Extremes& block = blocks_[start / KEY_BLOCK];
+    const int64_t last = std::min(first + n, queries_);
+    double earliest = INFINITY, latest = -INFINITY;
+    for (int64_t i = first; i < last; i++) {
+      earliest = std::min(earliest, query_times_[i]);
+      latest = std::max(latest, query_times_[i]);
+    }
+    bool whole = start + KEY_BLOCK <= keys_;
+    if (query_groups_) {
+      int32_t low = query_groups_[first], high = low;
+      for (int64_t i = first; i < last; i++) {
+        low = std::min(low, query_groups_[i]);
+        high = std::max(high, query_groups_[i]);
+      }
+      if (block.most < low || block.least > high) return {0, false};
+      whole = whole && block.clean && block.least == block.most && low == high;
+    }
+    int64_t seen = std::min(KEY_BLOCK, keys_ - start);
+    if (causal_) {
+      if (block.first > latest) return {0, false};
+      while (seen > 0 && times_[start + seen - 1] > latest) seen--;
+      whole = whole && block.last <= earliest;
+    }
+    return {round_up(seen, COLUMNS), whole};
+  }
+
+  // All bits set where query i sees key start + j.
+  void mask(int64_t i, int64_t start, int64_t n, int32_t* out) const {
+    i = std::min(i, queries_ - 1);
+    const double time = causal_ ? query_times_[i] : INFINITY;
+    for (int64_t j = 0; j < n; j++) out[j] = -static_cast<int32_t>(times_[start + j] <= time);
+    const int64_t inside = std::min(n, keys_ - start);
+    for (int64_t j = inside; j < n; j++) out[j] = 0;
+    if (query_groups_)
+      for (int64_t j = 0; j < n; j++) out[j] &= -static_cast<int32_t>(groups_[start + j] == query_groups_[i]);
+  }
+
+ private:
+  struct Extremes {
+    double first, last;   // times of the keys that take part
+    int32_t least, most;  // their groups
+    bool clean;           // all take part
+  };
+
+  Extremes extremes(int64_t begin, int64_t end) const {
+    Extremes e{INFINITY, -INFINITY, INT32_MAX, INT32_MIN, true};
+    for (int64_t j = begin; j < end; j++) {
+      const int32_t group = groups_.empty() ? 0 : groups_[j];
+      if (group < 0) {
+        e.clean = false;
+        continue;
+      }
+      e.first = std::min(e.first, times_[j]);
+      e.last = std::max(e.last, times_[j]);
+      e.least = std::min(e.least, group);
+      e.most = std::max(e.most, group);
+    }
+    return e;
+  }
+
+  int64_t keys_, queries_;
+  bool causal_;
+  const double* query_times_;
+  const int32_t* query_groups_ = nullptr;
+  std::vector<double> times_;
+  std::vector<int32_t> groups_;
+  std::vector<Extremes> blocks_;
+};
+
+}  // namespace rfa

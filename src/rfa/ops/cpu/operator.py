@@ -1,0 +1,248 @@
+"""The kernels as a registered PyTorch operator with its gradient; formulas in `rfa.ops.fused`."""
+
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from ..fused import FusedPrior, Rotation, Score, Visibility
+from .library import Problem, Strided, call
+
+SCORES = get_args(Score)
+
+
+def fused_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotation: Rotation | None,
+    prior: FusedPrior,
+    visibility: Visibility,
+    score: Score,
+    gate: bool,
+    rotate_values: bool,
+) -> tuple[Tensor, Tensor]:
+    """The estimate `(batch, heads, queries, channels)` and `log2 sum_j 2^z`, -inf where no key is seen.
+
+    Args:
+        query, key, value: float32, bfloat16 or float16; they are computed in float32.
+        rotation: phases, or None where the states stand in the common frame already.
+        prior, visibility: see `rfa.ops.fused`.
+        score: "student_t", "exponential" or "dot_product".
+        gate: off, `w = W` along a path.
+        rotate_values: values and estimate turn too.
+    """
+    key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
+    return torch.ops.rfa.cpu_forward(
+        query, key, value, key_cos, key_sin, query_cos, query_sin, *prior, *visibility, score, gate, rotate_values
+    )
+
+
+@torch.library.custom_op("rfa::cpu_forward", mutates_args=(), device_types="cpu")
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cos: Tensor | None,
+    key_sin: Tensor | None,
+    query_cos: Tensor | None,
+    query_sin: Tensor | None,
+    tables: Tensor | None,
+    key_path: Tensor | None,
+    query_path: Tensor | None,
+    key_bias: Tensor | None,
+    scalars: Tensor,
+    bound: Tensor,
+    key_times: Tensor,
+    query_times: Tensor,
+    key_groups: Tensor | None,
+    query_groups: Tensor | None,
+    causal: bool,
+    score: str,
+    gate: bool,
+    rotate_values: bool,
+) -> tuple[Tensor, Tensor]:
+    """Estimate and log2 sum."""
+    out, log_sum = _outputs(query, value)
+    rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
+    visibility = (key_times, query_times, key_groups, query_groups)
+    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values)
+    if not call_.empty:
+        result = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
+        call_.set(out=Strided.of(result), log_sum=log_sum)
+        call("forward", call_.problem)
+        if result is not out:
+            out.copy_(result)
+        return out, log_sum
+    return out.zero_(), log_sum.fill_(-torch.inf)
+
+
+@forward.register_fake
+def _(query, key, value, *rest):
+    return _outputs(query, value)
+
+
+def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Laid out as heads of one projection, so that merging them copies nothing."""
+    batch, heads, queries, _ = query.shape
+    out = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
+    return out, query.new_empty(batch, heads, queries, dtype=torch.float32)
+
+
+class _Call:
+    """One problem, and the tensors whose addresses it holds."""
+
+    def __init__(self, query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values):
+        self.problem, self._held = Problem(), []
+        batch, heads, queries, channels = query.shape
+        keys, value_channels = value.shape[2:]
+        self.empty = not (batch * heads * queries * keys)
+        threads = torch.get_num_threads()
+        for name, number in {
+            "batch": batch, "heads": heads, "queries": queries, "keys": keys, "channels": channels,
+            "value_channels": value_channels, "causal": causal, "score": SCORES.index(score), "gate": gate,
+            "turned": rotation[0] is not None, "rotate_values": rotate_values, "threads": threads,
+            "slices": slices(batch * heads, max(queries, keys), threads),
+        }.items():  # fmt: skip
+            setattr(self.problem, name, int(number))
+        self.states(query=query, key=key, value=value)
+        names = ("key_cos", "key_sin", "query_cos", "query_sin")
+        self.states(**dict(zip(names, rotation, strict=True)))
+        tables, key_path, query_path, key_bias, scalars, bound = prior
+        key_times, query_times, key_groups, query_groups = visibility
+        self.set(
+            tables=tables, key_path=key_path, query_path=query_path, key_bias=key_bias, scalars=scalars, bound=bound,
+            key_times=key_times, query_times=query_times, key_groups=key_groups, query_groups=query_groups,
+        )  # fmt: skip
+        self.problem.lags = 0 if tables is None else tables.shape[-1]
+        self.problem.times_batch = key_times.shape[0]
+        if key_path is not None:
+            self.problem.path_rows, self.problem.path_batch = key_path.shape[:2]
+
+    def set(self, **fields: Tensor | Strided | int | None) -> None:
+        """Contiguous tensors by address, in the dtype that they have; None as a null pointer."""
+        for name, value in fields.items():
+            if isinstance(value, Tensor):
+                value = value.contiguous()
+                self._held.append(value)
+                value = value.data_ptr()
+            setattr(self.problem, name, value)
+
+    def states(self, **fields: Tensor | None) -> None:
+        """Tensors `(batch, heads, length, channels)` to read, in float32."""
+        for name, value in fields.items():
+            if value is not None:
+                value = value.to(torch.float32)
+                value = value if value.stride(-1) == 1 else value.contiguous()
+                self._held.append(value)
+            setattr(self.problem, name, Strided.of(value))
+
+
+def slices(heads: int, length: int, threads: int) -> int:
+    """Into how many tasks each head is cut: several where there are too few heads to keep the threads busy."""
+    if heads % threads == 0 or heads >= 4 * threads:
+        return 1
+    return max(1, min(-(-4 * threads // heads), length // 256))
+
+
+@torch.library.custom_op("rfa::cpu_backward", mutates_args=(), device_types="cpu")
+def backward(
+    grad_out: Tensor,
+    grad_log_sum: Tensor,
+    out: Tensor,
+    log_sum: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_cos: Tensor | None,
+    key_sin: Tensor | None,
+    query_cos: Tensor | None,
+    query_sin: Tensor | None,
+    tables: Tensor | None,
+    key_path: Tensor | None,
+    query_path: Tensor | None,
+    key_bias: Tensor | None,
+    scalars: Tensor,
+    bound: Tensor,
+    key_times: Tensor,
+    query_times: Tensor,
+    key_groups: Tensor | None,
+    query_groups: Tensor | None,
+    causal: bool,
+    score: str,
+    gate: bool,
+    rotate_values: bool,
+) -> list[Tensor]:
+    """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars; empty where there is none."""
+    rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
+    visibility = (key_times, query_times, key_groups, query_groups)
+    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values)
+    problem = call_.problem
+    batch, heads, queries, _ = query.shape
+    keys, cuts = key.shape[2], problem.slices
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64)
+
+    grad_states = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
+    grad_query = grad_states[0] if cuts == 1 else torch.zeros(cuts, *query.shape)
+    grad_tables = zeros(batch, heads, cuts, 3, problem.lags)
+    grad_scalars = zeros(batch, heads, cuts, 6)
+    rows = problem.path_rows
+    grad_key_path, grad_query_path = zeros(rows, batch, heads, keys), zeros(cuts, rows, batch, heads, queries)
+    grad_key_bias = zeros(batch, heads, keys if key_bias is not None else 0)
+    if not call_.empty:
+        call_.states(grad_out=grad_out, out=out)
+        call_.set(
+            log_sum=log_sum, grad_log_sum=grad_log_sum.to(torch.float32), grad_key=Strided.of(grad_states[1]),
+            grad_value=Strided.of(grad_states[2]), grad_query=Strided.of(grad_query if cuts == 1 else grad_query[0]),
+            query_slice=grad_query.stride(0) if cuts > 1 else 0, grad_tables=grad_tables, grad_scalars=grad_scalars,
+            grad_key_path=grad_key_path, grad_query_path=grad_query_path, grad_key_bias=grad_key_bias,
+        )  # fmt: skip
+        call("backward", problem)
+    if cuts > 1:
+        grad_states[0].copy_(grad_query.sum(0))
+    grads = [grad.to(query.dtype) for grad in grad_states]
+    one = 1 if key_path is None else key_path.shape[1]
+
+    def per_batch(grad: Tensor, dim: int) -> Tensor:
+        return grad if one == batch else grad.sum(dim, keepdim=True)
+
+    grads.append(grad_tables.sum((0, 2)).movedim(0, 1).to(torch.float32).contiguous())
+    grads += [per_batch(grad_key_path, 1), per_batch(grad_query_path.sum(0), 1)]
+    grads.append(per_batch(grad_key_bias, 0).to(torch.float32))
+    grads.append(grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(torch.float32).contiguous())
+    return grads
+
+
+@backward.register_fake
+def _(grad_out, grad_log_sum, out, log_sum, query, key, value, *rest):
+    tables, key_path, query_path, key_bias, scalars = rest[4:9]
+    batch, heads, queries, _ = query.shape
+    optional = []
+    for given, dtype, absent in (
+        (tables, torch.float32, (3, heads, 0)),
+        (key_path, torch.float64, (0, 1, heads, key.shape[2])),
+        (query_path, torch.float64, (0, 1, heads, queries)),
+        (key_bias, torch.float32, (1, heads, 0)),
+    ):
+        optional.append(query.new_empty(absent if given is None else given.shape, dtype=dtype))
+    return [*(torch.empty_like(x) for x in (query, key, value)), *optional, scalars.new_empty(scalars.shape)]
+
+
+def _setup(ctx, inputs, output) -> None:
+    tensors, ctx.options = inputs[:17], inputs[17:]
+    ctx.mark_non_differentiable()
+    ctx.save_for_backward(*output, *tensors)
+
+
+def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
+    saved = ctx.saved_tensors
+    grads = torch.ops.rfa.cpu_backward(grad_out, grad_log_sum, *saved, *ctx.options)
+    states, (tables, key_path, query_path, key_bias, scalars) = grads[:3], grads[3:]
+    given = saved[9:13]
+    priors = [None if x is None else grad for x, grad in zip(given, (tables, key_path, query_path, key_bias), strict=True)]
+    return *states, *(None,) * 4, *priors, scalars, *(None,) * 9
+
+
+forward.register_autograd(_gradient, setup_context=_setup)
