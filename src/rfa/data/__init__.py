@@ -1,7 +1,8 @@
 """Corpora, tokenizers and token blocks."""
 
-from .blocks import TokenBlocks
 from rfa.cache import cache_folder
+
+from .blocks import TokenBlocks
 from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare

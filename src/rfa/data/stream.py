@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
+
 from .documents import Document, fingerprint
 from .parallelism import parallel_tokenizers
 from .pieces import pieces

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
+
 from .documents import Document, fingerprint
 from .hub import hub_files
 from .parallelism import parallel_tokenizers

@@ -1,5 +1,6 @@
 """One operation, several implementations."""
 
-from .filter_attention import available_backends, choose_backend, robust_filter_attention
+from .backends import available_backends, choose_backend
+from .filter_attention import robust_filter_attention
 
 __all__ = ["available_backends", "choose_backend", "robust_filter_attention"]

@@ -1,36 +1,11 @@
 """The public operator: what it means, its checks, its dispatch."""
 
-from collections.abc import Callable
-
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from . import reference
-from .inputs import Options, Parameters, Positions, Prior, Weight, locate
+from .backends import BACKENDS, choose_backend
+from .inputs import Options, Parameters, Prior, Weight, locate
 from .validation import validate
-
-Backend = Callable[[Tensor, Tensor, Tensor, Parameters, Positions, Options], tuple[Tensor, Tensor | None]]
-
-_BACKENDS: dict[str, Backend] = {"reference": reference.filter_attention}
-
-
-def available_backends() -> list[str]:
-    """The names of the backends that can run here, the preferred one first."""
-    return list(_BACKENDS)
-
-
-def choose_backend(name: str = "auto", device: torch.device | str = "cpu") -> str:
-    """The backend that `name` stands for on a device.
-
-    Raises:
-        ValueError: if `name` is neither "auto" nor an available backend; a name never falls back to another.
-    """
-    if name == "auto":
-        return available_backends()[0]
-    if name not in _BACKENDS:
-        raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {available_backends()}")
-    return name
 
 
 def robust_filter_attention(
@@ -112,7 +87,8 @@ def robust_filter_attention(
         of a segment's first query depends on the interval after it, whose gain the first key takes.
 
     Raises:
-        ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes
+        ValueError: naming the argument, what was given and what was expected; also where a backend asked for by
+            name does not serve such states. Under `torch.compile` shapes, dtypes
             and devices are checked, values are not.
 
     Source: section 3.2, algorithm 1.
@@ -130,7 +106,7 @@ def robust_filter_attention(
     )
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
     validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
-    run = _BACKENDS[choose_backend(backend, query.device)]
+    run = BACKENDS[choose_backend(backend, query.device, query.dtype, (query.shape[-1], value.shape[-1]))].run
     positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     estimate, log_precision = run(query, key, value, parameters, positions, options)
     return estimate if log_precision is None else (estimate, log_precision)

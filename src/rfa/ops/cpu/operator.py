@@ -21,6 +21,7 @@ def fused_attention(
     score: Score,
     gate: bool,
     rotate_values: bool,
+    key_norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` and `log2 sum_j 2^z`, -inf where no key is seen.
 
@@ -241,7 +242,9 @@ def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
     grads = torch.ops.rfa.cpu_backward(grad_out, grad_log_sum, *saved, *ctx.options)
     states, (tables, key_path, query_path, key_bias, scalars) = grads[:3], grads[3:]
     given = saved[9:13]
-    priors = [None if x is None else grad for x, grad in zip(given, (tables, key_path, query_path, key_bias), strict=True)]
+    priors = [
+        None if x is None else grad for x, grad in zip(given, (tables, key_path, query_path, key_bias), strict=True)
+    ]
     return *states, *(None,) * 4, *priors, scalars, *(None,) * 9
 
 

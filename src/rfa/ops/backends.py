@@ -1,0 +1,142 @@
+"""Which implementation runs: what each can do here, what "auto" takes, and why a named one does not run."""
+
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import fused_backend, reference
+
+Run = Callable[..., tuple[Tensor, Tensor | None]]
+
+HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+TRITON_CHANNELS = (16, 32, 64, 128)
+
+
+class Backend(NamedTuple):
+    """An implementation of the operator.
+
+    run: `(query, key, value, Parameters, Positions, Options, key_norm) -> (estimate, log precision or None)`.
+    missing: why it cannot run on this machine at all, or None.
+    devices: device types, None for any.
+    dtypes: None for any floating-point dtype.
+    channels: head sizes 2 d, None for any.
+    """
+
+    run: Run
+    missing: Callable[[], str | None]
+    devices: tuple[str, ...] | None = None
+    dtypes: tuple[torch.dtype, ...] | None = None
+    channels: tuple[int, ...] | None = None
+
+
+def _run_cpu(*arguments, **options) -> tuple[Tensor, Tensor | None]:
+    from .cpu.operator import fused_attention
+
+    return fused_backend.filter_attention(fused_attention, *arguments, **options)
+
+
+def _run_triton(*arguments, **options) -> tuple[Tensor, Tensor | None]:
+    from .triton.operator import fused_attention
+
+    return fused_backend.filter_attention(fused_attention, *arguments, **options)
+
+
+def _cpu_missing() -> str | None:
+    from .cpu.build import BuildError
+    from .cpu.library import library
+
+    try:
+        library()
+    except BuildError as error:
+        return str(error)
+    return None
+
+
+def interpreted() -> bool:
+    """Whether Triton's kernels run under its interpreter, on the CPU (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _triton_missing() -> str | None:
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed; it comes with the CUDA builds of PyTorch"
+    if not torch.cuda.is_available() and not interpreted():
+        return "there is no CUDA device"
+    return None
+
+
+# the preferred one first
+BACKENDS = {
+    "triton": Backend(_run_triton, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
+    "cpu": Backend(_run_cpu, _cpu_missing, ("cpu",), HALF_AND_SINGLE),
+    "reference": Backend(reference.filter_attention, lambda: None),
+}
+
+
+@torch.compiler.assume_constant_result
+@functools.cache
+def missing(name: str) -> str | None:
+    """Why a backend cannot run on this machine, or None. The CPU's kernels are compiled for the answer, once."""
+    return BACKENDS[name].missing()
+
+
+def available_backends() -> list[str]:
+    """The names of the backends that can run here, the preferred one first."""
+    return [name for name in BACKENDS if missing(name) is None]
+
+
+def choose_backend(
+    name: str = "auto",
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    channels: tuple[int, ...] = (),
+) -> str:
+    """The backend that `name` stands for, for states of a device, dtype and head sizes.
+
+    Where the kernels cannot be compiled, "auto" takes the reference and warns once.
+
+    Raises:
+        ValueError: if `name` is neither "auto" nor a backend that can run here, or it does not serve such states: a
+            name never falls back to another.
+        RuntimeError: if it is "cpu" and its kernels cannot be compiled: what the compiler said last, and the log.
+    """
+    device = torch.device(device).type
+    if name != "auto":
+        if name not in BACKENDS or (name != "cpu" and missing(name)):
+            why = f" ({missing(name)})" if name in BACKENDS else ""
+            raise ValueError(f"backend: got {name!r}{why}, expected 'auto' or one of {available_backends()}")
+        if refusal := _refusal(name, device, dtype, channels):
+            raise ValueError(f"backend: {refusal}")
+        if (reason := missing(name)) is not None:
+            raise RuntimeError(f"backend: {name!r} cannot run here: {reason}")
+        return name
+    for candidate in BACKENDS:
+        if _refusal(candidate, device, dtype, channels) is None and not (candidate == "triton" and device == "cpu"):
+            if (reason := missing(candidate)) is None:
+                return candidate
+            _warn_once(candidate, reason)
+    return "reference"
+
+
+def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[int, ...]) -> str | None:
+    """Why a backend does not serve such states, or None."""
+    backend = BACKENDS[name]
+    devices = ("cpu", "cuda") if name == "triton" and interpreted() else backend.devices
+    if devices is not None and device not in devices:
+        return f"got {name!r} with states on {device}, expected {' or '.join(devices)}"
+    if backend.dtypes is not None and dtype is not None and dtype not in backend.dtypes:
+        return f"got {name!r} with {dtype}, expected one of {', '.join(map(str, backend.dtypes))}"
+    if backend.channels is not None and (wrong := [c for c in channels if c not in backend.channels]):
+        return f"got {name!r} with {wrong[0]} channels a head, expected one of {', '.join(map(str, backend.channels))}"
+    return None
+
+
+@functools.cache
+def _warn_once(name: str, reason: str) -> None:
+    warnings.warn(f"rfa: the {name!r} backend cannot run, the slower reference does: {reason}", stacklevel=4)

@@ -1,0 +1,70 @@
+"""From the operator's arguments to a fused kernel's, the same way for every kernel."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import rotate
+
+from .fused import fused_prior, fused_rotation, fused_visibility
+from .inputs import Options, Parameters, Positions
+
+Kernel = Callable[..., tuple[Tensor, Tensor]]
+
+
+def filter_attention(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameters: Parameters,
+    positions: Positions,
+    options: Options,
+    key_norm: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
+
+    A kernel turns the states itself, but returns no gradient for phases: where frequencies or times are learned,
+    autograd turns them.
+    """
+    frequency, device = parameters.frequency, query.device.type
+    with torch.autocast(device, enabled=False):
+        prior = fused_prior(parameters, positions, options)
+        visibility = fused_visibility(positions, options.causal)
+        if parameters.horizon is not None and prior.tables is None:  # tables know of it
+            left = torch.exp(-parameters.decay * parameters.horizon).to(query.dtype)[:, None, None]
+            key, value, key_norm = key * left, value * left, None
+        phases = (frequency, positions.key_times, positions.query_times)
+        learned = torch.is_grad_enabled() and any(phase.requires_grad for phase in phases)
+        turns_values = options.rotate_values and not options.in_frame
+        rotation = None
+        if learned and not options.in_frame:
+            if positions.key_mask is not None:
+                absent = ~positions.key_mask[:, None, :, None]
+                key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+            query = rotate(query, frequency, positions.query_times, inverse=True)
+            key = rotate(key, frequency, positions.key_times, inverse=True)
+            if turns_values:
+                value = rotate(value, frequency, positions.key_times, inverse=True)
+        elif not options.in_frame:
+            rotation = fused_rotation(frequency, positions)
+        estimate, log_sum = kernel(
+            query,
+            key,
+            value,
+            rotation,
+            prior,
+            visibility,
+            options.weight,
+            options.gate,
+            options.rotate_values,
+            key_norm,
+        )
+        if learned and turns_values:
+            estimate = rotate(estimate, frequency, positions.query_times)
+        if turns_values and parameters.horizon is not None:
+            ahead = frequency * parameters.horizon[:, None]
+            estimate = rotate(estimate, ahead, torch.ones(query.shape[2], device=query.device))
+    return estimate, log_sum * math.log(2) if options.log_precision else None
