@@ -4,8 +4,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from nn.by_hand import only_our_own_checks
+from transformers import DynamicCache
 
-from .small import EXACT, NAMES, RELATIVE, SINGLE, assert_same, small, tokens
+from rfa.nn import FilterCache
+
+from .small import EXACT, FILTERS, NAMES, RELATIVE, SINGLE, assert_same, small, tokens
 
 NEW = 5
 
@@ -85,24 +88,143 @@ def test_generation_at_times_of_its_own(name, use_cache):
             model.generate(ids, times=times[:, :7], max_new_tokens=NEW, do_sample=False, use_cache=use_cache)
 
 
-def test_a_cache_of_fixed_size_is_refused():
-    """Its empty places would take part as keys."""
-    model, ids = small("m2-sc-rfa"), tokens(length=5)
-    with pytest.raises(ValueError, match="past_key_values: got StaticCache"):
-        model.generate(ids, max_new_tokens=3, cache_implementation="static")
+TIMES = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
+PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+SITUATIONS = {
+    "left padding": {"attention_mask": PADDED},
+    "left padding, times of each row": {"attention_mask": PADDED, "times": torch.stack([TIMES, 2 * TIMES + 1])},
+    "times": {"times": TIMES},
+    "times far off": {"times": 1e9 + TIMES},
+    "segments": {"segment_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 5, 5], [2, 2, 2, 2, 2, 2, 0, 0, 0]])},
+}
 
 
-def test_sampling_and_beams_run():
+def decode(model, ids, chunks, cache=None, **given):
+    """Logits, chunk after chunk; what is given of all tokens is given of those so far."""
+    cache, logits = FilterCache() if cache is None else cache, []
+    start = cache.get_seq_length()
+    for length in chunks:
+        end = start + length
+        so_far = {name: value[..., :end] for name, value in given.items()}
+        logits.append(model(ids[:, start:end], past_key_values=cache, **so_far).logits)
+        start = end
+    return torch.cat(logits, 1)
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_gives_the_full_logits(name, situation):
+    model, ids, given = small(name), tokens(), SITUATIONS[situation]
+    kept = given.get("attention_mask", torch.ones_like(ids)).bool()
+    with torch.no_grad():
+        whole = model(ids, use_cache=False, **given).logits
+        for chunks in ((4, 1, 1, 1, 1, 1), (2, 3, 4)):
+            assert_same(decode(model, ids, chunks, **given)[kept], whole[kept])
+
+
+@pytest.mark.parametrize("name", [name for name in FILTERS if name != "m2.6-pure-rotation"])
+def test_a_horizon_with_a_cache(name):
+    model, ids = small(name, horizon=0.7), tokens()
+    with torch.no_grad():
+        assert_same(decode(model, ids, (4, 1, 1, 1, 2)), model(ids, use_cache=False).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bfloat16_with_a_cache(name):
+    model, ids = small(name), tokens()
+    with torch.no_grad():
+        exact = model(ids, use_cache=False).logits
+        rough = decode(model.bfloat16(), ids, (4, 1, 1, 1, 2))
+    assert rough.dtype == torch.bfloat16
+    assert (rough.float() - exact).norm() / exact.norm() < 0.03  # as without a cache: test_bfloat16_is_near
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_crop_and_go_on(name):
+    model, ids, other = small(name), tokens(), tokens(seed=5)
+    with torch.no_grad():
+        cache = FilterCache()
+        decode(model, torch.cat([ids[:, :3], other[:, 3:]], 1), (4, 1, 1), cache)
+        cache.crop(-3)
+        assert_same(decode(model, ids, (1, 5), cache), model(ids, use_cache=False).logits[:, 3:])
+
+
+@pytest.mark.parametrize(
+    "kind", ["StaticCache", "DynamicCache", "offloaded"], ids=["fixed size", "raw keys", "raw keys, offloaded"]
+)
+def test_other_caches_are_refused(kind):
+    """Empty places of a static cache would take part as keys; raw keys would be turned again at every token."""
     model, ids = small("m2-sc-rfa"), tokens(length=5)
-    assert tuple(model.generate(ids, max_new_tokens=3, do_sample=True).shape) == (2, 8)
-    cached = model.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False, use_cache=True)
-    assert torch.equal(cached, model.generate(ids, max_new_tokens=4, num_beams=3, do_sample=False, use_cache=False))
+    given = {
+        "StaticCache": {"cache_implementation": "static"},
+        "DynamicCache": {"past_key_values": DynamicCache()},
+        "offloaded": {"cache_implementation": "offloaded"},
+    }[kind]
+    expected = "StaticCache" if kind == "StaticCache" else "DynamicCache"
+    with pytest.raises(ValueError, match=f"past_key_values: got {expected}, expected a FilterCache"):
+        model.generate(ids, max_new_tokens=3, **given)
+
+
+def test_sampling_runs():
+    model, ids = small("m2-sc-rfa"), tokens(length=5)
+    made = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        made.append(model.generate(ids, max_new_tokens=3, do_sample=True, use_cache=use_cache, num_return_sequences=2))
+    assert tuple(made[0].shape) == (4, 8)
+    assert torch.equal(*made)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}],
+    ids=["plain", "left padding", "times"],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_beams_with_a_cache_are_beams_without(name, given):
+    model, ids = small(name), tokens(length=5)
+    options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False, "pad_token_id": 0, **given}
+    assert torch.equal(model.generate(ids, use_cache=True, **options), model.generate(ids, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b1-rope"])
+def test_a_conversation_goes_on_from_its_cache(name, monkeypatch):
+    """The second prompt contains the first and its answer; only what is new is read."""
+    model, ids, more = small(name), tokens(length=5), tokens(length=3, seed=2)
+    options, cache = {"max_new_tokens": 4, "do_sample": False}, FilterCache()
+    answer = model.generate(ids, past_key_values=cache, **options)
+    assert cache.get_seq_length() == 8  # the last token has been drawn, but not read
+    prompt, read = torch.cat([answer, more], 1), []
+    expected = model.generate(prompt, use_cache=False, **options)
+    model.model.embed_tokens.register_forward_hook(lambda _, given, __: read.append(given[0].shape[1]))
+    assert torch.equal(model.generate(prompt, past_key_values=cache, **options), expected)
+    assert read == [4, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b2-alibi"])
+def test_prompt_lookup_is_greedy(name):
+    """Candidates that were refused are cut off the cache."""
+    model = small(name)
+    ids = tokens(1, 4).repeat(1, 3)
+    options = {"max_new_tokens": 8, "do_sample": False}
+    made = model.generate(ids, prompt_lookup_num_tokens=3, **options)
+    assert torch.equal(made, model.generate(ids, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b1-rope"])
+def test_a_prompt_read_in_chunks(name, chunk):
+    model, ids = small(name), tokens(length=5)
+    options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": PADDED[:, :5]}
+    made = model.generate(ids, prefill_chunk_size=chunk, **options)
+    assert torch.equal(made, model.generate(ids, use_cache=False, **options))
 
 
 def test_a_cache_is_made_only_without_gradients_or_on_demand():
     model, ids = small("m2-sc-rfa"), tokens()
     assert model(ids).past_key_values is None
     with torch.no_grad():
+        assert isinstance(model(ids).past_key_values, FilterCache)
         assert model(ids).past_key_values.get_seq_length() == 9
         assert model(ids, use_cache=False).past_key_values is None
     assert model(ids, use_cache=True).past_key_values.get_seq_length() == 9

@@ -4,14 +4,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel, initialization
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from rfa.nn import HeadDynamics, NormalLinear
+from rfa.nn import FilterCache, HeadDynamics, NormalLinear
+from rfa.nn.cache import check_cache
 from rfa.nn.precision import FullPrecision
 
 from .attention import build_attention
@@ -121,11 +122,8 @@ class RFAModel(RFAPreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not torch.is_grad_enabled()
         if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
-        if past_key_values is not None and past_key_values.is_compileable:  # its unwritten keys would take part
-            raise ValueError(
-                f"past_key_values: got {type(past_key_values).__name__} of fixed size, expected a DynamicCache"
-            )
+            past_key_values = FilterCache()
+        past_key_values = check_cache(past_key_values)
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         key_mask = _key_mask(attention_mask, embedded.shape[0], cached + embedded.shape[1])
 
@@ -175,7 +173,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             input_ids: `(batch, length)`.
             attention_mask: `(batch, keys)`, 1 for tokens that take part, cached ones included.
             labels: `(batch, length)`, shifted inside; -100 is not scored.
-            past_key_values: a cache of the tokens before these, which the call extends.
+            past_key_values: a `FilterCache` of the tokens before these, which the call extends.
             use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
             times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default. For
                 `generate`, `(batch, prompt + new tokens)`.
@@ -214,6 +212,18 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
         )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """`generate` decodes with a `FilterCache` unless it is told otherwise; other caches are refused later."""
+        dynamic = (
+            generation_config.cache_implementation in (None, "dynamic") and generation_config.use_cache is not False
+        )
+        if dynamic and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = FilterCache()
+        else:
+            cast(Any, super())._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def prepare_inputs_for_generation(
         self,

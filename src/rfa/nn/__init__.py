@@ -1,6 +1,7 @@
 """Parameters, initialisation and modules: the RFA layer and its baselines."""
 
 from .attention import Attention
+from .cache import FilterCache
 from .dot_product_attention import DotProductAttention, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
@@ -9,6 +10,7 @@ from .projections import NormalLinear
 __all__ = [
     "Attention",
     "DotProductAttention",
+    "FilterCache",
     "HeadDynamics",
     "NormalLinear",
     "RobustFilterAttention",

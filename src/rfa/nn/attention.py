@@ -7,8 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from rfa.ops.inputs import Positions
 from rfa.ops.validation import check_flags
 
+from .cache import FilterLayer, check_cache
 from .projections import NormalLinear, complex_deviation, merge_heads, split_heads
 
 
@@ -54,15 +56,20 @@ class Attention(nn.Module, ABC):
             times: of all keys, those in the cache included; 0, 1, 2, ... by default.
             key_mask: True for keys that take part, those in the cache included.
             segment_ids: attend within equal ids only.
-            past_key_values: a transformers cache of earlier keys and values, which this call extends.
+            past_key_values: a `FilterCache` of earlier tokens, which this call extends.
             layer_index: the layer's place in that cache.
 
         Returns:
             `(batch, length, hidden)`.
+
+        Raises:
+            ValueError: for another cache, or a mask, segments or times that do not fit.
         """
+        cache = check_cache(past_key_values)
+        past = None if cache is None else cache.layer(layer_index)
         if key_mask is not None:
             batch, length, _ = hidden_states.shape
-            cached = 0 if past_key_values is None else past_key_values.get_seq_length(layer_index)
+            cached = 0 if past is None else past.get_seq_length()
             check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
             missing = ~key_mask[:, cached:, None] & ~hidden_states.isfinite()
             hidden_states = hidden_states.masked_fill(missing, 0.0)  # its query stays a query, its key is none
@@ -70,12 +77,14 @@ class Attention(nn.Module, ABC):
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)
         )
-        own_value = value
-        if past_key_values is not None:
-            key, value = past_key_values.update(key, value, layer_index)
-        estimate = self.estimate(query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids)
+        if past is None:
+            estimate = self.estimate(query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids)
+        else:
+            batch, _, length, _ = query.shape
+            positions = past.place(batch, length, query.device, times, key_mask, segment_ids)
+            estimate = self.estimate_with_past(query, key, value, past, positions)
         if self.innovation:
-            estimate = estimate - own_value
+            estimate = estimate - value
         return self.output_projection(merge_heads(estimate))
 
     @abstractmethod
@@ -89,4 +98,13 @@ class Attention(nn.Module, ABC):
         key_mask: Tensor | None,
         segment_ids: Tensor | None,
     ) -> Tensor:
-        """`(batch, heads, queries, 2 d)` from queries, keys and values; queries stand at the last times."""
+        """`(batch, heads, length, 2 d)` from the queries, keys and values of whole sequences."""
+
+    @abstractmethod
+    def estimate_with_past(
+        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+    ) -> Tensor:
+        """The same for tokens that continue `past`, which their keys and values join, turned into the frame.
+
+        `positions` are those that `past.place` has given the tokens.
+        """

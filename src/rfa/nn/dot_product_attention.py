@@ -13,6 +13,7 @@ from rfa.ops.inputs import Positions, locate, row_blocks
 from rfa.ops.validation import validate_positions
 
 from .attention import Attention
+from .cache import FilterLayer
 from .checks import check_frequencies, check_rates
 from .precision import FullPrecision
 
@@ -111,22 +112,37 @@ class DotProductAttention(Attention):
         key_mask: Tensor | None,
         segment_ids: Tensor | None,
     ) -> Tensor:
-        """Scaled dot-product attention; without bias or mask it runs on PyTorch's fused kernels."""
-        batch, heads, queries, _ = query.shape
+        """Scaled dot-product attention of whole sequences."""
+        batch, _, queries, _ = query.shape
         keys = key.shape[2]
         validate_positions(batch, queries, keys, query.device, times, None, key_mask, segment_ids)
         positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
-        if key_mask is not None:
-            absent = ~key_mask[:, None, :, None]
-            key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
         query = self._turn(query, positions.query_times)
         key = self._turn(key, positions.key_times)
         if self.rotate_values:
             value = self._turn(value, positions.key_times)
+        return self._attend(query, key, value, positions)
 
-        masked = key_mask is not None or segment_ids is not None or queries != keys
+    def estimate_with_past(
+        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+    ) -> Tensor:
+        """The same over the keys and values of a cache, turned already; only what is new is turned."""
+        query = self._turn(query, positions.query_times)
+        key = self._turn(key, positions.query_times)
+        if self.rotate_values:
+            value = self._turn(value, positions.query_times)
+        return self._attend(query, *past.update(key, value), positions)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Positions) -> Tensor:
+        """Attention over turned states; without bias or mask it runs on PyTorch's fused kernels."""
+        batch, heads, queries, _ = query.shape
+        keys = key.shape[2]
+        if positions.key_mask is not None:
+            absent = ~positions.key_mask[:, None, :, None]
+            key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+        masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
         if not masked and self.geometry.slopes is None and self.geometry.decay is None:
-            estimate = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            estimate = F.scaled_dot_product_attention(query, key, value, is_causal=queries > 1)
         else:
             blocks = row_blocks(batch, heads, queries, keys)
             dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart

@@ -1,16 +1,18 @@
 """Robust filter attention as a layer (section 3.2, algorithm 1)."""
 
-from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import partitioned_frequencies, spectral_decay
+from rfa.dynamics import partitioned_frequencies, rotate, spectral_decay
 from rfa.ops import robust_filter_attention
-from rfa.ops.inputs import Weight
+from rfa.ops.in_frame import robust_filter_attention_in_frame
+from rfa.ops.inputs import Positions, Weight
 
 from .attention import Attention
+from .cache import FilterLayer
 from .checks import check_frequencies, require
 from .dynamics import HeadDynamics, LayerPrior
 
@@ -85,15 +87,14 @@ class RobustFilterAttention(Attention):
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
         )
-        self.operator = partial(
-            robust_filter_attention,
-            weight=weight,
-            prior="riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
-            gate=gate,
-            rotate_values=rotate_values,
-            query_noise_in_bias=query_noise_in_bias,
-            backend=backend,
-        )
+        self.rotate_values = rotate_values
+        self.options: dict[str, Any] = {
+            "weight": weight,
+            "prior": "riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
+            "gate": gate,
+            "query_noise_in_bias": query_noise_in_bias,
+            "backend": backend,
+        }
 
     def estimate(
         self,
@@ -106,8 +107,41 @@ class RobustFilterAttention(Attention):
         segment_ids: Tensor | None,
     ) -> Tensor:
         """The operator under the layer's dynamics."""
-        estimate = self.operator(
-            query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids, **self.dynamics()
+        estimate = robust_filter_attention(
+            query,
+            key,
+            value,
+            times=times,
+            key_mask=key_mask,
+            segment_ids=segment_ids,
+            rotate_values=self.rotate_values,
+            **self.options,
+            **self.dynamics(),
         )
         assert isinstance(estimate, Tensor)  # no log precision was asked for
         return estimate
+
+    def estimate_with_past(
+        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+    ) -> Tensor:
+        """The operator in the frame of the cache: only what is new is turned, and the estimate turned back."""
+        dynamics = self.dynamics()
+        frequency, times = dynamics["frequency"], positions.query_times
+        query, key = (_turn(x, frequency, times, inverse=True) for x in (query, key))
+        if self.rotate_values:
+            value = _turn(value, frequency, times, inverse=True)
+        key, value = past.update(key, value)
+        estimate = robust_filter_attention_in_frame(
+            query, key, value, positions=positions, key_norm=past.key_norms, **self.options, **dynamics
+        )
+        if self.rotate_values:
+            estimate = _turn(estimate, frequency, times)
+            if "horizon" in dynamics:
+                ahead = frequency * dynamics["horizon"][:, None]
+                estimate = _turn(estimate, ahead, torch.ones_like(times))
+        return estimate
+
+
+def _turn(x: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
+    """`rotate` with half precisions rounded once, at the end."""
+    return rotate(x.to(torch.promote_types(x.dtype, torch.float32)), frequency, times, inverse).to(x.dtype)

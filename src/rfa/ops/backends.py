@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import fused_backend, reference
+from .fused_backend import Kernel
 
 Run = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -35,16 +36,20 @@ class Backend(NamedTuple):
     channels: tuple[int, ...] | None = None
 
 
-def _run_cpu(*arguments, **options) -> tuple[Tensor, Tensor | None]:
-    from .cpu.operator import fused_attention
+def _cpu_kernel() -> Kernel:
+    from .cpu.operator import fused_attention, phases
 
-    return fused_backend.filter_attention(fused_attention, *arguments, **options)
+    return Kernel(fused_attention, phases)
 
 
-def _run_triton(*arguments, **options) -> tuple[Tensor, Tensor | None]:
+def _triton_kernel() -> Kernel:
     from .triton.operator import fused_attention
 
-    return fused_backend.filter_attention(fused_attention, *arguments, **options)
+    return Kernel(fused_attention)
+
+
+def _run_fused(kernel: Callable[[], Kernel]) -> Run:
+    return lambda *arguments: fused_backend.filter_attention(kernel(), *arguments)
 
 
 def _cpu_missing() -> str | None:
@@ -73,8 +78,8 @@ def _triton_missing() -> str | None:
 
 # the preferred one first
 BACKENDS = {
-    "triton": Backend(_run_triton, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
-    "cpu": Backend(_run_cpu, _cpu_missing, ("cpu",), HALF_AND_SINGLE),
+    "triton": Backend(_run_fused(_triton_kernel), _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
+    "cpu": Backend(_run_fused(_cpu_kernel), _cpu_missing, ("cpu",), HALF_AND_SINGLE),
     "reference": Backend(reference.filter_attention, lambda: None),
 }
 

@@ -13,6 +13,7 @@ E, b, w come from tables over the lag where times are uniform, from numbers at k
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from rfa.dynamics import accumulated_variance, covariance, decay_kernel, riccati
 from .inputs import Options, Parameters, Positions
 from .prior import latest, riccati_path
 
+Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Score = Literal["student_t", "exponential", "dot_product"]
 BITS = math.log2(math.e)  # a nat
 
@@ -76,16 +78,19 @@ class Rotation(NamedTuple):
     query_sin: Tensor
 
 
-def fused_rotation(frequency: Tensor, positions: Positions) -> Rotation:
+def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32."""
+    cos, sin = (part.to(torch.float32) for part in rotation(frequency, times))
+    return cos, sin
+
+
+def fused_rotation(frequency: Tensor, positions: Positions, phases: Phases = torch_phases) -> Rotation:
     """The tables by which a kernel turns states into the common frame and the estimate out of it."""
-    key = [part.to(torch.float32) for part in rotation(frequency, positions.key_times)]
+    key = phases(frequency, positions.key_times)
     if positions.uniform:
         first = positions.key_times.shape[-1] - positions.query_times.shape[-1]
-        query = [part[..., first:, :] for part in key]
-    else:
-        query = [part.to(torch.float32) for part in rotation(frequency, positions.query_times)]
-    key, query = ([p if p.dim() == 4 else p.unsqueeze(0) for p in parts] for parts in (key, query))
-    return Rotation(*key, *query)
+        return Rotation(*key, *(part[..., first:, :] for part in key))
+    return Rotation(*key, *phases(frequency, positions.query_times))
 
 
 def fused_visibility(positions: Positions, causal: bool) -> Visibility:

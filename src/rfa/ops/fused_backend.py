@@ -2,16 +2,27 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from rfa.dynamics import rotate
 
-from .fused import fused_prior, fused_rotation, fused_visibility
+from .fused import Phases, fused_prior, fused_rotation, fused_visibility, torch_phases
 from .inputs import Options, Parameters, Positions
 
-Kernel = Callable[..., tuple[Tensor, Tensor]]
+
+class Kernel(NamedTuple):
+    """An implementation of `rfa.ops.fused`.
+
+    attention: `(query, key, value, Rotation | None, FusedPrior, Visibility, score, gate, rotate_values, key_norm)`
+        to the estimate and `log2 sum_j 2^z`.
+    phases: `(frequency, times)` to cosine and sine.
+    """
+
+    attention: Callable[..., tuple[Tensor, Tensor]]
+    phases: Phases = torch_phases
 
 
 def filter_attention(
@@ -36,8 +47,8 @@ def filter_attention(
         if parameters.horizon is not None and prior.tables is None:  # tables know of it
             left = torch.exp(-parameters.decay * parameters.horizon).to(query.dtype)[:, None, None]
             key, value, key_norm = key * left, value * left, None
-        phases = (frequency, positions.key_times, positions.query_times)
-        learned = torch.is_grad_enabled() and any(phase.requires_grad for phase in phases)
+        turning = (frequency, positions.key_times, positions.query_times)
+        learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
         turns_values = options.rotate_values and not options.in_frame
         rotation = None
         if learned and not options.in_frame:
@@ -49,8 +60,8 @@ def filter_attention(
             if turns_values:
                 value = rotate(value, frequency, positions.key_times, inverse=True)
         elif not options.in_frame:
-            rotation = fused_rotation(frequency, positions)
-        estimate, log_sum = kernel(
+            rotation = fused_rotation(frequency, positions, kernel.phases)
+        estimate, log_sum = kernel.attention(
             query,
             key,
             value,

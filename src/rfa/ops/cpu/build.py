@@ -38,7 +38,8 @@ def flags() -> list[str]:
     """For the widest vectors of this machine. No -ffast-math: NaN must stay NaN, and roundings where they stand."""
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     numbers = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-    return ["-std=c++17", "-O3", native, *numbers, "-Wno-psabi", "-fopenmp", "-fPIC", "-shared"]
+    order = ["-fschedule-insns", "-fsched-pressure", "-Wno-psabi"]  # g++; clang++ passes over them
+    return ["-std=c++17", "-O3", native, *numbers, *order, "-fopenmp", "-fPIC", "-shared"]
 
 
 @functools.cache

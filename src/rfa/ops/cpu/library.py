@@ -48,6 +48,15 @@ class Problem(ctypes.Structure):
     )
 
 
+class PhasesProblem(ctypes.Structure):
+    """See kernels/phases.h."""
+
+    _fields_ = (
+        *((name, _integer) for name in ("batch", "heads", "length", "modes", "threads")),
+        *((name, _pointer) for name in ("times", "frequency", "cos", "sin")),
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels.
@@ -66,8 +75,8 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def call(entry: str, problem: Problem) -> None:
-    """Run "forward" or "backward"; other Python threads go on meanwhile.
+def call(entry: str, problem: Problem | PhasesProblem) -> None:
+    """Run "forward", "decode", "backward" or "phases"; other Python threads go on meanwhile.
 
     Raises:
         MemoryError: if its working memory cannot be had.

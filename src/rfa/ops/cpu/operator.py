@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ..fused import FusedPrior, Rotation, Score, Visibility
-from .library import Problem, Strided, call
+from .library import PhasesProblem, Problem, Strided, call
 
 SCORES = get_args(Score)
+FEW = 4  # queries, up to which keys are read where they lie
 
 
 def fused_attention(
@@ -35,8 +36,27 @@ def fused_attention(
     """
     key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
     return torch.ops.rfa.cpu_forward(
-        query, key, value, key_cos, key_sin, query_cos, query_sin, *prior, *visibility, score, gate, rotate_values
-    )
+        query, key, value, key_cos, key_sin, query_cos, query_sin, *prior, *visibility, score, gate, rotate_values,
+        key_norm,
+    )  # fmt: skip
+
+
+@torch.library.custom_op("rfa::cpu_phases", mutates_args=(), device_types="cpu")
+def phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32, each within 1e-7."""
+    cos, sin = _phases(frequency, times)
+    problem = PhasesProblem(*cos.shape, torch.get_num_threads())
+    held = times.to(torch.float64).contiguous(), frequency.to(torch.float64).contiguous()
+    problem.times, problem.frequency = (tensor.data_ptr() for tensor in held)
+    problem.cos, problem.sin = cos.data_ptr(), sin.data_ptr()
+    call("phases", problem)
+    return cos, sin
+
+
+@phases.register_fake
+def _phases(frequency, times):
+    shape = (times.shape[0], frequency.shape[0], times.shape[1], frequency.shape[1])
+    return frequency.new_empty(shape, dtype=torch.float32), frequency.new_empty(shape, dtype=torch.float32)
 
 
 @torch.library.custom_op("rfa::cpu_forward", mutates_args=(), device_types="cpu")
@@ -62,6 +82,7 @@ def forward(
     score: str,
     gate: bool,
     rotate_values: bool,
+    key_norm: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Estimate and log2 sum."""
     out, log_sum = _outputs(query, value)
@@ -71,7 +92,10 @@ def forward(
     if not call_.empty:
         result = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
         call_.set(out=Strided.of(result), log_sum=log_sum)
-        call("forward", call_.problem)
+        decoding = key_cos is None and query.shape[2] <= FEW
+        if decoding and key_norm is not None:
+            call_.norms(key_norm)
+        call("decode" if decoding else "forward", call_.problem)
         if result is not out:
             out.copy_(result)
         return out, log_sum
@@ -137,6 +161,15 @@ class _Call:
                 value = value if value.stride(-1) == 1 else value.contiguous()
                 self._held.append(value)
             setattr(self.problem, name, Strided.of(value))
+
+    def norms(self, key_norm: Tensor) -> None:
+        """Squared norms `(batch, heads, keys)` that are known already."""
+        key_norm = key_norm.to(torch.float32)
+        key_norm = key_norm if key_norm.stride(-1) == 1 else key_norm.contiguous()
+        batch, head, _ = key_norm.stride()
+        self._held.append(key_norm)
+        self.problem.key_norms = key_norm.data_ptr()
+        self.problem.key_norms_batch, self.problem.key_norms_head = batch if key_norm.shape[0] > 1 else 0, head
 
 
 def slices(heads: int, length: int, threads: int) -> int:
@@ -219,7 +252,7 @@ def backward(
 @backward.register_fake
 def _(grad_out, grad_log_sum, out, log_sum, query, key, value, *rest):
     tables, key_path, query_path, key_bias, scalars = rest[4:9]
-    batch, heads, queries, _ = query.shape
+    _, heads, queries, _ = query.shape
     optional = []
     for given, dtype, absent in (
         (tables, torch.float32, (3, heads, 0)),
@@ -232,8 +265,7 @@ def _(grad_out, grad_log_sum, out, log_sum, query, key, value, *rest):
 
 
 def _setup(ctx, inputs, output) -> None:
-    tensors, ctx.options = inputs[:17], inputs[17:]
-    ctx.mark_non_differentiable()
+    tensors, ctx.options = inputs[:17], inputs[17:21]
     ctx.save_for_backward(*output, *tensors)
 
 
@@ -245,7 +277,7 @@ def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
     priors = [
         None if x is None else grad for x, grad in zip(given, (tables, key_path, query_path, key_bias), strict=True)
     ]
-    return *states, *(None,) * 4, *priors, scalars, *(None,) * 9
+    return *states, *(None,) * 4, *priors, scalars, *(None,) * 10
 
 
 forward.register_autograd(_gradient, setup_context=_setup)

@@ -32,7 +32,7 @@ template <int64_t SCORE, class Prior> class Backward {
         value_sums_(KEY_BLOCK * task.value_channels + ROWS * task.value_channels),
         slopes_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
         weights_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
-        mask_(ROWS * KEY_BLOCK) {}
+        mask_(KEY_BLOCK) {}
 
   void run() {
     pack_queries();
@@ -57,6 +57,7 @@ template <int64_t SCORE, class Prior> class Backward {
       const bool seeing = i < p.queries && log_sum[i] != -INFINITY;  // others get weights 2^-inf = 0
       const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
       rows_[i] = {norm, task_.scalar(0), seeing ? log_sum[i] : INFINITY};
+      widest_ = std::max(widest_, norm);
       if (!seeing) continue;
       const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);
       float along = 0.0f;
@@ -74,7 +75,12 @@ template <int64_t SCORE, class Prior> class Backward {
     pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_);
     pack_panels(keys_, KEY_BLOCK, task_.channels, key_panels_);
     pack_panels(value_rows_, KEY_BLOCK, task_.value_channels, value_panels_);
-    for (int64_t j = 0; j < KEY_BLOCK; j++) key_norms_[j] = squared_norm(keys_ + j * task_.channels, task_.channels);
+    float longest = 0.0f;
+    for (int64_t j = 0; j < KEY_BLOCK; j++) {
+      key_norms_[j] = squared_norm(keys_ + j * task_.channels, task_.channels);
+      longest = std::max(longest, key_norms_[j]);
+    }
+    reach_ = std::fabs(task_.scalar(0)) * std::sqrt(widest_ * longest);
     std::memset(key_norm_sums_, 0, KEY_BLOCK * sizeof(float));
     std::memset(key_sums_, 0, KEY_BLOCK * task_.channels * sizeof(float));
     std::memset(value_sums_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
@@ -85,36 +91,44 @@ template <int64_t SCORE, class Prior> class Backward {
   }
 
   void query_block(int64_t first, int64_t start) {
-    const int64_t groups = (std::min(QUERY_BLOCK, task_.p.queries - first) + ROWS - 1) / ROWS;
-    Sight seen[QUERY_BLOCK / ROWS];
+    const int64_t groups = (std::min(QUERY_BLOCK, task_.p.queries - first) + GROUP - 1) / GROUP;
+    Sight seen[QUERY_BLOCK / GROUP];
     int64_t most = 0;
     for (int64_t g = 0; g < groups; g++) {
-      seen[g] = sight_.look(first + g * ROWS, ROWS, start);
+      seen[g] = sight_.look(first + g * GROUP, GROUP, start);
       most = std::max(most, seen[g].keys);
     }
     if (!most) return;
     const int64_t read = std::min(KEY_BLOCK, round_up(most, ROWS));
+    int64_t near = 0;  // groups from here on have decayed
     for (int64_t g = 0; g < groups; g++)
-      tiles(first + g * ROWS, start, seen[g], read, slopes_ + g * ROWS * KEY_BLOCK, weights_ + g * ROWS * KEY_BLOCK);
+      if (tiles(first + g * GROUP, start, seen[g], read, slopes_ + g * GROUP * KEY_BLOCK, weights_ + g * GROUP * KEY_BLOCK))
+        near = g + 1;
     // A few keys at a time, from the first group that sees one of them on.
     for (int64_t j = 0; j < most; j += ROWS) {
       int64_t g = 0;
-      while (g < groups && seen[g].keys <= j) g++;
-      const int64_t row = g * ROWS, n = (groups - g) * ROWS;
+      while (g < near && seen[g].keys <= j) g++;
+      const int64_t row = g * GROUP, n = (near - g) * GROUP;
       accumulate(weights_ + row * KEY_BLOCK + j, 1, KEY_BLOCK, grads_ + (first + row) * task_.value_channels,
-                 value_sums_ + j * task_.value_channels, task_.value_channels, n);
+                 value_sums_ + j * task_.value_channels, ROWS, task_.value_channels, n);
       accumulate(slopes_ + row * KEY_BLOCK + j, 1, KEY_BLOCK, queries_ + (first + row) * task_.channels,
-                 key_sums_ + j * task_.channels, task_.channels, n);
+                 key_sums_ + j * task_.channels, ROWS, task_.channels, n);
     }
   }
 
-  // ROWS queries against a block of keys; columns that are not seen are cleared where the products that follow read them.
-  void tiles(int64_t first, int64_t start, Sight seen, int64_t read, float* slopes, float* weights) {
-    scores(queries_ + first * task_.channels, task_.channels, key_panels_, slopes, KEY_BLOCK, seen.keys,
-           task_.channels);
-    scores(grads_ + first * task_.value_channels, task_.value_channels, value_panels_, weights, KEY_BLOCK, seen.keys,
-           task_.value_channels);
-    for (int64_t i = 0; i < ROWS; i++) {
+  // GROUP queries against a block of keys; what is not seen is cleared where the products that follow read it. False
+  // where all has decayed: then only norms and prior have gradients.
+  bool tiles(int64_t first, int64_t start, Sight seen, int64_t read, float* slopes, float* weights) {
+    const bool near = SCORE == DOT_PRODUCT || !prior_.decayed(first, GROUP, start, reach_);
+    if (near) {
+      scores(queries_ + first * task_.channels, GROUP, key_panels_, slopes, KEY_BLOCK, seen.keys, task_.channels);
+      scores(grads_ + first * task_.value_channels, GROUP, value_panels_, weights, KEY_BLOCK, seen.keys,
+             task_.value_channels);
+    } else {
+      std::memset(slopes, 0, GROUP * KEY_BLOCK * sizeof(float));
+      std::memset(weights, 0, GROUP * KEY_BLOCK * sizeof(float));
+    }
+    for (int64_t i = 0; i < GROUP; i++) {
       const int64_t row = first + i;
       float *slope = slopes + i * KEY_BLOCK, *weight = weights + i * KEY_BLOCK;
       for (int64_t j = seen.keys; j < read; j++) slope[j] = weight[j] = 0.0f;
@@ -126,7 +140,9 @@ template <int64_t SCORE, class Prior> class Backward {
                    norm_sums_ + row, &grad_coefficient_);
       prior_.end_row(row, place);
     }
-    accumulate(slopes, KEY_BLOCK, 1, keys_, query_sums_ + first * task_.channels, task_.channels, seen.keys);
+    if (near)
+      accumulate(slopes, KEY_BLOCK, 1, keys_, query_sums_ + first * task_.channels, GROUP, task_.channels, seen.keys);
+    return near && seen.keys;
   }
 
   void finish_keys(int64_t start, int64_t n) {
@@ -162,6 +178,7 @@ template <int64_t SCORE, class Prior> class Backward {
       value_sums_, slopes_, weights_;
   Buffer<int32_t> mask_;
   double grad_coefficient_ = 0.0;
+  float widest_ = 0.0f, reach_ = 0.0f;  // the largest |q|^2; c |q| |k| at most
 };
 
 }  // namespace rfa

@@ -24,8 +24,8 @@ template <int64_t SCORE, class Prior> class Forward {
         key_norms_(padded_),
         queries_(QUERY_BLOCK * task.channels),
         out_(QUERY_BLOCK * task.value_channels),
-        tile_(ROWS * KEY_BLOCK),
-        mask_(ROWS * KEY_BLOCK) {}
+        tile_(GROUP * KEY_BLOCK),
+        mask_(KEY_BLOCK) {}
 
   void run() {
     pack_keys();
@@ -57,16 +57,19 @@ template <int64_t SCORE, class Prior> class Forward {
     std::memset(queries_, 0, QUERY_BLOCK * task_.channels * sizeof(float));
     pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_);
     const float coefficient = task_.scalar(0), bound = p.bound[task_.h];
+    float widest = 0.0f;
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
       const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
       const float reach = SCORE == DOT_PRODUCT ? std::fabs(coefficient) * std::sqrt(norm * longest_) : 0.0f;
       rows_[i] = {norm, coefficient, bound + reach};
+      widest = std::max(widest, norm);
     }
+    reach_ = std::fabs(coefficient) * std::sqrt(widest * longest_);
     pass<false>(first, n);
     bool safe = true;
     for (int64_t i = 0; i < n; i++) safe = safe && totals_[i] > SAFE_LOW && totals_[i] < SAFE_HIGH;
     if (!safe) {
-      for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = -INFINITY;
+      for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = -INFINITY, rows_[i].offset = 0.0f;
       pass<true>(first, n);
       for (int64_t i = 0; i < QUERY_BLOCK; i++) rows_[i].offset = totals_[i] > -INFINITY ? totals_[i] : 0.0f;
       pass<false>(first, n);
@@ -81,29 +84,33 @@ template <int64_t SCORE, class Prior> class Forward {
       std::memset(out_, 0, QUERY_BLOCK * task_.value_channels * sizeof(float));
     }
     for (int64_t start = 0; start < task_.p.keys; start += KEY_BLOCK)
-      for (int64_t group = 0; group < n; group += ROWS) {
-        const Sight seen = sight_.look(first + group, ROWS, start);
+      for (int64_t group = 0; group < n; group += GROUP) {
+        const Sight seen = sight_.look(first + group, GROUP, start);
         if (seen.keys) tiles<MAXIMA>(first, group, start, seen);
       }
   }
 
   template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, Sight seen) {
-    scores(queries_ + group * task_.channels, task_.channels, panels_ + start * task_.channels, tile_, KEY_BLOCK,
-           seen.keys, task_.channels);
-    for (int64_t i = 0; i < ROWS; i++) {
-      const RowOfScores& row = rows_[group + i];
+    const bool near = SCORE == DOT_PRODUCT || !prior_.decayed(first + group, GROUP, start, reach_);
+    if (near)
+      scores(queries_ + group * task_.channels, GROUP, panels_ + start * task_.channels, tile_, KEY_BLOCK, seen.keys,
+             task_.channels);
+    else
+      std::memset(tile_, 0, GROUP * KEY_BLOCK * sizeof(float));
+    for (int64_t i = 0; i < GROUP; i++) {
       const auto place = prior_.row(first + group + i);
-      float* total = totals_ + group + i;
+      const RowOfScores row = rows_[group + i];
+      const float* norms = key_norms_ + start;
+      float *total = totals_ + group + i, *tile = tile_ + i * KEY_BLOCK;
       if (!seen.whole) sight_.mask(first + group + i, start, seen.keys, mask_);
       const int32_t* mask = seen.whole ? nullptr : static_cast<int32_t*>(mask_);
       if (MAXIMA)
-        *total = std::max(*total, highest<SCORE>(prior_, place, row, start, seen.keys, key_norms_ + start, mask,
-                                                 tile_ + i * KEY_BLOCK));
+        *total = std::max(*total, highest<SCORE>(prior_, place, row, start, seen.keys, norms, mask, tile));
       else
-        *total += weigh<SCORE>(prior_, place, row, start, seen.keys, key_norms_ + start, mask, tile_ + i * KEY_BLOCK);
+        *total += weigh<SCORE>(prior_, place, row, start, seen.keys, norms, mask, tile);
     }
-    if (!MAXIMA)
-      accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels,
+    if (near && !MAXIMA)
+      accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels, GROUP,
                  task_.value_channels, seen.keys);
   }
 
@@ -128,7 +135,8 @@ template <int64_t SCORE, class Prior> class Forward {
   Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_;
   Buffer<int32_t> mask_;
   RowOfScores rows_[QUERY_BLOCK];
-  float totals_[QUERY_BLOCK], longest_ = 0.0f;
+  float totals_[QUERY_BLOCK], longest_ = 0.0f;  // longest_: of the keys' squared norms
+  float reach_ = 0.0f;                           // c |q| |k| at most
 };
 
 }  // namespace rfa

@@ -45,7 +45,7 @@ struct Turns {
 };
 
 // Rows [first, first + n) into `rows` (row-major, `padded` floats a row; what is beyond `channels` stays zero).
-static inline void pack_rows(const States& states, const Task& task, const Turn& turn_by, int64_t first, int64_t n,
+__attribute__((noinline)) static void pack_rows(const States& states, const Task& task, const Turn& turn_by, int64_t first, int64_t n,
                              int64_t channels, int64_t padded, bool is_key, float* rows) {
   for (int64_t i = 0; i < n; i++) {
     const int64_t t = first + i;
@@ -57,7 +57,7 @@ static inline void pack_rows(const States& states, const Task& task, const Turn&
 }
 
 // `n` rows as panels: for each COLUMNS rows, channel by channel. Missing rows are zeros.
-static inline void pack_panels(const float* rows, int64_t n, int64_t padded, float* panels) {
+__attribute__((noinline)) static void pack_panels(const float* rows, int64_t n, int64_t padded, float* panels) {
   for (int64_t j = 0; j < n; j += COLUMNS, panels += COLUMNS * padded) {
     const int64_t width = n - j < COLUMNS ? n - j : COLUMNS;
     for (int64_t c = 0; c < padded; c++) {

@@ -5,8 +5,10 @@
 #include <stdexcept>
 
 #include "backward.h"
+#include "decode.h"
 #include "forward.h"
 #include "path.h"
+#include "phases.h"
 #include "tables.h"
 
 namespace {
@@ -30,23 +32,31 @@ template <template <int64_t, class> class Kernel> void run_task(const Problem& p
   return p.causal ? run_score<Kernel, PathPrior<false, true>>(task) : run_score<Kernel, PathPrior<false, false>>(task);
 }
 
-template <template <int64_t, class> class Kernel> int run_tasks(const Problem& p) {
-  const int64_t tasks = p.batch * p.heads * p.slices;
+// Calls `task(index)` for each index below `count`.
+template <class F> int run_tasks(int64_t count, int64_t threads, F task) {
   std::atomic<int64_t> next{0};
   std::atomic<int> failed{0};
-#pragma omp parallel num_threads(p.threads)
-  for (int64_t index; (index = next++) < tasks;) try {
-      run_task<Kernel>(p, index);
+#pragma omp parallel num_threads(threads)
+  for (int64_t index; (index = next++) < count;) try {
+      task(index);
     } catch (const std::exception&) {  // out of memory; nothing else throws
       failed = 1;
     }
   return failed;
 }
 
+template <template <int64_t, class> class Kernel> int run(const Problem& p) {
+  return run_tasks(p.batch * p.heads * p.slices, p.threads, [&](int64_t index) { run_task<Kernel>(p, index); });
+}
+
 }  // namespace
 
 extern "C" {
 int64_t rfa_problem_size() { return sizeof(rfa::Problem); }
-int rfa_forward(const rfa::Problem* p) { return run_tasks<rfa::Forward>(*p); }
-int rfa_backward(const rfa::Problem* p) { return run_tasks<rfa::Backward>(*p); }
+int rfa_forward(const rfa::Problem* p) { return run<rfa::Forward>(*p); }
+int rfa_decode(const rfa::Problem* p) { return run<rfa::Decode>(*p); }
+int rfa_backward(const rfa::Problem* p) { return run<rfa::Backward>(*p); }
+int rfa_phases(const rfa::PhasesProblem* p) {
+  return run_tasks(p->batch * p->heads, p->threads, [&](int64_t index) { rfa::head_phases(*p, index); });
+}
 }

@@ -1,7 +1,9 @@
 // The separable prior along any times: E, Sigma and the bias of each pair from numbers at its key and its query.
 #pragma once
 #include <algorithm>
+#include <vector>
 
+#include "functions.h"
 #include "problem.h"
 
 namespace rfa {
@@ -41,6 +43,21 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     share_ = task.scalar(1), key_noise_ = task.scalar(2), floor_ = task.scalar(3), query_noise_ = task.scalar(4);
     exponent_ = task.scalar(5);
     gate_ = task.p.gate;
+    for (int64_t start = 0; start < task.p.keys; start += KEY_BLOCK) {
+      const double* damping = key_ + start;
+      const auto ends = std::minmax_element(damping, damping + std::min(KEY_BLOCK, task.p.keys - start));
+      least_.push_back(*ends.first), most_.push_back(*ends.second);
+    }
+  }
+
+  // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.
+  bool decayed(int64_t first, int64_t n, int64_t start, float reach) const {
+    const float widest = gate_ ? share_ / std::max(floor_ + query_noise_, SMALLEST_JUDGED) : share_;
+    if (reach * widest * FAR >= 1e-6f) return false;
+    const int64_t last = std::min(first + n, task_.p.queries);
+    const auto ends = std::minmax_element(query_ + std::min(first, last - 1), query_ + last);
+    const double apart = std::max(*ends.first - most_[start / KEY_BLOCK], least_[start / KEY_BLOCK] - *ends.second);
+    return apart >= 27.725887;  // -log FAR
   }
 
   Row row(int64_t i) const {
@@ -57,8 +74,8 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     p.sign = all(1.0f), p.earlier = narrow(variance);
     if (!CAUSAL) {  // damping never falls with time, and where it stands still the variance does not
       const Ints later = (damping < 0.0f) | ((damping == 0.0f) & (grown < 0.0f));
-      p.sign = later ? all(-1.0f) : p.sign;
-      p.earlier = later ? all(static_cast<float>(row.variance)) : p.earlier;
+      p.sign = choose(later, all(-1.0f), p.sign);
+      p.earlier = choose(later, all(static_cast<float>(row.variance)), p.earlier);
       grown *= p.sign;
     }
     damping *= p.sign;
@@ -67,12 +84,12 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     p.lost = -less_one * (p.decay + 1.0f);
     p.variance = larger(grown + p.earlier * p.lost + p.decay * p.decay * key_noise_ + floor_, all(SMALLEST_VARIANCE));
     Floats judged = p.variance + query_noise_;
-    judged = judged > 2.0f * SMALLEST_VARIANCE ? judged : all(SMALLEST_JUDGED);
+    judged = choose(judged > 2.0f * SMALLEST_VARIANCE, judged, all(SMALLEST_JUDGED));
     p.inverse = gate_ ? 1.0f / judged : all(1.0f);
     p.weight = p.inverse * share_;
     if (RICCATI) {
       const Floats apart = narrow(row.gain - load(key + 2 * padded_));
-      p.gain_sign = apart < 0.0f ? all(-1.0f) : all(1.0f);
+      p.gain_sign = choose(apart < 0.0f, all(-1.0f), all(1.0f));
       p.bias = load(key_bias_ + j) - magnitude(apart);
       p.log_variance = all(0.0f);
     } else {
@@ -86,14 +103,14 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   // Gradients of E, b (in bits) and w become those of the path and of the noises.
   RFA_INLINE_MEMBER void add(Row& row, int64_t j, const Pair& p, Floats decay, Floats bias, Floats weight) {
     Floats judged = gate_ ? -weight * p.weight * p.inverse : all(0.0f);
-    judged = p.inverse < 1.0f / SMALLEST_JUDGED ? judged : all(0.0f);
+    judged = choose(p.inverse < 1.0f / SMALLEST_JUDGED, judged, all(0.0f));
     Floats variance = judged;
     share_sum_ += widen(weight * p.inverse);
     if (!RICCATI) {
       exponent_sum_ -= widen(bias * p.log_variance);
       variance -= bias * exponent_ * LOG2E / p.variance;
     }
-    variance = p.variance > SMALLEST_VARIANCE ? variance : all(0.0f);
+    variance = choose(p.variance > SMALLEST_VARIANCE, variance, all(0.0f));
     const Floats squared = p.decay * p.decay;
     key_noise_sum_ += widen(variance * squared);
     floor_sum_ += widen(variance);
@@ -158,6 +175,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   const double* query_;
   float share_, key_noise_, floor_, query_noise_, exponent_;
   bool gate_;
+  std::vector<double> least_, most_;  // damping M of each block of keys
   Doubles share_sum_{}, key_noise_sum_{}, floor_sum_{}, query_noise_sum_{}, exponent_sum_{};
 };
 

@@ -50,8 +50,11 @@ struct Problem {
   double* grad_key_bias;    // (batch, heads, keys)
 };
 
-constexpr int64_t QUERY_BLOCK = 8 * ROWS * (ROWS < 8 ? 2 : 1);  // 96 rows
+constexpr float FAR = 9.0949470e-13f;  // 2^-40: what has decayed to this changes neither residual nor estimate
+constexpr int64_t GROUP = 12;  // queries that go through a block of keys together: it comes from the second-level cache
+constexpr int64_t QUERY_BLOCK = 8 * GROUP;
 constexpr int64_t KEY_BLOCK = 128;
+static_assert(GROUP % ROWS == 0, "a group is cut into tiles");
 static_assert(KEY_BLOCK % COLUMNS == 0, "a block of keys is cut into panels");
 
 // One task: a head of one sample, and a slice of its query blocks (forward) or key blocks (backward).

@@ -1,5 +1,6 @@
 // From dot products to weights, and back: the formulas of rfa/ops/fused.py on one row of a tile.
 #pragma once
+#include "functions.h"
 #include "problem.h"
 
 namespace rfa {
@@ -12,16 +13,17 @@ struct RowOfScores {
 };
 
 struct Scored {
-  Floats z;                    // in bits
+  Floats z;                    // in bits, less the row's offset
   Floats residual, half;       // r, and t = E |k|^2 - 2 q.k
   Floats one_plus, log;        // 1 + w r and its log2
 };
 
 template <int64_t SCORE, class Pair>
-RFA_INLINE Scored score(const Pair& p, Floats dot, Floats key_norm, const RowOfScores& row) {
-  Scored s{};
+RFA_INLINE Scored score(const Pair& p, Floats dot, Floats key_norm, RowOfScores row) {
+  Scored s;
+  const Floats bias = p.bias - row.offset;
   if (SCORE == DOT_PRODUCT) {
-    s.z = p.bias + row.coefficient * dot;
+    s.z = bias + row.coefficient * dot;
     return s;
   }
   s.half = p.decay * key_norm - 2.0f * dot;
@@ -30,22 +32,22 @@ RFA_INLINE Scored score(const Pair& p, Floats dot, Floats key_norm, const RowOfS
   if (SCORE == STUDENT_T) {
     s.one_plus = x + 1.0f;
     s.log = log2_1p(x, s.one_plus);
-    s.z = p.bias - row.coefficient * s.log;
+    s.z = bias - row.coefficient * s.log;
   } else {
-    s.z = p.bias - row.coefficient * x;
+    s.z = bias - row.coefficient * x;
   }
   return s;
 }
 
 // Dot products of one row become `2^(z - offset) E`; returns `sum 2^(z - offset)`. `mask` null: all are seen.
 template <int64_t SCORE, class Prior>
-RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, const RowOfScores& row, int64_t start,
+RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, RowOfScores row, int64_t start,
                        int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
   Floats total{};
   for (int64_t j = 0; j < n; j += LANES) {
     const auto pair = prior.at(place, start + j);
     const Scored s = score<SCORE>(pair, load(tile + j), load(key_norms + j), row);
-    Floats weight = exp2(s.z - row.offset);
+    Floats weight = exp2(s.z);
     if (mask) weight = keep(weight, load(mask + j));
     total += weight;
     store(tile + j, weight * pair.decay);
@@ -53,14 +55,14 @@ RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, con
   return sum(total);
 }
 
-// The largest score of one row.
+// The largest score of one row, whose offset is 0.
 template <int64_t SCORE, class Prior>
-RFA_INLINE float highest(const Prior& prior, const typename Prior::Row& place, const RowOfScores& row, int64_t start,
+RFA_INLINE float highest(const Prior& prior, const typename Prior::Row& place, RowOfScores row, int64_t start,
                          int64_t n, const float* key_norms, const int32_t* mask, const float* tile) {
   Floats most = all(-INFINITY);
   for (int64_t j = 0; j < n; j += LANES) {
     const Scored s = score<SCORE>(prior.at(place, start + j), load(tile + j), load(key_norms + j), row);
-    const Floats z = mask ? (load(mask + j) != 0 ? s.z : all(-INFINITY)) : s.z;
+    const Floats z = mask ? choose(load(mask + j), s.z, all(-INFINITY)) : s.z;
     most = larger(z, most);
   }
   return largest(most);
@@ -69,7 +71,7 @@ RFA_INLINE float highest(const Prior& prior, const typename Prior::Row& place, c
 // Gradients of one row. In: q.k in `dots`, ln2 <grad_out, v> in `values`. Out: the coefficient of k and q in
 // `dots`, A E in `values`. `mean` is ln2 <grad_out, out> minus the gradient of the row's log2 sum.
 template <int64_t SCORE, class Prior>
-RFA_INLINE void judge(Prior& prior, typename Prior::Row& place, const RowOfScores& row, float mean, int64_t start,
+RFA_INLINE void judge(Prior& prior, typename Prior::Row& place, RowOfScores row, float mean, int64_t start,
                       int64_t n, const float* key_norms, const int32_t* mask, float* dots, float* values,
                       float* grad_key_norms, float* grad_norm, double* grad_coefficient) {
   Floats norm{}, coefficient{};
@@ -77,7 +79,7 @@ RFA_INLINE void judge(Prior& prior, typename Prior::Row& place, const RowOfScore
     const auto pair = prior.at(place, start + j);
     const Floats dot = load(dots + j), key_norm = load(key_norms + j), value = load(values + j);
     const Scored s = score<SCORE>(pair, dot, key_norm, row);
-    Floats weight = exp2(s.z - row.offset);
+    Floats weight = exp2(s.z);
     if (mask) weight = keep(weight, load(mask + j));
     const Floats z = weight * (pair.decay * value - mean);
     Floats decay = weight * value * BITS, slope, grad_weight{};

@@ -19,13 +19,25 @@ class TablePrior {
   explicit TablePrior(const Task& task, bool backward)
       : task_(task),
         middle_(task.p.keys - 1),
-        size_(task.p.keys + std::max(task.p.causal ? KEY_BLOCK : int64_t{0}, round_up(task.p.keys, KEY_BLOCK))),
+        size_(task.p.keys + (task.p.causal ? 2 * KEY_BLOCK : round_up(task.p.keys, KEY_BLOCK))),
         values_(3 * size_),
         sums_(backward ? 3 * size_ : 0) {
     for (int table = 0; table < 3; table++) {
       const float* from = task.p.tables + (table * task.p.heads + task.h) * task.p.lags;
-      for (int64_t n = 0; n < size_; n++) values_[table * size_ + n] = from[lag(n)];
+      float* to = values_ + table * size_;
+      std::reverse_copy(from, from + task.p.keys, to);
+      for (int64_t n = middle_ + 1; n < size_; n++) to[n] = from[lag(n)];
     }
+    const float *decay = task.p.tables + task.h * task.p.lags, *weight = decay + 2 * task.p.heads * task.p.lags;
+    far_ = std::partition_point(decay, decay + task.p.lags, [](float e) { return e > FAR; }) - decay;
+    widest_ = *std::max_element(weight, weight + task.p.lags);
+  }
+
+  // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.
+  bool decayed(int64_t first, int64_t n, int64_t start, float reach) const {
+    const int64_t position = task_.p.keys - task_.p.queries + first;
+    const int64_t behind = position - (start + KEY_BLOCK - 1), ahead = start - (position + n - 1);
+    return std::max(behind, ahead) >= far_ && reach * widest_ * FAR < 1e-6f;
   }
 
   Row row(int64_t i) const { return {middle_ - (task_.p.keys - task_.p.queries + std::min(i, task_.p.queries - 1))}; }
@@ -63,7 +75,8 @@ class TablePrior {
   int64_t lag(int64_t n) const { return std::min(n < middle_ ? middle_ - n : n - middle_, task_.p.lags - 1); }
 
   const Task& task_;
-  int64_t middle_, size_;
+  int64_t middle_, size_, far_;  // far_: the first lag at which all has decayed
+  float widest_;                 // the largest w
   Buffer<float> values_, sums_;
 };
 

@@ -1,109 +1,175 @@
-// Vectors of the widest registers at hand, in the compiler's generic form, with log2(1 + x) and 2^x.
+// Two registers of the widest kind side by side, in the compiler's generic form, so that the long chains of log2 and 2^x
+// overlap. `Floats`, `Ints` and `Doubles` are LANES numbers each and take the usual operators.
 #pragma once
 #include <cstdint>
 #include <cstring>
-
-namespace rfa {
-
-#if defined(__AVX512F__)
-constexpr int LANES = 16;
-#elif defined(__AVX__)
-constexpr int LANES = 8;
-#else
-constexpr int LANES = 4;  // SSE, NEON
+#if defined(__AVX__)
+#include <immintrin.h>
 #endif
-
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef double Doubles __attribute__((vector_size(8 * LANES)));  // the compiler splits it into registers
-typedef float UnalignedFloats __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef int32_t UnalignedInts __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef double UnalignedDoubles __attribute__((vector_size(8 * LANES), aligned(8)));
 
 #define RFA_INLINE static inline __attribute__((always_inline))
 #define RFA_INLINE_MEMBER inline __attribute__((always_inline))
 
-RFA_INLINE Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
-RFA_INLINE Doubles load(const double* p) { return *reinterpret_cast<const UnalignedDoubles*>(p); }
-RFA_INLINE Ints load(const int32_t* p) { return *reinterpret_cast<const UnalignedInts*>(p); }
-RFA_INLINE void store(float* p, Floats x) { *reinterpret_cast<UnalignedFloats*>(p) = x; }
-RFA_INLINE void store(double* p, Doubles x) { *reinterpret_cast<UnalignedDoubles*>(p) = x; }
+namespace rfa {
+
+#if defined(__AVX512F__)
+constexpr int REGISTER = 16;  // floats in a register
+#elif defined(__AVX__)
+constexpr int REGISTER = 8;
+#else
+constexpr int REGISTER = 4;  // SSE, NEON
+#endif
+constexpr int LANES = 2 * REGISTER;
+
+typedef float FloatRegister __attribute__((vector_size(4 * REGISTER)));
+typedef int32_t IntRegister __attribute__((vector_size(4 * REGISTER)));
+typedef double DoubleRegister __attribute__((vector_size(4 * REGISTER)));
+typedef float HalfRegister __attribute__((vector_size(2 * REGISTER)));
+
+// Members by name, not an array: compilers keep them in registers.
+struct Floats {
+  FloatRegister a, b;
+};
+struct Ints {
+  IntRegister a, b;
+};
+struct Doubles {
+  DoubleRegister a, b, c, d;
+};
+
+RFA_INLINE Floats all(float x) { return {x - FloatRegister{}, x - FloatRegister{}}; }
+RFA_INLINE Doubles all(double x) {
+  const DoubleRegister y = x - DoubleRegister{};
+  return {y, y, y, y};
+}
+
+#define RFA_OPERATOR(op)                                                                           \
+  RFA_INLINE Floats operator op(Floats x, Floats y) { return {x.a op y.a, x.b op y.b}; }            \
+  RFA_INLINE Floats operator op(Floats x, float y) { return x op all(y); }                          \
+  RFA_INLINE Floats operator op(float x, Floats y) { return all(x) op y; }                          \
+  RFA_INLINE Doubles operator op(Doubles x, Doubles y) {                                            \
+    return {x.a op y.a, x.b op y.b, x.c op y.c, x.d op y.d};                                        \
+  }                                                                                                \
+  RFA_INLINE Doubles operator op(Doubles x, double y) { return x op all(y); }                       \
+  RFA_INLINE Doubles operator op(double x, Doubles y) { return all(x) op y; }
+RFA_OPERATOR(+)
+RFA_OPERATOR(-)
+RFA_OPERATOR(*)
+RFA_OPERATOR(/)
+
+#define RFA_INT_OPERATOR(op)                                                                       \
+  RFA_INLINE Ints operator op(Ints x, int32_t y) { return {x.a op y, x.b op y}; }                   \
+  RFA_INLINE Ints operator op(int32_t x, Ints y) { return {x op y.a, x op y.b}; }
+RFA_INT_OPERATOR(+)
+RFA_INT_OPERATOR(-)
+RFA_INT_OPERATOR(&)
+RFA_INT_OPERATOR(<<)
+RFA_INT_OPERATOR(>>)
+RFA_INLINE Ints operator-(Ints x, Ints y) { return {x.a - y.a, x.b - y.b}; }
+RFA_INLINE Ints operator&(Ints x, Ints y) { return {x.a & y.a, x.b & y.b}; }
+RFA_INLINE Ints operator|(Ints x, Ints y) { return {x.a | y.a, x.b | y.b}; }
+RFA_INLINE Ints operator~(Ints x) { return {~x.a, ~x.b}; }
+
+#define RFA_COMPARISON(op)                                                                         \
+  RFA_INLINE Ints operator op(Floats x, Floats y) { return {(IntRegister)(x.a op y.a), (IntRegister)(x.b op y.b)}; } \
+  RFA_INLINE Ints operator op(Floats x, float y) { return x op all(y); }
+RFA_COMPARISON(<)
+RFA_COMPARISON(>)
+RFA_COMPARISON(==)
+
+RFA_INLINE Floats operator-(Floats x) { return {-x.a, -x.b}; }
+RFA_INLINE Doubles operator-(Doubles x) { return {-x.a, -x.b, -x.c, -x.d}; }
+RFA_INLINE void operator+=(Floats& x, Floats y) { x = x + y; }
+RFA_INLINE void operator-=(Floats& x, Floats y) { x = x - y; }
+RFA_INLINE void operator*=(Floats& x, Floats y) { x = x * y; }
+RFA_INLINE void operator+=(Doubles& x, Doubles y) { x = x + y; }
+RFA_INLINE void operator-=(Doubles& x, Doubles y) { x = x - y; }
+
+template <class R, class T> RFA_INLINE R load_register(const T* p) {
+  typedef R Unaligned __attribute__((aligned(sizeof(T)), may_alias));
+  return *reinterpret_cast<const Unaligned*>(p);
+}
+template <class R, class T> RFA_INLINE void store_register(T* p, R x) {
+  typedef R Unaligned __attribute__((aligned(sizeof(T)), may_alias));
+  *reinterpret_cast<Unaligned*>(p) = x;
+}
+RFA_INLINE Floats load(const float* p) {
+  return {load_register<FloatRegister>(p), load_register<FloatRegister>(p + REGISTER)};
+}
+RFA_INLINE Ints load(const int32_t* p) {
+  return {load_register<IntRegister>(p), load_register<IntRegister>(p + REGISTER)};
+}
+RFA_INLINE Doubles load(const double* p) {
+  constexpr int n = REGISTER / 2;
+  return {load_register<DoubleRegister>(p), load_register<DoubleRegister>(p + n),
+          load_register<DoubleRegister>(p + 2 * n), load_register<DoubleRegister>(p + 3 * n)};
+}
+RFA_INLINE void store(float* p, Floats x) {
+  store_register(p, x.a);
+  store_register(p + REGISTER, x.b);
+}
+RFA_INLINE void store(double* p, Doubles x) {
+  constexpr int n = REGISTER / 2;
+  store_register(p, x.a);
+  store_register(p + n, x.b);
+  store_register(p + 2 * n, x.c);
+  store_register(p + 3 * n, x.d);
+}
 RFA_INLINE void add_to(float* p, Floats x) { store(p, load(p) + x); }
 RFA_INLINE void add_to(double* p, Doubles x) { store(p, load(p) + x); }
-RFA_INLINE Floats all(float x) { return x - Floats{}; }
-RFA_INLINE Doubles all(double x) { return x - Doubles{}; }
-RFA_INLINE Ints bits(Floats x) { return (Ints)x; }
-RFA_INLINE Floats from_bits(Ints x) { return (Floats)x; }
-RFA_INLINE Floats narrow(Doubles x) { return __builtin_convertvector(x, Floats); }
-RFA_INLINE Doubles widen(Floats x) { return __builtin_convertvector(x, Doubles); }
-RFA_INLINE Floats larger(Floats a, Floats b) { return a < b ? b : a; }  // NaN where `a` is
-RFA_INLINE Floats smaller(Floats a, Floats b) { return a > b ? b : a; }
+
+RFA_INLINE Ints bits(Floats x) { return {(IntRegister)x.a, (IntRegister)x.b}; }
+RFA_INLINE Floats from_bits(Ints x) { return {(FloatRegister)x.a, (FloatRegister)x.b}; }
+RFA_INLINE Floats to_floats(Ints x) {
+  return {__builtin_convertvector(x.a, FloatRegister), __builtin_convertvector(x.b, FloatRegister)};
+}
+RFA_INLINE Floats choose(Ints where, Floats x, Floats y) { return {where.a ? x.a : y.a, where.b ? x.b : y.b}; }
+
+// The larger one; NaN where `x` is.
+RFA_INLINE Floats larger(Floats x, Floats y) {
+#if defined(__AVX__) && !defined(__AVX512F__)  // one instruction, which compilers do not find by themselves
+  return {(FloatRegister)_mm256_max_ps(y.a, x.a), (FloatRegister)_mm256_max_ps(y.b, x.b)};
+#else
+  return choose(x < y, y, x);
+#endif
+}
+RFA_INLINE Floats smaller(Floats x, Floats y) { return choose(x > y, y, x); }
 RFA_INLINE Floats magnitude(Floats x) { return from_bits(bits(x) & 0x7fffffff); }
 RFA_INLINE Floats keep(Floats x, Ints mask) { return from_bits(bits(x) & mask); }
 
-template <class V> RFA_INLINE auto sum(V x) {
-  auto total = x[0];
-  for (int i = 1; i < LANES; i++) total += x[i];
+RFA_INLINE FloatRegister join(DoubleRegister low, DoubleRegister high) {
+  const HalfRegister halves[2] = {__builtin_convertvector(low, HalfRegister), __builtin_convertvector(high, HalfRegister)};
+  FloatRegister whole;
+  std::memcpy(&whole, halves, sizeof whole);
+  return whole;
+}
+RFA_INLINE DoubleRegister half(FloatRegister x, int which) {
+  HalfRegister halves[2];
+  std::memcpy(halves, &x, sizeof halves);
+  return __builtin_convertvector(halves[which], DoubleRegister);
+}
+RFA_INLINE Floats narrow(Doubles x) { return {join(x.a, x.b), join(x.c, x.d)}; }
+RFA_INLINE Doubles widen(Floats x) { return {half(x.a, 0), half(x.a, 1), half(x.b, 0), half(x.b, 1)}; }
+
+RFA_INLINE float sum(Floats x) {
+  const FloatRegister both = x.a + x.b;
+  float total = both[0];
+  for (int i = 1; i < REGISTER; i++) total += both[i];
+  return total;
+}
+RFA_INLINE double sum(Doubles x) {
+  const DoubleRegister all_four = (x.a + x.b) + (x.c + x.d);
+  double total = all_four[0];
+  for (int i = 1; i < REGISTER / 2; i++) total += all_four[i];
   return total;
 }
 RFA_INLINE float largest(Floats x) {
-  float most = x[0];
-  for (int i = 1; i < LANES; i++) most = x[i] > most ? x[i] : most;
+  float most = x.a[0];
+  for (int i = 0; i < REGISTER; i++) {
+    most = x.a[i] > most ? x.a[i] : most;
+    most = x.b[i] > most ? x.b[i] : most;
+  }
   return most;
-}
-
-// n + f with n whole and |f| <= 1/2, for |x| < 2^22: adding 1.5 * 2^23 rounds to a whole number in the low bits.
-constexpr float ROUNDER = 12582912.0f;
-
-// (2^f - 1) for |f| <= 1/2: f times a minimax polynomial, relative error of 2^f below 1e-7.
-RFA_INLINE Floats exp2_fraction(Floats f) {
-  Floats p = f * 0.0013273394f + 0.009671065956f;
-  p = p * f + 0.05550691113f;
-  p = p * f + 0.24022251368f;
-  return f * (p * f + 0.69314700365f);
-}
-
-// 2^x for x <= 127; exactly 0 below -126.5.
-RFA_INLINE Floats exp2(Floats x) {
-  x = larger(x, all(-127.0f));
-  const Floats shifted = x + ROUNDER;
-  const Floats scale = from_bits((bits(shifted) << 23) + (127 << 23));
-  return scale + scale * exp2_fraction(x - (shifted - ROUNDER));
-}
-
-// 2^x and 2^x - 1, both to full relative precision, for x <= 0.
-RFA_INLINE void exp2_both(Floats x, Floats* power, Floats* less_one) {
-  x = larger(x, all(-127.0f));
-  const Floats shifted = x + ROUNDER;
-  const Floats scale = from_bits((bits(shifted) << 23) + (127 << 23));
-  const Floats rest = scale * exp2_fraction(x - (shifted - ROUNDER));
-  *power = scale + rest;
-  *less_one = (scale - 1.0f) + rest;
-}
-
-// log2 of 2^n (1 + f), f in [sqrt(1/2) - 1, sqrt(2) - 1]: n + f times a minimax polynomial, relative error 4e-8.
-RFA_INLINE Floats log2_of(Floats n, Floats f) {
-  const Floats f2 = f * f, f4 = f2 * f2;
-  const Floats a = f * -0.72134733200f + 1.44269502163f, b = f * -0.36070367694f + 0.48091062903f;
-  const Floats c = f * -0.23894481361f + 0.28791624308f, d = f * -0.20726981759f + 0.21571563184f;
-  const Floats high = (f4 * 0.12583704293f + (d * f2 + c)), low = b * f2 + a;
-  return (high * f4 + low) * f + n;
-}
-
-constexpr int32_t SQRT_HALF = 0x3f3504f3, EXPONENT = static_cast<int32_t>(0xff800000);
-
-// log2(1 + x), x >= 0: f is formed from x itself, so that a tiny x keeps its precision.
-RFA_INLINE Floats log2_1p(Floats x, Floats one_plus_x) {
-  const Ints exponent = (bits(one_plus_x) - SQRT_HALF) & EXPONENT;
-  const Floats inverse = from_bits(0x3f800000 - exponent);  // 2^-n
-  const Floats n = __builtin_convertvector(exponent >> 23, Floats);
-  return log2_of(n, inverse * x + (inverse - 1.0f));
-}
-
-// log2(x) for normal x > 0.
-RFA_INLINE Floats log2(Floats x) {
-  const Ints exponent = (bits(x) - SQRT_HALF) & EXPONENT;
-  return log2_of(__builtin_convertvector(exponent >> 23, Floats), from_bits(bits(x) - exponent) - 1.0f);
 }
 
 }  // namespace rfa

@@ -1,0 +1,280 @@
+"""The cache of a decoder: states as they stand in the common frame, turned once, when they enter."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from rfa.dynamics import time_dtype
+from rfa.ops.inputs import Positions, times_dtype
+from rfa.ops.validation import validate_positions
+
+_SPARE = 64  # entries that a growing buffer leaves room for at least
+
+
+class Buffer:
+    """A tensor that grows along one dimension into room kept behind what is written.
+
+    Room grows by half at a time, so that all appends together copy each entry a constant number of times. Where
+    gradients are on, nothing is written in place, for a graph may hold what was written before: every append
+    makes a new tensor.
+
+    Args:
+        dim: the dimension that grows, counted from the front.
+    """
+
+    def __init__(self, dim: int):
+        self.dim, self.length = dim, 0
+        self._storage: Tensor | None = None
+
+    @property
+    def filled(self) -> Tensor | None:
+        """What is written, a view; None before the first append."""
+        return None if self._storage is None else self._storage.narrow(self.dim, 0, self.length)
+
+    def append(self, new: Tensor) -> Tensor:
+        """Write `new` behind the rest, and return everything."""
+        start, length = self.length, self.length + new.shape[self.dim]
+        storage = self._storage
+        if storage is None or start == 0:
+            storage = new.contiguous()
+        elif torch.is_grad_enabled() or storage.is_inference() != torch.is_inference_mode_enabled():
+            storage = torch.cat([storage.narrow(self.dim, 0, start), new], dim=self.dim)
+        else:
+            if length > storage.shape[self.dim]:
+                storage = self._grown(storage, length)
+            storage.narrow(self.dim, start, length - start).copy_(new)
+        self._storage, self.length = storage, length
+        return storage.narrow(self.dim, 0, length)
+
+    def _grown(self, storage: Tensor, needed: int) -> Tensor:
+        shape = list(storage.shape)
+        shape[self.dim] = needed + max(_SPARE, needed // 2)
+        larger = storage.new_empty(shape)
+        larger.narrow(self.dim, 0, self.length).copy_(storage.narrow(self.dim, 0, self.length))
+        return larger
+
+    def crop(self, length: int) -> None:
+        """Forget what stands behind the first `length` entries; their room stays."""
+        self.length = min(self.length, length)
+
+    def change(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace the tensor, its room included, by a function of it that keeps the growing dimension."""
+        if self._storage is not None:
+            self._storage = function(self._storage)
+
+
+class FilterLayer(CacheLayerMixin):
+    """One layer's past: keys and values in the frame, squared norms of the keys, and when the keys were seen.
+
+    A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good. Times, and with them all
+    phases and lags, count from the origin t_0 in float64: the first key of a row that takes part.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self) -> None:  # the base class would make attributes of what are properties here
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._keys, self._values, self._key_norms, self._times = Buffer(2), Buffer(2), Buffer(2), Buffer(1)
+        self.origin: Tensor | None = None
+        self.uniform = False
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """`(batch, heads, keys, 2 d)`, in the frame."""
+        return self._keys.filled
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        """`(batch, heads, keys, 2 d)`, in the frame where values turn."""
+        return self._values.filled
+
+    @property
+    def key_norms(self) -> Tensor | None:
+        """`|k|^2` of the keys as they are stored, `(batch, heads, keys)` in float32 or float64."""
+        return self._key_norms.filled
+
+    @property
+    def times(self) -> Tensor | None:
+        """Since the origin, `(1, keys)` or `(batch, keys)` in `time_dtype`; padding has times too."""
+        return self._times.filled
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        """Whether anything has entered since the last reset."""
+        return self.keys is not None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing: the first states that enter become the buffers."""
+
+    def place(
+        self,
+        batch: int,
+        length: int,
+        device: torch.device,
+        times: Tensor | None,
+        key_mask: Tensor | None,
+        segment_ids: Tensor | None,
+    ) -> Positions:
+        """Where new tokens and all keys, theirs included, stand; their states must enter by `update` next.
+
+        Args:
+            batch, length, device: of the new tokens.
+            times: of all keys, `(keys,)` or `(batch, keys)`, those in the cache as before; 0, 1, 2, ...
+            key_mask: `(batch, keys)`, True for those that take part.
+            segment_ids: `(batch, keys)`, attend within equal ids only.
+
+        Returns:
+            Positions since the origin, with the new tokens as the queries.
+
+        Raises:
+            ValueError: for times, a mask or segments that do not fit, or times that differ from those in the cache.
+        """
+        cached = self.get_seq_length()
+        keys, dtype = cached + length, time_dtype(device)
+        validate_positions(batch, length, keys, device, times, None, key_mask, segment_ids)
+        padding = None if times is None or key_mask is None else ~key_mask
+        given = torch.arange(keys, device=device) if times is None else times
+        given = torch.atleast_2d(given.to(times_dtype(given, None)))
+        uniform = times is None and (self.uniform or cached == 0)
+        origin = self._origin(given, padding, cached)
+        elapsed = (given - origin).to(dtype)
+        if cached and not uniform:
+            self._check_past(elapsed[:, :cached], key_mask)
+        self.origin, self.uniform = origin, uniform
+        key_times = self._keep_times(elapsed, cached)
+        if padding is not None:
+            key_times = key_times.masked_fill(padding, 0.0)
+        query_segments = None if segment_ids is None else segment_ids[:, cached:]
+        return Positions(key_times, elapsed[:, cached:], key_mask, segment_ids, query_segments, uniform)
+
+    def _origin(self, given: Tensor, padding: Tensor | None, cached: int) -> Tensor:
+        """`(b, 1)`: the first key that takes part; once there is one, its row's origin stays."""
+        given = given.detach()
+        if padding is None:
+            return given[:, :1] if self.origin is None or cached == 0 else self.origin
+        first = given.expand(padding.shape).gather(-1, padding.int().argmin(-1, keepdim=True))
+        if self.origin is None or cached == 0:
+            return first
+        return torch.where(padding[:, :cached].all(-1, keepdim=True), first, self.origin)
+
+    def _check_past(self, elapsed: Tensor, key_mask: Tensor | None) -> None:
+        kept = self.times
+        assert kept is not None
+        other = elapsed != kept
+        if key_mask is not None:
+            other = other & key_mask[:, : kept.shape[1]]
+        if bool(other.any()):
+            row, at = other.nonzero()[0].tolist()
+            given, held = (t.expand(other.shape)[row, at].item() for t in (elapsed, kept))
+            raise ValueError(
+                f"times: got key {at} at {given!r} after the first (batch row {row}), "
+                f"expected {held!r}, as the cache holds it: times of cached keys do not change"
+            )
+
+    def _keep_times(self, elapsed: Tensor, cached: int) -> Tensor:
+        """All times, the new ones appended; all written anew where rows part that had the same times."""
+        self._times.crop(cached)
+        rows = 1 if self.times is None else self.times.shape[0]
+        if rows < elapsed.shape[0]:
+            self._times.crop(0)
+        return self._times.append(elapsed[:, self._times.length :].expand(max(rows, elapsed.shape[0]), -1))
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Let states in the frame enter, and return all keys and values.
+
+        Raises:
+            ValueError: for a batch, dtype or device other than the cache's.
+        """
+        for name, new, kept in (("keys", key_states, self.keys), ("values", value_states, self.values)):
+            if kept is not None and kept.shape[2] and _kind(new) != _kind(kept):
+                raise ValueError(f"past_key_values: got {name} of {_kind(kept)}, expected {_kind(new)}, the input's")
+        norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
+        self._key_norms.append(norms)
+        return self._keys.append(key_states), self._values.append(value_states)
+
+    def get_seq_length(self) -> int:
+        """The number of keys."""
+        return self._keys.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The number of keys that so many more queries see, and the first one's index."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """No limit: -1 in transformers' words."""
+        return -1
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last `-tokens_to_remove` keys.
+
+        Raises:
+            ValueError: for a positive number, as transformers' own caches do.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
+        length = max(0, self.get_seq_length() + tokens_to_remove)
+        for buffer in (self._keys, self._values, self._key_norms, self._times):
+            buffer.crop(length)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Row i becomes what row `beam_idx[i]` was."""
+        self._select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        if self.keys is not None:
+            self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Only the rows at these indices, or where a mask is True."""
+        if self.keys is not None:
+            self._select(torch.arange(self.keys.shape[0], device=indices.device)[indices])
+
+    def _select(self, rows: Tensor) -> None:
+        def take(x: Tensor) -> Tensor:
+            return x.index_select(0, rows.to(x.device))
+
+        for buffer in (self._keys, self._values, self._key_norms):
+            buffer.change(take)
+        if self.times is not None and self.times.shape[0] > 1:  # one row of times is everyone's
+            self._times.change(take)
+        if self.origin is not None and self.origin.shape[0] > 1:
+            self.origin = take(self.origin)
+
+
+class FilterCache(Cache):
+    """What a decoder keeps of the tokens it has read; `past_key_values` of the model and of the attention layers.
+
+    One `FilterLayer` a decoder layer, made when it is first needed. A new token costs a rotation of its own query,
+    key and value and one pass over the keys; the past is neither turned again nor copied.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(layer_class_to_replicate=FilterLayer)
+
+    def layer(self, index: int) -> FilterLayer:
+        """The past of the decoder layer at `index`."""
+        while len(self.layers) <= index:
+            self.layers.append(FilterLayer())
+        return cast(FilterLayer, self.layers[index])
+
+
+def check_cache(given: Cache | None) -> FilterCache | None:
+    """Raise `ValueError` for any other cache: one of raw keys would have to be turned again at every token."""
+    if given is not None and not isinstance(given, FilterCache):
+        raise ValueError(f"past_key_values: got {type(given).__name__}, expected a FilterCache")
+    return given
+
+
+def _kind(x: Tensor) -> str:
+    return f"batch {x.shape[0]}, {x.dtype} on {x.device}"

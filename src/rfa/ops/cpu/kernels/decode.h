@@ -1,0 +1,96 @@
+// A few queries against keys that stand in the frame already, as in decoding: each key is read once, where it lies.
+#pragma once
+#include <cmath>
+
+#include "frame.h"
+#include "score.h"
+#include "visibility.h"
+
+namespace rfa {
+
+template <int64_t SCORE, class Prior> class Decode {
+ public:
+  explicit Decode(const Task& task)
+      : task_(task),
+        prior_(task, false),
+        sight_(task),
+        scores_(round_up(task.p.keys, KEY_BLOCK)),
+        norms_(KEY_BLOCK),
+        out_(task.value_channels),
+        mask_(KEY_BLOCK) {}
+
+  void run() {
+    for (int64_t i = task_.slice; i < task_.p.queries; i += task_.p.slices) query(i);
+  }
+
+ private:
+  void query(int64_t i) {
+    const Problem& p = task_.p;
+    const float* q = p.query.at(task_.b, task_.h, i);
+    const RowOfScores row{dot(q, q, p.channels), task_.scalar(0), 0.0f};
+    const auto place = prior_.row(i);
+    float most = -INFINITY, total = 0.0f;
+    for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
+      const Sight seen = sight_.look(i, 1, start);
+      std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
+      if (!seen.keys) continue;
+      dots(q, start, std::min(seen.keys, p.keys - start));
+      if (!seen.whole) sight_.mask(i, start, seen.keys, mask_);
+      for (int64_t j = 0; j < seen.keys; j += LANES) {
+        const Scored s = score<SCORE>(prior_.at(place, start + j), load(scores_ + start + j), load(norms_ + j), row);
+        const Floats z = seen.whole ? s.z : choose(load(mask_ + j), s.z, all(-INFINITY));
+        store(scores_ + start + j, z);
+        most = std::max(most, largest(z));
+      }
+    }
+    std::fill_n(static_cast<float*>(out_), task_.value_channels, 0.0f);
+    for (int64_t start = 0; most > -INFINITY && start < p.keys; start += KEY_BLOCK) {
+      const int64_t n = std::min(KEY_BLOCK, p.keys - start);
+      for (int64_t j = 0; j < KEY_BLOCK && j < round_up(n, LANES); j += LANES) {
+        float* at = scores_ + start + j;
+        const Floats weight = exp2(load(at) - most);
+        total += sum(weight);
+        store(at, weight * prior_.at(place, start + j).decay);
+      }
+      for (int64_t j = 0; j < n; j++) add_value(scores_[start + j], p.value.at(task_.b, task_.h, start + j));
+    }
+    float* out = p.out.at(task_.b, task_.h, i);
+    for (int64_t c = 0; c < p.value_channels; c++) out[c] = total == 0.0f ? 0.0f : out_[c] / total;
+    p.log_sum[task_.row_index() * p.queries + i] = total == 0.0f ? -INFINITY : most + std::log2(total);
+  }
+
+  // q.k and |k|^2 of `n` keys.
+  void dots(const float* q, int64_t start, int64_t n) {
+    const Problem& p = task_.p;
+    const float* norms = p.key_norms ? p.key_norms + task_.b * p.key_norms_batch + task_.h * p.key_norms_head : nullptr;
+    for (int64_t j = 0; j < n; j++) {
+      const float* k = p.key.at(task_.b, task_.h, start + j);
+      scores_[start + j] = dot(q, k, p.channels);
+      if (SCORE != DOT_PRODUCT) norms_[j] = norms ? norms[start + j] : dot(k, k, p.channels);
+    }
+  }
+
+  RFA_INLINE_MEMBER static float dot(const float* x, const float* y, int64_t n) {
+    Floats total = all(0.0f);
+    int64_t c = 0;
+    for (; c + LANES <= n; c += LANES) total += load(x + c) * load(y + c);
+    float result = sum(total);
+    for (; c < n; c++) result += x[c] * y[c];
+    return result;
+  }
+
+  RFA_INLINE_MEMBER void add_value(float weight, const float* value) {
+    if (weight == 0.0f) return;  // a key that takes no part may hold anything
+    int64_t c = 0;
+    for (; c + LANES <= task_.p.value_channels; c += LANES) add_to(out_ + c, load(value + c) * weight);
+    for (; c < task_.p.value_channels; c++) out_[c] += weight * value[c];
+  }
+
+  const Task& task_;
+  Prior prior_;
+  Visibility sight_;
+  Buffer<float> scores_, norms_, out_;
+  Buffer<int32_t> mask_;
+};
+
+}  // namespace rfa
