@@ -12,7 +12,7 @@ import torch
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
 ORDER = ["files", "cache", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
-ORDER += ["experiments", "cli"]
+ORDER += ["experiments", "benchmark", "cli"]
 LONGEST_FILE = 300
 
 
@@ -116,7 +116,8 @@ def test_files_are_short():
 
 
 @pytest.mark.parametrize(
-    "package", ["rfa.dynamics", "rfa.ops", "rfa.nn", "rfa.models", "rfa.data", "rfa.training", "rfa.evaluation"]
+    "package",
+    [f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "data", "training", "evaluation", "benchmark")],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(package)

@@ -50,7 +50,9 @@ def latest(path: RiccatiPath, positions: Positions) -> Tensor:
     0 where no key of the segment takes part. Keys and queries are sorted together, so that it costs O(N log N).
     """
     keys = positions.key_times.shape[-1]
-    times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
+    shared = max(positions.key_times.shape[0], positions.query_times.shape[0])
+    both = (positions.key_times.expand(shared, -1), positions.query_times.expand(shared, -1))
+    times = torch.cat(both, dim=-1).detach()
     flags = [t for t in (positions.key_mask, positions.key_segments) if t is not None]
     batch = max(times.shape[0], *(t.shape[0] for t in flags)) if flags else times.shape[0]
     times = times.expand(batch, -1)

@@ -14,6 +14,8 @@ from matplotlib.ticker import EngFormatter, ScalarFormatter
 
 from rfa.files import write_whole
 
+from .speed import Line, operator_curves, share_of_bound
+
 # Okabe and Ito's palette
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
@@ -48,6 +50,44 @@ def training_and_extrapolation(
     over_length.set_xticks(lengths, [str(length) for length in lengths])
     over_length.set(xlabel="context length (tokens); dotted: training length", ylabel="test perplexity")
     over_length.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def speed_over_length(lines: Sequence[Line]) -> Figure:
+    """The operator's time over its peer's, and how near both are to their bounds, by length.
+
+    Args:
+        lines: of `rfa bench`, the operator's among them.
+    """
+    figure, (ratios, shares) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    curves = operator_curves(lines)
+    lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
+    _lines(ratios, {name: (lengths[name], [line["ratio"]["median"] for line in of]) for name, of in curves.items()})
+    for index, (name, curve) in enumerate(curves.items()):
+        ends = ([line["ratio"][end] for line in curve] for end in ("q1", "q3"))
+        ratios.fill_between(lengths[name], *ends, color=COLOURS[index % 8], alpha=0.2, linewidth=0)
+        for contestant, style in (("rfa", "-"), ("peer", ":")):
+            points = [share_of_bound(line, contestant) for line in curve]
+            shares.plot(
+                lengths[name],
+                [100 * share if share is not None else float("nan") for share in points],
+                style,
+                color=COLOURS[index % 8],
+                marker=MARKERS[index % 8],
+                markersize=4,
+                linewidth=1.4,
+            )
+    ratios.axhline(1, color="0.6", linestyle=":", linewidth=1)
+    ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
+    shares.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, 100))
+    ticks = sorted({length for each in lengths.values() for length in each})
+    for axes in (ratios, shares):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(length) for length in ticks], fontsize=8)
+        axes.set_xlabel("length (tokens)")
+    shares.spines[["top", "right"]].set_visible(False)
+    shares.grid(alpha=0.25, linewidth=0.5)
+    ratios.legend(frameon=False, fontsize=8)
     return figure
 
 

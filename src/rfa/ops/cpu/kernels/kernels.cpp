@@ -38,6 +38,7 @@ template <class F> int run_tasks(int64_t count, int64_t threads, F task) {
   std::atomic<int> failed{0};
 #pragma omp parallel num_threads(threads)
   for (int64_t index; (index = next++) < count;) try {
+      stock().clear();
       task(index);
     } catch (const std::exception&) {  // out of memory; nothing else throws
       failed = 1;

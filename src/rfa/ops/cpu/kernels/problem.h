@@ -1,8 +1,6 @@
 // What Python hands over, and how the work is cut. The fields are those of `Problem` in library.py, in its order.
 #pragma once
-#include <cstdlib>
-#include <memory>
-
+#include "buffer.h"
 #include "gemm.h"
 
 namespace rfa {
@@ -74,21 +72,6 @@ struct Task {
   const double* query_times() const { return p.query_times + (p.times_batch > 1 ? b : 0) * p.queries; }
   int64_t group_of_key(int64_t j) const { return p.key_groups ? p.key_groups[b * p.keys + j] : 0; }
   int64_t row_index() const { return b * p.heads + h; }
-};
-
-// Zeroed memory of one task, in cache lines.
-template <class T> struct Buffer {
-  struct Free {
-    void operator()(T* p) const { std::free(p); }
-  };
-  std::unique_ptr<T, Free> data;
-  explicit Buffer(int64_t size) {
-    const size_t bytes = round_up((size + 2 * COLUMNS) * sizeof(T), 64);
-    data.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
-    if (!data) throw std::bad_alloc();
-    std::memset(data.get(), 0, bytes);
-  }
-  operator T*() const { return data.get(); }
 };
 
 }  // namespace rfa

@@ -41,18 +41,28 @@ RFA_INLINE Scored score(const Pair& p, Floats dot, Floats key_norm, RowOfScores 
 
 // Dot products of one row become `2^(z - offset) E`; returns `sum 2^(z - offset)`. `mask` null: all are seen.
 template <int64_t SCORE, class Prior>
-RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, RowOfScores row, int64_t start,
-                       int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
-  Floats total{};
-  for (int64_t j = 0; j < n; j += LANES) {
+RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, RowOfScores row, int64_t start, int64_t n,
+                       const float* key_norms, const int32_t* mask, float* tile) {
+  Floats total = all(0.0f), other = total;
+  int64_t j = 0;
+  for (; j + 2 * LANES <= n; j += 2 * LANES) {  // two at a time overlap better
+    const int64_t k = j + LANES;
+    const auto pair = prior.at(place, start + j), next = prior.at(place, start + k);
+    Floats weight = exp2(score<SCORE>(pair, load(tile + j), load(key_norms + j), row).z);
+    Floats following = exp2(score<SCORE>(next, load(tile + k), load(key_norms + k), row).z);
+    if (mask) weight = keep(weight, load(mask + j)), following = keep(following, load(mask + k));
+    total += weight, other += following;
+    store(tile + j, weight * pair.decay);
+    store(tile + k, following * next.decay);
+  }
+  for (; j < n; j += LANES) {
     const auto pair = prior.at(place, start + j);
-    const Scored s = score<SCORE>(pair, load(tile + j), load(key_norms + j), row);
-    Floats weight = exp2(s.z);
+    Floats weight = exp2(score<SCORE>(pair, load(tile + j), load(key_norms + j), row).z);
     if (mask) weight = keep(weight, load(mask + j));
     total += weight;
     store(tile + j, weight * pair.decay);
   }
-  return sum(total);
+  return sum(total + other);
 }
 
 // The largest score of one row, whose offset is 0.

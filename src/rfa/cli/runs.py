@@ -1,57 +1,19 @@
-"""The command line: parses and calls."""
+"""The commands around runs: demo, train, evaluate, generate."""
 
 import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from typer.core import TyperCommand
 
 from rfa.report.console import comparison_table, evaluation_table, progress_bars, tokens_per_second
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    help="Robust Filter Attention: train, evaluate and sample language models whose attention is a robust filter.",
-    epilog="Start with: rfa demo",
-)
-console = Console(markup=False, emoji=False)
-UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which some versions of Typer keep to themselves
-errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-MANY: dict[str, Callable[[str], bool]] = {
-    "--lengths": str.isdigit,
-    "--set": lambda value: "=" in value and not value.startswith("-"),
-}
-
-
-class ManyValues(TyperCommand):
-    """Lets `--lengths` and `--set` take several values in a row."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
-        spread: list[str] = []
-        option = ""
-        for arg in args:
-            if arg in MANY:
-                option = arg
-            elif option and MANY[option](arg):
-                if spread[-1] != option:
-                    spread.append(option)
-            else:
-                option = ""
-            spread.append(arg)
-        return super().parse_args(ctx, spread)
-
+from .app import ManyValues, app, assignment, console, errors
 
 DataOption = Annotated[
     str, typer.Option(help="stdlib, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D")
@@ -128,7 +90,7 @@ def train(
         else:
             spec = training.TrainingSpec(
                 preset=preset,
-                model=dict(_assignment(text) for text in set_ or []),
+                model=dict(assignment(text) for text in set_ or []),
                 data=data,
                 split_by=split,
                 tokenizer=tokenizer,
@@ -210,57 +172,6 @@ def generate(
     sys.stdout.write(sample + "\n")
 
 
-@app.command()
-def doctor() -> None:
-    """Versions, devices, backends and what `auto` would choose here."""
-    import torch
-
-    from rfa.data import cache_folder
-    from rfa.models import PRESETS, describe
-    from rfa.ops import available_backends, choose_backend
-    from rfa.training.environment import environment
-
-    table = Table(show_header=False, box=None)
-    devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
-    found = {
-        **environment(),
-        "devices": ", ".join(devices),
-        "backends": ", ".join(available_backends()),
-        "auto chooses": choose_backend("auto"),
-        "cache": cache_folder(),
-    }
-    for name, value in found.items():
-        table.add_row(name, str(value))
-    console.print(table)
-    presets = Table("preset", "model", title="presets")
-    for name in PRESETS:
-        presets.add_row(name, describe(name))
-    console.print(presets)
-
-
-def main() -> None:
-    """The entry point: errors come as one line and exit status 2, Ctrl-C as 130."""
-    try:
-        status = app(standalone_mode=False)
-    except UsageError as error:
-        if not error.format_message():  # no command: its help has been shown
-            sys.exit(2)
-        _fail(error.format_message())
-    except (ValueError, OSError) as error:
-        if os.environ.get("RFA_DEBUG"):
-            raise
-        _fail(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        status = 130
-    except Exception as error:
-        if os.environ.get("RFA_DEBUG"):
-            raise
-        _fail(f"{type(error).__name__}: {error} (RFA_DEBUG=1 shows where)")
-    if status == 130:  # Typer's own answer to Ctrl-C
-        errors.print("rfa: stopped")
-    sys.exit(status)
-
-
 @contextmanager
 def _stoppable(hint: str) -> Iterator[None]:
     """Say in one line where a run was stopped and how to go on."""
@@ -273,26 +184,6 @@ def _stoppable(hint: str) -> Iterator[None]:
         raise SystemExit(130) from None
 
 
-def _fail(message: str) -> None:
-    errors.print(f"rfa: {' '.join(message.split())}")
-    sys.exit(2)
-
-
-def _assignment(text: str) -> tuple[str, Any]:
-    """`field=value`, the value as JSON where it is that, else as text."""
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise ValueError(f"--set: got {text!r}, expected field=value")
-    try:
-        return name, json.loads(value.lower() if value in ("True", "False") else value)
-    except json.JSONDecodeError:
-        return name, None if value == "None" else value
-
-
 def _figures(figures: dict[str, float]) -> str:
     shown = {"loss": "loss", "valid_perplexity": "valid ppl"}
     return "".join(f", {shown[name]} {figures[name]:.3f}" for name in shown if name in figures)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,137 @@
+"""How many instructions one call of the operator executes: a count that no other process can disturb.
+
+Where timing noise hides a change of a few percent, compare two counts. Everything in the call counts, PyTorch's
+operators around the kernel included; imports, inputs and a first call do not. One thread, under `valgrind
+--tool=callgrind`, whose headers must be installed (Debian: `apt install valgrind`).
+
+    python benchmarks/instructions.py [--shape 1 2 512 64 --contestant rfa|sdpa --pass forward|forward_backward]
+
+Appends a line to benchmarks/results/instructions.jsonl and prints the functions that execute most. Valgrind knows no
+AVX-512: on a machine that has it the kernels are compiled for AVX2 (`--march`), and the count is of that code.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+SWITCH = """
+#include <valgrind/callgrind.h>
+extern "C" void start() { CALLGRIND_START_INSTRUMENTATION; }
+extern "C" void stop() { CALLGRIND_STOP_INSTRUMENTATION; }
+"""
+RESULTS = Path(__file__).parent / "results" / "instructions.jsonl"
+
+
+def main() -> None:
+    """Count under valgrind, print, append."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", type=int, nargs=4, default=[1, 2, 512, 64], metavar=("B", "H", "T", "C"))
+    parser.add_argument("--contestant", choices=["rfa", "sdpa"], default="rfa")
+    parser.add_argument("--pass", dest="pass_", choices=["forward", "forward_backward"], default="forward_backward")
+    parser.add_argument("--preset", default="m2-sc-rfa")
+    parser.add_argument("--march", help="what the kernels are compiled for, if not for this machine")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--counted", help=argparse.SUPPRESS)  # under valgrind: the library that switches counting on
+    options = parser.parse_args()
+    if options.counted:
+        run(options, ctypes.CDLL(options.counted))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        count(options, Path(folder))
+
+
+def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
+    """What valgrind sees: two calls, the second one counted."""
+    import torch
+
+    from rfa.benchmark.operator import Problem, peers
+    from rfa.benchmark.setting import Setting, Shape
+
+    torch.set_num_threads(1)
+    setting = Setting(backend="cpu")
+    problem = Problem(Shape(*options.shape), options.preset, setting)
+    backward = options.pass_ == "forward_backward"
+    if options.contestant == "rfa":
+        call = problem.gradients if backward else problem.estimate
+    else:
+        attend = peers(setting, problem.states)["sdpa"]
+        call = attend if not backward else lambda: torch.autograd.grad(attend(), problem.states, problem.grad)
+    with torch.set_grad_enabled(backward):
+        call()
+        switch.start()
+        call()
+        switch.stop()
+
+
+def count(options: argparse.Namespace, folder: Path) -> None:
+    """Run this script under valgrind; check correctness outside it first."""
+    from rfa.benchmark import append
+    from rfa.benchmark.bound import EXPONENTIAL, LOGARITHM, attention_work
+    from rfa.benchmark.operator import Problem
+    from rfa.benchmark.setting import Setting, Shape
+    from rfa.benchmark.suite import processor
+    from rfa.training.environment import environment
+
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    march = options.march or ("x86-64-v3" if "avx512f" in flags else None)
+    compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
+    if march:  # a compiler that reads -march=native as this
+        wrapper = folder / "compiler"
+        wrapper.write_text(f'#!/bin/bash\nexec {compiler} "${{@/-march=native/-march={march}}}"\n')
+        wrapper.chmod(0o755)
+        os.environ |= {"CXX": str(wrapper), "RFA_CACHE": str(folder / "cache")}
+    problem = Problem(Shape(*options.shape), options.preset, Setting(backend="cpu", threads=1))
+    check = problem.check()  # and the kernels are compiled now, not under valgrind
+    if not check["passed"]:
+        sys.exit(f"instructions: the check failed: {check}")
+
+    (folder / "switch.cpp").write_text(SWITCH)
+    library, report = folder / "switch.so", folder / "callgrind.out"
+    subprocess.run([compiler, "-shared", "-fPIC", folder / "switch.cpp", "-o", library], check=True)
+    command = ["valgrind", "--tool=callgrind", "--instr-atstart=no"]
+    command += [f"--callgrind-out-file={report}", sys.executable, *sys.argv, "--counted", str(library)]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"instructions: valgrind ended with status {done.returncode}\n{done.stderr[-2000:]}")
+    total = int(re.search(r"Collected : (\d+)", done.stderr)[1])
+
+    logarithm = problem.logarithm and options.contestant == "rfa"
+    work = attention_work(problem.shape, options.pass_ == "forward_backward", logarithm, 4)
+    lanes = 8 if march or "avx2" in flags else 4  # float32 numbers in a register
+    pairs = problem.shape.batch * problem.shape.heads * problem.shape.length * (problem.shape.length + 1) / 2
+    products = work.flops / 2 / lanes  # one fused multiply-add for as many numbers as a register holds
+    functions = (work.exponentials * EXPONENTIAL + work.logarithms * LOGARITHM) / lanes
+    line = {
+        "benchmark": "instructions",
+        "contestant": options.contestant,
+        "pass": options.pass_,
+        "preset": options.preset,
+        **problem.shape._asdict(),
+        "march": march or "native",
+        "check": check,
+        "instructions": total,
+        "per_pair": total / pairs,
+        "products_per_pair": products / pairs,
+        "functions_per_pair": functions / pairs,
+        "share": (products + functions) / total,
+        "processor": processor("cpu"),
+        "environment": environment(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    append(options.out, line)
+    print(json.dumps(line))
+    listing = subprocess.run(["callgrind_annotate", str(report)], capture_output=True, text=True).stdout
+    rows = [row[:140] for row in listing.splitlines() if re.match(r"\s*[\d,]+ \(", row)]
+    print("\n".join(rows[:20]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Puts what was measured into docs/performance.md: tables and the figure, from the newest line of each configuration.
+
+    python benchmarks/performance.py [benchmarks/results/*.jsonl]
+
+Reads result files of `rfa bench` and of benchmarks/instructions.py and measures nothing.
+"""
+
+import argparse
+from pathlib import Path
+
+from rfa.benchmark import read
+from rfa.files import write_text_whole
+from rfa.report.figures import save, speed_over_length
+from rfa.report.speed import instruction_table, latest, markdown_tables, operator_curves
+
+ROOT = Path(__file__).parents[1]
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+MEASURED = {"operator", "step", "decode", "memory"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, help="by default all in benchmarks/results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
+    options = parser.parse_args()
+    files = options.files or sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
+    print(update(options.page, files))
+
+
+def update(page: Path, files: list[Path]) -> str:
+    """Write the page's measured part, and the figure beside it; returns that part."""
+    lines = [line for file in files for line in read(file)]
+    speeds = latest(line for line in lines if line.get("benchmark") in MEASURED)
+    counts = latest(line for line in lines if line.get("benchmark") == "instructions")
+    parts = ["Nothing has been measured with this version yet.\n"] if not speeds else []
+    if operator_curves(speeds):
+        figure = page.with_suffix(".png")
+        save(speed_over_length(speeds), figure)
+        parts.append(f"![Time over SDPA's, and percent of the bound, by length]({figure.name})\n")
+    if speeds:
+        parts.append(markdown_tables(speeds))
+    if counts:
+        parts += ["### Instructions\n", instruction_table(counts)]
+    measured = "\n".join(parts).strip()
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise ValueError(f"{page}: expected {BEGIN} and {END} around the measured part")
+    write_text_whole(page, f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}")
+    return measured
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,6 @@
+"""`python -m rfa.cli`, for launchers that start modules."""
+
+from .app import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""The commands about this machine: bench, doctor."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rfa.report.console import progress_bars
+from rfa.report.speed import speed_table
+
+from .app import ManyValues, app, assignment, console
+
+RESULTS = Path("benchmarks/results")  # of a clone
+
+
+@app.command(cls=ManyValues)
+def bench(
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="operator, step, decode, memory or all; by default the operator and a small training step.",
+            metavar="[operator|step|decode|memory|all]",
+            show_default=False,
+        ),
+    ] = None,
+    lengths: Annotated[list[int] | None, typer.Option(help="Tokens; those of the targets by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences; by default more of short ones.")] = None,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
+    channels: Annotated[int, typer.Option(help="Real channels of a head, two a mode.")] = 64,
+    presets: Annotated[
+        list[str] | None, typer.Option(help="Models of the paper; m2-sc-rfa by default.", metavar="P ... | all")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="auto, or the name of one; `rfa doctor` lists them.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="PyTorch's own choice by default.")] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; both contestants have a turn in each.")] = 7,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Fields of the model in a training step.", metavar="FIELD=VALUE ..."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to append to; benchmarks/results/bench.jsonl in a clone, else rfa-bench.jsonl."),
+    ] = None,
+) -> None:
+    """Time and memory against PyTorch's attention, measured in turns; each only after its correctness check.
+
+    Prints the ratio to the peer (scaled dot-product attention, or b1-rope for a training step), median and spread, and
+    appends a line of JSON for each. Exit status 1 where a check failed: that case is not timed.
+    """
+    from rfa import benchmark
+
+    setting = benchmark.Setting(device, dtype, backend, threads, repeats)
+    cases = benchmark.cases(
+        what,
+        setting,
+        lengths=lengths or (),
+        batch=batch,
+        heads=heads,
+        channels=channels,
+        presets=presets or (),
+        model=dict(assignment(text) for text in set_ or []),
+    )
+    if out is None:
+        out = RESULTS / "bench.jsonl" if RESULTS.is_dir() else Path("rfa-bench.jsonl")
+    lines: list[dict[str, Any]] = []
+    try:
+        with progress_bars() as bar:
+            for line in benchmark.run(cases, out, setting, lambda *task: bar(*task, key="bench")):
+                lines.append(line)
+    finally:  # what is done counts when the rest is stopped
+        if lines:
+            console.print(speed_table(lines))
+            console.print(f"appended to {out}", highlight=False, soft_wrap=True)
+    if not all(line["check"]["passed"] for line in lines):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor() -> None:
+    """Versions, devices, backends and what `auto` would choose here."""
+    import torch
+
+    from rfa.data import cache_folder
+    from rfa.models import PRESETS, describe
+    from rfa.ops import available_backends, choose_backend
+    from rfa.training.environment import environment
+
+    table = Table(show_header=False, box=None)
+    devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    found = {
+        **environment(),
+        "devices": ", ".join(devices),
+        "backends": ", ".join(available_backends()),
+        "auto chooses": choose_backend("auto"),
+        "cache": cache_folder(),
+    }
+    for name, value in found.items():
+        table.add_row(name, str(value))
+    console.print(table)
+    presets = Table("preset", "model", title="presets")
+    for name in PRESETS:
+        presets.add_row(name, describe(name))
+    console.print(presets)

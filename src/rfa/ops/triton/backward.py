@@ -1,0 +1,223 @@
+"""The backward pass on the host: two kernels, each the only writer of what it writes, so gradients are repeatable."""
+
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .arguments import _ROWS, Call, Frame, batched, choices, prior_arguments, to_frame, turned, whole_ranges
+from .blocks import key_blocks, query_blocks
+from .visibility import Plan, block_ranges
+
+_PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
+
+
+class Incoming(NamedTuple):
+    """Of each row: the gradient of its estimate, in the frame; `log2 sum_j 2^z`; and what its scores subtract."""
+
+    grad_out: Tensor
+    log_sum: Tensor
+    delta: Tensor
+
+
+class PriorGradients(NamedTuple):
+    """Of the numbers of a `FusedPrior`, in their shapes and dtypes; None where it has none."""
+
+    tables: Tensor | None
+    key_path: Tensor | None
+    query_path: Tensor | None
+    key_bias: Tensor | None
+    scalars: Tensor | None
+
+
+def backward(
+    call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool
+) -> tuple[Tensor, Tensor, Tensor, PriorGradients]:
+    """Gradients of query, key and value and, if wanted, of the prior."""
+    if call.empty:
+        parts = (call.tables, call.key_path, call.query_path, call.key_bias, call.scalars)
+        zeros = (p if p is None else p.new_zeros(p.shape) for p in parts)
+        query, key, value = (x.new_zeros(x.shape) for x in (call.query, call.key, call.value))
+        return query, key, value, PriorGradients(*zeros)
+    plan, frame, prior = call.plan, to_frame(call), prior_arguments(call)
+    incoming = _incoming(call, grad_out, grad_log_sum, out, log_sum)
+    with torch.cuda.device_of(call.query):
+        query, gradients = _query_gradients(call, plan, frame, prior, incoming, prior_gradient)
+        key, value = _key_gradients(call, plan, frame, prior, incoming)
+    return query, key, value, gradients
+
+
+def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor) -> Incoming:
+    from .kernels.frame import delta_kernel
+
+    batch, heads, queries, channels = out.shape
+    delta = torch.empty_like(log_sum)
+    blocks = -(-queries // _ROWS)
+    with torch.cuda.device_of(out):
+        delta_kernel[(blocks * batch * heads,)](
+            grad_out,
+            out,
+            grad_log_sum.contiguous(),
+            log_sum,
+            delta,
+            *grad_out.stride(),
+            heads,
+            queries,
+            blocks,
+            CHANNELS=channels,
+            BLOCK=_ROWS,
+        )
+    if call.rotate_values and call.query_cos is not None:
+        grad_out, _ = turned(grad_out, call.query_cos, call.query_sin, None, inverse=True, dtype=call.query.dtype)
+    return Incoming(grad_out.to(call.query.dtype).contiguous(), log_sum, delta)
+
+
+def _query_gradients(
+    call: Call,
+    plan: Plan,
+    frame: Frame,
+    prior: tuple[Tensor | None, ...],
+    incoming: Incoming,
+    prior_gradient: bool,
+) -> tuple[Tensor, PriorGradients]:
+    """Of the query and of the prior.
+
+    What belongs to lags or keys each program adds up for its own rows: 12 to 32 bytes of traffic for each
+    `blocks.rows` pairs, against some 80 operations a pair, and the host adds the programs in float64. The sums of a
+    long sequence would take O(length^2) memory, so blocks of queries are launched in turns that fit `_PARTIAL_SUMS`.
+    """
+    from .kernels.query_gradient import query_gradient_kernel
+
+    batch, heads, queries, _ = call.query.shape
+    keys = call.key.shape[2]
+    uniform = call.tables is not None
+    blocks = query_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, uniform)
+    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
+    row_blocks, column_blocks = -(-queries // blocks.rows), -(-keys // blocks.columns)
+    first_window = (queries - keys) // blocks.columns if call.causal else -column_blocks
+    windows = row_blocks * (blocks.rows // blocks.columns) - first_window
+    new = partial(torch.empty, device=call.query.device)
+    gradient = _gradient_of(call.query, call.query_cos)
+    parts = (3, windows * blocks.columns) if uniform else (2 if call.key_bias is None else 4, keys)
+    launched, path, scalars, sums = row_blocks, None, None, None
+    if prior_gradient:
+        launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * parts[0] * parts[1])))
+        scalars = new(batch, heads, call.scalars.shape[0], queries)
+        path = None if uniform else new(batch, heads, 3, queries, dtype=torch.float64)
+        sums = torch.zeros(batch, heads, *parts, dtype=torch.float64, device=gradient.device)
+    for start in range(0, row_blocks, launched):
+        count = min(launched, row_blocks - start)
+        shares = None
+        if sums is not None:
+            dtype = torch.float32 if uniform else torch.float64
+            shares = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
+        query_gradient_kernel[(count * batch * heads,)](
+            *frame,
+            *incoming,
+            gradient,
+            path,
+            scalars,
+            shares,
+            *prior,
+            *plan[:4],
+            row_ranges,
+            heads,
+            queries,
+            keys,
+            row_blocks,
+            *batched(call, plan),
+            start,
+            count,
+            first_window,
+            windows,
+            ROWS=blocks.rows,
+            COLUMNS=blocks.columns,
+            PRIOR=prior_gradient,
+            **choices(call, plan, row_ranges),
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+        if sums is not None and shares is not None:
+            sums += shares.sum(2, dtype=torch.float64)
+    query = _out_of_frame(gradient, call.query, call.query_cos, call.query_sin)
+    if sums is None or scalars is None:
+        return query, PriorGradients(None, None, None, None, None)
+    by_head = scalars.sum((0, 3), dtype=torch.float64).to(call.scalars.dtype).T.contiguous()
+    if call.key_path is None or call.query_path is None or path is None:
+        tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
+        return query, PriorGradients(tables, None, None, None, by_head)
+    bias = None if call.key_bias is None else _of_batch(sums[:, :, 3], call.key_bias.shape[0]).to(call.key_bias.dtype)
+    key_path, query_path = _path_gradient(sums, call.key_path), _path_gradient(path, call.query_path)
+    return query, PriorGradients(None, key_path, query_path, bias, by_head)
+
+
+def _key_gradients(
+    call: Call, plan: Plan, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
+) -> tuple[Tensor, Tensor]:
+    """Of key and value."""
+    from .kernels.key_gradient import key_gradient_kernel
+
+    batch, heads, queries, _ = call.query.shape
+    keys = call.key.shape[2]
+    gradient = _gradient_of(call.key, call.key_cos)
+    value_cos, value_sin = (call.key_cos, call.key_sin) if call.rotate_values else (None, None)
+    value_gradient = _gradient_of(call.value, value_cos)
+    blocks = key_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, call.tables is not None)
+    column_blocks = -(-keys // blocks.columns)
+    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    column_ranges = None if ranges is None else whole_ranges(ranges[1], batch)
+    key_gradient_kernel[(column_blocks * batch * heads,)](
+        *frame,
+        *incoming,
+        gradient,
+        value_gradient,
+        *prior,
+        *plan[:4],
+        column_ranges,
+        heads,
+        queries,
+        keys,
+        column_blocks,
+        *batched(call, plan),
+        ROWS=blocks.rows,
+        COLUMNS=blocks.columns,
+        **choices(call, plan, column_ranges),
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
+    key = _out_of_frame(gradient, call.key, call.key_cos, call.key_sin)
+    return key, _out_of_frame(value_gradient, call.value, value_cos, value_sin)
+
+
+def _gradient_of(states: Tensor, cos: Tensor | None) -> Tensor:
+    """Room for a gradient in the frame: float32 where it is still to be turned."""
+    dtype = states.dtype if cos is None else torch.float32
+    return torch.empty(states.shape, dtype=dtype, device=states.device)
+
+
+def _out_of_frame(gradient: Tensor, states: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    if cos is None:
+        return gradient
+    return turned(gradient, cos, sin, None, inverse=False, dtype=states.dtype)[0]
+
+
+def _fold(sums: Tensor, first_lag: int, keys: int) -> Tensor:
+    """Sums `(heads, 3, lags)` over the signed lags from `first_lag <= 0` on become those over `|lag| < keys`."""
+    ahead = sums[..., -first_lag : keys - first_lag]
+    ahead = F.pad(ahead, (0, keys - ahead.shape[-1]))
+    behind = sums[..., :-first_lag].flip(-1)[..., : keys - 1] if first_lag else sums[..., :0]
+    folded = ahead + F.pad(behind, (1, keys - 1 - behind.shape[-1]))
+    return folded.transpose(0, 1).to(torch.float32).contiguous()
+
+
+def _path_gradient(gradient: Tensor, path: Tensor) -> Tensor:
+    """`(batch, heads, 2 or more, length)` in the shape of the path."""
+    return _of_batch(gradient[:, :, : path.shape[0]], path.shape[1]).permute(2, 0, 1, 3).contiguous()
+
+
+def _of_batch(gradient: Tensor, batch: int) -> Tensor:
+    """Summed over the batch where it shares what the gradient is of."""
+    return (gradient if batch == gradient.shape[0] else gradient.sum(0, keepdim=True)).contiguous()

@@ -1,0 +1,140 @@
+"""Estimates and log sums of the scores: one program for each block of queries of a head."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .pairs import product, scores
+from .prior import load_path, path_prior, table_prior
+
+
+@triton.jit
+@no_type_check
+def forward_kernel(
+    query,
+    key,
+    value,
+    query_norm,
+    key_norm,
+    out,
+    log_sum,
+    tables,
+    key_path,
+    query_path,
+    key_bias,
+    scalars,
+    key_order,
+    query_order,
+    key_groups,
+    query_groups,
+    ranges,
+    heads,
+    queries,
+    keys,
+    row_blocks,
+    path_batched,
+    order_batched,
+    CHANNELS: tl.constexpr,
+    VALUE_CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GATE: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RANGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FAST_LOG: tl.constexpr,
+):
+    """States in the common frame in, estimates in the common frame out.
+
+    A running maximum keeps the sums in range. The prior's bound would spare a maximum and a rescaling in each tile, but
+    rows far from every key lie more than 2^-60 below it and had to be computed again: with squared residuals
+    ("exponential") that is most rows of an untrained layer.
+    """
+    block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
+    pair = (tl.program_id(0) // row_blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    rows = block * ROWS + tl.arange(0, ROWS)
+    in_rows = rows < queries
+    channels = tl.arange(0, CHANNELS)
+    value_channels = tl.arange(0, VALUE_CHANNELS)
+    query_place = pair * queries + rows
+    q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+    q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
+    coefficient = tl.load(scalars + head)
+    offset = keys - queries
+    if not UNIFORM:
+        share = tl.load(scalars + heads + head)
+        eta2 = tl.load(scalars + 2 * heads + head)
+        floor = tl.load(scalars + 3 * heads + head)
+        gamma2 = tl.load(scalars + 4 * heads + head)
+        temper = tl.load(scalars + 5 * heads + head)
+        path_pair = batch * heads * path_batched + head
+        at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
+        row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
+    if GROUPS:
+        row_groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)[:, None]
+
+    first, last = 0, tl.cdiv(keys, COLUMNS)
+    if RANGES:
+        first = tl.load(ranges + (batch * row_blocks + block) * 2)
+        last = tl.load(ranges + (batch * row_blocks + block) * 2 + 1)
+    elif CAUSAL:  # uniform times: up to the diagonal
+        last = tl.minimum(last, tl.cdiv(offset + (block + 1) * ROWS, COLUMNS))
+    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
+    for tile in range(first, last):
+        columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+        in_columns = columns < keys
+        key_place = pair * keys + columns
+        k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+        k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[None, :]
+        dot = product(q, tl.trans(k), PRECISION=PRECISION)
+
+        visible = in_rows[:, None] & in_columns[None, :]
+        if GROUPS:
+            column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
+            visible &= (row_groups == column_groups) & (column_groups >= 0)
+        if UNIFORM:
+            lag = offset + rows[:, None] - columns[None, :]
+            if CAUSAL:
+                visible &= lag >= 0
+            decay, bias, weight = table_prior(tables, head, heads, keys, lag, visible)
+        else:
+            column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
+            later = row_order >= column_order[None, :]
+            if CAUSAL:
+                visible &= later
+            at_keys = load_path(key_path, path_pair, keys, columns[None, :], in_columns[None, :], RICCATI=RICCATI)
+            column_bias = 0.0
+            if RICCATI:
+                column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
+            decay, bias, weight, _, _, _ = path_prior(
+                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, GATE=GATE, RICCATI=RICCATI
+            )
+
+        z = scores(dot, q_norm, k_norm, decay, bias, weight, coefficient, SCORE=SCORE, FAST_LOG=FAST_LOG)
+        z = tl.where(visible, z, float("-inf"))
+        higher = tl.maximum(highest, tl.max(z, 1))
+        reference = tl.where(higher == float("-inf"), 0.0, higher)
+        attention = tl.exp2(z - reference[:, None])
+        rescale = tl.exp2(highest - reference)
+        total = total * rescale + tl.sum(attention, 1)
+        v = tl.load(
+            value + key_place[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
+        )
+        weights = (attention * decay).to(v.dtype)
+        estimate = estimate * rescale[:, None] + product(weights, v, PRECISION=PRECISION)
+        highest = higher
+
+    seen = total > 0.0
+    estimate = estimate / tl.where(seen, total, 1.0)[:, None]
+    logarithm = tl.where(seen, highest + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+    tl.store(log_sum + query_place, logarithm, mask=in_rows)
+    place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    tl.store(out + place, estimate.to(out.dtype.element_ty), mask=in_rows[:, None])

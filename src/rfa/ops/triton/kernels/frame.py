@@ -1,0 +1,111 @@
+"""Linear work around the attention: turn states into the common frame and back, and the rows' constants."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+BITS = tl.constexpr(1.4426950408889634)  # a nat
+
+
+@triton.jit
+@no_type_check
+def frame_kernel(
+    source,
+    target,
+    norm,
+    cos,
+    sin,
+    groups,
+    source_batch,
+    source_head,
+    source_time,
+    source_channel,
+    phase_batch,
+    phase_head,
+    phase_time,
+    phase_mode,
+    heads,
+    length,
+    blocks,
+    MODES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROTATE: tl.constexpr,
+    INVERSE: tl.constexpr,
+    STORE: tl.constexpr,
+    NORM: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """Rotate by the phase, or against it, into a contiguous tensor, and the squared norm of the result; or one of both.
+
+    Where there are groups, states of group -1 may hold anything and become zero.
+    """
+    block = tl.program_id(0) % blocks
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    time = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    mode = tl.arange(0, MODES)
+    present = time < length
+    if GROUPS:
+        present &= tl.load(groups + batch * length + time, mask=present, other=-1) >= 0
+    inside = present[:, None] & (mode < MODES)[None, :]
+
+    start = source + batch * source_batch + head * source_head
+    offsets = time[:, None] * source_time + mode[None, :] * source_channel
+    real = tl.load(start + offsets, mask=inside, other=0.0).to(tl.float32)
+    imaginary = tl.load(start + MODES * source_channel + offsets, mask=inside, other=0.0).to(tl.float32)
+    if ROTATE:
+        phase = batch * phase_batch + head * phase_head + time[:, None] * phase_time + mode[None, :] * phase_mode
+        c = tl.load(cos + phase, mask=inside, other=0.0)
+        s = tl.load(sin + phase, mask=inside, other=0.0)
+        if INVERSE:
+            s = -s
+        real, imaginary = c * real - s * imaginary, s * real + c * imaginary
+
+    stored = (time < length)[:, None] & (mode < MODES)[None, :]
+    place = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]
+    real = real.to(target.dtype.element_ty)
+    imaginary = imaginary.to(target.dtype.element_ty)
+    if STORE:
+        tl.store(target + place, real, mask=stored)
+        tl.store(target + place + MODES, imaginary, mask=stored)
+    if NORM:  # of the rounded states: so no residual |q - E k|^2 is negative by more than a float32 rounding
+        real, imaginary = real.to(tl.float32), imaginary.to(tl.float32)
+        squares = tl.sum(real * real + imaginary * imaginary, 1)
+        tl.store(norm + pair * length + time, squares, mask=time < length)
+
+
+@triton.jit
+@no_type_check
+def delta_kernel(
+    grad_out,
+    out,
+    grad_log_sum,
+    log_sum,
+    delta,
+    grad_batch,
+    grad_head,
+    grad_time,
+    grad_channel,
+    heads,
+    length,
+    blocks,
+    CHANNELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """`<dout_i, out_i> - log2(e) dlog_sum_i`: what a row subtracts in the gradient of each of its scores, in nats."""
+    block = tl.program_id(0) % blocks
+    pair = (tl.program_id(0) // blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    time = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
+    channel = tl.arange(0, CHANNELS)
+    present = time < length
+    inside = present[:, None] & (channel < CHANNELS)[None, :]
+    offsets = batch * grad_batch + head * grad_head + time[:, None] * grad_time + channel[None, :] * grad_channel
+    gradient = tl.load(grad_out + offsets, mask=inside, other=0.0).to(tl.float32)
+    row = pair * length + time
+    estimate = tl.load(out + row[:, None] * CHANNELS + channel[None, :], mask=inside, other=0.0).to(tl.float32)
+    total = tl.load(log_sum + row, mask=present, other=0.0)
+    through_sum = tl.load(grad_log_sum + row, mask=present, other=0.0)
+    through_sum = tl.where(total > float("-inf"), through_sum, 0.0)  # log 0 has no gradient
+    tl.store(delta + row, tl.sum(gradient * estimate, 1) - through_sum * BITS, mask=present)

@@ -1,0 +1,148 @@
+"""Gradients that are sums over the queries of a key: of key and value."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .pairs import gradient_product, pair_gradients, product
+from .prior import load_path, path_prior, table_prior
+
+
+@triton.jit
+@no_type_check
+def key_gradient_kernel(
+    query,
+    key,
+    value,
+    query_norm,
+    key_norm,
+    grad_out,
+    log_sum,
+    delta,
+    grad_key,
+    grad_value,
+    tables,
+    key_path,
+    query_path,
+    key_bias,
+    scalars,
+    key_order,
+    query_order,
+    key_groups,
+    query_groups,
+    ranges,
+    heads,
+    queries,
+    keys,
+    column_blocks,
+    path_batched,
+    order_batched,
+    CHANNELS: tl.constexpr,
+    VALUE_CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GATE: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RANGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FAST_LOG: tl.constexpr,
+):
+    """One program for each block of keys of a head; tiles are `[keys, queries]`: the products need no turning."""
+    block = tl.program_id(0) % column_blocks  # the longest first, when causal
+    pair = (tl.program_id(0) // column_blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    columns = block * COLUMNS + tl.arange(0, COLUMNS)
+    in_columns = columns < keys
+    channels = tl.arange(0, CHANNELS)
+    value_channels = tl.arange(0, VALUE_CHANNELS)
+    key_place = pair * keys + columns
+    k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+    value_place = key_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    v = tl.load(value + value_place, mask=in_columns[:, None], other=0.0)
+    k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[:, None]
+    coefficient = tl.load(scalars + head)
+    offset = keys - queries
+    column_bias = 0.0
+    if not UNIFORM:
+        share = tl.load(scalars + heads + head)
+        eta2 = tl.load(scalars + 2 * heads + head)
+        floor = tl.load(scalars + 3 * heads + head)
+        gamma2 = tl.load(scalars + 4 * heads + head)
+        temper = tl.load(scalars + 5 * heads + head)
+        path_pair = batch * heads * path_batched + head
+        at_keys = load_path(key_path, path_pair, keys, columns[:, None], in_columns[:, None], RICCATI=RICCATI)
+        column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)[:, None]
+        if RICCATI:
+            column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[:, None]
+    if GROUPS:
+        column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[:, None]
+
+    first, last = 0, tl.cdiv(queries, ROWS)
+    if RANGES:
+        first = tl.load(ranges + (batch * column_blocks + block) * 2)
+        last = tl.load(ranges + (batch * column_blocks + block) * 2 + 1)
+    elif CAUSAL:  # uniform times: from the diagonal on
+        first = tl.maximum(block * COLUMNS - offset, 0) // ROWS
+    d_key = tl.zeros([COLUMNS, CHANNELS], tl.float32)
+    d_value = tl.zeros([COLUMNS, VALUE_CHANNELS], tl.float32)
+    residuals = tl.zeros([COLUMNS], tl.float32)
+    for tile in range(first, last):
+        rows = tile * ROWS + tl.arange(0, ROWS)
+        in_rows = rows < queries
+        query_place = pair * queries + rows
+        q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+        place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
+        d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
+        q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[None, :]
+        row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[None, :]
+        row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[None, :]
+        dot = product(k, tl.trans(q), PRECISION=PRECISION)
+        grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
+
+        visible = in_columns[:, None] & in_rows[None, :]
+        if GROUPS:
+            row_groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)[None, :]
+            visible &= (row_groups == column_groups) & (column_groups >= 0)
+        if UNIFORM:
+            lag = offset + rows[None, :] - columns[:, None]
+            if CAUSAL:
+                visible &= lag >= 0
+            decay, bias, weight = table_prior(tables, head, heads, keys, lag, visible)
+        else:
+            row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)
+            later = row_order[None, :] >= column_order
+            if CAUSAL:
+                visible &= later
+            at_queries = load_path(query_path, path_pair, queries, rows[None, :], in_rows[None, :], RICCATI=RICCATI)
+            decay, bias, weight, _, _, _ = path_prior(
+                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, GATE=GATE, RICCATI=RICCATI
+            )
+
+        weights, grad_dot, grad_residual, _, _, _, _ = pair_gradients(
+            dot,
+            grad_attention,
+            q_norm,
+            k_norm,
+            decay,
+            bias,
+            weight,
+            coefficient,
+            row_log_sum,
+            row_delta,
+            visible,
+            SCORE=SCORE,
+            FAST_LOG=FAST_LOG,
+        )
+        d_value += product(weights.to(d_out.dtype), d_out, PRECISION=PRECISION)
+        d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
+        residuals += tl.sum(grad_residual * decay * decay, 1)
+
+    d_key += 2.0 * residuals[:, None] * k.to(tl.float32)
+    place = key_place[:, None] * CHANNELS + channels[None, :]
+    tl.store(grad_key + place, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
+    tl.store(grad_value + value_place, d_value.to(grad_value.dtype.element_ty), mask=in_columns[:, None])

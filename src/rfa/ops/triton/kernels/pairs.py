@@ -1,0 +1,134 @@
+"""Scores of a tile of pairs and the gradients of everything that made them."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+@no_type_check
+def log2(x, FAST_LOG: tl.constexpr):
+    """Fast: one instruction, right to 2^-22 in absolute terms near 1, instead of some twenty."""
+    if FAST_LOG:
+        return libdevice.fast_log2f(x)
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
+@no_type_check
+def scores(dot, query_norm, key_norm, decay, bias, weight, coefficient, SCORE: tl.constexpr, FAST_LOG: tl.constexpr):
+    """z in bits, as the formulas of `rfa.ops.fused` have it."""
+    if SCORE == "dot_product":
+        return bias + coefficient * dot
+    else:
+        residual = tl.maximum(query_norm + decay * (decay * key_norm - 2.0 * dot), 0.0)
+        distance = weight * residual
+        if SCORE == "student_t":
+            distance = log2(1.0 + distance, FAST_LOG=FAST_LOG)
+        return bias - coefficient * distance
+
+
+@triton.jit
+@no_type_check
+def pair_gradients(
+    dot,
+    grad_attention,
+    query_norm,
+    key_norm,
+    decay,
+    bias,
+    weight,
+    coefficient,
+    log_sum,
+    delta,
+    visible,
+    SCORE: tl.constexpr,
+    FAST_LOG: tl.constexpr,
+):
+    """Of each pair, with A its attention and `grad_attention` the product of dout_i and v_j.
+
+    Returns:
+        `A E`; the gradients of q.k with everything else held, of r, of E (without Sigma), of b, of w and of c.
+    """
+    if SCORE == "dot_product":
+        evidence = -dot
+    else:
+        residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
+        positive = residual >= 0.0
+        residual = tl.maximum(residual, 0.0)
+        distance = weight * residual
+        evidence = log2(1.0 + distance, FAST_LOG=FAST_LOG) if SCORE == "student_t" else distance
+    score = bias - coefficient * evidence
+    attention = tl.exp2(tl.where(visible, score - log_sum, float("-inf")))
+    grad_score = attention * LN2 * (decay * grad_attention - delta)
+    grad_decay = attention * grad_attention
+    if SCORE == "dot_product":
+        grad_dot = coefficient * grad_score
+        grad_residual = tl.zeros_like(dot)
+        grad_weight = tl.zeros_like(dot)
+    else:
+        grad_distance = -coefficient * grad_score
+        if SCORE == "student_t":
+            grad_distance = grad_distance / ((1.0 + distance) * LN2)
+        grad_weight = grad_distance * residual
+        grad_residual = tl.where(positive, grad_distance * weight, 0.0)
+        grad_dot = -2.0 * grad_residual * decay
+        grad_decay += 2.0 * grad_residual * (decay * key_norm - dot)
+    return attention * decay, grad_dot, grad_residual, grad_decay, grad_score, grad_weight, -grad_score * evidence
+
+
+@triton.jit
+@no_type_check
+def product(a, b, PRECISION: tl.constexpr):
+    """A matrix product that accumulates in float32; `PRECISION` is "ieee", "tf32" or "interpreted".
+
+    Triton's interpreter multiplies the bits of bfloat16 as if they were whole numbers, so there it gets float32.
+    """
+    if PRECISION == "interpreted":
+        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+    else:
+        return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def gradient_product(weights, states, PRECISION: tl.constexpr):
+    """A product with states, on tensor cores for half precision.
+
+    The weights carry `1 / Sigma~` and may leave float16's range, so there the product is TF32's: it has the mantissa of
+    float16 and the range of float32.
+    """
+    if states.dtype == tl.float16:
+        return product(weights, states.to(tl.float32), PRECISION=PRECISION)
+    else:
+        return product(weights.to(states.dtype), states, PRECISION=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def diagonal_sums(tile, ahead, behind, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Add the diagonals of a tile to windows of COLUMNS lags; ROWS is COLUMNS or twice as many.
+
+    Row i is turned round by i, so that column c holds the pairs of `i - j = c + COLUMNS m`, with m from -1 to
+    `ROWS / COLUMNS - 1`. `ahead` and `behind` are what the tiles of earlier keys have left for the windows of the
+    greatest m and of the one before it.
+
+    Returns:
+        The window of the greatest m, complete; what is left for the next two.
+    """
+    row = tl.arange(0, ROWS)[:, None]
+    column = tl.arange(0, COLUMNS)[None, :]
+    skewed = tl.gather(tile, (row - column) & (COLUMNS - 1), 1)
+    band = (row - column + COLUMNS) // COLUMNS  # m + 1
+    lowest = tl.sum(tl.where(band == 0, skewed, 0.0), 0)
+    middle = tl.sum(tl.where(band == 1, skewed, 0.0), 0)
+    if ROWS == COLUMNS:
+        return ahead + middle, lowest, behind
+    else:
+        highest = tl.sum(tl.where(band == 2, skewed, 0.0), 0)
+        return ahead + highest, behind + middle, lowest

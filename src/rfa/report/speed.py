@@ -1,0 +1,136 @@
+"""Lines of `rfa bench` as tables and curves: ratios first, times beside them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+Line = Mapping[str, Any]
+
+COLUMNS = ("what", "size", "dtype", "against", "ratio", "quartiles", "range", "rfa", "peer", "of bound: rfa, peer")
+_NAMES = {"step": "training step", "decode": "decoding"}
+_PASSES = {"forward_backward": "forward + backward"}
+
+
+def latest(lines: Iterable[Line]) -> list[Line]:
+    """The newest line of each configuration, in the order in which these first came."""
+    found: dict[tuple, Line] = {}
+    for line in sorted(lines, key=lambda line: line["time"]):
+        found[_configuration(line)] = line
+    return list(found.values())
+
+
+def place(line: Line) -> str:
+    """The machine, as it stands above a table."""
+    threads = "" if line["device"] == "cuda" else f", {line['threads']} thread" + "s" * (line["threads"] > 1)
+    return f"{line['processor']}{threads}"
+
+
+def speed_table(lines: Sequence[Line]) -> Table:
+    """For a terminal."""
+    table = Table(title="time or memory over the peer's: medians and spreads of the ratios; times are indicative")
+    for index, column in enumerate(COLUMNS):
+        table.add_column(column, justify="left" if index < 4 else "right")
+    for line in lines:
+        table.add_row(*_cells(line))
+    return table
+
+
+def markdown_tables(lines: Sequence[Line]) -> str:
+    """One table a machine, each under a heading of the third level with the versions that it is of."""
+    parts = []
+    for machine in dict.fromkeys(map(place, lines)):
+        here = [line for line in lines if place(line) == machine]
+        commits = sorted({str(line["environment"]["commit"])[:12].removesuffix("-") for line in here})
+        versions = sorted({f"PyTorch {line['environment']['torch']}" for line in here})
+        rows = [COLUMNS, ["---"] * len(COLUMNS), *map(_cells, here)]
+        parts += [f"### {machine}", "", f"{', '.join(versions)}; commit {', '.join(commits)}.", ""]
+        parts += ["| " + " | ".join(row) + " |" for row in rows]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def instruction_table(lines: Sequence[Line]) -> str:
+    """Counts of benchmarks/instructions.py, and what share of them products, exponentials and logarithms need."""
+    head = ("what", "size", "compiled for", "instructions", "a pair", "products", "exp, log", "share", "commit")
+    rows = [head, ["---"] * len(head)]
+    for line in lines:
+        what = f"{line['contestant']}, {_PASSES.get(line['pass'], line['pass'])}"
+        figures = [f"{line[name]:.1f}" for name in ("per_pair", "products_per_pair", "functions_per_pair")]
+        commit = str(line["environment"]["commit"])[:12]
+        rows.append(
+            (what, _size(line), line["march"], f"{line['instructions']:,}", *figures, f"{line['share']:.0%}", commit)
+        )
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
+    """The lines of the operator that make one curve over the length each, by its name."""
+    measured = [line for line in lines if line["benchmark"] == "operator" and "ratio" in line]
+    several = len({(place(line), line["dtype"], line["preset"]) for line in measured}) > 1
+    curves: dict[str, dict[int, Line]] = {}
+    for line in measured:
+        name = f"{_PASSES.get(line['pass'], line['pass'])} / {line['peer']}"
+        if several:
+            name += f" ({line['preset']}, {place(line)}, {line['dtype']})"
+        curves.setdefault(name, {})[line["length"]] = line
+    return {name: [of[length] for length in sorted(of)] for name, of in curves.items()}
+
+
+def share_of_bound(line: Line, contestant: str = "rfa") -> float | None:
+    """The least time that the work can take, over the median time that it took."""
+    if "bound" not in line:
+        return None
+    return line["bound"][contestant]["seconds"] / median(line["seconds"][contestant])
+
+
+def _cells(line: Line) -> list[str]:
+    what = str(_NAMES.get(line["benchmark"], line["benchmark"]))
+    if "pass" in line and line["benchmark"] in ("operator", "memory"):
+        what += f", {_PASSES.get(line['pass'], line['pass'])}"
+    size = _size(line)
+    named = f"{line['preset']} ({line['backend']})"
+    if "ratio" not in line:
+        worst = max(line["check"]["errors"].items(), key=lambda item: _or_infinite(item[1]))
+        error = "not finite" if worst[1] is None else f"{worst[1]:.1e}"
+        return [what, size, line["dtype"], named, "check failed", f"{worst[0]}: {error}", *[""] * 4]
+    ratio = line["ratio"]
+    spread = [f"{ratio['q1']:.3f} to {ratio['q3']:.3f}", f"{ratio['low']:.3f} to {ratio['high']:.3f}"]
+    if len(line["ratios"]) == 1:
+        spread = ["", ""]
+    if "bytes" in line:
+        figures = [f"{line['bytes'][name] / 1e6:,.0f} MB" for name in ("rfa", "peer")]
+    else:
+        figures = [_time(median(line["seconds"][name])) for name in ("rfa", "peer")]
+    shares = [share_of_bound(line, name) for name in ("rfa", "peer")]
+    bound = "" if None in shares else f"{shares[0]:.0%}, {shares[1]:.0%}"
+    return [what, size, line["dtype"], f"{named} / {line['peer']}", f"{ratio['median']:.3f}", *spread, *figures, bound]
+
+
+def _size(line: Line) -> str:
+    if line["benchmark"] != "step":
+        return " x ".join(str(line[name]) for name in ("batch", "heads", "length", "channels"))
+    model = dict(line["model"])
+    width, layers, vocabulary = (model.pop(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    heads = model.pop("num_attention_heads")
+    parts = [f"{line['batch']} x {line['length']}", f"{layers} layers of {width}", f"{heads} heads"]
+    return ", ".join([*parts, f"vocabulary {vocabulary}", *(f"{name}={value}" for name, value in model.items())])
+
+
+def _configuration(line: Line) -> tuple:
+    """What two lines share where the newer one takes the older one's place."""
+    names = ("benchmark", "pass", "preset", "batch", "heads", "length", "channels", "dtype", "backend", "peer")
+    more = ("contestant", "march", "model", "device", "threads", "processor")
+    return tuple(str(line.get(name)) for name in names + more)
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1), ("ms", 1e3)):
+        if seconds * scale >= 1:
+            return f"{seconds * scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
+def _or_infinite(error: float | None) -> float:
+    return float("inf") if error is None else error

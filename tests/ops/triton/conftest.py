@@ -1,0 +1,29 @@
+"""Without a GPU the kernels run under Triton's interpreter, which triton takes up when it is imported: here, once.
+
+transformers and torch may have imported it already, for compiling. They keep what they have, and the tests get a
+second, interpreted triton. Its extension module holds no such choice and cannot be loaded twice. What other tests see
+of the environment stays as it was.
+"""
+
+import importlib.util
+import sys
+
+import pytest
+import torch
+
+INTERPRETED = not torch.cuda.is_available()
+
+if importlib.util.find_spec("triton") is not None:
+    with pytest.MonkeyPatch.context() as patch:
+        if INTERPRETED:
+            patch.setenv("TRITON_INTERPRET", "1")
+            for name in [n for n in sys.modules if n.split(".")[0] == "triton" and not n.startswith("triton._C")]:
+                del sys.modules[name]
+        from rfa.ops.triton.kernels import forward, frame, key_gradient, query_gradient  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch):
+    """Parts of triton are imported at the first launch."""
+    if INTERPRETED:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")

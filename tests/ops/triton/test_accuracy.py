@@ -1,0 +1,108 @@
+"""Values and all gradients against the dense reference in float64, over what the public function takes."""
+
+import pytest
+import torch
+
+from ..problems import irregular_times, problem, uniform
+from .fused_problems import assert_accurate, needs_triton
+
+pytestmark = needs_triton
+
+LENGTH = 35  # two blocks of most float32 tiles, the second one ragged
+
+
+def mask(seed, batch, length):
+    """A third of the keys missing, the first dozen of the last sequence among them."""
+    present = torch.rand(batch, length, generator=torch.Generator().manual_seed(seed)) > 0.3
+    present[-1, :12] = False
+    return present
+
+
+def packed(*lengths):
+    """Segments one after the other, and times that begin anew in each."""
+    segments = torch.cat([torch.full((n,), 3 * i) for i, n in enumerate(lengths)])
+    times = torch.cat([irregular_times(i, n) for i, n in enumerate(lengths)])
+    return segments[None].repeat(2, 1), times
+
+
+@pytest.mark.parametrize(
+    ("irregular", "weight", "prior", "causal"),
+    [  # every three of the four in all combinations
+        (False, "student_t", "lyapunov", True),
+        (False, "student_t", "riccati", False),
+        (False, "exponential", "lyapunov", False),
+        (False, "exponential", "riccati", True),
+        (True, "student_t", "lyapunov", False),
+        (True, "student_t", "riccati", True),
+        (True, "exponential", "lyapunov", True),
+        (True, "exponential", "riccati", False),
+    ],
+)
+def test_variants(irregular, weight, prior, causal):
+    times = irregular_times(0, LENGTH) if irregular else None
+    inputs = problem(1, batch=1, keys=LENGTH, modes=8)
+    assert_accurate(inputs, times=times, weight=weight, prior=prior, causal=causal)
+
+
+@pytest.mark.parametrize("options", [{"gate": False}, {"query_noise_in_bias": True}, {"rotate_values": False}])
+@pytest.mark.parametrize("irregular", [False, True])
+def test_options(irregular, options):
+    times = irregular_times(1, LENGTH) if irregular else None
+    assert_accurate(problem(2, batch=1, keys=LENGTH, modes=8), times=times, **options)
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+def test_learned_frequency_and_horizon(prior, irregular):
+    times = irregular_times(2, LENGTH) if irregular else None
+    inputs = problem(3, batch=1, keys=LENGTH, modes=8)
+    inputs["horizon"] = uniform(torch.Generator().manual_seed(0), 0.1, 2.0, 2)
+    assert_accurate(inputs, constant=(), times=times, prior=prior)
+
+
+@pytest.mark.parametrize(("prior", "causal"), [("lyapunov", True), ("lyapunov", False), ("riccati", True)])
+def test_masked_keys(prior, causal):
+    """Uniform times: with the Riccati prior the path, for the gains depend on the mask."""
+    assert_accurate(problem(4, keys=LENGTH, modes=8), key_mask=mask(0, 2, LENGTH), prior=prior, causal=causal)
+
+
+@pytest.mark.parametrize(("causal", "irregular"), [(True, False), (True, True), (False, True)])
+def test_packed_sequences(causal, irregular):
+    segments, times = packed(20, 1, 19)
+    inputs = problem(5, keys=40, modes=8)
+    options = {"times": times, "key_mask": mask(1, 2, 40), "prior": "riccati"} if irregular else {}
+    assert_accurate(inputs, segment_ids=segments, causal=causal, **options)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal"), [(1, 1, True), (1, 70, False), (37, 90, True), (37, 90, False), (64, 64, True)]
+)
+def test_lengths(queries, keys, causal):
+    assert_accurate(problem(6, batch=1, heads=1, queries=queries, keys=keys, modes=8), causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("prior", "causal", "queries", "keys"),
+    [("lyapunov", True, 40, 7), ("riccati", False, 40, 7), ("riccati", True, 1, 35), ("lyapunov", False, 1, 35)],
+)
+def test_query_times(prior, causal, queries, keys):
+    """Some before every key, so that their rows are empty when causal; times of each batch entry, or shared."""
+    times, query_times = irregular_times(3, keys), irregular_times(4, 2, queries) - 4
+    if prior == "riccati":
+        times = times.repeat(2, 1)
+    inputs = problem(7, queries=queries, keys=keys, modes=8)
+    assert_accurate(inputs, times=times, query_times=query_times, prior=prior, causal=causal)
+
+
+@pytest.mark.parametrize(("modes", "value_modes"), [(16, 16), (32, 64), (64, 8)])
+def test_head_sizes(modes, value_modes):
+    inputs = problem(8, batch=1, heads=1, keys=35, modes=modes, value_modes=value_modes)
+    assert_accurate(inputs, rotate_values=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("causal", "irregular"), [(True, False), (True, True), (False, False)])
+def test_half_precision(causal, irregular, dtype):
+    """70 keys: two blocks of each kernel's half-precision tiles."""
+    times = irregular_times(5, 70) if irregular else None
+    assert_accurate(problem(9, batch=1, heads=1, keys=70, modes=16), dtype=dtype, times=times, causal=causal)

@@ -1,0 +1,118 @@
+"""The registered operators: their contracts with PyTorch, the errors, the shapes without any pair."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import rfa.ops.triton
+from rfa.ops.fused import FusedPrior, Rotation, Visibility, fused_prior, fused_rotation, fused_visibility
+from rfa.ops.inputs import Options, Parameters, locate
+from rfa.ops.triton import fused_attention
+
+from ..problems import PARAMETERS, irregular_times, problem
+from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
+
+pytestmark = needs_triton
+
+
+def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
+    """Of `rfa::triton_forward`, everything that may requiring a gradient."""
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(keys=keys, queries=queries, modes=8), torch.float32).items()}
+    parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
+    present = torch.arange(keys, device=DEVICE).expand(2, -1) > 1 if mask else None
+    times = irregular_times(0, keys).to(DEVICE) if irregular else None
+    positions = locate(queries, keys, torch.device(DEVICE), times, None, present, None)
+    options = Options(True, "student_t", True, prior, True, False, True)
+    fused = fused_prior(parameters, positions, options)
+    learned = [*(inputs[n] for n in ("query", "key", "value")), *fused[:5]]
+    learned = [None if x is None else x.detach().requires_grad_() for x in learned]
+    phases = fused_rotation(parameters.frequency, positions)
+    visibility = fused_visibility(positions, True)
+    return (*learned[:3], *phases, *learned[3:], fused.bound, *visibility, "student_t", True, True)
+
+
+@pytest.mark.parametrize(("prior", "irregular", "mask"), [("lyapunov", False, False), ("riccati", True, True)])
+def test_opcheck(prior, irregular, mask):
+    torch.library.opcheck(torch.ops.rfa.triton_forward, arguments(prior, irregular, mask=mask))
+
+
+def test_opcheck_of_the_gradient():
+    given = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments()]
+    out, log_sum = torch.ops.rfa.triton_forward(*given)
+    incoming = torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, True
+    torch.library.opcheck(torch.ops.rfa.triton_backward, (*incoming, *given))
+
+
+def test_prior_without_gradient():
+    """Of states alone: the same gradients, and none for the prior."""
+    given = list(arguments())
+    out, log_sum = torch.ops.rfa.triton_forward(*given)
+    expected = torch.autograd.grad(out.sum() + log_sum.sum(), given[:3])
+    given[3:] = [x.detach() if isinstance(x, torch.Tensor) else x for x in given[3:]]
+    out, log_sum = torch.ops.rfa.triton_forward(*given)
+    actual = torch.autograd.grad(out.sum() + log_sum.sum(), given[:3])
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+def test_compiles_without_graph_breaks():
+    def loss(*given):
+        out, log_sum = torch.ops.rfa.triton_forward(*given)
+        return out.square().sum() + log_sum.sum()
+
+    given = arguments()
+    learned = [x for x in given if isinstance(x, torch.Tensor) and x.requires_grad]
+    expected = torch.autograd.grad(loss(*given), learned)
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    actual = torch.autograd.grad(compiled(*given), learned)
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 0), (0, 4), (3, 0)])
+def test_nothing_to_see(queries, keys):
+    inputs = rounded(problem(batch=1, queries=queries, keys=keys, modes=8), torch.float32)
+    leaves = {n: x.to(DEVICE).requires_grad_(n != "frequency") for n, x in inputs.items()}
+    query_times = torch.arange(float(queries), dtype=torch.float64, device=DEVICE)
+    times = torch.arange(float(keys), dtype=torch.float64, device=DEVICE)
+    out, log_precision = triton_attention(**leaves, times=times, query_times=query_times)
+    assert out.shape == (1, 2, queries, 16)
+    assert not out.any()
+    assert (log_precision == -torch.inf).all()
+    out.sum().backward()
+    assert not any(leaves[n].grad.any() for n in ("query", "key", "value"))
+
+
+def call(query, key, value, rotate_values=True):
+    given = arguments()
+    prior, visibility = given[7:13], given[13:18]
+    return fused_attention(
+        query,
+        key,
+        value,
+        Rotation(*given[3:7]),
+        FusedPrior(*prior),
+        Visibility(*visibility),
+        "student_t",
+        True,
+        rotate_values,
+    )
+
+
+def test_errors_name_the_argument():
+    query, key, value = arguments()[:3]
+    with pytest.raises(ValueError, match=r"query, key, value: got torch.float64"):
+        call(query.double(), key.double(), value.double())
+    with pytest.raises(ValueError, match=r"query, key, value: got torch.bfloat16, torch.float32"):
+        call(query.bfloat16(), key, value)
+    with pytest.raises(ValueError, match=r"query: got 6 channels, expected one of \(16, 32, 64, 128\)"):
+        call(query[..., :6], key[..., :6], value)
+    with pytest.raises(ValueError, match=r"value: got 32 channels, expected 16"):
+        call(query, key, torch.cat([value, value], -1))
+
+
+def test_only_kernels_import_triton():
+    """`import rfa` is watched by `test_architecture`; this folder's host code must be as light."""
+    folder = Path(rfa.ops.triton.__file__).parent
+    lines = [line for file in folder.glob("*.py") for line in file.read_text("utf-8").splitlines()]
+    assert not [line for line in lines if line.strip().startswith(("import triton", "from triton"))]
+    assert not [line for line in lines if line.startswith("from .kernels")]

@@ -1,0 +1,171 @@
+"""What a comparison with the reference does not show: the fused interface by itself, hostile inputs, repeatability."""
+
+import pytest
+import torch
+
+from rfa.ops.fused import FusedPrior, Visibility
+from rfa.ops.triton import backward, fused_attention
+
+from ..problems import irregular_times, problem
+from .fused_problems import DEVICE, errors, needs_triton, rounded, triton_attention
+
+pytestmark = needs_triton
+
+
+def states(*lengths, heads=2, channels=16, dtype=torch.float32, seed=0):
+    """Queries, keys and values of these lengths."""
+    g = torch.Generator().manual_seed(seed)
+    queries, keys = lengths
+    sizes = (queries, keys, keys)
+    return [torch.randn(1, heads, n, channels, generator=g).to(DEVICE, dtype).requires_grad_() for n in sizes]
+
+
+def table_prior(keys, heads=2, seed=0):
+    """Lag tables that belong to no dynamics."""
+    g = torch.Generator().manual_seed(seed)
+    tables = torch.rand(3, heads, keys, generator=g)
+    scalars = 0.5 + torch.rand(1, heads, generator=g)
+    tables, scalars = (x.to(DEVICE).requires_grad_() for x in (tables, scalars))
+    return FusedPrior(tables, None, None, None, scalars, tables[1].detach().amax(-1))
+
+
+def by_position(queries, keys, causal=True):
+    times = torch.arange(keys, dtype=torch.float64, device=DEVICE)[None]
+    return Visibility(times, times[:, keys - queries :], None, None, causal)
+
+
+def run(query, key, value, prior, visibility, score="student_t"):
+    return fused_attention(query, key, value, None, prior, visibility, score, True, False)
+
+
+def dense(query, key, value, prior, visibility, score):
+    """The formulas of `rfa.ops.fused` with tables, in float64."""
+    query, key, value, tables = (x.double() for x in (query, key, value, prior.tables))
+    lag = (visibility.query_times[0, :, None] - visibility.key_times[0]).long()
+    decay, bias, weight = tables[:, :, lag.abs()]
+    dot = query @ key.mT
+    residual = query.square().sum(-1)[..., None] + decay**2 * key.square().sum(-1)[..., None, :] - 2 * decay * dot
+    evidence = {
+        "student_t": torch.log2(1 + weight * residual),
+        "exponential": weight * residual,
+        "dot_product": -dot,
+    }[score]
+    z = (bias - prior.scalars[0, :, None, None].double() * evidence) * torch.log(torch.tensor(2.0)).double()
+    if visibility.causal:
+        z = z.masked_fill(lag < 0, -torch.inf)
+    return (z.softmax(-1) * decay) @ value, z.logsumexp(-1) / torch.log(torch.tensor(2.0)).double()
+
+
+def gradients(function, inputs, prior, visibility, *options):
+    """Both results, and the gradients of states, tables and scalars."""
+    out, log_sum = function(*inputs, prior, visibility, *options)
+    leaves = [*inputs, prior.tables, prior.scalars]
+    weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view_as(out)
+    total = (out * weights).sum() + (log_sum * weights[..., 0]).sum()
+    return [out, log_sum, *torch.autograd.grad(total, leaves)]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("score", ["student_t", "exponential", "dot_product"])
+def test_scores_with_free_tables(score, causal):
+    inputs, prior, visibility = states(21, 40), table_prior(40), by_position(21, 40, causal)
+    actual = gradients(run, inputs, prior, visibility, score)
+    expected = gradients(dense, inputs, prior, visibility, score)
+    for one, other in zip(actual, expected, strict=True):  # float32: 40 terms of order 1 to 10
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=2e-5)
+
+
+def test_long_lag_tables_are_summed_in_turns(monkeypatch):
+    inputs, prior, visibility = states(70, 70), table_prior(70), by_position(70, 70, causal=False)
+    whole = gradients(run, inputs, prior, visibility)
+    monkeypatch.setattr(backward, "_PARTIAL_SUMS", 1)  # one block of queries at a time
+    for one, other in zip(gradients(run, inputs, prior, visibility), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)  # the same numbers, added in another order
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+def test_gradients_are_repeatable(irregular):
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(keys=40, modes=8), torch.float32).items()}
+    times = irregular_times(0, 40).to(DEVICE) if irregular else None
+    found = []
+    for _ in range(2):
+        leaves = {n: x.clone().requires_grad_(n != "frequency") for n, x in inputs.items()}
+        out, log_precision = triton_attention(**leaves, times=times)
+        learned = [x for x in leaves.values() if x.requires_grad]
+        found.append(torch.autograd.grad(out.square().sum() + log_precision.sin().sum(), learned))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("irregular", [False, True])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_absent_keys_may_hold_anything(bad, irregular):
+    """In the first batch entry ten keys are missing, in the second all: zeros, -inf and no gradient."""
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(keys=35, modes=8), torch.float32).items()}
+    present = torch.ones(2, 35, dtype=torch.bool, device=DEVICE)
+    present[0, 3:13], present[1] = False, False
+    for name in ("key", "value"):
+        inputs[name] = torch.where(present[:, None, :, None], inputs[name], bad)
+    leaves = {n: x.clone().requires_grad_(n != "frequency") for n, x in inputs.items()}
+    times = irregular_times(0, 35).to(DEVICE) if irregular else None
+    out, log_precision = triton_attention(**leaves, key_mask=present, times=times)
+    assert out.isfinite().all()
+    assert not out[1].any()
+    assert (log_precision[1] == -torch.inf).all()
+    total = out.square().sum() + log_precision[log_precision > -torch.inf].sum()
+    total.backward()
+    for name, leaf in leaves.items():
+        if leaf.requires_grad:
+            assert leaf.grad.isfinite().all(), name
+            if leaf.dim() == 4:
+                assert not leaf.grad[1].any(), name
+    for name in ("key", "value"):
+        assert not leaves[name].grad[0, :, 3:13].any(), name
+
+
+@pytest.mark.parametrize("weight", ["student_t", "exponential"])
+def test_rows_far_below_the_bound(weight):
+    """Scores of -1e3 to -1e5 bits: the sums would underflow under any fixed reference."""
+    inputs = problem(3, batch=1, keys=35, modes=8)
+    inputs["query"] = inputs["query"] * (1e3 if weight == "student_t" else 30)
+    inputs["inverse_temperature"] = inputs["inverse_temperature"] * 20
+    found = errors(inputs, weight=weight)
+    assert not {n: e for n, e in found.items() if e > 1e-2}  # logits of 1e4 in float32 are right to 1e-3
+    assert found["log_precision"] < 1e-6
+
+
+def test_states_in_any_memory_order():
+    """As a projection gives them: `(batch, length, heads, channels)`; and a gradient without memory of its own."""
+    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(keys=35, modes=8), torch.float32).items()}
+    expected, _ = triton_attention(**inputs)
+    for name in ("query", "key", "value"):
+        inputs[name] = inputs[name].transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    out, _ = triton_attention(**inputs)
+    assert torch.equal(out, expected)
+    out.sum().backward()
+    strange = inputs["query"].grad
+    inputs = {n: x.detach().contiguous() for n, x in inputs.items()}
+    inputs["query"].requires_grad_()
+    out, _ = triton_attention(**inputs)
+    out.backward(torch.ones_like(out))
+    assert torch.equal(strange, inputs["query"].grad)
+
+
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+@pytest.mark.parametrize("jump", [0, 1e6])
+def test_steps_of_one_far_from_the_origin(prior, jump):
+    """A jump within a block: rows and columns of one tile lie 1e6 apart, and what counts are lags of 1."""
+    times = torch.arange(35.0, dtype=torch.float64) + irregular_times(0, 35) / 1e3
+    times[10:] += jump
+    inputs = problem(4, batch=1, keys=35, modes=8)
+    inputs["decay"][0] = 1e-4
+    # gradients of the decay weigh single-precision terms with times of 1e6: all but 1e-4 of that must cancel
+    assert not {n: e for n, e in errors(inputs, times=times, prior=prior).items() if e > 1e-3}
+
+
+def test_gradient_of_a_slow_decay_far_from_the_origin():
+    """1e5 lags: row and column sums are weighed with times and must cancel to the lag."""
+    times = torch.cat([torch.zeros(1), 1e5 + torch.arange(34.0)]).double()
+    inputs = problem(5, batch=1, keys=35, modes=8)
+    inputs["decay"] = torch.tensor([1e-6, 1e-2], dtype=torch.float64)
+    found = errors(inputs, times=times, causal=False)
+    assert not {n: e for n, e in found.items() if e > 1e-4}
