@@ -209,7 +209,7 @@ def test_memory_layouts(prior, backend):
             leaf = other.requires_grad_() if other.is_leaf else other.detach().requires_grad_()
             assert leaf.stride() != x.stride()
             output, log_precision = attend({**inputs, name: leaf}, backend, **options)
-            assert_same((output, log_precision), expected[:2], 1e-12)  # sums in another order
+            assert_same((output, log_precision), expected[:2], backend, 1e-12)  # sums in another order
             (output.sum() + log_precision.sum()).backward()
             assert leaf.grad.shape == x.shape
             assert bool(torch.isfinite(leaf.grad).all())
@@ -232,9 +232,9 @@ def test_expanded_inputs(prior, backend):
     one, log_one = attend(alone, backend, prior=prior)
     (6 * (one.sum() + log_one.sum())).backward()
     grads = {n: x.grad for n, x in alone.items()}
-    assert_same((output, log_precision), (one.expand_as(output), log_one.expand_as(log_precision)), 1e-12)
+    assert_same((output, log_precision), (one.expand_as(output), log_one.expand_as(log_precision)), backend, 1e-12)
     for name, leaf in leaves.items():
-        assert_same(leaf.grad, grads[name], 1e-11)  # sums in another order
+        assert_same(leaf.grad, grads[name], backend, 1e-11)  # sums in another order
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -255,7 +255,7 @@ def test_without_autograd(mode, backend):
     with mode():
         result = attend(inputs, backend)
     assert not result[0].requires_grad
-    assert_same(tuple(x.clone() for x in result), tuple(x.detach() for x in expected), 1e-12)
+    assert_same(tuple(x.clone() for x in result), tuple(x.detach() for x in expected), backend, 1e-12)
 
 
 @pytest.mark.parametrize("process_noise", [1.0, 100.0, 1e20])

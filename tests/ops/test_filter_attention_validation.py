@@ -8,11 +8,10 @@ import torch
 
 from rfa.ops import available_backends, robust_filter_attention
 
-from .problems import PARAMETERS, attend, problem
+from .problems import PARAMETERS, STATES, attend, problem
 
 NONNEGATIVE = ("decay", "process_noise", "key_noise", "query_noise", "noise_floor")
 POSITIVE = ("robustness", "inverse_temperature")
-STATES = ("query", "key", "value")
 TIMES = torch.tensor([0.0, 0.5, 1.5, 2.0, 4.0])
 
 

@@ -3,7 +3,7 @@
 from .covariance import accumulated_variance, covariance, riccati_gain, riccati_log_gain, steady_state_variance
 from .regimes import bias, gate, peak_lag, prior_response, regime
 from .spectrum import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from .transition import decay_kernel, rotate, rotation, time_dtype
+from .transition import decay_kernel, rotate, rotation, time_dtype, turn
 
 __all__ = [
     "accumulated_variance",
@@ -24,4 +24,5 @@ __all__ = [
     "spectral_decay",
     "steady_state_variance",
     "time_dtype",
+    "turn",
 ]

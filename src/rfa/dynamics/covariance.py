@@ -124,17 +124,20 @@ def riccati_log_gain(
     process_noise: Float[Tensor, "*#shape"],
     measurement_noise: Float[Tensor, "*#shape"],
     interval: Float[Tensor, "*#shape"],
+    smallest: float | None = None,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """`log K` and `log(1 - K)` of `riccati_gain`, each accurate where the gain is near 0 or 1, and finite.
 
     Noises of zero stand for tiny ones: without process noise the gain is tiny, without measurement noise nearly 1.
 
-    Args: as `riccati_gain`.
+    Args: as `riccati_gain`, and
+        smallest: the tiny variance that stands for zero; by default the square root of the dtype's smallest number. One
+            for float32 keeps gradients in float32's range when the work is done in float64.
 
     Returns:
         `(log K, log(1 - K))`, both <= 0.
     """
-    tiny = torch.finfo(interval.dtype).tiny ** 0.5
+    tiny = torch.finfo(interval.dtype).tiny ** 0.5 if smallest is None else smallest
     r = measurement_noise.clamp(min=tiny)
     q = (process_noise * accumulated_variance(decay, interval)).clamp(min=tiny)
     contraction = -torch.expm1(-2 * decay * interval)  # 1 - F^2

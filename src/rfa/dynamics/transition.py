@@ -51,9 +51,17 @@ def rotate(
     Returns:
         The rotated states, in the dtype of `x`.
     """
-    cos, sin = (part.to(x.dtype) for part in rotation(frequency, times))
-    if inverse:
-        sin = -sin
+    cos, sin = rotation(frequency, times)
+    return turn(x, cos, -sin if inverse else sin)
+
+
+def turn(
+    x: Float[Tensor, "batch heads length channels"],
+    cos: Float[Tensor, "*b heads length modes"],
+    sin: Float[Tensor, "*b heads length modes"],
+) -> Float[Tensor, "batch heads length channels"]:
+    """`x` turned by phases whose cosine and sine are known, as `rotation` gives them."""
+    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     real, imaginary = x.chunk(2, dim=-1)
     return torch.cat([cos * real - sin * imaginary, sin * real + cos * imaginary], dim=-1)
 

@@ -22,6 +22,7 @@ def build_attention(config: RFAConfig) -> Attention:
             rotate_values=config.rotate_values,
             innovation=config.innovation,
             rotary_map="as_released" if config.frequencies == "as_released" else "complex",
+            backend=config.backend,
         )
     assert config.prior != "alibi"  # the configuration sees to it
     return RobustFilterAttention(

@@ -139,8 +139,6 @@ class RFAConfig(PreTrainedConfig):
             unread |= {"damping", "zero_heads"}
             if self.frequencies == "none":
                 unread |= {"frequency_base"}
-        if self.score == "dot_product":
-            unread |= {"backend"}
         if self.score == "dot_product" or self.prior == "flat" or self.initial_slopes is not None:
             unread |= {"steady_state"}
         return unread

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from rfa.dynamics import time_dtype
+from rfa.ops.fused import Kept
 from rfa.ops.inputs import Positions, times_dtype
 from rfa.ops.validation import validate_positions
 
@@ -70,7 +71,8 @@ class FilterLayer(CacheLayerMixin):
     """One layer's past: keys and values in the frame, squared norms of the keys, and when the keys were seen.
 
     A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good. Times, and with them all
-    phases and lags, count from the origin t_0 in float64: the first key of a row that takes part.
+    phases and lags, count from the origin t_0 in float64: the first key of a row that takes part. `kept` is the
+    operator's: the norms, and tables of the prior, which hold as long as the layer's parameters do.
     """
 
     is_compileable = False
@@ -85,6 +87,7 @@ class FilterLayer(CacheLayerMixin):
         self._keys, self._values, self._key_norms, self._times = Buffer(2), Buffer(2), Buffer(2), Buffer(1)
         self.origin: Tensor | None = None
         self.uniform = False
+        self.kept = Kept()
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -199,7 +202,7 @@ class FilterLayer(CacheLayerMixin):
             if kept is not None and kept.shape[2] and _kind(new) != _kind(kept):
                 raise ValueError(f"past_key_values: got {name} of {_kind(kept)}, expected {_kind(new)}, the input's")
         norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
-        self._key_norms.append(norms)
+        self.kept.key_norm = self._key_norms.append(norms)
         return self._keys.append(key_states), self._values.append(value_states)
 
     def get_seq_length(self) -> int:

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel, rotate, rotation
-from rfa.ops.inputs import Positions, locate, row_blocks
+from rfa.dynamics import rotate, rotation
+from rfa.ops.dot_product import decayed_dot_product_attention
+from rfa.ops.inputs import Positions, locate
 from rfa.ops.validation import validate_positions
 
 from .attention import Attention
@@ -77,6 +78,7 @@ class DotProductAttention(Attention):
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
         rotary_map: "complex", or "as_released" for the map of the paper's code.
+        backend: of the operator, where PyTorch's own kernel does not serve.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -93,13 +95,14 @@ class DotProductAttention(Attention):
         rotate_values: bool = False,
         innovation: bool = False,
         rotary_map: RotaryMap = "complex",
+        backend: str = "auto",
     ):
         super().__init__(hidden_size, num_heads, innovation)
         if rotary_map not in get_args(RotaryMap):
             raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
         if rotate_values and (frequency is None or rotary_map != "complex"):
             raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
-        self.rotate_values, self.rotary_map = rotate_values, rotary_map
+        self.rotate_values, self.rotary_map, self.backend = rotate_values, rotary_map, backend
         self.geometry = Geometry(num_heads, self.modes, frequency, decay, slopes)
 
     def estimate(
@@ -117,11 +120,23 @@ class DotProductAttention(Attention):
         keys = key.shape[2]
         validate_positions(batch, queries, keys, query.device, times, None, key_mask, segment_ids)
         positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
-        query = self._turn(query, positions.query_times)
-        key = self._turn(key, positions.key_times)
-        if self.rotate_values:
-            value = self._turn(value, positions.key_times)
-        return self._attend(query, key, value, positions)
+        if self._plain(positions) or self.rotary_map == "as_released":
+            query, key = self._turn(query, positions.query_times), self._turn(key, positions.key_times)
+            return self._attend(query, key, value, positions)
+        frequency = self.geometry.frequency
+        if frequency is not None and not self.rotate_values:
+            frequency = -frequency  # RoPE turns forwards
+        return decayed_dot_product_attention(
+            query,
+            key,
+            value,
+            positions=positions,
+            frequency=frequency,
+            decay=self.geometry.decay,
+            slopes=self.geometry.slopes,
+            rotate_values=self.rotate_values,
+            backend=self.backend,
+        )
 
     def estimate_with_past(
         self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
@@ -131,28 +146,30 @@ class DotProductAttention(Attention):
         key = self._turn(key, positions.query_times)
         if self.rotate_values:
             value = self._turn(value, positions.query_times)
-        return self._attend(query, *past.update(key, value), positions)
-
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Positions) -> Tensor:
-        """Attention over turned states; without bias or mask it runs on PyTorch's fused kernels."""
-        batch, heads, queries, _ = query.shape
-        keys = key.shape[2]
-        if positions.key_mask is not None:
-            absent = ~positions.key_mask[:, None, :, None]
-            key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
-        masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
-        if not masked and self.geometry.slopes is None and self.geometry.decay is None:
-            estimate = F.scaled_dot_product_attention(query, key, value, is_causal=queries > 1)
-        else:
-            blocks = row_blocks(batch, heads, queries, keys)
-            dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
-            with torch.autocast(query.device.type, enabled=False):
-                states = query.to(dtype), key.to(dtype), value.to(dtype)
-                rows = [self._rows(states[0][:, :, rows], *states[1:], positions.rows(rows)) for rows in blocks]
-            estimate = torch.cat(rows, dim=2).to(value.dtype)
+        estimate = self._attend(query, *past.update(key, value), positions)
         if self.rotate_values and self.geometry.frequency is not None:
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
+
+    def _plain(self, positions: Positions) -> bool:
+        """Whether PyTorch's own kernel serves: no bias, no decay, no turned values and nothing masked."""
+        keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+        masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
+        return not (masked or self.rotate_values or self.geometry.slopes is not None or self.geometry.decay is not None)
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Positions) -> Tensor:
+        """Attention over turned states."""
+        if self._plain(positions):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+        return decayed_dot_product_attention(
+            query,
+            key,
+            value,
+            positions=positions,
+            decay=self.geometry.decay,
+            slopes=self.geometry.slopes,
+            backend=self.backend,
+        )
 
     def _turn(self, x: Tensor, times: Tensor) -> Tensor:
         """RoPE turns forwards, as published; a common frame for the values needs the inverse."""
@@ -162,20 +179,3 @@ class DotProductAttention(Attention):
         if self.rotary_map == "as_released":
             return rotate_as_released(x, frequency, times)
         return rotate(x, frequency, times, inverse=self.rotate_values)
-
-    def _rows(self, query: Tensor, key: Tensor, value: Tensor, positions: Positions) -> Tensor:
-        """Some rows of the attention, with bias, mask and decay."""
-        visible = positions.visible(causal=True)[:, None]
-        empty = ~visible.any(-1, keepdim=True)
-        lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :])[:, None]
-        lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
-        bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
-        slopes, decay = self.geometry.slopes, self.geometry.decay
-        if slopes is not None:
-            bias = bias - slopes[:, None, None] * lag
-        if decay is None:
-            estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-        else:
-            score = query @ key.mT / math.sqrt(query.shape[-1]) + bias
-            estimate = (score.softmax(-1) * decay_kernel(decay[:, None, None], lag)) @ value
-        return estimate.masked_fill(empty, 0.0)

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import partitioned_frequencies, rotate, spectral_decay
+from rfa.dynamics import partitioned_frequencies, rotation, spectral_decay, turn
 from rfa.ops import robust_filter_attention
 from rfa.ops.in_frame import robust_filter_attention_in_frame
 from rfa.ops.inputs import Positions, Weight
@@ -127,21 +127,22 @@ class RobustFilterAttention(Attention):
         """The operator in the frame of the cache: only what is new is turned, and the estimate turned back."""
         dynamics = self.dynamics()
         frequency, times = dynamics["frequency"], positions.query_times
-        query, key = (_turn(x, frequency, times, inverse=True) for x in (query, key))
+        cos, sin = rotation(frequency, times)
+        query, key = (_turn(x, cos, -sin) for x in (query, key))
         if self.rotate_values:
-            value = _turn(value, frequency, times, inverse=True)
+            value = _turn(value, cos, -sin)
         key, value = past.update(key, value)
         estimate = robust_filter_attention_in_frame(
-            query, key, value, positions=positions, key_norm=past.key_norms, **self.options, **dynamics
+            query, key, value, positions=positions, kept=past.kept, **self.options, **dynamics
         )
         if self.rotate_values:
-            estimate = _turn(estimate, frequency, times)
+            estimate = _turn(estimate, cos, sin)
             if "horizon" in dynamics:
-                ahead = frequency * dynamics["horizon"][:, None]
-                estimate = _turn(estimate, ahead, torch.ones_like(times))
+                angle = frequency * dynamics["horizon"][:, None]
+                estimate = _turn(estimate, *rotation(angle, torch.ones_like(times)))
         return estimate
 
 
-def _turn(x: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
-    """`rotate` with half precisions rounded once, at the end."""
-    return rotate(x.to(torch.promote_types(x.dtype, torch.float32)), frequency, times, inverse).to(x.dtype)
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`turn` with half precisions rounded once, at the end."""
+    return turn(x.to(torch.promote_types(x.dtype, torch.float32)), cos, sin).to(x.dtype)

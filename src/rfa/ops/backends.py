@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from . import fused_backend, reference
+from .fused import Kept
 from .fused_backend import Kernel
-
-Run = Callable[..., tuple[Tensor, Tensor | None]]
+from .inputs import Options, Parameters, Positions
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
@@ -22,18 +22,33 @@ TRITON_CHANNELS = (16, 32, 64, 128)
 class Backend(NamedTuple):
     """An implementation of the operator.
 
-    run: `(query, key, value, Parameters, Positions, Options, key_norm) -> (estimate, log precision or None)`.
+    kernel: loads the fused kernel; None for the reference.
     missing: why it cannot run on this machine at all, or None.
     devices: device types, None for any.
     dtypes: None for any floating-point dtype.
     channels: head sizes 2 d, None for any.
     """
 
-    run: Run
+    kernel: Callable[[], Kernel] | None
     missing: Callable[[], str | None]
     devices: tuple[str, ...] | None = None
     dtypes: tuple[torch.dtype, ...] | None = None
     channels: tuple[int, ...] | None = None
+
+    def run(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        parameters: Parameters,
+        positions: Positions,
+        options: Options,
+        kept: Kept | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The filtered values and, if asked for, the log precision."""
+        if self.kernel is None:
+            return reference.filter_attention(query, key, value, parameters, positions, options)
+        return fused_backend.filter_attention(self.kernel(), query, key, value, parameters, positions, options, kept)
 
 
 def _cpu_kernel() -> Kernel:
@@ -46,10 +61,6 @@ def _triton_kernel() -> Kernel:
     from .triton.operator import fused_attention
 
     return Kernel(fused_attention)
-
-
-def _run_fused(kernel: Callable[[], Kernel]) -> Run:
-    return lambda *arguments: fused_backend.filter_attention(kernel(), *arguments)
 
 
 def _cpu_missing() -> str | None:
@@ -78,17 +89,21 @@ def _triton_missing() -> str | None:
 
 # the preferred one first
 BACKENDS = {
-    "triton": Backend(_run_fused(_triton_kernel), _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
-    "cpu": Backend(_run_fused(_cpu_kernel), _cpu_missing, ("cpu",), HALF_AND_SINGLE),
-    "reference": Backend(reference.filter_attention, lambda: None),
+    "triton": Backend(_triton_kernel, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
+    "cpu": Backend(_cpu_kernel, _cpu_missing, ("cpu",), HALF_AND_SINGLE),
+    "reference": Backend(None, lambda: None),
 }
 
 
-@torch.compiler.assume_constant_result
 @functools.cache
+def _missing(name: str) -> str | None:
+    return BACKENDS[name].missing()
+
+
+@torch.compiler.assume_constant_result  # which looks through a cache, and would trace the compiler's call
 def missing(name: str) -> str | None:
     """Why a backend cannot run on this machine, or None. The CPU's kernels are compiled for the answer, once."""
-    return BACKENDS[name].missing()
+    return _missing(name)
 
 
 def available_backends() -> list[str]:

@@ -14,6 +14,7 @@ E, b, w come from tables over the lag where times are uniform, from numbers at k
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -27,6 +28,7 @@ from .prior import latest, riccati_path
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Score = Literal["student_t", "exponential", "dot_product"]
 BITS = math.log2(math.e)  # a nat
+SMALLEST = torch.finfo(torch.float32).tiny ** 0.5  # variance: its inverse and gradients stay finite in float32
 
 
 class FusedPrior(NamedTuple):
@@ -54,6 +56,17 @@ class FusedPrior(NamedTuple):
     key_bias: Tensor | None
     scalars: Tensor
     bound: Tensor
+
+
+@dataclass
+class Kept:
+    """What a cache keeps for the next token: `|k|^2` of its keys, and tables for more lags than it has keys yet.
+
+    Tables hold as long as the parameters stay as they are.
+    """
+
+    key_norm: Tensor | None = None
+    tables: FusedPrior | None = None
 
 
 class Visibility(NamedTuple):
@@ -111,12 +124,20 @@ def fused_visibility(positions: Positions, causal: bool) -> Visibility:
     return Visibility(*times, groups, queries, causal)
 
 
-def fused_prior(parameters: Parameters, positions: Positions, options: Options) -> FusedPrior:
-    """The prior in the form that suits the times: tables where they are uniform, a path elsewhere."""
+def fused_prior(parameters: Parameters, positions: Positions, options: Options, kept: Kept | None = None) -> FusedPrior:
+    """The prior in the form that suits the times: tables where they are uniform, a path elsewhere.
+
+    Where a cache keeps tables, they are made for twice the lags, once for all the tokens in between.
+    """
+    keys = positions.key_times.shape[-1]
     depends_on_mask = options.prior == "riccati" and not (positions.key_mask is None and positions.key_segments is None)
-    if positions.uniform and not depends_on_mask:
-        return lag_tables(parameters, options, positions.key_times.shape[-1])
-    return path_prior(parameters, positions, options)
+    if not positions.uniform or depends_on_mask:
+        return path_prior(parameters, positions, options)
+    if kept is None or torch.is_grad_enabled() or keys < 2:  # a lone key has a gain of its own
+        return lag_tables(parameters, options, keys)
+    if kept.tables is None or kept.tables.tables is None or kept.tables.tables.shape[-1] < keys:
+        kept.tables = lag_tables(parameters, options, 2 * keys)
+    return kept.tables
 
 
 def _coefficient(parameters: Parameters, options: Options) -> Tensor:
@@ -146,7 +167,7 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> FusedPr
     lag = lag.expand(mu.shape[0], length)
     variance, judged = clamped(covariance(mu, sigma2, eta2, floor, lag), gamma2)
     if options.prior == "riccati":
-        log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu))
+        log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
     else:
         log_prior = -torch.log(judged if options.query_noise_in_bias else variance)
@@ -167,7 +188,7 @@ def path_prior(parameters: Parameters, positions: Positions, options: Options) -
     dtype = time_dtype(parameters.decay.device)
     parameters = parameters.to(dtype)
     if options.prior == "riccati":
-        path = riccati_path(parameters, positions, dtype)
+        path = riccati_path(parameters, positions, dtype, SMALLEST)
     mu, sigma2 = parameters.decay[:, None], parameters.process_noise[:, None]
     ends = [t.detach().amin(-1, keepdim=True) for t in (positions.key_times, positions.query_times) if t.shape[-1]]
     origin = torch.stack(torch.broadcast_tensors(*ends)).amin(0) if ends else 0.0
@@ -207,7 +228,6 @@ def path_prior(parameters: Parameters, positions: Positions, options: Options) -
 
 def clamped(variance: Tensor, query_noise: Tensor) -> tuple[Tensor, Tensor]:
     """Sigma and `Sigma + gamma^2`, both kept where a float32 logarithm and inverse and their gradients are finite."""
-    tiny = torch.finfo(torch.float32).tiny
-    variance = variance.clamp(min=tiny**0.5)
+    variance = variance.clamp(min=SMALLEST)
     judged = variance + query_noise
-    return variance, torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)
+    return variance, torch.where(judged > 2 * SMALLEST, judged, SMALLEST**0.5)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rfa.dynamics import rotate
 
-from .fused import Phases, fused_prior, fused_rotation, fused_visibility, torch_phases
+from .fused import Kept, Phases, fused_prior, fused_rotation, fused_visibility, torch_phases
 from .inputs import Options, Parameters, Positions
 
 
@@ -33,7 +33,7 @@ def filter_attention(
     parameters: Parameters,
     positions: Positions,
     options: Options,
-    key_norm: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
 
@@ -42,19 +42,23 @@ def filter_attention(
     """
     frequency, device = parameters.frequency, query.device.type
     with torch.autocast(device, enabled=False):
-        prior = fused_prior(parameters, positions, options)
+        prior = fused_prior(parameters, positions, options, kept)
+        key_norm = None if kept is None else kept.key_norm
         visibility = fused_visibility(positions, options.causal)
-        if parameters.horizon is not None and prior.tables is None:  # tables know of it
-            left = torch.exp(-parameters.decay * parameters.horizon).to(query.dtype)[:, None, None]
-            key, value, key_norm = key * left, value * left, None
         turning = (frequency, positions.key_times, positions.query_times)
         learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
-        turns_values = options.rotate_values and not options.in_frame
-        rotation = None
-        if learned and not options.in_frame:
+        dtype, ahead = query.dtype, parameters.horizon is not None and prior.tables is None  # tables know of it
+        if learned or ahead:  # what is done here is done in float32, and on keys that take part
+            query, key, value = query.to(torch.float32), key.to(torch.float32), value.to(torch.float32)
             if positions.key_mask is not None:
                 absent = ~positions.key_mask[:, None, :, None]
                 key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+        if ahead and parameters.horizon is not None:
+            left = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
+            key, value, key_norm = key * left, value * left, None
+        turns_values = options.rotate_values and not options.in_frame
+        rotation = None
+        if learned and not options.in_frame:
             query = rotate(query, frequency, positions.query_times, inverse=True)
             key = rotate(key, frequency, positions.key_times, inverse=True)
             if turns_values:
@@ -76,6 +80,7 @@ def filter_attention(
         if learned and turns_values:
             estimate = rotate(estimate, frequency, positions.query_times)
         if turns_values and parameters.horizon is not None:
-            ahead = frequency * parameters.horizon[:, None]
-            estimate = rotate(estimate, ahead, torch.ones(query.shape[2], device=query.device))
-    return estimate, log_sum * math.log(2) if options.log_precision else None
+            angle = frequency * parameters.horizon[:, None]
+            estimate = rotate(estimate, angle, torch.ones(query.shape[2], device=query.device))
+    log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
+    return estimate.to(dtype), log_precision

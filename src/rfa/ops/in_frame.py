@@ -4,6 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .backends import BACKENDS, choose_backend
+from .fused import Kept
 from .inputs import Options, Parameters, Positions, Prior, Weight
 
 
@@ -26,7 +27,7 @@ def robust_filter_attention_in_frame(
     gate: bool = True,
     query_noise_in_bias: bool = False,
     horizon: Float[Tensor, " heads"] | None = None,
-    key_norm: Float[Tensor, "batch heads keys"] | None = None,
+    kept: Kept | None = None,
     backend: str = "auto",
 ) -> Float[Tensor, "batch heads queries value_channels"]:
     """`robust_filter_attention` without its rotations: no state is turned, neither going in nor coming out.
@@ -34,7 +35,7 @@ def robust_filter_attention_in_frame(
     Args:
         query, key, value: `exp(-i omega t)` times the states, or the states themselves for values that do not turn.
         positions: where keys and queries stand, `(1 or batch, length)`, checked already.
-        key_norm: `|k|^2`, where it is known.
+        kept: what a cache keeps of its keys and of the prior.
         others: as `robust_filter_attention`; causal.
 
     Returns:
@@ -65,5 +66,5 @@ def robust_filter_attention_in_frame(
         in_frame=True,
     )
     run = BACKENDS[choose_backend(backend, query.device, query.dtype, (query.shape[-1], value.shape[-1]))].run
-    estimate, _ = run(query, key, value, parameters, positions, options, key_norm)
+    estimate, _ = run(query, key, value, parameters, positions, options, kept)
     return estimate

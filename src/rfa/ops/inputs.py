@@ -47,7 +47,7 @@ class Options(NamedTuple):
 class Positions(NamedTuple):
     """Where keys and queries stand in time, and which keys take part.
 
-    `key_times` `(b, keys)` and `query_times` `(b, queries)` count from a common origin, with b = 1 or batch;
+    `key_times` `(b, keys)` and `query_times` `(b, queries)` count from a common origin, with one b, 1 or batch;
     `key_mask` `(batch, keys)` and both segment tensors are None where everything takes part. `uniform`: the keys
     stand at 0, 1, 2, ... and the queries at the last of these.
     """
@@ -109,6 +109,8 @@ def locate(
     key_times, query_times = (key_times - origin).to(dtype), (query_times - origin).to(dtype)
     if padding is not None:
         key_times = key_times.masked_fill(padding, 0.0)
+    batch = max(key_times.shape[0], query_times.shape[0])
+    key_times, query_times = key_times.expand(batch, -1), query_times.expand(batch, -1)
     query_segments = None if segment_ids is None else segment_ids[:, keys - queries :]
     return Positions(key_times, query_times, key_mask, segment_ids, query_segments, uniform)
 

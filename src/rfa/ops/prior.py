@@ -21,11 +21,14 @@ class RiccatiPath(NamedTuple):
     cumulative: Tensor
 
 
-def riccati_path(parameters: Parameters, positions: Positions, dtype: torch.dtype) -> RiccatiPath:
+def riccati_path(
+    parameters: Parameters, positions: Positions, dtype: torch.dtype, smallest: float | None = None
+) -> RiccatiPath:
     """Steady-state Kalman gains of each local interval, and the sums of `log(1 - K_l)` along the keys.
 
     Keys that take no part are as if absent: an interval runs between two that do. The first key of a segment
-    takes the gain of the first interval, 1 where it is alone, and adds nothing to the sum.
+    takes the gain of the first interval, 1 where it is alone, and adds nothing to the sum. `smallest` as for
+    `riccati_log_gain`.
     """
     times, follows, order = by_segment(positions.key_times, positions.key_mask, positions.key_segments)
     leads = F.pad(follows[:, 1:], (0, 1))
@@ -36,7 +39,9 @@ def riccati_path(parameters: Parameters, positions: Positions, dtype: torch.dtyp
         p.to(dtype)[:, None]
         for p in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.noise_floor)
     )
-    log_gain, log_rest = riccati_log_gain(decay, process_noise, key_noise + noise_floor, interval[:, None, :].to(dtype))
+    log_gain, log_rest = riccati_log_gain(
+        decay, process_noise, key_noise + noise_floor, interval[:, None, :].to(dtype), smallest
+    )
     log_gain = log_gain.masked_fill(~(follows | leads)[:, None, :], 0.0)
     step_down = log_rest.masked_fill(~follows[:, None, :], 0.0)
     cumulative = step_down.cumsum(-1, dtype=time_dtype(times.device))
@@ -50,9 +55,9 @@ def latest(path: RiccatiPath, positions: Positions) -> Tensor:
     0 where no key of the segment takes part. Keys and queries are sorted together, so that it costs O(N log N).
     """
     keys = positions.key_times.shape[-1]
-    shared = max(positions.key_times.shape[0], positions.query_times.shape[0])
-    both = (positions.key_times.expand(shared, -1), positions.query_times.expand(shared, -1))
-    times = torch.cat(both, dim=-1).detach()
+    if not keys:
+        return path.cumulative.new_zeros(*path.cumulative.shape[:2], positions.query_times.shape[-1])
+    times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
     flags = [t for t in (positions.key_mask, positions.key_segments) if t is not None]
     batch = max(times.shape[0], *(t.shape[0] for t in flags)) if flags else times.shape[0]
     times = times.expand(batch, -1)

@@ -10,18 +10,11 @@ from .prior import RiccatiPath, latest, riccati_path
 
 
 def filter_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    parameters: Parameters,
-    positions: Positions,
-    options: Options,
-    key_norm: Tensor | None = None,
+    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
 ) -> tuple[Tensor, Tensor | None]:
     """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
 
-    Norms of the keys are formed anew. Rows are independent, so where no gradient is asked for they are computed in
-    blocks of bounded memory.
+    Rows are independent, so where no gradient is asked for they are computed in blocks of bounded memory.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding

@@ -24,10 +24,10 @@ def fused_attention(
     rotate_values: bool,
     key_norm: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The estimate `(batch, heads, queries, channels)` and `log2 sum_j 2^z`, -inf where no key is seen.
+    """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen.
 
     Args:
-        query, key, value: float32, bfloat16 or float16; they are computed in float32.
+        query, key, value: float32, bfloat16 or float16.
         rotation: phases, or None where the states stand in the common frame already.
         prior, visibility: see `rfa.ops.fused`.
         score: "student_t", "exponential" or "dot_product".
@@ -90,14 +90,11 @@ def forward(
     visibility = (key_times, query_times, key_groups, query_groups)
     call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values)
     if not call_.empty:
-        result = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
-        call_.set(out=Strided.of(result), log_sum=log_sum)
+        call_.set(out=Strided.of(out), log_sum=log_sum)
         decoding = key_cos is None and query.shape[2] <= FEW
         if decoding and key_norm is not None:
             call_.norms(key_norm)
         call("decode" if decoding else "forward", call_.problem)
-        if result is not out:
-            out.copy_(result)
         return out, log_sum
     return out.zero_(), log_sum.fill_(-torch.inf)
 
@@ -108,10 +105,13 @@ def _(query, key, value, *rest):
 
 
 def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Laid out as heads of one projection, so that merging them copies nothing."""
+    """In float32, the estimate laid out as heads of one projection, so that merging them copies nothing.
+
+    The log2 sum is in float64: beside large scores its float32 neighbours lie too far apart to form weights anew.
+    """
     batch, heads, queries, _ = query.shape
-    out = query.new_empty(batch, queries, heads, value.shape[-1]).transpose(1, 2)
-    return out, query.new_empty(batch, heads, queries, dtype=torch.float32)
+    out = query.new_empty(batch, queries, heads, value.shape[-1], dtype=torch.float32).transpose(1, 2)
+    return out, query.new_empty(batch, heads, queries, dtype=torch.float64)
 
 
 class _Call:
@@ -258,7 +258,7 @@ def _(grad_out, grad_log_sum, out, log_sum, query, key, value, *rest):
         (tables, torch.float32, (3, heads, 0)),
         (key_path, torch.float64, (0, 1, heads, key.shape[2])),
         (query_path, torch.float64, (0, 1, heads, queries)),
-        (key_bias, torch.float32, (1, heads, 0)),
+        (key_bias, torch.float32, (1 if key_path is None else key_path.shape[1], heads, 0)),
     ):
         optional.append(query.new_empty(absent if given is None else given.shape, dtype=dtype))
     return [*(torch.empty_like(x) for x in (query, key, value)), *optional, scalars.new_empty(scalars.shape)]

@@ -51,12 +51,13 @@ template <int64_t SCORE, class Prior> class Backward {
     pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_);
     pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_);
     for (int64_t i = 0; i < padded_ * task_.value_channels; i++) grads_[i] *= LN2;
-    const float* log_sum = p.log_sum + task_.row_index() * p.queries;
+    const double* log_sum = p.log_sum + task_.row_index() * p.queries;
     const float* grad_log_sum = p.grad_log_sum + task_.row_index() * p.queries;
     for (int64_t i = 0; i < padded_; i++) {
       const bool seeing = i < p.queries && log_sum[i] != -INFINITY;  // others get weights 2^-inf = 0
       const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
-      rows_[i] = {norm, task_.scalar(0), seeing ? log_sum[i] : INFINITY};
+      const float offset = seeing ? static_cast<float>(log_sum[i]) : INFINITY;
+      rows_[i] = {norm, task_.scalar(0), offset, seeing ? static_cast<float>(log_sum[i] - offset) : 0.0f};
       widest_ = std::max(widest_, norm);
       if (!seeing) continue;
       const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);

@@ -27,7 +27,7 @@ template <int64_t SCORE, class Prior> class Decode {
   void query(int64_t i) {
     const Problem& p = task_.p;
     const float* q = p.query.at(task_.b, task_.h, i);
-    const RowOfScores row{dot(q, q, p.channels), task_.scalar(0), 0.0f};
+    const RowOfScores row{dot(q, q, p.channels), task_.scalar(0), 0.0f, 0.0f};
     const auto place = prior_.row(i);
     float most = -INFINITY, total = 0.0f;
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
@@ -56,7 +56,7 @@ template <int64_t SCORE, class Prior> class Decode {
     }
     float* out = p.out.at(task_.b, task_.h, i);
     for (int64_t c = 0; c < p.value_channels; c++) out[c] = total == 0.0f ? 0.0f : out_[c] / total;
-    p.log_sum[task_.row_index() * p.queries + i] = total == 0.0f ? -INFINITY : most + std::log2(total);
+    p.log_sum[task_.row_index() * p.queries + i] = total == 0.0f ? -INFINITY : most + std::log2(static_cast<double>(total));
   }
 
   // q.k and |k|^2 of `n` keys.

@@ -61,17 +61,21 @@ template <int64_t SCORE, class Prior> class Forward {
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
       const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
       const float reach = SCORE == DOT_PRODUCT ? std::fabs(coefficient) * std::sqrt(norm * longest_) : 0.0f;
-      rows_[i] = {norm, coefficient, bound + reach};
+      rows_[i] = {norm, coefficient, bound + reach, 0.0f};
       widest = std::max(widest, norm);
     }
     reach_ = std::fabs(coefficient) * std::sqrt(widest * longest_);
     pass<false>(first, n);
-    bool safe = true;
-    for (int64_t i = 0; i < n; i++) safe = safe && totals_[i] > SAFE_LOW && totals_[i] < SAFE_HIGH;
-    if (!safe) {
-      for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = -INFINITY, rows_[i].offset = 0.0f;
+    bool all_safe = true, safe[QUERY_BLOCK];
+    for (int64_t i = 0; i < n; i++) {
+      safe[i] = totals_[i] > SAFE_LOW && totals_[i] < SAFE_HIGH;
+      all_safe = all_safe && safe[i];
+    }
+    if (!all_safe) {
+      std::fill_n(totals_, QUERY_BLOCK, -INFINITY);
       pass<true>(first, n);
-      for (int64_t i = 0; i < QUERY_BLOCK; i++) rows_[i].offset = totals_[i] > -INFINITY ? totals_[i] : 0.0f;
+      for (int64_t i = 0; i < n; i++)  // the others keep their bound, or one row would change its neighbours' digits
+        if (!safe[i]) rows_[i].offset = totals_[i] > -INFINITY ? totals_[i] : 0.0f;
       pass<false>(first, n);
     }
     finish(first, n);
@@ -123,7 +127,7 @@ template <int64_t SCORE, class Prior> class Forward {
       turn(out, turns_.out.c(first + i), turns_.out.s(first + i), 1.0f, p.out.at(task_.b, task_.h, first + i),
            p.value_channels);
       p.log_sum[task_.row_index() * p.queries + first + i] =
-          total == 0.0f ? -INFINITY : rows_[i].offset + std::log2(total);
+          total == 0.0f ? -INFINITY : rows_[i].offset + std::log2(static_cast<double>(total));
     }
   }
 

@@ -20,9 +20,9 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     Floats earlier, sign, gain_sign;               // u of the earlier one, +1 where the key is earlier, sign of C_i - C_j
   };
   struct Row {
-    double damping, variance, gain;
+    double time, damping, variance, gain;
     Doubles grad_damping{}, grad_variance{}, grad_gain{};
-    Row(double m, double u, double c) : damping(m), variance(u), gain(c) {}
+    Row(double t, double m, double u, double c) : time(t), damping(m), variance(u), gain(c) {}
   };
 
   explicit PathPrior(const Task& task, bool backward)
@@ -30,7 +30,9 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
         padded_(round_up(task.p.keys, KEY_BLOCK)),
         key_(ROWS_OF_PATH * padded_),
         key_bias_(padded_),
+        times_(CAUSAL ? 0 : padded_),
         column_sums_(backward ? (ROWS_OF_PATH + 1) * KEY_BLOCK : 0) {
+    if (!CAUSAL) std::copy_n(task.key_times(), task.p.keys, static_cast<double*>(times_));
     const int64_t b = task.p.path_batch > 1 ? task.b : 0, each = task.p.path_batch * task.p.heads;
     for (int row = 0; row < ROWS_OF_PATH; row++)
       std::copy_n(task.p.key_path + ((row * each) + b * task.p.heads + task.h) * task.p.keys, task.p.keys,
@@ -61,8 +63,9 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   }
 
   Row row(int64_t i) const {
-    const double* at = query_ + std::min(i, task_.p.queries - 1);
-    return {at[0], at[query_step_], RICCATI ? at[2 * query_step_] : 0.0};
+    i = std::min(i, task_.p.queries - 1);
+    const double* at = query_ + i;
+    return {task_.query_times()[i], at[0], at[query_step_], RICCATI ? at[2 * query_step_] : 0.0};
   }
 
   RFA_INLINE_MEMBER Pair at(const Row& row, int64_t j) const {
@@ -72,8 +75,8 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     const Doubles variance = load(key + padded_);
     Floats grown = narrow(row.variance - variance);
     p.sign = all(1.0f), p.earlier = narrow(variance);
-    if (!CAUSAL) {  // damping never falls with time, and where it stands still the variance does not
-      const Ints later = (damping < 0.0f) | ((damping == 0.0f) & (grown < 0.0f));
+    if (!CAUSAL) {
+      const Ints later = narrow(row.time - load(times_ + j)) < 0.0f;
       p.sign = choose(later, all(-1.0f), p.sign);
       p.earlier = choose(later, all(static_cast<float>(row.variance)), p.earlier);
       grown *= p.sign;
@@ -171,6 +174,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   int64_t padded_, query_step_;
   Buffer<double> key_;
   Buffer<float> key_bias_;
+  Buffer<double> times_;         // only where keys may lie ahead
   Buffer<double> column_sums_;  // of one block of keys: damping, variance, then gain and bias
   const double* query_;
   float share_, key_noise_, floor_, query_noise_, exponent_;

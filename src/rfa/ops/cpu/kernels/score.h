@@ -7,13 +7,23 @@ namespace rfa {
 
 constexpr float LN2 = 0.69314718f, BITS = 1.44269504f;
 
-// What a row knows: |q|^2, the coefficient c, and what is subtracted from its scores.
+// What a row knows: |q|^2, the coefficient c, and what is subtracted from its scores, in two parts.
 struct RowOfScores {
-  float norm, coefficient, offset;
+  float norm, coefficient, offset, rest;
 };
 
+// Keeps a product apart from a sum that follows. Backward must form the very scores of forward: where they are large, a
+// last digit is a factor of 2^0.01, and compilers fuse multiplication and addition as the neighbourhood suggests.
+RFA_INLINE void rounded(Floats& x) {
+#if defined(__x86_64__)
+  __asm__("" : "+x"(x.a), "+x"(x.b));
+#elif defined(__aarch64__)
+  __asm__("" : "+w"(x.a), "+w"(x.b));
+#endif
+}
+
 struct Scored {
-  Floats z;                    // in bits, less the row's offset
+  Floats z;                    // in bits
   Floats residual, half;       // r, and t = E |k|^2 - 2 q.k
   Floats one_plus, log;        // 1 + w r and its log2
 };
@@ -21,20 +31,22 @@ struct Scored {
 template <int64_t SCORE, class Pair>
 RFA_INLINE Scored score(const Pair& p, Floats dot, Floats key_norm, RowOfScores row) {
   Scored s;
-  const Floats bias = p.bias - row.offset;
   if (SCORE == DOT_PRODUCT) {
-    s.z = bias + row.coefficient * dot;
+    s.z = p.bias + row.coefficient * dot;
     return s;
   }
-  s.half = p.decay * key_norm - 2.0f * dot;
+  Floats prior = p.decay * key_norm;
+  rounded(prior);
+  s.half = prior - 2.0f * dot;
   s.residual = larger(p.decay * s.half + row.norm, all(0.0f));
-  const Floats x = s.residual * p.weight;
+  Floats x = s.residual * p.weight;
+  rounded(x);
   if (SCORE == STUDENT_T) {
     s.one_plus = x + 1.0f;
     s.log = log2_1p(x, s.one_plus);
-    s.z = bias - row.coefficient * s.log;
+    s.z = p.bias - row.coefficient * s.log;
   } else {
-    s.z = bias - row.coefficient * x;
+    s.z = p.bias - row.coefficient * x;
   }
   return s;
 }
@@ -48,8 +60,8 @@ RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, Row
   for (; j + 2 * LANES <= n; j += 2 * LANES) {  // two at a time overlap better
     const int64_t k = j + LANES;
     const auto pair = prior.at(place, start + j), next = prior.at(place, start + k);
-    Floats weight = exp2(score<SCORE>(pair, load(tile + j), load(key_norms + j), row).z);
-    Floats following = exp2(score<SCORE>(next, load(tile + k), load(key_norms + k), row).z);
+    Floats weight = exp2(score<SCORE>(pair, load(tile + j), load(key_norms + j), row).z - row.offset);
+    Floats following = exp2(score<SCORE>(next, load(tile + k), load(key_norms + k), row).z - row.offset);
     if (mask) weight = keep(weight, load(mask + j)), following = keep(following, load(mask + k));
     total += weight, other += following;
     store(tile + j, weight * pair.decay);
@@ -57,7 +69,7 @@ RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, Row
   }
   for (; j < n; j += LANES) {
     const auto pair = prior.at(place, start + j);
-    Floats weight = exp2(score<SCORE>(pair, load(tile + j), load(key_norms + j), row).z);
+    Floats weight = exp2(score<SCORE>(pair, load(tile + j), load(key_norms + j), row).z - row.offset);
     if (mask) weight = keep(weight, load(mask + j));
     total += weight;
     store(tile + j, weight * pair.decay);
@@ -65,7 +77,7 @@ RFA_INLINE float weigh(const Prior& prior, const typename Prior::Row& place, Row
   return sum(total + other);
 }
 
-// The largest score of one row, whose offset is 0.
+// The largest score of one row.
 template <int64_t SCORE, class Prior>
 RFA_INLINE float highest(const Prior& prior, const typename Prior::Row& place, RowOfScores row, int64_t start,
                          int64_t n, const float* key_norms, const int32_t* mask, const float* tile) {
@@ -89,7 +101,7 @@ RFA_INLINE void judge(Prior& prior, typename Prior::Row& place, RowOfScores row,
     const auto pair = prior.at(place, start + j);
     const Floats dot = load(dots + j), key_norm = load(key_norms + j), value = load(values + j);
     const Scored s = score<SCORE>(pair, dot, key_norm, row);
-    Floats weight = exp2(s.z);
+    Floats weight = exp2((s.z - row.offset) - row.rest);
     if (mask) weight = keep(weight, load(mask + j));
     const Floats z = weight * (pair.decay * value - mean);
     Floats decay = weight * value * BITS, slope, grad_weight{};

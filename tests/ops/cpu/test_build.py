@@ -1,0 +1,193 @@
+"""Compiling on first use: what fails, what is kept, who waits for whom, and where there is nothing to write to."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rfa
+from rfa.ops.cpu import build
+
+from .compiled import TESTS, environment, give_library, python
+
+USE = """
+import torch
+from ops.problems import problem
+from rfa.ops import robust_filter_attention
+inputs = problem(0, dtype=torch.float32)
+found = robust_filter_attention(**inputs, backend="cpu")
+torch.testing.assert_close(found, robust_filter_attention(**inputs, backend="reference"))
+"""
+
+AUTO = """
+import warnings
+import torch
+from ops.problems import problem
+from rfa.ops import robust_filter_attention
+inputs = problem(0, dtype=torch.float32)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    found = [robust_filter_attention(**inputs) for _ in range(2)]
+assert torch.equal(found[1], robust_filter_attention(**inputs, backend="reference"))
+print(*[w.message for w in caught if str(w.message).startswith("rfa:")], sep="\\n")
+"""
+
+COUNTED = """#!/bin/sh
+case "$*" in *--version*) echo "counted 1.0"; exit;; esac
+echo run >> "{calls}"
+sleep 1
+for last; do :; done
+cp "{library}" "$last"
+"""
+
+FAILING = """#!/bin/sh
+case "$*" in *--version*) echo "failing 1.0"; exit;; esac
+echo "kernels.cpp:1: in file included from here" >&2
+echo "kernels.cpp:7: error: no such register" >&2
+exit 1
+"""
+
+
+def compiler(folder, text):
+    """A script that stands in for the compiler."""
+    path = folder / "c++"
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def counted(tmp_path):
+    """`(compiler, calls)`: it counts its runs and makes the library that this session compiled."""
+    calls = tmp_path / "calls"
+    return compiler(tmp_path, COUNTED.format(calls=calls, library=build.compiled_library())), calls
+
+
+def test_a_compiler_that_fails(tmp_path):
+    """Its last line and the log for a name; one warning, and the reference, for "auto"."""
+    cxx = compiler(tmp_path, FAILING)
+    named = python(USE, tmp_path / "cache", CXX=cxx)
+    assert named.returncode != 0
+    message = named.stderr.strip().splitlines()[-1]
+    assert message.startswith("RuntimeError")
+    assert "kernels.cpp:7: error: no such register" in message
+    log = Path(message.split("(log: ")[1].split(")")[0])
+    assert log.is_relative_to(tmp_path / "cache")
+    assert "in file included from here" in log.read_text()
+    assert str(cxx) in log.read_text()
+
+    auto = python(AUTO, tmp_path / "cache", CXX=cxx)
+    assert auto.returncode == 0, auto.stderr
+    (said,) = auto.stdout.strip().splitlines()
+    assert "no such register" in said
+    assert str(log) in said
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path):
+    """A compiler for another machine: the message names the file, and "auto" takes the reference."""
+    text = COUNTED.format(calls=tmp_path / "calls", library=Path(__file__)).replace("sleep 1\n", "")
+    cxx = compiler(tmp_path, text)
+    named = python(USE, tmp_path / "cache", CXX=cxx)
+    assert "RuntimeError" in named.stderr.strip().splitlines()[-1]
+    assert "cannot be loaded" in named.stderr.strip().splitlines()[-1]
+    auto = python(AUTO, tmp_path / "cache", CXX=cxx)
+    assert auto.returncode == 0, auto.stderr
+    assert len(auto.stdout.strip().splitlines()) == 1
+
+
+def test_of_two_processes_at_once_one_compiles(tmp_path, counted):
+    cxx, calls = counted
+    both = [
+        subprocess.Popen([sys.executable, "-c", USE], cwd=TESTS, env=environment(tmp_path / "cache", CXX=cxx))
+        for _ in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert calls.read_text().split() == ["run"]
+
+
+def test_a_damaged_library_is_compiled_anew(tmp_path, counted):
+    cxx, calls = counted
+    assert python(USE, tmp_path / "cache", CXX=cxx).returncode == 0
+    (library,) = (tmp_path / "cache" / "cpu").glob("*.so")
+    library.write_bytes(library.read_bytes()[:1000])
+    done = python(USE, tmp_path / "cache", CXX=cxx)
+    assert done.returncode == 0, done.stderr
+    assert calls.read_text().split() == ["run", "run"]
+    assert library.read_bytes() == build.compiled_library().read_bytes()
+
+
+def test_a_cache_that_cannot_be_written(tmp_path, counted):
+    """A file stands where the folder should be, for permissions do not hold back root."""
+    cxx, calls = counted
+    (tmp_path / "cache").write_text("not a folder")
+    done = python(USE, tmp_path / "cache", CXX=cxx, TMPDIR=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert calls.read_text().split() == ["run"]
+
+
+def test_an_intact_library_needs_no_compiling(tmp_path):
+    """The key of the cache is that of another process too."""
+    library = give_library(tmp_path)
+    before = library.stat().st_mtime_ns
+    done = python(USE, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert library.stat().st_mtime_ns == before
+    assert [path.name for path in library.parent.glob("*.so")] == [library.name]
+
+
+def test_the_key_knows_sources_compiler_flags_and_machine(monkeypatch, tmp_path):
+    cxx = build.find_compiler()
+    keys = {build._key(cxx)}
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "_processor", lambda: "another")
+        keys.add(build._key(cxx))
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "flags", lambda: ["-O0"])
+        keys.add(build._key(cxx))
+    keys.add(build._key(str(compiler(tmp_path, FAILING))))
+    shutil.copytree(build.SOURCES, tmp_path / "kernels")
+    with (tmp_path / "kernels" / "score.h").open("a") as file:
+        file.write("// changed\n")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "kernels")
+    keys.add(build._key(cxx))
+    assert len(keys) == 5
+
+
+def test_from_a_read_only_installation(tmp_path, counted):
+    """As in a site-packages that belongs to somebody else: nothing is written beside the sources."""
+    cxx, calls = counted
+    package = tmp_path / "site" / "rfa"
+    shutil.copytree(Path(rfa.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    before = sorted(package.rglob("*"))
+    for path in [package, *before]:
+        path.chmod(path.stat().st_mode & ~0o222)
+    try:
+        where = "import rfa\nassert rfa.__file__.startswith(" + repr(str(package)) + ")\n"
+        path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+        variables = {"CXX": cxx, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": 1}
+        done = python(where + USE, tmp_path / "cache", **variables)
+        assert done.returncode == 0, done.stderr
+        assert calls.read_text().split() == ["run"]
+        assert sorted(package.rglob("*")) == before
+    finally:
+        for path in [package, *before]:
+            path.chmod(path.stat().st_mode | 0o200)
+
+
+def test_the_wheel_holds_the_sources():
+    """Hatchling takes every file of the package that git does not ignore; nothing in its settings leaves one out."""
+    root = TESTS.parent
+    settings = (root / "pyproject.toml").read_text("utf-8")
+    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/rfa"]\n\n' in settings
+    assert "exclude" not in settings.replace("extend-exclude", "")
+    sources = sorted(build.SOURCES.iterdir())
+    assert {path.suffix for path in sources} == {".h", ".cpp"}
+    if not (root / ".git").exists():
+        pytest.skip("not a git checkout")
+    relative = [f"src/rfa/ops/cpu/kernels/{path.name}" for path in sources]
+    ignored = subprocess.run(["git", "check-ignore", *relative], cwd=root, capture_output=True, text=True, check=False)
+    assert ignored.stdout == ""

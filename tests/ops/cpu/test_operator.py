@@ -1,0 +1,201 @@
+"""The registered operator: what PyTorch expects of one, threads, layouts, memory."""
+
+import pytest
+import torch
+from torch.library import opcheck
+
+from rfa.ops.cpu.operator import backward, forward
+from rfa.ops.fused import fused_prior, fused_rotation, fused_visibility
+from rfa.ops.inputs import Options, Parameters, locate
+
+from ..problems import PARAMETERS, PRIORS, STATES, attend, irregular_times, problem
+from .compiled import give_library, python
+from .random_problems import random_problem, run
+
+SAMPLES = {
+    "tables": {},
+    "tables, few queries": {"queries": 3},
+    "wide values": {"rotate_values": False, "value_modes": 4},
+    "in the frame": {"in_frame": True},
+    "path": {"times": irregular_times(0, 7)},
+    "path per batch, not causal": {"times": irregular_times(0, 2, 7), "causal": False},
+    "riccati": {"times": irregular_times(0, 7), "prior": "riccati"},
+    "mask": {"key_mask": torch.arange(14).view(2, 7) % 3 > 0},
+    "no keys": {"keys": 0, "queries": 2, "query_times": torch.arange(2.0)},
+    "no queries": {"queries": 0},
+    "bfloat16": {"dtype": torch.bfloat16},
+}
+
+
+def arguments(*, queries=None, keys=7, value_modes=None, in_frame=False, dtype=torch.float32, **given):
+    """Of `torch.ops.rfa.cpu_forward`; everything that may be learned requires a gradient."""
+    inputs = problem(0, queries=queries, keys=keys, value_modes=value_modes, dtype=torch.float32)
+    states = [inputs[name].to(dtype).requires_grad_() for name in STATES]
+    parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
+    causal, rotate_values = given.get("causal", True), given.get("rotate_values", True)
+    options = Options(causal, "student_t", rotate_values, given.get("prior", "lyapunov"), True, False, True)
+    places = (given.get(name) for name in ("times", "query_times", "key_mask", "segment_ids"))
+    positions = locate(states[0].shape[2], keys, torch.device("cpu"), *places)
+    prior = [x if x is None else x.detach() for x in fused_prior(parameters, positions, options)]
+    prior = [x if x is None else x.requires_grad_() for x in prior[:-1]] + prior[-1:]  # the bound has no gradient
+    rotation = (None,) * 4 if in_frame else fused_rotation(parameters.frequency, positions)
+    return (*states, *rotation, *prior, *fused_visibility(positions, causal), "student_t", True, rotate_values)
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_opcheck_forward(sample):
+    """Schema, fake tensors, autograd registration, and AOTAutograd with symbolic shapes."""
+    opcheck(forward, arguments(**SAMPLES[sample]))
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_opcheck_backward(sample):
+    given = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments(**SAMPLES[sample])]
+    out, log_sum = forward(*given)
+    opcheck(backward, (torch.ones_like(out), torch.ones_like(log_sum), out, log_sum, *given))
+
+
+COMPILED = """
+import torch
+from ops.problems import attend, irregular_times, problem
+
+torch.manual_seed(0)
+for options in ({}, {"times": irregular_times(0, 40)}, {"times": irregular_times(0, 40), "prior": "riccati"}):
+    for learned in (True, False):
+        inputs = problem(0, keys=40, dtype=torch.float32)
+        results = []
+        for compiled in (False, True):
+            leaves = {n: x.clone().requires_grad_(learned or n != "frequency") for n, x in inputs.items()}
+            function = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+            output, log_precision = function(leaves, "cpu", **options)
+            (output.square().sum() + log_precision.sum()).backward()
+            results.append([output, log_precision, *(x.grad for x in leaves.values() if x.requires_grad)])
+        for found, expected in zip(*results, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+"""
+
+
+def test_compiled_in_one_graph(tmp_path):
+    """`aot_eager` traces forward and backward as the default backend does, without its code generation."""
+    give_library(tmp_path)
+    done = python(COMPILED, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def threads():
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def results(seed, **shape):
+    """All results and gradients of a problem of several blocks, by name."""
+    inputs = problem(seed, keys=700, modes=4, dtype=torch.float32, **shape)
+    found = []
+    for times in (None, irregular_times(seed, 700)):
+        options = {"rotate_values": True, **({} if times is None else {"times": times})}
+        found.append(run(inputs, options, list(inputs), "cpu", torch.float32)[0])
+    return found
+
+
+def test_heads_enough_for_the_threads_give_the_same_bits(threads):
+    threads(1)
+    one = results(1)
+    threads(2)
+    two, again = results(1), results(1)
+    for x, y, z in zip(one, two, again, strict=True):
+        for name in x:
+            assert torch.equal(x[name], y[name]), name
+            assert torch.equal(z[name], y[name]), name
+
+
+def test_one_head_is_cut_among_the_threads(threads):
+    """Gradients of a head come from several tasks, summed in a fixed order: another rounding, the same each time."""
+    threads(1)
+    one = results(2, batch=1, heads=1)
+    threads(2)
+    two, again = results(2, batch=1, heads=1), results(2, batch=1, heads=1)
+    for x, y, z in zip(one, two, again, strict=True):
+        for name in x:
+            # sums over 700 rows in another order, in float32
+            assert (x[name] - y[name]).abs().max() <= 1e-5 * (x[name].abs().max() + 1e-3), name
+            assert torch.equal(z[name], y[name]), name
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_backward_is_bitwise_equal(seed, threads):
+    threads(2)
+    inputs, options, learned = random_problem(seed)
+    first, second = (run(inputs, options, learned, "cpu", torch.float32)[0] for _ in range(2))
+    for name in first:
+        assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("timed", [True, False])
+def test_strides_are_no_concern(timed, dtype, prior):
+    """Transposed, expanded, sliced, reversed in memory, every second channel: the same bits, forward and backward."""
+    base = problem(3, batch=2, keys=40, modes=8, dtype=dtype)
+    options = {"prior": prior, **({"times": irregular_times(3, 40)} if timed else {})}
+    layouts = {
+        "heads last": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        "channels first": lambda x: x.mT.contiguous().mT,
+        "every second channel": lambda x: torch.stack([x, x * torch.nan], -1).flatten(-2)[..., ::2],
+        "inside a larger one": lambda x: torch.nn.functional.pad(x, (3, 2, 1, 4), value=torch.nan)[:, :, 1:-4, 3:-2],
+        "expanded": lambda x: x[:1, :, :1].expand_as(x),
+    }
+    for layout in layouts.values():
+        strided = {n: layout(base[n]) for n in STATES}
+        found = []
+        for states in (strided, {n: x.clone(memory_format=torch.contiguous_format) for n, x in strided.items()}):
+            leaves = {**{n: x.detach().clone() for n, x in base.items()}, **{n: x.detach() for n, x in states.items()}}
+            for x in leaves.values():
+                x.requires_grad_()
+            output, log_precision = attend(leaves, "cpu", **options)
+            ((output.float() ** 2).sum() + log_precision.sum()).backward()
+            found.append([output, log_precision, *(x.grad for x in leaves.values())])
+        for one, other in zip(*found, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [{"batch": 0}, {"queries": 0}, {"keys": 0, "queries": 0}, {"batch": 0, "keys": 0}])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("timed", [True, False])
+def test_nothing_to_do(timed, prior, shape):
+    inputs = {n: x.requires_grad_() for n, x in problem(4, dtype=torch.float32, **shape).items()}
+    options = {"prior": prior, **({"times": irregular_times(4, inputs["key"].shape[2])} if timed else {})}
+    output, log_precision = attend(inputs, "cpu", **options)
+    assert output.shape == inputs["query"].shape
+    (output.sum() + log_precision.sum()).backward()
+    assert all(x.grad is None or bool((x.grad == 0).all()) for x in inputs.values())
+
+
+MEMORY = """
+import resource
+from ops.problems import attend, irregular_times, problem
+import torch
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def step(length, **options):
+    inputs = problem(0, batch=1, heads=1, keys=length, modes=32, dtype=torch.float32)
+    attend({n: x.requires_grad_() for n, x in inputs.items()}, "cpu", **options)[0].sum().backward()
+
+step(1024)
+step(1024, times=irregular_times(0, 1024))
+before = peak()
+step(8192)
+step(8192, times=irregular_times(0, 8192))
+print(peak() - before)
+"""
+
+
+def test_memory_grows_with_the_length_not_with_its_square(tmp_path):
+    """8192 x 8192 scores are 256 MB, even a mask of bytes 64 MB more than the 60 MB of some thirty tensors of 2 MB."""
+    give_library(tmp_path)
+    done = python(MEMORY, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 110

@@ -1,0 +1,108 @@
+"""Which backend runs, which refuses what, and what is said where one is missing."""
+
+import pytest
+import torch
+
+from rfa.ops import available_backends, robust_filter_attention
+from rfa.ops.backends import TRITON_CHANNELS, choose_backend, missing
+from rfa.ops.cpu.build import BuildError, find_compiler
+
+from .cpu.compiled import python
+from .problems import problem
+
+HALF_AND_SINGLE = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def with_compiler():
+    try:
+        return bool(find_compiler())
+    except BuildError:
+        return False
+
+
+def test_the_cpu_backend_is_there_wherever_a_compiler_is():
+    """Kernels that no longer compile must not pass as a machine without a compiler."""
+    assert (missing("cpu") is None) == with_compiler()
+    assert available_backends()[-1] == "reference"
+
+
+@pytest.mark.skipif(not with_compiler(), reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", HALF_AND_SINGLE)
+def test_auto_takes_the_kernels(dtype):
+    assert choose_backend("auto", "cpu", dtype, (6, 6)) == "cpu"
+    inputs = problem(0, dtype=dtype)
+    assert torch.equal(robust_filter_attention(**inputs), robust_filter_attention(**inputs, backend="cpu"))
+
+
+def test_auto_takes_the_reference_for_float64_and_other_devices():
+    assert choose_backend("auto", "cpu", torch.float64, (6, 6)) == "reference"
+    assert choose_backend("auto", "meta", torch.float32, (6, 6)) == "reference"
+    inputs = problem(0)
+    assert torch.equal(robust_filter_attention(**inputs), robust_filter_attention(**inputs, backend="reference"))
+
+
+def test_the_reference_by_name_is_the_reference():
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16), ("meta", torch.float64)):
+        assert choose_backend("reference", device, dtype, (6, 6)) == "reference"
+
+
+@pytest.mark.skipif(not with_compiler(), reason="no C++ compiler")
+def test_a_named_backend_refuses_what_it_does_not_serve():
+    """`ValueError` with what was given and what is supported."""
+    with pytest.raises(ValueError, match=r"backend: .*'cpu'.*float64.*expected.*float32.*bfloat16.*float16"):
+        robust_filter_attention(**problem(0), backend="cpu")
+    on_meta = {n: x.to("meta") for n, x in problem(0, dtype=torch.float32).items()}
+    with pytest.raises(ValueError, match=r"backend: .*'cpu'.*meta.*expected cpu"):
+        choose_backend("cpu", on_meta["query"].device, torch.float32, (6, 6))
+
+
+def test_triton_refuses_what_it_does_not_serve(monkeypatch):
+    """Whether or not it can run here, it never falls back."""
+    monkeypatch.setattr("rfa.ops.backends.missing", lambda name: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for device, dtype, channels, words in (
+        ("cpu", torch.float32, 64, "on cpu, expected cuda"),
+        ("cuda", torch.float64, 64, "float64, expected one of .*bfloat16"),
+        ("cuda", torch.float32, 48, "48 channels a head, expected one of 16, 32, 64, 128"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            choose_backend("triton", device, dtype, (64, channels))
+        assert choose_backend("auto", device, dtype, (64, channels)) != "triton"
+    for channels in TRITON_CHANNELS:
+        assert choose_backend("auto", "cuda", torch.bfloat16, (channels, channels)) == "triton"
+
+
+@pytest.mark.parametrize("name", ["fused", "", "CPU"])
+def test_unknown_names(name):
+    with pytest.raises(ValueError, match=rf"backend: got {name!r}, expected 'auto' or one of .*reference"):
+        choose_backend(name)
+
+
+WITHOUT_COMPILER = """
+import warnings
+import torch
+from ops.problems import problem
+from rfa.ops import available_backends, robust_filter_attention
+
+inputs = problem(0, dtype=torch.float32)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    results = [robust_filter_attention(**inputs) for _ in range(3)]
+said = [str(w.message) for w in caught if str(w.message).startswith("rfa:")]
+assert len(said) == 1, said
+assert "'cpu'" in said[0] and "no-such-compiler" in said[0] and "CXX" in said[0], said
+expected = robust_filter_attention(**inputs, backend="reference")
+assert all(torch.equal(result, expected) for result in results)
+assert available_backends() == ["reference"]
+try:
+    robust_filter_attention(**inputs, backend="cpu")
+except RuntimeError as error:
+    assert "no-such-compiler" in str(error) and "install" in str(error) and "CXX" in str(error), error
+else:
+    raise SystemExit("backend='cpu' ran without a compiler")
+"""
+
+
+def test_without_a_compiler_auto_warns_once_and_a_name_raises(tmp_path):
+    done = python(WITHOUT_COMPILER, tmp_path, CXX="no-such-compiler", TRITON_INTERPRET="")
+    assert done.returncode == 0, done.stderr
