@@ -4,7 +4,7 @@ import resource
 import filelock
 import pytest
 
-from rfa.data import cache
+from rfa import cache
 from rfa.cache import cache_folder, cached_file
 
 

@@ -56,10 +56,10 @@ def rotate(
 
 
 def turn(
-    x: Float[Tensor, "batch heads length channels"],
+    x: Float[Tensor, "*batch heads length channels"],
     cos: Float[Tensor, "*b heads length modes"],
     sin: Float[Tensor, "*b heads length modes"],
-) -> Float[Tensor, "batch heads length channels"]:
+) -> Float[Tensor, "*batch heads length channels"]:
     """`x` turned by phases whose cosine and sine are known, as `rotation` gives them."""
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     real, imaginary = x.chunk(2, dim=-1)

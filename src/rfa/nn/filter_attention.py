@@ -128,9 +128,9 @@ class RobustFilterAttention(Attention):
         dynamics = self.dynamics()
         frequency, times = dynamics["frequency"], positions.query_times
         cos, sin = rotation(frequency, times)
-        query, key = (_turn(x, cos, -sin) for x in (query, key))
-        if self.rotate_values:
-            value = _turn(value, cos, -sin)
+        states = (query, key, value) if self.rotate_values else (query, key)
+        query, key, *turned = _turn(torch.stack(states), cos, -sin).unbind()
+        value = turned[0] if turned else value
         key, value = past.update(key, value)
         estimate = robust_filter_attention_in_frame(
             query, key, value, positions=positions, kept=past.kept, **self.options, **dynamics

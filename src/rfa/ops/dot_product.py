@@ -102,12 +102,12 @@ def _dense(
     dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
     states = query.to(dtype), key.to(dtype), value.to(dtype)
     if frequency is not None:
-        times = positions.query_times, positions.key_times, positions.key_times
-        turned = (True, True, rotate_values)
-        states = tuple(
-            rotate(x, frequency, t, inverse=True) if turns else x
-            for x, t, turns in zip(states, times, turned, strict=True)
+        query, key = (
+            rotate(x, frequency, t, inverse=True)
+            for x, t in zip(states, (positions.query_times, positions.key_times), strict=False)
         )
+        value = rotate(states[2], frequency, positions.key_times, inverse=True) if rotate_values else states[2]
+        states = query, key, value
     blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     rows = [_rows(states[0][:, :, rows], *states[1:], positions.rows(rows), decay, slopes) for rows in blocks]
     estimate = torch.cat(rows, dim=2)

@@ -43,7 +43,7 @@ def filter_attention(
     frequency, device = parameters.frequency, query.device.type
     with torch.autocast(device, enabled=False):
         prior = fused_prior(parameters, positions, options, kept)
-        key_norm = None if kept is None else kept.key_norm
+        key_norm = None if kept is None or torch.is_grad_enabled() else kept.key_norm
         visibility = fused_visibility(positions, options.causal)
         turning = (frequency, positions.key_times, positions.query_times)
         learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
@@ -55,7 +55,8 @@ def filter_attention(
                 key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
         if ahead and parameters.horizon is not None:
             left = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
-            key, value, key_norm = key * left, value * left, None
+            key, value = key * left, value * left
+            key_norm = None if key_norm is None else key_norm * left[..., 0].square()
         turns_values = options.rotate_values and not options.in_frame
         rotation = None
         if learned and not options.in_frame:

@@ -33,6 +33,7 @@ def fused_attention(
         score: "student_t", "exponential" or "dot_product".
         gate: off, `w = W` along a path.
         rotate_values: values and estimate turn too.
+        key_norm: `|k|^2` of keys in a cache, where no gradient will be asked for.
     """
     key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
     return torch.ops.rfa.cpu_forward(
@@ -91,10 +92,11 @@ def forward(
     call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values)
     if not call_.empty:
         call_.set(out=Strided.of(out), log_sum=log_sum)
-        decoding = key_cos is None and query.shape[2] <= FEW
-        if decoding and key_norm is not None:
+        if key_norm is not None and key_cos is None and query.shape[2] <= FEW:
             call_.norms(key_norm)
-        call("decode" if decoding else "forward", call_.problem)
+            call("decode", call_.problem)  # its sums are not those that backward forms anew
+        else:
+            call("forward", call_.problem)
         return out, log_sum
     return out.zero_(), log_sum.fill_(-torch.inf)
 

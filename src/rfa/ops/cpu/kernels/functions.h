@@ -29,7 +29,8 @@ RFA_INLINE Floats exp2(Floats x) {
 // 2^x and 2^x - 1, both to full relative precision, for x <= 0.
 RFA_INLINE void exp2_both(Floats x, Floats* power, Floats* less_one) {
   const Power p = split_power(larger(x, all(-127.0f)));
-  const Floats rest = p.scale * p.fraction * p.polynomial;
+  Floats rest = p.scale * p.fraction * p.polynomial;
+  rounded(rest);
   *power = p.scale + rest;
   *less_one = (p.scale - 1.0f) + rest;
 }

@@ -98,6 +98,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     } else {
       p.log_variance = log2(p.variance);
       p.bias = p.log_variance * -exponent_;
+      rounded(p.bias);
       p.gain_sign = all(0.0f);
     }
     return p;

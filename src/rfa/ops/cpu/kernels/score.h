@@ -12,16 +12,6 @@ struct RowOfScores {
   float norm, coefficient, offset, rest;
 };
 
-// Keeps a product apart from a sum that follows. Backward must form the very scores of forward: where they are large, a
-// last digit is a factor of 2^0.01, and compilers fuse multiplication and addition as the neighbourhood suggests.
-RFA_INLINE void rounded(Floats& x) {
-#if defined(__x86_64__)
-  __asm__("" : "+x"(x.a), "+x"(x.b));
-#elif defined(__aarch64__)
-  __asm__("" : "+w"(x.a), "+w"(x.b));
-#endif
-}
-
 struct Scored {
   Floats z;                    // in bits
   Floats residual, half;       // r, and t = E |k|^2 - 2 q.k
