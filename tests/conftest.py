@@ -1,7 +1,11 @@
 """Holds in every test: checked shapes, NaN in uninitialised memory, a fixed seed, no hub, its own cache."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
+os.environ["RFA_CACHE"] = tempfile.mkdtemp(prefix="rfa-tests-")  # collecting the tests compiles the kernels
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub at import, so it comes before every import below
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
@@ -13,15 +17,9 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
 
+atexit.register(shutil.rmtree, os.environ["RFA_CACHE"], ignore_errors=True)
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rfa")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _own_cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RFA_CACHE", str(tmp_path_factory.mktemp("rfa-cache")))
-        yield
 
 
 def _repeatable():

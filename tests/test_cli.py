@@ -6,10 +6,13 @@ import sys
 from functools import partial
 
 import pytest
+import torch
+from ops.cpu.compiled import python
 from training.runs import at_step, command, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
 
 from rfa import cli
 from rfa.evaluation import evaluate
+from rfa.ops.backends import BACKENDS, missing
 from rfa.training import RunFolder, Stopped, TrainingSpec, train
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
@@ -123,7 +126,30 @@ def test_doctor(rfa):
 
     status, out, err = rfa("doctor")
     assert (status, err) == (0, "")
-    assert all(word in out for word in ("torch", "transformers", "cpu", "reference", "auto chooses", *PRESETS))
+    assert all(word in out for word in ("torch", "transformers", "cpu", "reference", *PRESETS))
+    choices = ["cpu -> cpu" if missing("cpu") is None else "cpu -> reference"]
+    if torch.cuda.is_available():
+        choices += ["cuda -> triton" if missing("triton") is None else "cuda -> reference"]
+    assert chosen(out) == choices
+    reasons = [f"{name} is missing: {missing(name)}" for name in BACKENDS if missing(name) is not None]
+    assert [line for line in out.splitlines() if " is missing: " in line] == reasons
+
+
+def test_doctor_without_a_compiler(tmp_path):
+    """In one line, however narrow the terminal; the warning of `auto` would say it twice."""
+    program = "import sys; from rfa.cli import main; sys.argv = ['rfa', 'doctor']; main()"
+    done = python(program, tmp_path, CXX="no-such-compiler", COLUMNS=60, TRITON_INTERPRET="")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert chosen(done.stdout)[0] == "cpu -> reference"
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("cpu is missing: "))
+    assert "no-such-compiler" in line
+    assert "install a C++17 compiler" in line
+    assert "CXX" in line
+
+
+def chosen(out):
+    """What `rfa doctor` says of each device."""
+    return [line.split("auto chooses")[1].strip() for line in out.splitlines() if "auto chooses" in line]
 
 
 @pytest.mark.parametrize("command", ["demo", "train", "evaluate", "generate", "doctor"])

@@ -11,6 +11,9 @@ from rfa.benchmark.bound import Peaks
 from rfa.benchmark.checks import judge
 from rfa.benchmark.operator import Problem
 from rfa.benchmark.setting import Shape
+from rfa.benchmark.step import Step
+from rfa.models import PRESETS, RFAForCausalLM
+from rfa.ops import choose_backend
 
 TINY = ["--batch", "1", "--heads", "2", "--channels", "8", "--repeats", "2", "--threads", "1", "--backend", "reference"]
 MODEL = ["--set", "vocab_size=11", "num_hidden_layers=1"]
@@ -68,6 +71,34 @@ def test_step_and_decode(rfa, tmp_path):
     assert lines[1]["model"]["vocab_size"] == 11
     assert "gradient of dynamics" in lines[1]["check"]["errors"]
     assert "vocabulary 11" in out
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_step_names_the_backend_that_its_layers_run(monkeypatch, preset):
+    """For the same states: on CUDA the choice depends on the head sizes."""
+    asked = {"setting": [], "filter_attention": [], "dot_product": []}
+
+    def of(place):
+        def choose(name, device, dtype, channels):
+            chosen = choose_backend(name, device, dtype, channels)
+            asked[place].append((chosen, torch.device(device).type, dtype, channels))
+            return chosen
+
+        return choose
+
+    for place, module in (("setting", "benchmark.setting"), *((p, f"ops.{p}") for p in list(asked)[1:])):
+        monkeypatch.setattr(f"rfa.{module}.choose_backend", of(place))
+    sizes = {"vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    step = Step(preset, 1, 8, sizes, Setting(dtype="bfloat16"))
+    config = step.config(preset)
+    named = step.backend(config)
+    with torch.autocast("cpu", torch.bfloat16):
+        RFAForCausalLM(config)(torch.arange(8)[None])
+    ran = asked["filter_attention"] + asked["dot_product"]
+    assert asked["setting"] == ran
+    assert named == (ran[0][0] if ran else "none")
+    assert (named == "none") == (preset in ("b1-rope", "b1-rope-as-released"))
+    assert all(channels == (24, 24) for *_, channels in ran)
 
 
 @pytest.mark.parametrize("what", ["operator", "step", "decode", "memory"])

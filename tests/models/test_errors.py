@@ -97,7 +97,6 @@ def test_baselines(name, fault):
         ("b1-rope", {"zero_heads": 0}),
         ("b2-alibi", {"frequency_base": 500.0}),
         ("b4-sc-rope", {"steady_state": 0.5}),
-        ("b1-rope", {"backend": "triton"}),
         ("m2.2-flat-prior", {"steady_state": 0.5}),
         ("x2-riccati-alibi", {"steady_state": 0.5}),
         ("m2-sc-rfa", {"decay": "none", "damping": 3.0}),

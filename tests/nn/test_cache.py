@@ -266,7 +266,7 @@ def test_appending_copies_only_to_make_room():
             if not made or made[-1] != filled.data_ptr():
                 made.append(filled.data_ptr())
     assert torch.equal(filled, torch.arange(1000.0).expand(2, -1))
-    assert len(made) <= 2 + 7  # the first one, then room for 64, 97 and so on, half again each time: 1.5^7 > 1000 / 66
+    assert len(made) <= 2 + 7  # the first one, then room for 65, 130 and so on, half again each time: 1.5^7 > 1000 / 65
 
 
 def test_decoding_writes_into_the_same_memory():
@@ -316,6 +316,20 @@ def test_crop_and_reset_at_their_limits():
         torch.testing.assert_close(pieces, layer(x), rtol=EXACT, atol=EXACT)
 
 
+@pytest.mark.parametrize("empty", [lambda cache: cache.crop(-9), lambda cache: cache.reset()], ids=["crop", "reset"])
+@pytest.mark.parametrize("name", ["defaults", "riccati"])
+def test_an_emptied_cache_may_meet_other_parameters(name, empty):
+    """Tables of the prior, which the kernels keep in the cache, are those of the parameters before."""
+    layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
+    with torch.no_grad():
+        _, cache = read(layer, x)
+        empty(cache)
+        perturb(layer, seed=2)
+        (again, _), (fresh, _) = read(layer, x, cache=cache), read(layer, x)
+    torch.testing.assert_close(again, fresh, rtol=SINGLE, atol=1e-6)
+    assert cache.get_seq_length() == 9
+
+
 ROWS = {
     "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
     "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
@@ -353,6 +367,8 @@ def test_rows_of_the_batch(how, given, batch):
 def test_changes_of_an_empty_cache():
     cache = FilterCache()
     cache.layer(1)
+    cache.offload(1)
+    cache.layer(1).prefetch()
     cache.reorder_cache(torch.tensor([0]))
     cache.batch_repeat_interleave(2)
     cache.batch_select_indices(torch.tensor([0]))
@@ -372,6 +388,38 @@ def test_what_transformers_asks_of_a_cache():
     assert cache.is_croppable
     assert cache.is_initialized
     assert cache.is_sliding == [False]
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_offload_and_prefetch(device):
+    layer, x = build("defaults").to(device), hidden(length=9).to(device)
+    with torch.no_grad():
+        _, cache = read(layer, x, (4, 1))
+        past = cache.layers[0]
+        cache.offload(0)
+        assert past.keys.device.type == past.values.device.type == "cpu"
+        if device != "cpu":
+            with pytest.raises(ValueError, match=r"past_key_values: got keys of .* on cpu, expected .* on cuda"):
+                read(layer, x, (1,), cache, start=5)
+        past.prefetch()
+        assert past.keys.device.type == past.values.device.type == device
+        rest, _ = read(layer, x, (1, 3), cache, start=5)
+        torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
+
+
+def test_prefetch_goes_where_the_norms_are():
+    """As from another device, where there is none: meta stands for it."""
+    past = FilterCache().layer(0)
+    with torch.no_grad():
+        past.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+        past._key_norms.change(lambda x: x.to("meta"))
+        past.offload()
+        assert past.keys.device.type == past.values.device.type == "cpu"
+        past.prefetch()
+    assert past.keys.device.type == past.values.device.type == "meta"
 
 
 def test_a_copy_is_a_prompt_to_begin_from_twice():
@@ -413,6 +461,49 @@ def test_frozen_keys_under_gradients():
     layer.zero_grad()
     read(layer, x)[0].square().sum().backward()
     torch.testing.assert_close(layer.query_projection.weight.grad, whole, rtol=1e-9, atol=1e-9)
+
+
+def test_what_was_given_is_neither_kept_nor_written_to():
+    """Not even where it has room: removed tokens give place to others, in storage of the cache's own."""
+    states = torch.stack([hidden(seed)[:, None] for seed in range(3)])
+    before, past = states.clone(), FilterCache().layer(0)
+    for grad in (False, True):
+        past.reset()
+        with torch.set_grad_enabled(grad):
+            past.update(states[1], states[2])
+        with torch.no_grad():
+            past.crop(-1)
+            keys, values = past.update(-states[1, :, :, -1:], -states[2, :, :, -1:])
+        assert torch.equal(states, before)
+        for kept, whole in ((keys, states[1]), (values, states[2])):
+            assert torch.equal(kept, torch.cat([whole[:, :, :-1], -whole[:, :, -1:]], dim=2))
+            assert kept.untyped_storage().data_ptr() != states.untyped_storage().data_ptr()
+
+
+def test_the_first_states_are_copied_once():
+    key, past = torch.zeros(1, 2, 50, 64), FilterCache().layer(0)
+    with torch.no_grad():
+        assert past.update(key, key)[0] is key
+        place = past.keys.data_ptr()
+        past.update(key[:, :, :1], key[:, :, :1])
+    assert past.keys.data_ptr() == place != key.data_ptr()
+
+
+@pytest.mark.parametrize("chunks", [(6,), (4, 2)])
+@pytest.mark.parametrize("name", ["defaults", "RoPER with decay", "b2"])
+def test_backward_through_a_prefill_that_went_on_without_gradients(name, chunks):
+    layer, x = build(name), hidden(length=9)
+    layer(x[:, :6]).square().sum().backward()
+    whole = {path: parameter.grad for path, parameter in layer.named_parameters()}
+    layer.zero_grad()
+    outputs, cache = read(layer, x, chunks)
+    with torch.no_grad():
+        cache.crop(-1)
+        rest, _ = read(layer, x, (1, 3), cache, start=5)
+        torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
+    outputs.square().sum().backward()  # raises where a saved tensor was overwritten
+    for path, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[path], rtol=1e-9, atol=1e-9)
 
 
 def test_inference_mode_and_back():
@@ -467,6 +558,27 @@ def test_input_that_does_not_fit_the_cache(change, message):
         with pytest.raises(ValueError, match=message):
             layer(change(x)[:, 4:5], past_key_values=cache)
         assert cache.get_seq_length() == 4
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ((2, 1, 1, 4), (2, 1, 1, 6), "got keys of batch 2, 3 heads, 4 channels, .* expected batch 2, 1 heads"),
+        ((2, 2, 1, 4), (2, 2, 1, 6), "got keys of batch 2, 3 heads, .* expected batch 2, 2 heads"),
+        ((2, 3, 1, 1), (2, 3, 1, 6), "got keys of .* 4 channels, .* expected .* 1 channels"),
+        ((2, 3, 1, 4), (2, 3, 1, 1), "got values of .* 6 channels, .* expected .* 1 channels"),
+    ],
+    ids=["one head", "other heads", "channels", "channels of values"],
+)
+def test_states_that_do_not_fit_the_cache(key, value, message, grad):
+    past = FilterCache().layer(0)
+    with torch.set_grad_enabled(grad):
+        past.update(torch.zeros(2, 3, 5, 4), torch.zeros(2, 3, 5, 6))
+        with pytest.raises(ValueError, match=f"past_key_values: {message}"):
+            past.update(torch.zeros(key), torch.zeros(value))
+    assert past.keys.shape == (2, 3, 5, 4)
+    assert past.values.shape == (2, 3, 5, 6)
 
 
 @pytest.mark.parametrize(

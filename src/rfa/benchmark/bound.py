@@ -9,9 +9,10 @@ import torch
 from .setting import Setting, Shape
 from .timing import in_turns
 
-# Vector instructions of a float32 exponential and logarithm (ops/cpu/kernels/vector.h; others need no fewer). In the
-# time of one a CPU could do a fused multiply-add, two flops, for as many numbers.
-EXPONENTIAL, LOGARITHM = 12, 18
+# Vector instructions of a float32 exponential and logarithm: `exp2` and `log2_1p` of ops/cpu/kernels/functions.h, which
+# g++ compiles to these for AVX2; others need no fewer. In the time of one a CPU could do a fused multiply-add, two
+# flops, for as many numbers.
+EXPONENTIAL, LOGARITHM = 12, 19
 FORWARD_PRODUCTS = 2  # q.k and A v
 BACKWARD_PRODUCTS = 5  # q.k again, dout.v, and those for the gradients of v, k and q
 

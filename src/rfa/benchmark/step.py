@@ -52,7 +52,7 @@ class Step:
             "length": self.length,
             "model": {**{size: getattr(config, size) for size in sizes}, **self.model},
             **setting.fields(),
-            "backend": "none" if config.score == "dot_product" else setting.resolved(()),
+            "backend": self.backend(config),
             "check": self.check(),
         }
         if not line["check"]["passed"]:
@@ -79,6 +79,18 @@ class Step:
             pair = _gradient(actual["params"]), _gradient(wanted["params"])
             compared[f"gradient of {actual['name']}"] = ([pair], tolerance)
         return judge(compared)
+
+    def backend(self, config: RFAConfig) -> str:
+        """The backend that runs in a model's layers; "none" where PyTorch's own kernel serves, as in `b1-rope`.
+
+        Raises:
+            ValueError, RuntimeError: as `Setting.resolved`.
+        """
+        biased = config.prior == "alibi" or config.decay != "none"
+        if config.score == "dot_product" and not (biased or config.rotate_values):
+            return "none"
+        channels = 2 * config.hidden_size // config.num_attention_heads
+        return self.setting.resolved((channels, channels))
 
     def config(self, name: str, backend: str | None = None) -> RFAConfig:
         """A preset at this size.

@@ -80,12 +80,15 @@ def bench(
 
 @app.command()
 def doctor() -> None:
-    """Versions, devices, backends and what `auto` would choose here."""
+    """Versions, devices, backends, what `auto` would choose on each device, and why a backend is missing."""
+    import warnings
+
     import torch
 
     from rfa.data import cache_folder
     from rfa.models import PRESETS, describe
     from rfa.ops import available_backends, choose_backend
+    from rfa.ops.backends import BACKENDS, missing
     from rfa.training.environment import environment
 
     table = Table(show_header=False, box=None)
@@ -94,12 +97,18 @@ def doctor() -> None:
         **environment(),
         "devices": ", ".join(devices),
         "backends": ", ".join(available_backends()),
-        "auto chooses": choose_backend("auto"),
         "cache": cache_folder(),
     }
     for name, value in found.items():
         table.add_row(name, str(value))
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a missing backend: it is said below
+            table.add_row("auto chooses", f"{device} -> {choose_backend('auto', device)}")
     console.print(table)
+    for name in BACKENDS:
+        if (reason := missing(name)) is not None:
+            console.print(f"{name} is missing: {' '.join(reason.split())}", highlight=False, soft_wrap=True)
     presets = Table("preset", "model", title="presets")
     for name in PRESETS:
         presets.add_row(name, describe(name))

@@ -18,9 +18,9 @@ _SPARE = 64  # entries that a growing buffer leaves room for at least
 class Buffer:
     """A tensor that grows along one dimension into room kept behind what is written.
 
-    Room grows by half at a time, so that all appends together copy each entry a constant number of times. Where
-    gradients are on, nothing is written in place, for a graph may hold what was written before: every append
-    makes a new tensor.
+    Room grows by half at a time, so that all appends together copy each entry a constant number of times. Nothing
+    given is kept, and nothing is written in place but into storage that was made here without gradients: where they
+    are on, a graph may hold what was written before, and every append makes a new tensor.
 
     Args:
         dim: the dimension that grows, counted from the front.
@@ -29,6 +29,7 @@ class Buffer:
     def __init__(self, dim: int):
         self.dim, self.length = dim, 0
         self._storage: Tensor | None = None
+        self._owned = False
 
     @property
     def filled(self) -> Tensor | None:
@@ -36,26 +37,28 @@ class Buffer:
         return None if self._storage is None else self._storage.narrow(self.dim, 0, self.length)
 
     def append(self, new: Tensor) -> Tensor:
-        """Write `new` behind the rest, and return everything."""
+        """Write `new` behind the rest, and return everything; at first that is `new` itself."""
         start, length = self.length, self.length + new.shape[self.dim]
         storage = self._storage
         if storage is None or start == 0:
-            storage = new.contiguous()
-        elif torch.is_grad_enabled() or storage.is_inference() != torch.is_inference_mode_enabled():
-            storage = torch.cat([storage.narrow(self.dim, 0, start), new], dim=self.dim)
+            storage, self._owned = new.narrow(self.dim, 0, 0), False
+        past = storage.narrow(self.dim, 0, start)
+        if torch.is_grad_enabled():
+            storage, self._owned = torch.cat([past, new], dim=self.dim), False
         else:
-            if length > storage.shape[self.dim]:
-                storage = self._grown(storage, length)
+            same_mode = storage.is_inference() == torch.is_inference_mode_enabled()
+            if not (self._owned and same_mode and length <= storage.shape[self.dim]):
+                storage, self._owned = self._roomy(past, length), True
             storage.narrow(self.dim, start, length - start).copy_(new)
         self._storage, self.length = storage, length
-        return storage.narrow(self.dim, 0, length)
+        return storage.narrow(self.dim, 0, length) if start else new
 
-    def _grown(self, storage: Tensor, needed: int) -> Tensor:
-        shape = list(storage.shape)
+    def _roomy(self, past: Tensor, needed: int) -> Tensor:
+        shape = list(past.shape)
         shape[self.dim] = needed + max(_SPARE, needed // 2)
-        larger = storage.new_empty(shape)
-        larger.narrow(self.dim, 0, self.length).copy_(storage.narrow(self.dim, 0, self.length))
-        return larger
+        storage = past.new_empty(shape)
+        storage.narrow(self.dim, 0, past.shape[self.dim]).copy_(past)
+        return storage
 
     def crop(self, length: int) -> None:
         """Forget what stands behind the first `length` entries; their room stays."""
@@ -72,7 +75,7 @@ class FilterLayer(CacheLayerMixin):
 
     A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good. Times, and with them all
     phases and lags, count from the origin t_0 in float64: the first key of a row that takes part. `kept` is the
-    operator's: the norms, and tables of the prior, which hold as long as the layer's parameters do.
+    operator's: the norms, and tables of the prior. Parameters may change only while the cache is empty.
     """
 
     is_compileable = False
@@ -196,7 +199,7 @@ class FilterLayer(CacheLayerMixin):
         """Let states in the frame enter, and return all keys and values.
 
         Raises:
-            ValueError: for a batch, dtype or device other than the cache's.
+            ValueError: for a shape, dtype or device other than the cache's.
         """
         for name, new, kept in (("keys", key_states, self.keys), ("values", value_states, self.values)):
             if kept is not None and kept.shape[2] and _kind(new) != _kind(kept):
@@ -218,16 +221,28 @@ class FilterLayer(CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` keys.
+        """Forget the last `-tokens_to_remove` keys; with the last of all everything, as `reset` does.
 
         Raises:
             ValueError: for a positive number, as transformers' own caches do.
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
-        length = max(0, self.get_seq_length() + tokens_to_remove)
+        length = self.get_seq_length() + tokens_to_remove
+        if length <= 0:
+            return self.reset()
         for buffer in (self._keys, self._values, self._key_norms, self._times):
             buffer.crop(length)
+
+    def offload(self) -> None:
+        """Move keys and values to the CPU; `prefetch` them before more enter."""
+        for buffer in (self._keys, self._values):
+            buffer.change(Tensor.cpu)
+
+    def prefetch(self) -> None:
+        """Move keys and values back to where the norms stayed."""
+        for buffer in (self._keys, self._values):
+            buffer.change(lambda x: x.to(cast(Tensor, self.key_norms).device))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Row i becomes what row `beam_idx[i]` was."""
@@ -280,4 +295,5 @@ def check_cache(given: Cache | None) -> FilterCache | None:
 
 
 def _kind(x: Tensor) -> str:
-    return f"batch {x.shape[0]}, {x.dtype} on {x.device}"
+    batch, heads, _, channels = x.shape
+    return f"batch {batch}, {heads} heads, {channels} channels, {x.dtype} on {x.device}"

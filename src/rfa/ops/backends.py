@@ -128,13 +128,14 @@ def choose_backend(
     """
     device = torch.device(device).type
     if name != "auto":
-        if name not in BACKENDS or (name != "cpu" and missing(name)):
-            why = f" ({missing(name)})" if name in BACKENDS else ""
-            raise ValueError(f"backend: got {name!r}{why}, expected 'auto' or one of {available_backends()}")
+        if name not in BACKENDS:
+            raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {list(BACKENDS)}")
         if refusal := _refusal(name, device, dtype, channels):
             raise ValueError(f"backend: {refusal}")
-        if (reason := missing(name)) is not None:
+        if (reason := missing(name)) is not None and name == "cpu":
             raise RuntimeError(f"backend: {name!r} cannot run here: {reason}")
+        if reason is not None:
+            raise ValueError(f"backend: got {name!r} ({reason}), expected 'auto' or one of {available_backends()}")
         return name
     for candidate in BACKENDS:
         if _refusal(candidate, device, dtype, channels) is None and not (candidate == "triton" and device == "cpu"):

@@ -9,7 +9,8 @@ from torch import Tensor
 from rfa.dynamics import decay_kernel, rotate
 
 from .backends import BACKENDS, choose_backend
-from .fused import BITS, FusedPrior, fused_rotation, fused_visibility
+from .fused import BITS, FusedPrior
+from .fused_backend import attend
 from .inputs import Positions, row_blocks
 
 
@@ -42,25 +43,27 @@ def decayed_dot_product_attention(
 
     Raises:
         ValueError: where a backend asked for by name does not serve such states.
+        RuntimeError: where it is "cpu" and cannot be compiled.
     """
     channels = (query.shape[-1], value.shape[-1])
     kernel = BACKENDS[choose_backend(backend, query.device, query.dtype, channels)].kernel
     with torch.autocast(query.device.type, enabled=False):
         if kernel is None or not key.shape[2]:
-            return _dense(query, key, value, positions, frequency, decay, slopes, rotate_values)
-        attend = kernel()
-        return attend.attention(
-            query,
-            key,
-            value,
-            None if frequency is None else fused_rotation(frequency, positions, attend.phases),
-            _prior(query, decay, slopes, positions),
-            fused_visibility(positions, causal=True),
-            "dot_product",
-            True,
-            rotate_values,
-            None,
-        )[0].to(query.dtype)
+            estimate = _dense(query, key, value, positions, frequency, decay, slopes, rotate_values)
+        else:
+            estimate, _ = attend(
+                kernel(),
+                query,
+                key,
+                value,
+                frequency=frequency,
+                positions=positions,
+                prior=_prior(query, decay, slopes, positions),
+                causal=True,
+                score="dot_product",
+                rotate_values=rotate_values,
+            )
+    return estimate.to(query.dtype)
 
 
 def _prior(query: Tensor, decay: Tensor | None, slopes: Tensor | None, positions: Positions) -> FusedPrior:
@@ -95,7 +98,7 @@ def _dense(
     slopes: Tensor | None,
     rotate_values: bool,
 ) -> Tensor:
-    """In ordinary autograd code, any dtype."""
+    """In ordinary autograd code, in float32 or float64."""
     if positions.key_mask is not None:
         absent = ~positions.key_mask[:, None, :, None]
         key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
@@ -113,7 +116,7 @@ def _dense(
     estimate = torch.cat(rows, dim=2)
     if frequency is not None and rotate_values:
         estimate = rotate(estimate, frequency, positions.query_times)
-    return estimate.to(value.dtype)
+    return estimate
 
 
 def _rows(

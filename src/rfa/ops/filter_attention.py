@@ -87,9 +87,9 @@ def robust_filter_attention(
         of a segment's first query depends on the interval after it, whose gain the first key takes.
 
     Raises:
-        ValueError: naming the argument, what was given and what was expected; also where a backend asked for by
-            name does not serve such states. Under `torch.compile` shapes, dtypes
-            and devices are checked, values are not.
+        ValueError: naming the argument, what was given and what was expected; also where a backend asked for by name
+            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not.
+        RuntimeError: where "cpu" is asked for and its kernels cannot be compiled.
 
     Source: section 3.2, algorithm 1.
     """

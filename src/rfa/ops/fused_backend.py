@@ -9,15 +9,15 @@ from torch import Tensor
 
 from rfa.dynamics import rotate
 
-from .fused import Kept, Phases, fused_prior, fused_rotation, fused_visibility, torch_phases
+from .fused import FusedPrior, Kept, Phases, Score, fused_prior, fused_rotation, fused_visibility, torch_phases
 from .inputs import Options, Parameters, Positions
 
 
 class Kernel(NamedTuple):
     """An implementation of `rfa.ops.fused`.
 
-    attention: `(query, key, value, Rotation | None, FusedPrior, Visibility, score, gate, rotate_values, key_norm)`
-        to the estimate and `log2 sum_j 2^z`.
+    attention: `(query, key, value, Rotation | None, FusedPrior, Visibility, score, gate, rotate_values, key_norm,
+        decode)` to the estimate and `log2 sum_j 2^z`.
     phases: `(frequency, times)` to cosine and sine.
     """
 
@@ -35,53 +35,83 @@ def filter_attention(
     options: Options,
     kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
-
-    A kernel turns the states itself, but returns no gradient for phases: where frequencies or times are learned,
-    autograd turns them.
-    """
-    frequency, device = parameters.frequency, query.device.type
-    with torch.autocast(device, enabled=False):
+    """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision."""
+    with torch.autocast(query.device.type, enabled=False):
         prior = fused_prior(parameters, positions, options, kept)
-        key_norm = None if kept is None or torch.is_grad_enabled() else kept.key_norm
-        visibility = fused_visibility(positions, options.causal)
-        turning = (frequency, positions.key_times, positions.query_times)
-        learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
-        dtype, ahead = query.dtype, parameters.horizon is not None and prior.tables is None  # tables know of it
-        if learned or ahead:  # what is done here is done in float32, and on keys that take part
-            query, key, value = query.to(torch.float32), key.to(torch.float32), value.to(torch.float32)
-            if positions.key_mask is not None:
-                absent = ~positions.key_mask[:, None, :, None]
-                key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
-        if ahead and parameters.horizon is not None:
+        key_norm = None if kept is None else kept.key_norm
+        dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
+        if parameters.horizon is not None and prior.tables is None:  # tables know of it
             left = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
-            key, value = key * left, value * left
+            query = query.to(torch.float32)
+            key, value = (left * x.to(torch.float32) for x in _present(key, value, positions))
             key_norm = None if key_norm is None else key_norm * left[..., 0].square()
-        turns_values = options.rotate_values and not options.in_frame
-        rotation = None
-        if learned and not options.in_frame:
-            query = rotate(query, frequency, positions.query_times, inverse=True)
-            key = rotate(key, frequency, positions.key_times, inverse=True)
-            if turns_values:
-                value = rotate(value, frequency, positions.key_times, inverse=True)
-        elif not options.in_frame:
-            rotation = fused_rotation(frequency, positions, kernel.phases)
-        estimate, log_sum = kernel.attention(
+        estimate, log_sum = attend(
+            kernel,
             query,
             key,
             value,
-            rotation,
-            prior,
-            visibility,
-            options.weight,
-            options.gate,
-            options.rotate_values,
-            key_norm,
+            frequency=frequency,
+            positions=positions,
+            prior=prior,
+            causal=options.causal,
+            score=options.weight,
+            gate=options.gate,
+            rotate_values=options.rotate_values,
+            key_norm=key_norm,
         )
-        if learned and turns_values:
-            estimate = rotate(estimate, frequency, positions.query_times)
-        if turns_values and parameters.horizon is not None:
+        if parameters.horizon is not None and frequency is not None and options.rotate_values:
             angle = frequency * parameters.horizon[:, None]
             estimate = rotate(estimate, angle, torch.ones(query.shape[2], device=query.device))
     log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
     return estimate.to(dtype), log_precision
+
+
+def attend(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    frequency: Tensor | None,
+    positions: Positions,
+    prior: FusedPrior,
+    causal: bool,
+    score: Score,
+    gate: bool = True,
+    rotate_values: bool,
+    key_norm: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The estimate in float32 and `log2 sum_j 2^z`; a `frequency` of None says that states stand in the frame.
+
+    A kernel turns the states itself, but returns no gradient for phases: where frequencies or times are learned,
+    autograd turns them, in float32.
+    """
+    rotation, learned = None, False
+    if frequency is not None:
+        turning = (frequency, positions.key_times, positions.query_times)
+        learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
+    if frequency is not None and learned:
+        key, value = _present(key, value, positions)
+        query = rotate(query.to(torch.float32), frequency, positions.query_times, inverse=True)
+        key = rotate(key.to(torch.float32), frequency, positions.key_times, inverse=True)
+        value = value.to(torch.float32)
+        if rotate_values:
+            value = rotate(value, frequency, positions.key_times, inverse=True)
+    elif frequency is not None:
+        rotation = fused_rotation(frequency, positions, kernel.phases)
+    visibility = fused_visibility(positions, causal)
+    decode = frequency is None and not torch.is_grad_enabled()
+    estimate, log_sum = kernel.attention(
+        query, key, value, rotation, prior, visibility, score, gate, rotate_values, key_norm, decode
+    )
+    if frequency is not None and learned and rotate_values:
+        estimate = rotate(estimate, frequency, positions.query_times)
+    return estimate, log_sum
+
+
+def _present(key: Tensor, value: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+    """Keys and values, zero where a key takes no part: it may hold anything."""
+    if positions.key_mask is None:
+        return key, value
+    absent = ~positions.key_mask[:, None, :, None]
+    return key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)

@@ -42,7 +42,8 @@ def robust_filter_attention_in_frame(
         The estimate in the frame: `exp(+i omega t)`, and a horizon's turn, are still to be applied.
 
     Raises:
-        ValueError: for an unknown backend.
+        ValueError: for a backend that is unknown or does not serve such states.
+        RuntimeError: where it is "cpu" and cannot be compiled.
     """
     parameters = Parameters(
         decay,

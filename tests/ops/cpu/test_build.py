@@ -146,9 +146,9 @@ def test_the_key_knows_sources_compiler_flags_and_machine(monkeypatch, tmp_path)
         patch.setattr(build, "_processor", lambda: "another")
         keys.add(build._key(cxx))
     with monkeypatch.context() as patch:
-        patch.setattr(build, "flags", lambda: ["-O0"])
+        patch.setattr(build, "flags", lambda version: ["-O0"])
         keys.add(build._key(cxx))
-    keys.add(build._key(str(compiler(tmp_path, FAILING))))
+    keys.add(build._key([str(compiler(tmp_path, FAILING))]))
     shutil.copytree(build.SOURCES, tmp_path / "kernels")
     with (tmp_path / "kernels" / "score.h").open("a") as file:
         file.write("// changed\n")

@@ -48,15 +48,15 @@ def test_variants(irregular, weight, prior, causal):
 @pytest.mark.parametrize("irregular", [False, True])
 def test_options(irregular, options):
     times = irregular_times(1, LENGTH) if irregular else None
-    assert_accurate(problem(2, batch=1, keys=LENGTH, modes=8), times=times, **options)
+    assert_accurate(problem(2, batch=1, heads=1, keys=LENGTH, modes=8), times=times, **options)
 
 
 @pytest.mark.parametrize("irregular", [False, True])
 @pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
 def test_learned_frequency_and_horizon(prior, irregular):
     times = irregular_times(2, LENGTH) if irregular else None
-    inputs = problem(3, batch=1, keys=LENGTH, modes=8)
-    inputs["horizon"] = uniform(torch.Generator().manual_seed(0), 0.1, 2.0, 2)
+    inputs = problem(3, batch=1, heads=1, keys=LENGTH, modes=8)
+    inputs["horizon"] = uniform(torch.Generator().manual_seed(0), 0.1, 2.0, 1)
     assert_accurate(inputs, constant=(), times=times, prior=prior)
 
 
@@ -69,7 +69,7 @@ def test_masked_keys(prior, causal):
 @pytest.mark.parametrize(("causal", "irregular"), [(True, False), (True, True), (False, True)])
 def test_packed_sequences(causal, irregular):
     segments, times = packed(20, 1, 19)
-    inputs = problem(5, keys=40, modes=8)
+    inputs = problem(5, heads=1, keys=40, modes=8)
     options = {"times": times, "key_mask": mask(1, 2, 40), "prior": "riccati"} if irregular else {}
     assert_accurate(inputs, segment_ids=segments, causal=causal, **options)
 
@@ -90,7 +90,7 @@ def test_query_times(prior, causal, queries, keys):
     times, query_times = irregular_times(3, keys), irregular_times(4, 2, queries) - 4
     if prior == "riccati":
         times = times.repeat(2, 1)
-    inputs = problem(7, queries=queries, keys=keys, modes=8)
+    inputs = problem(7, heads=1, queries=queries, keys=keys, modes=8)
     assert_accurate(inputs, times=times, query_times=query_times, prior=prior, causal=causal)
 
 
@@ -100,8 +100,15 @@ def test_head_sizes(modes, value_modes):
     assert_accurate(inputs, rotate_values=False)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("causal", "irregular"), [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    ("causal", "irregular", "dtype"),
+    [
+        (True, False, torch.bfloat16),
+        (True, False, torch.float16),
+        (True, True, torch.bfloat16),
+        (False, False, torch.float16),
+    ],
+)
 def test_half_precision(causal, irregular, dtype):
     """70 keys: two blocks of each kernel's half-precision tiles."""
     times = irregular_times(5, 70) if irregular else None

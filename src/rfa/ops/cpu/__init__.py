@@ -2,5 +2,6 @@
 
 How it reads: `operator.py` (a registered PyTorch operator with its gradient) -> `library.py` (what is handed to C++) ->
 `build.py` (compiled once, kept in the cache) -> `kernels/` (`kernels.cpp` hands tasks to threads, `forward.h` and
-`backward.h` run over blocks, `tables.h` and `path.h` give the prior of a pair, `score.h` its weight).
+`backward.h` run over blocks, `decode.h` over a cache, `tables.h` and `path.h` give the prior of a pair, `score.h` its
+weight, `phases.h` the rotation).
 """

@@ -4,6 +4,7 @@ import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -21,25 +22,33 @@ class BuildError(RuntimeError):
     """The kernels cannot be compiled here; the message is one line that says why and how to mend it."""
 
 
-def find_compiler() -> str:
-    """`$CXX`, or the first of g++, clang++ and c++.
+def find_compiler() -> list[str]:
+    """`$CXX`, arguments included, or the first of g++, clang++ and c++.
 
     Raises:
         BuildError: if there is none.
     """
-    named = os.environ.get("CXX")
-    for name in [named] if named else ["g++", "clang++", "c++"]:
-        if found := shutil.which(name):
-            return found
-    raise BuildError(f"no C++ compiler: got {named or 'none of g++, clang++, c++'}; {MEND}")
+    named = shlex.split(os.environ.get("CXX", ""))
+    for command in [named] if named else [["g++"], ["clang++"], ["c++"]]:
+        if found := shutil.which(command[0]):
+            return [found, *command[1:]]
+    raise BuildError(f"no C++ compiler: got {' '.join(named) or 'none of g++, clang++, c++'}; {MEND}")
 
 
-def flags() -> list[str]:
-    """For the widest vectors of this machine. No -ffast-math: NaN must stay NaN, and roundings where they stand."""
+def flags(version: str) -> list[str]:
+    """For the widest vectors of this machine. No -ffast-math: NaN must stay NaN, and roundings where they stand.
+
+    Args:
+        version: what the compiler says of itself.
+    """
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     numbers = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-    order = ["-fschedule-insns", "-fsched-pressure", "-Wno-psabi"]  # g++; clang++ passes over them
+    order = [] if "clang" in version else ["-fschedule-insns", "-fsched-pressure", "-Wno-psabi"]
     return ["-std=c++17", "-O3", native, *numbers, *order, "-fopenmp", "-fPIC", "-shared"]
+
+
+def _version(compiler: list[str]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace").stdout
 
 
 @functools.cache
@@ -53,34 +62,40 @@ def compiled_library() -> Path:
         BuildError: if there is no compiler, or it fails; its whole output is then in the log named.
     """
     compiler = find_compiler()
-    name = f"kernels-{_key(compiler)}.so"
     try:
-        return cached_file(cache_folder() / "cpu" / name, lambda file: _compile(compiler, file, cache_folder() / "cpu"))
-    except OSError:
-        folder = Path(tempfile.mkdtemp(prefix="rfa-cpu-"))
-        return cached_file(folder / name, lambda file: _compile(compiler, file, folder))
+        name = f"kernels-{_key(compiler)}.so"
+        try:
+            return _compiled(compiler, cache_folder() / "cpu", name)
+        except OSError:
+            return _compiled(compiler, Path(tempfile.mkdtemp(prefix="rfa-cpu-")), name)
+    except OSError as error:
+        raise BuildError(f"{' '.join(compiler)}: {error}; {MEND}") from None
 
 
-def _compile(compiler: str, file: BinaryIO, folder: Path) -> None:
+def _compiled(compiler: list[str], folder: Path, name: str) -> Path:
+    return cached_file(folder / name, lambda file: _compile(compiler, file, folder))
+
+
+def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "kernels.so"
-        command = [compiler, *flags(), str(SOURCES / "kernels.cpp"), "-o", str(made)]
+        command = [*compiler, *flags(_version(compiler)), str(SOURCES / "kernels.cpp"), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode or not made.is_file():
             log = folder / "compile.log"
             write_text_whole(log, " ".join(command) + "\n" + done.stdout + done.stderr)
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise BuildError(f"{compiler} failed: {lines[-1]} (log: {log}); {MEND}")
+            raise BuildError(f"{' '.join(compiler)} failed: {lines[-1]} (log: {log}); {MEND}")
         file.write(made.read_bytes())
 
 
-def _key(compiler: str) -> str:
+def _key(compiler: list[str]) -> str:
     """A digest of all that the library depends on; a home folder may be shared by different machines."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, errors="replace").stdout
-    digest.update("\0".join([compiler, version, *flags(), platform.machine(), _processor()]).encode())
+    version = _version(compiler)
+    digest.update("\0".join([*compiler, version, *flags(version), platform.machine(), _processor()]).encode())
     return digest.hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""What is handed to C++: `Problem`, field by field as in kernels/problem.h, and the two entry points."""
+"""What is handed to C++: `Problem`, field by field as in kernels/problem.h, and the entry points."""
 
 import ctypes
 import functools
@@ -20,7 +20,8 @@ class Strided(ctypes.Structure):
         """Its address and strides, 0 along a batch of one, which serves every sample."""
         if tensor is None:
             return cls(None, 0, 0, 0)
-        batch, head, row, _ = tensor.stride()
+        batch, head, row, channel = tensor.stride()
+        assert channel == 1 or tensor.shape[-1] == 1, tensor.stride()
         return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
 
 

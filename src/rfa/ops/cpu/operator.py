@@ -10,6 +10,8 @@ from .library import PhasesProblem, Problem, Strided, call
 
 SCORES = get_args(Score)
 FEW = 4  # queries, up to which keys are read where they lie
+QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
+MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which are summed at the end
 
 
 def fused_attention(
@@ -23,6 +25,7 @@ def fused_attention(
     gate: bool,
     rotate_values: bool,
     key_norm: Tensor | None = None,
+    decode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen.
 
@@ -33,7 +36,8 @@ def fused_attention(
         score: "student_t", "exponential" or "dot_product".
         gate: off, `w = W` along a path.
         rotate_values: values and estimate turn too.
-        key_norm: `|k|^2` of keys in a cache, where no gradient will be asked for.
+        key_norm: `|k|^2`, where it is known.
+        decode: no gradient will be asked for: a few queries in the frame may read the keys where they lie.
     """
     key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
     return torch.ops.rfa.cpu_forward(
@@ -83,20 +87,21 @@ def forward(
     score: str,
     gate: bool,
     rotate_values: bool,
-    key_norm: Tensor | None,
+    key_norm: Tensor | None = None,
+    decode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Estimate and log2 sum."""
     out, log_sum = _outputs(query, value)
     rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
     visibility = (key_times, query_times, key_groups, query_groups)
-    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values)
+    decode = decode and key_cos is None and query.shape[2] <= FEW  # its sums are not those that backward forms anew
+    blocks = query.shape[2] if decode else -(-query.shape[2] // QUERY_BLOCK)
+    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks)
     if not call_.empty:
         call_.set(out=Strided.of(out), log_sum=log_sum)
-        if key_norm is not None and key_cos is None and query.shape[2] <= FEW:
+        if decode and key_norm is not None:
             call_.norms(key_norm)
-            call("decode", call_.problem)  # its sums are not those that backward forms anew
-        else:
-            call("forward", call_.problem)
+        call("decode" if decode else "forward", call_.problem)
         return out, log_sum
     return out.zero_(), log_sum.fill_(-torch.inf)
 
@@ -119,7 +124,7 @@ def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 class _Call:
     """One problem, and the tensors whose addresses it holds."""
 
-    def __init__(self, query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values):
+    def __init__(self, query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks):
         self.problem, self._held = Problem(), []
         batch, heads, queries, channels = query.shape
         keys, value_channels = value.shape[2:]
@@ -129,7 +134,7 @@ class _Call:
             "batch": batch, "heads": heads, "queries": queries, "keys": keys, "channels": channels,
             "value_channels": value_channels, "causal": causal, "score": SCORES.index(score), "gate": gate,
             "turned": rotation[0] is not None, "rotate_values": rotate_values, "threads": threads,
-            "slices": slices(batch * heads, max(queries, keys), threads),
+            "slices": slices(batch * heads, blocks, threads),
         }.items():  # fmt: skip
             setattr(self.problem, name, int(number))
         self.states(query=query, key=key, value=value)
@@ -174,11 +179,11 @@ class _Call:
         self.problem.key_norms_batch, self.problem.key_norms_head = batch if key_norm.shape[0] > 1 else 0, head
 
 
-def slices(heads: int, length: int, threads: int) -> int:
+def slices(heads: int, blocks: int, threads: int) -> int:
     """Into how many tasks each head is cut: several where there are too few heads to keep the threads busy."""
-    if heads % threads == 0 or heads >= 4 * threads:
+    if heads == 0 or heads % threads == 0 or heads >= 4 * threads:
         return 1
-    return max(1, min(-(-4 * threads // heads), length // 256))
+    return max(1, min(-(-4 * threads // heads), blocks))
 
 
 @torch.library.custom_op("rfa::cpu_backward", mutates_args=(), device_types="cpu")
@@ -212,7 +217,8 @@ def backward(
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars; empty where there is none."""
     rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
     visibility = (key_times, query_times, key_groups, query_groups)
-    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values)
+    blocks = min(-(-key.shape[2] // KEY_BLOCK), max(1, MOST_SLICES // max(1, query.numel())))
+    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks)
     problem = call_.problem
     batch, heads, queries, _ = query.shape
     keys, cuts = key.shape[2], problem.slices
@@ -220,7 +226,7 @@ def backward(
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64)
 
-    grad_states = [torch.zeros_like(x, dtype=torch.float32) for x in (query, key, value)]
+    grad_states = [_like(x) for x in (query, key, value)]
     grad_query = grad_states[0] if cuts == 1 else torch.zeros(cuts, *query.shape)
     grad_tables = zeros(batch, heads, cuts, 3, problem.lags)
     grad_scalars = zeros(batch, heads, cuts, 6)
@@ -263,7 +269,13 @@ def _(grad_out, grad_log_sum, out, log_sum, query, key, value, *rest):
         (key_bias, torch.float32, (1 if key_path is None else key_path.shape[1], heads, 0)),
     ):
         optional.append(query.new_empty(absent if given is None else given.shape, dtype=dtype))
-    return [*(torch.empty_like(x) for x in (query, key, value)), *optional, scalars.new_empty(scalars.shape)]
+    states = (_like(x).to(x.dtype) for x in (query, key, value))
+    return [*states, *optional, scalars.new_empty(scalars.shape)]
+
+
+def _like(x: Tensor) -> Tensor:
+    """Zeros in float32 whose channels are contiguous, otherwise laid out as `x` is."""
+    return torch.zeros_like(x if x.stride(-1) == 1 else x.contiguous(), dtype=torch.float32)
 
 
 def _setup(ctx, inputs, output) -> None:
@@ -279,7 +291,7 @@ def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
     priors = [
         None if x is None else grad for x, grad in zip(given, (tables, key_path, query_path, key_bias), strict=True)
     ]
-    return *states, *(None,) * 4, *priors, scalars, *(None,) * 10
+    return *states, *(None,) * 4, *priors, scalars, *(None,) * 11
 
 
 forward.register_autograd(_gradient, setup_context=_setup)

@@ -1,5 +1,5 @@
 """The operator for CUDA, in Triton. Importing this package does not import triton; the first call does."""
 
-from .operator import fused_attention, supports
+from .operator import fused_attention
 
-__all__ = ["fused_attention", "supports"]
+__all__ = ["fused_attention"]

@@ -41,6 +41,11 @@ class Call(NamedTuple):
         return 0 in (*self.query.shape[:3], self.key.shape[2])
 
     @property
+    def lags(self) -> int:
+        """Of the tables, which a cache makes for more keys than it holds yet; 0 along a path."""
+        return 0 if self.tables is None else self.tables.shape[-1]
+
+    @property
     def plan(self) -> Plan:
         """Orders and groups."""
         batch, uniform = self.query.shape[0], self.tables is not None

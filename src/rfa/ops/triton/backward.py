@@ -127,6 +127,7 @@ def _query_gradients(
             heads,
             queries,
             keys,
+            call.lags,
             row_blocks,
             *batched(call, plan),
             start,
@@ -148,6 +149,7 @@ def _query_gradients(
     by_head = scalars.sum((0, 3), dtype=torch.float64).to(call.scalars.dtype).T.contiguous()
     if call.key_path is None or call.query_path is None or path is None:
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
+        tables = F.pad(tables, (0, call.lags - keys))
         return query, PriorGradients(tables, None, None, None, by_head)
     bias = None if call.key_bias is None else _of_batch(sums[:, :, 3], call.key_bias.shape[0]).to(call.key_bias.dtype)
     key_path, query_path = _path_gradient(sums, call.key_path), _path_gradient(path, call.query_path)
@@ -180,6 +182,7 @@ def _key_gradients(
         heads,
         queries,
         keys,
+        call.lags,
         column_blocks,
         *batched(call, plan),
         ROWS=blocks.rows,

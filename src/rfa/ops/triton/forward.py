@@ -37,6 +37,7 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
             heads,
             queries,
             keys,
+            call.lags,
             row_blocks,
             *batched(call, plan),
             ROWS=blocks.rows,

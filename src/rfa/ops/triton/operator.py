@@ -4,25 +4,13 @@ They are opaque custom operators, not `torch.library.triton_op`: the host code l
 whose count depends on the memory it may use, and there is nothing around them that a compiler could fuse.
 """
 
-import importlib.util
-import os
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..backends import HALF_AND_SINGLE, TRITON_CHANNELS
 from ..fused import FusedPrior, Rotation, Score, Visibility
-
-HEAD_SIZES = (16, 32, 64, 128)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def supports(device: torch.device | str) -> bool:
-    """Whether the kernels run on a device: CUDA, or the CPU under Triton's interpreter. Does not import triton."""
-    if importlib.util.find_spec("triton") is None:
-        return False
-    kind = torch.device(device).type
-    return kind == "cuda" or (kind == "cpu" and os.environ.get("TRITON_INTERPRET") == "1")
 
 
 def fused_attention(
@@ -36,6 +24,7 @@ def fused_attention(
     gate: bool,
     rotate_values: bool,
     key_norm: Tensor | None = None,
+    decode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The formulas of `rfa.ops.fused`, with gradients for states and prior.
 
@@ -45,12 +34,13 @@ def fused_attention(
         key: `(batch, heads, keys, channels)`.
         value: `(batch, heads, keys, value channels)`; as many as the key's where values are rotated.
         rotation: None where states stand in the common frame already.
-        prior: tables over the lag, or a path.
+        prior: tables over the lag, of as many lags as there are keys or more; or a path.
         visibility: who sees whom; with tables the times are those of positions.
         score: which z.
         gate: along a path: off, `w = W`. Tables hold their w.
         rotate_values: turn values too, and the estimate back; without effect where `rotation` is None.
         key_norm: not used: the norms must be those of the keys as rounded in the frame, and cost one pass over them.
+        decode: not used: a few queries take the same kernel.
 
     Returns:
         Estimates `(batch, heads, queries, value channels)` in the query's dtype, and `log2 sum_j 2^z`
@@ -66,12 +56,12 @@ def fused_attention(
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, turned: bool) -> None:
-    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+    if query.dtype not in HALF_AND_SINGLE or not query.dtype == key.dtype == value.dtype:
         given = ", ".join(str(x.dtype) for x in (query, key, value))
-        raise ValueError(f"query, key, value: got {given}, expected one of {DTYPES} in all three")
+        raise ValueError(f"query, key, value: got {given}, expected one of {HALF_AND_SINGLE} in all three")
     for name, states in (("query", query), ("value", value)):
-        if states.shape[-1] not in HEAD_SIZES:
-            raise ValueError(f"{name}: got {states.shape[-1]} channels, expected one of {HEAD_SIZES}")
+        if states.shape[-1] not in TRITON_CHANNELS:
+            raise ValueError(f"{name}: got {states.shape[-1]} channels, expected one of {TRITON_CHANNELS}")
     if turned and value.shape[-1] != key.shape[-1]:
         raise ValueError(f"value: got {value.shape[-1]} channels, expected {key.shape[-1]} to rotate them as keys")
 

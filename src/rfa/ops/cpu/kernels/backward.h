@@ -32,10 +32,12 @@ template <int64_t SCORE, class Prior> class Backward {
         value_sums_(KEY_BLOCK * task.value_channels + ROWS * task.value_channels),
         slopes_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
         weights_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
-        mask_(KEY_BLOCK) {}
+        mask_(KEY_BLOCK),
+        anchored_(padded_ / GROUP) {}
 
   void run() {
     pack_queries();
+    look_for_near();
     const int64_t step = task_.p.slices * KEY_BLOCK;
     for (int64_t start = task_.slice * KEY_BLOCK; start < task_.p.keys; start += step) key_block(start);
     finish_queries();
@@ -65,6 +67,11 @@ template <int64_t SCORE, class Prior> class Backward {
       for (int64_t c = 0; c < p.value_channels; c++) along += grad[c] * out[c];
       means_[i] = LN2 * along - grad_log_sum[i];
     }
+  }
+
+  void look_for_near() {
+    for (int64_t first = 0; first < task_.p.queries; first += GROUP)
+      anchored_[first / GROUP] = sees_near(prior_, sight_, task_.p, first, 0.0f);
   }
 
   void key_block(int64_t start) {
@@ -120,7 +127,7 @@ template <int64_t SCORE, class Prior> class Backward {
   // GROUP queries against a block of keys; what is not seen is cleared where the products that follow read it. False
   // where all has decayed: then only norms and prior have gradients.
   bool tiles(int64_t first, int64_t start, Sight seen, int64_t read, float* slopes, float* weights) {
-    const bool near = SCORE == DOT_PRODUCT || !prior_.decayed(first, GROUP, start, reach_);
+    const bool near = SCORE == DOT_PRODUCT || !anchored_[first / GROUP] || !prior_.decayed(first, GROUP, start, reach_);
     if (near) {
       scores(queries_ + first * task_.channels, GROUP, key_panels_, slopes, KEY_BLOCK, seen.keys, task_.channels);
       scores(grads_ + first * task_.value_channels, GROUP, value_panels_, weights, KEY_BLOCK, seen.keys,
@@ -177,7 +184,7 @@ template <int64_t SCORE, class Prior> class Backward {
   Buffer<RowOfScores> rows_;
   Buffer<float> means_, keys_, key_panels_, value_rows_, value_panels_, key_norms_, key_norm_sums_, key_sums_,
       value_sums_, slopes_, weights_;
-  Buffer<int32_t> mask_;
+  Buffer<int32_t> mask_, anchored_;
   double grad_coefficient_ = 0.0;
   float widest_ = 0.0f, reach_ = 0.0f;  // the largest |q|^2; c |q| |k| at most
 };

@@ -28,6 +28,7 @@ template <int64_t SCORE, class Prior> class Forward {
         mask_(KEY_BLOCK) {}
 
   void run() {
+    if (task_.slice * QUERY_BLOCK >= task_.p.queries) return;
     pack_keys();
     const int64_t step = task_.p.slices * QUERY_BLOCK;
     for (int64_t first = task_.slice * QUERY_BLOCK; first < task_.p.queries; first += step) query_block(first);
@@ -87,15 +88,18 @@ template <int64_t SCORE, class Prior> class Forward {
       std::fill_n(totals_, QUERY_BLOCK, 0.0f);
       std::memset(out_, 0, QUERY_BLOCK * task_.value_channels * sizeof(float));
     }
+    bool anchored[QUERY_BLOCK / GROUP];
+    for (int64_t group = 0; group < n; group += GROUP)
+      anchored[group / GROUP] = sees_near(prior_, sight_, task_.p, first + group, reach_);
     for (int64_t start = 0; start < task_.p.keys; start += KEY_BLOCK)
       for (int64_t group = 0; group < n; group += GROUP) {
         const Sight seen = sight_.look(first + group, GROUP, start);
-        if (seen.keys) tiles<MAXIMA>(first, group, start, seen);
+        if (seen.keys) tiles<MAXIMA>(first, group, start, seen, anchored[group / GROUP]);
       }
   }
 
-  template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, Sight seen) {
-    const bool near = SCORE == DOT_PRODUCT || !prior_.decayed(first + group, GROUP, start, reach_);
+  template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, Sight seen, bool anchored) {
+    const bool near = SCORE == DOT_PRODUCT || !anchored || !prior_.decayed(first + group, GROUP, start, reach_);
     if (near)
       scores(queries_ + group * task_.channels, GROUP, panels_ + start * task_.channels, tile_, KEY_BLOCK, seen.keys,
              task_.channels);

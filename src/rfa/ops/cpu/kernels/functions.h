@@ -4,6 +4,8 @@
 
 namespace rfa {
 
+constexpr float LN2 = 0.69314718f, BITS = 1.44269504f;
+
 // A number x, |x| < 2^22, plus 1.5 * 2^23 has the nearest whole number in its low bits.
 constexpr float ROUNDER = 12582912.0f;
 

@@ -10,7 +10,6 @@ namespace rfa {
 
 constexpr float SMALLEST_VARIANCE = 1.0842022e-19f;  // sqrt of the least normal float, as in fused.clamped
 constexpr float SMALLEST_JUDGED = 3.2927225e-10f;    // its square root
-constexpr float LOG2E = 1.44269504f;
 
 template <bool RICCATI, bool CAUSAL> class PathPrior {
  public:
@@ -83,7 +82,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     }
     damping *= p.sign;
     Floats less_one;
-    exp2_both(smaller(damping * -LOG2E, all(0.0f)), &p.decay, &less_one);  // a key not seen may lie ahead
+    exp2_both(smaller(damping * -BITS, all(0.0f)), &p.decay, &less_one);  // a key not seen may lie ahead
     p.lost = -less_one * (p.decay + 1.0f);
     p.variance = larger(grown + p.earlier * p.lost + p.decay * p.decay * key_noise_ + floor_, all(SMALLEST_VARIANCE));
     Floats judged = p.variance + query_noise_;
@@ -112,7 +111,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     share_sum_ += widen(weight * p.inverse);
     if (!RICCATI) {
       exponent_sum_ -= widen(bias * p.log_variance);
-      variance -= bias * exponent_ * LOG2E / p.variance;
+      variance -= bias * exponent_ * BITS / p.variance;
     }
     variance = choose(p.variance > SMALLEST_VARIANCE, variance, all(0.0f));
     const Floats squared = p.decay * p.decay;

@@ -1,5 +1,6 @@
 // cos(w t) and sin(w t): the phase in double, reduced to an eighth of a turn, then polynomials in float (Cephes).
 #pragma once
+#include "functions.h"
 #include "problem.h"
 
 namespace rfa {
@@ -12,11 +13,10 @@ struct PhasesProblem {
 
 constexpr double QUARTERS = 0.63661977236758134;   // 2 / pi: quarter turns in a radian
 constexpr double WHOLE_DOUBLE = 6755399441055744;  // 1.5 * 2^52, as ROUNDER in functions.h
-constexpr float WHOLE_FLOAT = 12582912.0f;
 
 RFA_INLINE void cos_sin(Doubles quarters, Floats* cos, Floats* sin) {
   const Doubles turns = (quarters * 0.25 + WHOLE_DOUBLE) - WHOLE_DOUBLE, rest = quarters - turns * 4.0;  // [-2, 2]
-  const Floats quarter = (narrow(rest) + WHOLE_FLOAT) - WHOLE_FLOAT;
+  const Floats quarter = (narrow(rest) + ROUNDER) - ROUNDER;
   const Floats x = narrow(rest - widen(quarter)) * 1.57079632679f, z = x * x;
   const Floats s = ((z * -1.9515295891e-4f + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * x + x;
   const Floats c = ((z * 2.443315711809948e-5f - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - z * 0.5f + 1.0f;

@@ -48,7 +48,7 @@ struct Problem {
   double* grad_key_bias;    // (batch, heads, keys)
 };
 
-constexpr float FAR = 9.0949470e-13f;  // 2^-40: what has decayed to this changes neither residual nor estimate
+constexpr float FAR = 9.0949470e-13f;  // 2^-40: what has decayed to this has no effect beside what has not
 constexpr int64_t GROUP = 12;  // queries that go through a block of keys together: it comes from the second-level cache
 constexpr int64_t QUERY_BLOCK = 8 * GROUP;
 constexpr int64_t KEY_BLOCK = 128;

@@ -5,8 +5,6 @@
 
 namespace rfa {
 
-constexpr float LN2 = 0.69314718f, BITS = 1.44269504f;
-
 // What a row knows: |q|^2, the coefficient c, and what is subtracted from its scores, in two parts.
 struct RowOfScores {
   float norm, coefficient, offset, rest;

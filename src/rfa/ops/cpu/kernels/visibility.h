@@ -99,4 +99,12 @@ class Visibility {
   std::vector<Extremes> blocks_;
 };
 
+// Whether the queries see a block that has not decayed: only beside such a one is a decayed one without effect.
+template <class Prior>
+static bool sees_near(const Prior& prior, const Visibility& sight, const Problem& p, int64_t first, float reach) {
+  for (int64_t start = 0; start < p.keys; start += KEY_BLOCK)
+    if (!prior.decayed(first, GROUP, start, reach) && sight.look(first, GROUP, start).keys) return true;
+  return false;
+}
+
 }  // namespace rfa

@@ -32,6 +32,7 @@ def forward_kernel(
     heads,
     queries,
     keys,
+    lags,
     row_blocks,
     path_batched,
     order_batched,
@@ -104,7 +105,7 @@ def forward_kernel(
             lag = offset + rows[:, None] - columns[None, :]
             if CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, keys, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]

@@ -35,6 +35,7 @@ def key_gradient_kernel(
     heads,
     queries,
     keys,
+    lags,
     column_blocks,
     path_batched,
     order_batched,
@@ -112,7 +113,7 @@ def key_gradient_kernel(
             lag = offset + rows[None, :] - columns[:, None]
             if CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, keys, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
         else:
             row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)
             later = row_order[None, :] >= column_order

@@ -16,12 +16,15 @@ SUBSTITUTE = tl.constexpr(3.2927225399135965e-10)  # for a judged variance not a
 
 @triton.jit
 @no_type_check
-def table_prior(tables, head, heads, keys, lag, visible):
-    """E, b, w at the lags `|i - j|`; neighbouring pairs share cache lines, for the lags of a tile are few."""
+def table_prior(tables, head, heads, lags, lag, visible):
+    """E, b, w at the lags `|i - j|`; neighbouring pairs share cache lines, for the lags of a tile are few.
+
+    Tables `(3, heads, lags)`: there may be more lags than keys.
+    """
     lag = tl.abs(lag)
-    decay = tl.load(tables + head * keys + lag, mask=visible, other=0.0)
-    bias = tl.load(tables + (head + heads) * keys + lag, mask=visible, other=0.0)
-    weight = tl.load(tables + (head + 2 * heads) * keys + lag, mask=visible, other=0.0)
+    decay = tl.load(tables + head * lags + lag, mask=visible, other=0.0)
+    bias = tl.load(tables + (head + heads) * lags + lag, mask=visible, other=0.0)
+    weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=visible, other=0.0)
     return decay, bias, weight
 
 
