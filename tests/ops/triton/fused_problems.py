@@ -9,7 +9,7 @@ from rfa.ops import robust_filter_attention
 from rfa.ops.backends import BACKENDS
 from rfa.ops.inputs import Options, Parameters, locate
 
-from ..problems import PARAMETERS, STATES
+from ..problems import PARAMETERS, STATES, problem
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -36,6 +36,13 @@ DEFAULTS = {
 
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed")
+
+
+def one_head(seed, **sizes):
+    """A problem of one head, with a decay."""
+    inputs = problem(seed, heads=1, modes=sizes.pop("modes", 8), **sizes)
+    inputs["decay"] = inputs["decay"] + 0.2
+    return inputs
 
 
 def triton_attention(query, key, value, **arguments):

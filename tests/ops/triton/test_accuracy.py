@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from ..problems import irregular_times, problem, uniform
-from .fused_problems import assert_accurate, needs_triton
+from .fused_problems import assert_accurate, needs_triton, one_head
 
 pytestmark = needs_triton
 
@@ -48,14 +48,14 @@ def test_variants(irregular, weight, prior, causal):
 @pytest.mark.parametrize("irregular", [False, True])
 def test_options(irregular, options):
     times = irregular_times(1, LENGTH) if irregular else None
-    assert_accurate(problem(2, batch=1, heads=1, keys=LENGTH, modes=8), times=times, **options)
+    assert_accurate(one_head(2, batch=1, keys=LENGTH), times=times, **options)
 
 
 @pytest.mark.parametrize("irregular", [False, True])
 @pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
 def test_learned_frequency_and_horizon(prior, irregular):
     times = irregular_times(2, LENGTH) if irregular else None
-    inputs = problem(3, batch=1, heads=1, keys=LENGTH, modes=8)
+    inputs = one_head(3, batch=1, keys=LENGTH)
     inputs["horizon"] = uniform(torch.Generator().manual_seed(0), 0.1, 2.0, 1)
     assert_accurate(inputs, constant=(), times=times, prior=prior)
 
@@ -69,7 +69,7 @@ def test_masked_keys(prior, causal):
 @pytest.mark.parametrize(("causal", "irregular"), [(True, False), (True, True), (False, True)])
 def test_packed_sequences(causal, irregular):
     segments, times = packed(20, 1, 19)
-    inputs = problem(5, heads=1, keys=40, modes=8)
+    inputs = one_head(5, keys=40)
     options = {"times": times, "key_mask": mask(1, 2, 40), "prior": "riccati"} if irregular else {}
     assert_accurate(inputs, segment_ids=segments, causal=causal, **options)
 
@@ -78,7 +78,7 @@ def test_packed_sequences(causal, irregular):
     ("queries", "keys", "causal"), [(1, 1, True), (1, 70, False), (37, 90, True), (37, 90, False), (64, 64, True)]
 )
 def test_lengths(queries, keys, causal):
-    assert_accurate(problem(6, batch=1, heads=1, queries=queries, keys=keys, modes=8), causal=causal)
+    assert_accurate(one_head(6, batch=1, queries=queries, keys=keys), causal=causal)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_query_times(prior, causal, queries, keys):
     times, query_times = irregular_times(3, keys), irregular_times(4, 2, queries) - 4
     if prior == "riccati":
         times = times.repeat(2, 1)
-    inputs = problem(7, heads=1, queries=queries, keys=keys, modes=8)
+    inputs = one_head(7, queries=queries, keys=keys)
     assert_accurate(inputs, times=times, query_times=query_times, prior=prior, causal=causal)
 
 
 @pytest.mark.parametrize(("modes", "value_modes"), [(16, 16), (32, 64), (64, 8)])
 def test_head_sizes(modes, value_modes):
-    inputs = problem(8, batch=1, heads=1, keys=35, modes=modes, value_modes=value_modes)
+    inputs = one_head(8, batch=1, keys=35, modes=modes, value_modes=value_modes)
     assert_accurate(inputs, rotate_values=False)
 
 
@@ -112,4 +112,4 @@ def test_head_sizes(modes, value_modes):
 def test_half_precision(causal, irregular, dtype):
     """70 keys: two blocks of each kernel's half-precision tiles."""
     times = irregular_times(5, 70) if irregular else None
-    assert_accurate(problem(9, batch=1, heads=1, keys=70, modes=16), dtype=dtype, times=times, causal=causal)
+    assert_accurate(one_head(9, batch=1, keys=70, modes=16), dtype=dtype, times=times, causal=causal)

@@ -18,7 +18,8 @@ pytestmark = needs_triton
 
 def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     """Of `rfa::triton_forward`, everything that may requiring a gradient."""
-    inputs = {n: x.to(DEVICE) for n, x in rounded(problem(batch=1, keys=keys, queries=queries, modes=8), torch.float32).items()}
+    made = rounded(problem(batch=1, keys=keys, queries=queries, modes=8), torch.float32)
+    inputs = {n: x.to(DEVICE) for n, x in made.items()}
     parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
     present = torch.arange(keys, device=DEVICE)[None] > 1 if mask else None
     times = irregular_times(0, keys).to(DEVICE) if irregular else None
