@@ -42,7 +42,7 @@ def fused_attention(
     key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
     return torch.ops.rfa.cpu_forward(
         query, key, value, key_cos, key_sin, query_cos, query_sin, *prior, *visibility, score, gate, rotate_values,
-        key_norm,
+        key_norm, decode,
     )  # fmt: skip
 
 

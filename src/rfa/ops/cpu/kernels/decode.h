@@ -29,8 +29,7 @@ template <int64_t SCORE, class Prior> class Decode {
     const float* q = p.query.at(task_.b, task_.h, i);
     const RowOfScores row{dot(q, q, p.channels), task_.scalar(0), 0.0f, 0.0f};
     const auto place = prior_.row(i);
-    float most = -INFINITY, total = 0.0f;
-    bool undefined = false;
+    Floats highest = all(-INFINITY), undefined = all(0.0f);
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
       const Sight seen = sight_.look(i, 1, start);
       std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
@@ -41,12 +40,12 @@ template <int64_t SCORE, class Prior> class Decode {
         const Scored s = score<SCORE>(prior_.at(place, start + j), load(scores_ + start + j), load(norms_ + j), row);
         const Floats z = seen.whole ? s.z : choose(load(mask_ + j), s.z, all(-INFINITY));
         store(scores_ + start + j, z);
-        most = std::max(most, largest(z));
-        undefined = undefined || largest(choose(z == z, all(0.0f), all(1.0f))) > 0.0f;  // NaN must stay NaN
+        highest = larger(highest, z);
+        undefined += keep(all(1.0f), ~(z == z));
       }
     }
     std::fill_n(static_cast<float*>(out_), task_.value_channels, 0.0f);
-    if (undefined) most = 0.0f;
+    float most = sum(undefined) > 0.0f ? 0.0f : largest(highest), total = 0.0f;  // NaN must stay NaN
     for (int64_t start = 0; most > -INFINITY && start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
       for (int64_t j = 0; j < KEY_BLOCK && j < round_up(n, LANES); j += LANES) {
