@@ -130,12 +130,12 @@ def choose_backend(
     if name != "auto":
         if name not in BACKENDS:
             raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {list(BACKENDS)}")
+        if name != "cpu" and (reason := missing(name)) is not None:
+            raise ValueError(f"backend: got {name!r} ({reason}), expected 'auto' or one of {available_backends()}")
         if refusal := _refusal(name, device, dtype, channels):
             raise ValueError(f"backend: {refusal}")
-        if (reason := missing(name)) is not None and name == "cpu":
+        if (reason := missing(name)) is not None:
             raise RuntimeError(f"backend: {name!r} cannot run here: {reason}")
-        if reason is not None:
-            raise ValueError(f"backend: got {name!r} ({reason}), expected 'auto' or one of {available_backends()}")
         return name
     for candidate in BACKENDS:
         if _refusal(candidate, device, dtype, channels) is None and not (candidate == "triton" and device == "cpu"):
