@@ -32,6 +32,7 @@ template <int64_t SCORE, class Prior> class Backward {
         value_sums_(KEY_BLOCK * task.value_channels + ROWS * task.value_channels),
         slopes_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
         weights_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
+        grad_pairs_(3 * KEY_BLOCK),
         mask_(KEY_BLOCK),
         anchored_(padded_ / GROUP) {}
 
@@ -143,9 +144,11 @@ template <int64_t SCORE, class Prior> class Backward {
       if (!seen.keys) continue;
       if (!seen.whole) sight_.mask(row, start, seen.keys, mask_);
       auto place = prior_.row(row);
-      judge<SCORE>(prior_, place, rows_[row], means_[row], start, seen.keys, key_norms_,
-                   seen.whole ? nullptr : static_cast<int32_t*>(mask_), slope, weight, key_norm_sums_,
+      const GradPairs grads{grad_pairs_, grad_pairs_ + KEY_BLOCK, grad_pairs_ + 2 * KEY_BLOCK};
+      judge<SCORE>(prior_.pairs(place, start, seen.keys), rows_[row], means_[row], seen.keys, key_norms_,
+                   seen.whole ? nullptr : static_cast<int32_t*>(mask_), slope, weight, grads, key_norm_sums_,
                    norm_sums_ + row, &grad_coefficient_);
+      prior_.add(place, start, seen.keys, grads);
       prior_.end_row(row, place);
     }
     if (near)
@@ -183,7 +186,7 @@ template <int64_t SCORE, class Prior> class Backward {
   Buffer<float> queries_, grads_, query_sums_, norm_sums_;
   Buffer<RowOfScores> rows_;
   Buffer<float> means_, keys_, key_panels_, value_rows_, value_panels_, key_norms_, key_norm_sums_, key_sums_,
-      value_sums_, slopes_, weights_;
+      value_sums_, slopes_, weights_, grad_pairs_;
   Buffer<int32_t> mask_, anchored_;
   double grad_coefficient_ = 0.0;
   float widest_ = 0.0f, reach_ = 0.0f;  // the largest |q|^2; c |q| |k| at most

@@ -36,9 +36,10 @@ template <int64_t SCORE, class Prior> class Decode {
       if (!seen.keys) continue;
       dots(q, start, std::min(seen.keys, p.keys - start));
       if (!seen.whole) sight_.mask(i, start, seen.keys, mask_);
+      score_row<SCORE>(prior_.pairs(place, start, seen.keys), row, seen.keys, norms_, scores_ + start);
       for (int64_t j = 0; j < seen.keys; j += LANES) {
-        const Scored s = score<SCORE>(prior_.at(place, start + j), load(scores_ + start + j), load(norms_ + j), row);
-        const Floats z = seen.whole ? s.z : choose(load(mask_ + j), s.z, all(-INFINITY));
+        Floats z = load(scores_ + start + j);
+        if (!seen.whole) z = choose(load(mask_ + j), z, all(-INFINITY));
         store(scores_ + start + j, z);
         highest = larger(highest, z);
         undefined += keep(all(1.0f), ~(z == z));
@@ -48,12 +49,15 @@ template <int64_t SCORE, class Prior> class Decode {
     float most = sum(undefined) > 0.0f ? 0.0f : largest(highest), total = 0.0f;  // NaN must stay NaN
     for (int64_t start = 0; most > -INFINITY && start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
-      for (int64_t j = 0; j < KEY_BLOCK && j < round_up(n, LANES); j += LANES) {
+      const float* decay = prior_.pairs(place, start, round_up(n, LANES)).decay;
+      Floats weights = all(0.0f);
+      for (int64_t j = 0; j < n; j += LANES) {
         float* at = scores_ + start + j;
         const Floats weight = exp2(load(at) - most);
-        total += sum(weight);
-        store(at, weight * prior_.at(place, start + j).decay);
+        weights += weight;
+        store(at, weight * load(decay + j));
       }
+      total += sum(weights);
       for (int64_t j = 0; j < n; j++) add_value(scores_[start + j], p.value.at(task_.b, task_.h, start + j));
     }
     float* out = p.out.at(task_.b, task_.h, i);

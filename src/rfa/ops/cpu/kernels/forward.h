@@ -106,16 +106,16 @@ template <int64_t SCORE, class Prior> class Forward {
     else
       std::memset(tile_, 0, GROUP * KEY_BLOCK * sizeof(float));
     for (int64_t i = 0; i < GROUP; i++) {
-      const auto place = prior_.row(first + group + i);
+      const Pairs pairs = prior_.pairs(prior_.row(first + group + i), start, seen.keys);
       const RowOfScores row = rows_[group + i];
       const float* norms = key_norms_ + start;
       float *total = totals_ + group + i, *tile = tile_ + i * KEY_BLOCK;
       if (!seen.whole) sight_.mask(first + group + i, start, seen.keys, mask_);
       const int32_t* mask = seen.whole ? nullptr : static_cast<int32_t*>(mask_);
       if (MAXIMA)
-        *total = std::max(*total, highest<SCORE>(prior_, place, row, start, seen.keys, norms, mask, tile));
+        *total = std::max(*total, highest<SCORE>(pairs, row, seen.keys, norms, mask, tile));
       else
-        *total += weigh<SCORE>(prior_, place, row, start, seen.keys, norms, mask, tile);
+        *total += weigh<SCORE>(pairs, row, seen.keys, norms, mask, tile);
     }
     if (near && !MAXIMA)
       accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels, GROUP,

@@ -13,11 +13,6 @@ constexpr float SMALLEST_JUDGED = 3.2927225e-10f;    // its square root
 
 template <bool RICCATI, bool CAUSAL> class PathPrior {
  public:
-  struct Pair {
-    Floats decay, bias, weight;
-    Floats variance, log_variance, lost, inverse;  // Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2)
-    Floats earlier, sign, gain_sign;               // u of the earlier one, +1 where the key is earlier, sign of C_i - C_j
-  };
   struct Row {
     double time, damping, variance, gain;
     Doubles grad_damping{}, grad_variance{}, grad_gain{};
@@ -30,7 +25,14 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
         key_(ROWS_OF_PATH * padded_),
         key_bias_(padded_),
         times_(CAUSAL ? 0 : padded_),
-        column_sums_(backward ? (ROWS_OF_PATH + 1) * KEY_BLOCK : 0) {
+        column_sums_(backward ? (ROWS_OF_PATH + 1) * KEY_BLOCK : 0),
+        decay_(KEY_BLOCK),
+        bias_(KEY_BLOCK),
+        weight_(KEY_BLOCK),
+        variance_(KEY_BLOCK),
+        log_variance_(KEY_BLOCK),
+        lost_(KEY_BLOCK),
+        inverse_(KEY_BLOCK) {
     if (!CAUSAL) std::copy_n(task.key_times(), task.p.keys, static_cast<double*>(times_));
     const int64_t b = task.p.path_batch > 1 ? task.b : 0, each = task.p.path_batch * task.p.heads;
     for (int row = 0; row < ROWS_OF_PATH; row++)
@@ -67,76 +69,76 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     return {task_.query_times()[i], at[0], at[query_step_], RICCATI ? at[2 * query_step_] : 0.0};
   }
 
-  RFA_INLINE_MEMBER Pair at(const Row& row, int64_t j) const {
-    Pair p;
-    const double* key = key_ + j;
-    Floats damping = narrow(row.damping - load(key));
-    const Doubles variance = load(key + padded_);
-    Floats grown = narrow(row.variance - variance);
-    p.sign = all(1.0f), p.earlier = narrow(variance);
-    if (!CAUSAL) {
-      const Ints later = narrow(row.time - load(times_ + j)) < 0.0f;
-      p.sign = choose(later, all(-1.0f), p.sign);
-      p.earlier = choose(later, all(static_cast<float>(row.variance)), p.earlier);
-      grown *= p.sign;
+  // Of `n` keys from `start` on. What `add` needs again stays in the rows below.
+  Pairs pairs(const Row& row, int64_t start, int64_t n) {
+    for (int64_t j = 0; j < n; j += LANES) {
+      const double* key = key_ + start + j;
+      const Order order = ordered(row, start + j);
+      const Floats damping = narrow(row.damping - load(key)) * order.sign;
+      const Floats grown = narrow(row.variance - load(key + padded_)) * order.sign;
+      Floats decay, less_one;
+      exp2_both(smaller(damping * -BITS, all(0.0f)), &decay, &less_one);  // a key not seen may lie ahead
+      const Floats lost = -less_one * (decay + 1.0f);
+      store(decay_ + j, decay);
+      store(lost_ + j, lost);
+      store(variance_ + j, larger(grown + order.earlier * lost + decay * decay * key_noise_ + floor_, all(SMALLEST_VARIANCE)));
     }
-    damping *= p.sign;
-    Floats less_one;
-    exp2_both(smaller(damping * -BITS, all(0.0f)), &p.decay, &less_one);  // a key not seen may lie ahead
-    p.lost = -less_one * (p.decay + 1.0f);
-    p.variance = larger(grown + p.earlier * p.lost + p.decay * p.decay * key_noise_ + floor_, all(SMALLEST_VARIANCE));
-    Floats judged = p.variance + query_noise_;
-    judged = choose(judged > 2.0f * SMALLEST_VARIANCE, judged, all(SMALLEST_JUDGED));
-    p.inverse = gate_ ? 1.0f / judged : all(1.0f);
-    p.weight = p.inverse * share_;
-    if (RICCATI) {
-      const Floats apart = narrow(row.gain - load(key + 2 * padded_));
-      p.gain_sign = choose(apart < 0.0f, all(-1.0f), all(1.0f));
-      p.bias = load(key_bias_ + j) - magnitude(apart);
-      p.log_variance = all(0.0f);
-    } else {
-      p.log_variance = log2(p.variance);
-      p.bias = p.log_variance * -exponent_;
-      rounded(p.bias);
-      p.gain_sign = all(0.0f);
+    for (int64_t j = 0; j < n; j += LANES) {
+      Floats judged = load(variance_ + j) + query_noise_;
+      judged = choose(judged > 2.0f * SMALLEST_VARIANCE, judged, all(SMALLEST_JUDGED));
+      const Floats inverse = gate_ ? 1.0f / judged : all(1.0f);
+      store(inverse_ + j, inverse);
+      store(weight_ + j, inverse * share_);
+      if (RICCATI) {
+        store(bias_ + j, load(key_bias_ + start + j) - magnitude(gained(row, start + j)));
+      } else {
+        const Floats log_variance = log2(load(variance_ + j));
+        Floats bias = log_variance * -exponent_;
+        rounded(bias);
+        store(log_variance_ + j, log_variance);
+        store(bias_ + j, bias);
+      }
     }
-    return p;
+    return {decay_, bias_, weight_};
   }
 
-  // Gradients of E, b (in bits) and w become those of the path and of the noises.
-  RFA_INLINE_MEMBER void add(Row& row, int64_t j, const Pair& p, Floats decay, Floats bias, Floats weight) {
-    Floats judged = gate_ ? -weight * p.weight * p.inverse : all(0.0f);
-    judged = choose(p.inverse < 1.0f / SMALLEST_JUDGED, judged, all(0.0f));
-    Floats variance = judged;
-    share_sum_ += widen(weight * p.inverse);
-    if (!RICCATI) {
-      exponent_sum_ -= widen(bias * p.log_variance);
-      variance -= bias * exponent_ * BITS / p.variance;
-    }
-    variance = choose(p.variance > SMALLEST_VARIANCE, variance, all(0.0f));
-    const Floats squared = p.decay * p.decay;
-    key_noise_sum_ += widen(variance * squared);
-    floor_sum_ += widen(variance);
-    query_noise_sum_ += widen(judged);
-    decay += variance * 2.0f * p.decay * (key_noise_ - p.earlier);
-    const int64_t n = j % KEY_BLOCK;
-    const Doubles damping = widen(-decay * p.decay * p.sign);
-    row.grad_damping += damping;
-    add_to(column_sums_ + n, -damping);
-    const Doubles grown = widen(variance), lost = widen(variance * p.lost);
-    if (CAUSAL) {
-      row.grad_variance += grown;
-      add_to(column_sums_ + KEY_BLOCK + n, lost - grown);
-    } else {
-      const Doubles later = widen(p.sign) * 0.5 + 0.5;  // 1 where the query is the later one
-      row.grad_variance += grown * (2.0 * later - 1.0) + lost * (1.0 - later);
-      add_to(column_sums_ + KEY_BLOCK + n, lost * later - grown * (2.0 * later - 1.0));
-    }
-    if (RICCATI) {
-      const Doubles gain = widen(bias * p.gain_sign);
-      row.grad_gain -= gain;
-      add_to(column_sums_ + 2 * KEY_BLOCK + n, gain);
-      add_to(column_sums_ + 3 * KEY_BLOCK + n, widen(bias));
+  // Gradients of what `pairs` gave become those of the path and of the noises.
+  void add(Row& row, int64_t start, int64_t n, GradPairs grads) {
+    for (int64_t j = 0; j < n; j += LANES) {
+      const Order order = ordered(row, start + j);
+      const Floats bias = load(grads.bias + j), weight = load(grads.weight + j), inverse = load(inverse_ + j);
+      const Floats decay = load(decay_ + j), lost = load(lost_ + j), sigma = load(variance_ + j);
+      Floats judged = gate_ ? -weight * load(weight_ + j) * inverse : all(0.0f);
+      judged = choose(inverse < 1.0f / SMALLEST_JUDGED, judged, all(0.0f));
+      Floats variance = judged;
+      share_sum_ += widen(weight * inverse);
+      if (!RICCATI) {
+        exponent_sum_ -= widen(bias * load(log_variance_ + j));
+        variance -= bias * exponent_ * BITS / sigma;
+      }
+      variance = choose(sigma > SMALLEST_VARIANCE, variance, all(0.0f));
+      key_noise_sum_ += widen(variance * (decay * decay));
+      floor_sum_ += widen(variance);
+      query_noise_sum_ += widen(judged);
+      const Floats grad_decay = load(grads.decay + j) + variance * 2.0f * decay * (key_noise_ - order.earlier);
+      const Doubles damping = widen(-grad_decay * decay * order.sign);
+      row.grad_damping += damping;
+      add_to(column_sums_ + j, -damping);
+      const Doubles grown = widen(variance), once_lost = widen(variance * lost);
+      if (CAUSAL) {
+        row.grad_variance += grown;
+        add_to(column_sums_ + KEY_BLOCK + j, once_lost - grown);
+      } else {
+        const Doubles later = widen(order.sign) * 0.5 + 0.5;  // 1 where the query is the later one
+        row.grad_variance += grown * (2.0 * later - 1.0) + once_lost * (1.0 - later);
+        add_to(column_sums_ + KEY_BLOCK + j, once_lost * later - grown * (2.0 * later - 1.0));
+      }
+      if (RICCATI) {
+        const Doubles gain = widen(choose(gained(row, start + j) < 0.0f, -bias, bias));
+        row.grad_gain -= gain;
+        add_to(column_sums_ + 2 * KEY_BLOCK + j, gain);
+        add_to(column_sums_ + 3 * KEY_BLOCK + j, widen(bias));
+      }
     }
   }
 
@@ -170,12 +172,28 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
 
  private:
   static constexpr int ROWS_OF_PATH = RICCATI ? 3 : 2;
+  struct Order {
+    Floats sign, earlier;  // +1 where the key is the earlier one; u of that one
+  };
+
+  RFA_INLINE_MEMBER Order ordered(const Row& row, int64_t j) const {
+    const Floats key = narrow(load(key_ + padded_ + j));
+    if (CAUSAL) return {all(1.0f), key};
+    const Ints later = narrow(row.time - load(times_ + j)) < 0.0f;
+    return {choose(later, all(-1.0f), all(1.0f)), choose(later, all(static_cast<float>(row.variance)), key)};
+  }
+
+  // C_i - C_j
+  RFA_INLINE_MEMBER Floats gained(const Row& row, int64_t j) const { return narrow(row.gain - load(key_ + 2 * padded_ + j)); }
+
   const Task& task_;
   int64_t padded_, query_step_;
   Buffer<double> key_;
   Buffer<float> key_bias_;
   Buffer<double> times_;         // only where keys may lie ahead
   Buffer<double> column_sums_;  // of one block of keys: damping, variance, then gain and bias
+  // Of one query with a block of keys: E, b, w, Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2).
+  Buffer<float> decay_, bias_, weight_, variance_, log_variance_, lost_, inverse_;
   const double* query_;
   float share_, key_noise_, floor_, query_noise_, exponent_;
   bool gate_;

@@ -55,6 +55,14 @@ constexpr int64_t KEY_BLOCK = 128;
 static_assert(GROUP % ROWS == 0, "a group is cut into tiles");
 static_assert(KEY_BLOCK % COLUMNS == 0, "a block of keys is cut into panels");
 
+// E, b and w of one query with consecutive keys, and their gradients; `b` in bits.
+struct Pairs {
+  const float *decay, *bias, *weight;
+};
+struct GradPairs {
+  float *decay, *bias, *weight;
+};
+
 // One task: a head of one sample, and a slice of its query blocks (forward) or key blocks (backward).
 struct Task {
   const Problem& p;

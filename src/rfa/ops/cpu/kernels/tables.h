@@ -9,9 +9,6 @@ namespace rfa {
 // A table is mirrored, so that a row reads keys j, j + 1, ... from consecutive places: place j - position + keys - 1.
 class TablePrior {
  public:
-  struct Pair {
-    Floats decay, bias, weight;
-  };
   struct Row {
     int64_t place;  // of key 0
   };
@@ -42,16 +39,19 @@ class TablePrior {
 
   Row row(int64_t i) const { return {middle_ - (task_.p.keys - task_.p.queries + std::min(i, task_.p.queries - 1))}; }
 
-  RFA_INLINE_MEMBER Pair at(const Row& row, int64_t j) const {
-    const float* from = values_ + row.place + j;
-    return {load(from), load(from + size_), load(from + 2 * size_)};
+  // Of keys start, start + 1, ...
+  RFA_INLINE_MEMBER Pairs pairs(const Row& row, int64_t start, int64_t) const {
+    const float* from = values_ + row.place + start;
+    return {from, from + size_, from + 2 * size_};
   }
 
-  RFA_INLINE_MEMBER void add(Row& row, int64_t j, const Pair&, Floats decay, Floats bias, Floats weight) {
-    float* to = sums_ + row.place + j;
-    add_to(to, decay);
-    add_to(to + size_, bias);
-    add_to(to + 2 * size_, weight);
+  RFA_INLINE_MEMBER void add(Row& row, int64_t start, int64_t n, GradPairs grads) {
+    float* to = sums_ + row.place + start;
+    for (int64_t j = 0; j < n; j += LANES) {
+      add_to(to + j, load(grads.decay + j));
+      add_to(to + size_ + j, load(grads.bias + j));
+      add_to(to + 2 * size_ + j, load(grads.weight + j));
+    }
   }
 
   void end_row(int64_t, const Row&) {}
