@@ -51,7 +51,9 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
     Returns:
         `phi(tau)`, in units of time.
     """
-    return lag * _ExponentialMoment.apply(2 * decay * lag, 0)
+    x = 2 * decay * lag
+    differentiable = x.requires_grad and torch.is_grad_enabled()
+    return lag * (_ExponentialMoment.apply(x, 0) if differentiable else _ExponentialMoment.forward(x, 0))
 
 
 def covariance(

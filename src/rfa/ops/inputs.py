@@ -96,9 +96,12 @@ def locate(
     key that takes no part stands at that origin, for padding may carry any time.
     """
     dtype = time_dtype(device)
+    query_segments = None if segment_ids is None else segment_ids[:, keys - queries :]
+    if times is None and query_times is None:
+        key_times = torch.arange(keys, device=device, dtype=dtype)[None]
+        return Positions(key_times, key_times[:, keys - queries :], key_mask, segment_ids, query_segments, uniform=True)
     given = torch.arange(keys, device=device) if times is None else times
     common = times_dtype(given, query_times)
-    uniform = times is None and query_times is None
     key_times = torch.atleast_2d(given.to(common))
     query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(common))
     origin = (key_times if keys else query_times)[:, :1].detach()
@@ -111,8 +114,7 @@ def locate(
         key_times = key_times.masked_fill(padding, 0.0)
     batch = max(key_times.shape[0], query_times.shape[0])
     key_times, query_times = key_times.expand(batch, -1), query_times.expand(batch, -1)
-    query_segments = None if segment_ids is None else segment_ids[:, keys - queries :]
-    return Positions(key_times, query_times, key_mask, segment_ids, query_segments, uniform)
+    return Positions(key_times, query_times, key_mask, segment_ids, query_segments)
 
 
 def by_segment(times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

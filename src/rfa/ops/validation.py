@@ -1,5 +1,6 @@
 """The operator's checks: each message names the argument, what was given and what was expected."""
 
+import math
 from typing import get_args
 
 import torch
@@ -114,14 +115,17 @@ def _check_parameters(parameters: Parameters, heads: int, modes: int, device: to
 
 def _check_parameter_values(parameters: Parameters) -> None:
     given = {name: value.detach() for name, value in parameters._asdict().items() if value is not None}
-    legal = {name: (value > 0 if name in _POSITIVE else value >= 0) for name, value in given.items()}
-    legal["frequency"] = torch.ones_like(given["frequency"], dtype=torch.bool)
-    fine = [(legal[name] & value.isfinite()).all() for name, value in given.items()]
-    if bool(torch.stack(fine).all()):  # one synchronisation for all
+    if not given["decay"].numel():
         return
-    name = next(name for name, ok in zip(given, fine, strict=True) if not ok)
-    wanted = "finite numbers" if name == "frequency" else "finite and > 0" if name in _POSITIVE else "finite and >= 0"
-    raise ValueError(f"{name}: got {given[name].flatten().tolist()[:8]}, expected {wanted}")
+    frequency = given.pop("frequency")
+    rows = [torch.stack(list(given.values())), frequency.abs().amax(-1)[None]]
+    least, most = torch.stack(torch.cat(rows).aminmax(dim=-1)).tolist()  # one synchronisation for all; NaN wins
+    given["frequency"] = frequency
+    for (name, value), low, high in zip(given.items(), least, most, strict=True):
+        if high < math.inf and (low > 0 if name in _POSITIVE else low >= 0):
+            continue
+        wanted = "numbers" if name == "frequency" else "and > 0" if name in _POSITIVE else "and >= 0"
+        raise ValueError(f"{name}: got {value.flatten().tolist()[:8]}, expected finite {wanted}")
 
 
 def _check_tensor(name: str, given: object) -> None:

@@ -25,6 +25,7 @@ template <int64_t SCORE, class Prior> class Forward {
         queries_(QUERY_BLOCK * task.channels),
         out_(QUERY_BLOCK * task.value_channels),
         tile_(GROUP * KEY_BLOCK),
+        parts_(QUERY_BLOCK * LANES),
         mask_(KEY_BLOCK) {}
 
   void run() {
@@ -46,8 +47,9 @@ template <int64_t SCORE, class Prior> class Forward {
         key_norms_[start + j] = squared_norm(rows + j * task_.channels, task_.channels);
         longest_ = std::max(longest_, key_norms_[start + j]);
       }
+      pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true,
+                values_ + start * task_.value_channels);
     }
-    pack_rows(p.value, task_, turns_.value, 0, p.keys, p.value_channels, task_.value_channels, true, values_);
   }
 
   // The bound on its scores serves a row as its maximum. Where the sum then leaves the safe range, the block is done
@@ -82,10 +84,11 @@ template <int64_t SCORE, class Prior> class Forward {
     finish(first, n);
   }
 
-  // MAXIMA: `totals_` becomes the highest score of each row; else the sum of weights, and `out_` that of values.
+  // MAXIMA: `totals_` becomes the highest score of each row; else the sum of weights, LANES `parts_` of it at first, and
+  // `out_` that of values.
   template <bool MAXIMA> void pass(int64_t first, int64_t n) {
     if (!MAXIMA) {
-      std::fill_n(totals_, QUERY_BLOCK, 0.0f);
+      std::memset(parts_, 0, QUERY_BLOCK * LANES * sizeof(float));
       std::memset(out_, 0, QUERY_BLOCK * task_.value_channels * sizeof(float));
     }
     bool anchored[QUERY_BLOCK / GROUP];
@@ -96,6 +99,8 @@ template <int64_t SCORE, class Prior> class Forward {
         const Sight seen = sight_.look(first + group, GROUP, start);
         if (seen.keys) tiles<MAXIMA>(first, group, start, seen, anchored[group / GROUP]);
       }
+    if (!MAXIMA)
+      for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = sum(load(parts_ + i * LANES));
   }
 
   template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, Sight seen, bool anchored) {
@@ -109,13 +114,13 @@ template <int64_t SCORE, class Prior> class Forward {
       const Pairs pairs = prior_.pairs(prior_.row(first + group + i), start, seen.keys);
       const RowOfScores row = rows_[group + i];
       const float* norms = key_norms_ + start;
-      float *total = totals_ + group + i, *tile = tile_ + i * KEY_BLOCK;
+      float* tile = tile_ + i * KEY_BLOCK;
       if (!seen.whole) sight_.mask(first + group + i, start, seen.keys, mask_);
       const int32_t* mask = seen.whole ? nullptr : static_cast<int32_t*>(mask_);
       if (MAXIMA)
-        *total = std::max(*total, highest<SCORE>(pairs, row, seen.keys, norms, mask, tile));
+        totals_[group + i] = std::max(totals_[group + i], highest<SCORE>(pairs, row, seen.keys, norms, mask, tile));
       else
-        *total += weigh<SCORE>(pairs, row, seen.keys, norms, mask, tile);
+        add_to(parts_ + (group + i) * LANES, weigh<SCORE>(pairs, row, seen.keys, norms, mask, tile));
     }
     if (near && !MAXIMA)
       accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels, GROUP,
@@ -140,7 +145,7 @@ template <int64_t SCORE, class Prior> class Forward {
   Prior prior_;
   Visibility sight_;
   int64_t padded_;
-  Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_;
+  Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_, parts_;
   Buffer<int32_t> mask_;
   RowOfScores rows_[QUERY_BLOCK];
   float totals_[QUERY_BLOCK], longest_ = 0.0f;  // longest_: of the keys' squared norms

@@ -48,9 +48,10 @@ RFA_INLINE void score_row(Pairs pairs, RowOfScores row, int64_t n, const float* 
   for (int64_t j = 0; j < n; j += LANES) store(tile + j, score<SCORE>(load(pairs.bias + j), load(tile + j), row).z);
 }
 
-// Dot products of one row become `2^(z - offset) E`; returns `sum 2^(z - offset)`. `mask` null: all are seen.
+// Dot products of one row become `2^(z - offset) E`; returns the LANES parts of `sum 2^(z - offset)`. `mask` null: all are
+// seen.
 template <int64_t SCORE>
-RFA_INLINE float weigh(Pairs pairs, RowOfScores row, int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
+RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
   score_row<SCORE>(pairs, row, n, key_norms, tile);
   Floats total = all(0.0f);
   for (int64_t j = 0; j < n; j += LANES) {
@@ -59,7 +60,7 @@ RFA_INLINE float weigh(Pairs pairs, RowOfScores row, int64_t n, const float* key
     total += weight;
     store(tile + j, weight * load(pairs.decay + j));
   }
-  return sum(total);
+  return total;
 }
 
 // The largest score of one row.
