@@ -54,13 +54,13 @@ static inline Stock& stock() {
   return of_this_thread;
 }
 
-// Zeroed, in whole cache lines, with some room at the end for vectors that read beyond it. Lives until `stock().clear()`.
+// In whole cache lines, with some room at the end for vectors that read beyond it. Zeroed, but for its first `written`
+// entries, which are about to be written. Lives until `stock().clear()`.
 template <class T> class Buffer {
  public:
-  explicit Buffer(int64_t size) {
-    const size_t bytes = (size + 64) * sizeof(T);
-    data_ = reinterpret_cast<T*>(stock().take(bytes));
-    std::memset(static_cast<void*>(data_), 0, bytes);
+  explicit Buffer(int64_t size, int64_t written = 0) {
+    data_ = reinterpret_cast<T*>(stock().take((size + 64) * sizeof(T)));
+    std::memset(static_cast<void*>(data_ + written), 0, (size + 64 - written) * sizeof(T));
   }
   operator T*() const { return data_; }
 
