@@ -146,20 +146,25 @@ class FilterLayer(CacheLayerMixin):
         cached = self.get_seq_length()
         keys, dtype = cached + length, time_dtype(device)
         validate_positions(batch, length, keys, device, times, None, key_mask, segment_ids)
+        query_segments = None if segment_ids is None else segment_ids[:, cached:]
+        if times is None and (self.uniform or not cached):  # one token more costs no look at all the others
+            new = torch.arange(cached, keys, device=device, dtype=dtype)[None]
+            if not cached:
+                self.origin, self.uniform = torch.zeros(1, 1, dtype=torch.int64, device=device), True
+            return Positions(self._keep_times(new, cached), new, key_mask, segment_ids, query_segments, uniform=True)
         padding = None if times is None or key_mask is None else ~key_mask
         given = torch.arange(keys, device=device) if times is None else times
         given = torch.atleast_2d(given.to(times_dtype(given, None)))
-        uniform = times is None and (self.uniform or cached == 0)
         origin = self._origin(given, padding, cached)
         elapsed = (given - origin).to(dtype)
-        if cached and not uniform:
+        if cached:
             self._check_past(elapsed[:, :cached], key_mask)
-        self.origin, self.uniform = origin, uniform
-        key_times = self._keep_times(elapsed, cached)
+        self.origin, self.uniform = origin, False
+        known = cached if self.times is None or self.times.shape[0] >= elapsed.shape[0] else 0  # rows may part
+        key_times = self._keep_times(elapsed[:, known:], known)
         if padding is not None:
             key_times = key_times.masked_fill(padding, 0.0)
-        query_segments = None if segment_ids is None else segment_ids[:, cached:]
-        return Positions(key_times, elapsed[:, cached:], key_mask, segment_ids, query_segments, uniform)
+        return Positions(key_times, elapsed[:, cached:], key_mask, segment_ids, query_segments)
 
     def _origin(self, given: Tensor, padding: Tensor | None, cached: int) -> Tensor:
         """`(b, 1)`: the first key that takes part; once there is one, its row's origin stays."""
@@ -185,13 +190,11 @@ class FilterLayer(CacheLayerMixin):
                 f"expected {held!r}, as the cache holds it: times of cached keys do not change"
             )
 
-    def _keep_times(self, elapsed: Tensor, cached: int) -> Tensor:
-        """All times, the new ones appended; all written anew where rows part that had the same times."""
-        self._times.crop(cached)
-        rows = 1 if self.times is None else self.times.shape[0]
-        if rows < elapsed.shape[0]:
-            self._times.crop(0)
-        return self._times.append(elapsed[:, self._times.length :].expand(max(rows, elapsed.shape[0]), -1))
+    def _keep_times(self, new: Tensor, known: int) -> Tensor:
+        """All times: the first `known` that are here, then the new ones."""
+        rows = 1 if self.times is None or not known else self.times.shape[0]
+        self._times.crop(known)
+        return self._times.append(new.expand(max(rows, new.shape[0]), -1))
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
