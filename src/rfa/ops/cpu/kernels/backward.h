@@ -142,12 +142,11 @@ template <int64_t SCORE, class Prior> class Backward {
       float *slope = slopes + i * KEY_BLOCK, *weight = weights + i * KEY_BLOCK;
       for (int64_t j = seen.keys; j < read; j++) slope[j] = weight[j] = 0.0f;
       if (!seen.keys) continue;
-      if (!seen.whole) sight_.mask(row, start, seen.keys, mask_);
+      sight_.mask(row, start, seen, mask_);
       auto place = prior_.row(row);
       const GradPairs grads{grad_pairs_, grad_pairs_ + KEY_BLOCK, grad_pairs_ + 2 * KEY_BLOCK};
-      judge<SCORE>(prior_.pairs(place, start, seen.keys), rows_[row], means_[row], seen.keys, key_norms_,
-                   seen.whole ? nullptr : static_cast<int32_t*>(mask_), slope, weight, grads, key_norm_sums_,
-                   norm_sums_ + row, &grad_coefficient_);
+      judge<SCORE>(prior_.pairs(place, start, seen.keys), rows_[row], means_[row], seen, key_norms_, mask_, slope, weight,
+                   grads, key_norm_sums_, norm_sums_ + row, &grad_coefficient_);
       prior_.add(place, start, seen.keys, grads);
       prior_.end_row(row, place);
     }

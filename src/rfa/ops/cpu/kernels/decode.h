@@ -35,11 +35,11 @@ template <int64_t SCORE, class Prior> class Decode {
       std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
       if (!seen.keys) continue;
       dots(q, start, std::min(seen.keys, p.keys - start));
-      if (!seen.whole) sight_.mask(i, start, seen.keys, mask_);
+      sight_.mask(i, start, seen, mask_);
       score_row<SCORE>(prior_.pairs(place, start, seen.keys), row, seen.keys, norms_, scores_ + start);
       for (int64_t j = 0; j < seen.keys; j += LANES) {
         Floats z = load(scores_ + start + j);
-        if (!seen.whole) z = choose(load(mask_ + j), z, all(-INFINITY));
+        if (j >= seen.clear) z = choose(load(mask_ + j), z, all(-INFINITY));
         store(scores_ + start + j, z);
         highest = larger(highest, z);
         undefined += keep(all(1.0f), ~(z == z));

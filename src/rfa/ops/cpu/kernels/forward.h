@@ -116,12 +116,11 @@ template <int64_t SCORE, class Prior> class Forward {
       const RowOfScores row = rows_[group + i];
       const float* norms = key_norms_ + start;
       float* tile = tile_ + i * KEY_BLOCK;
-      if (!seen.whole) sight_.mask(first + group + i, start, seen.keys, mask_);
-      const int32_t* mask = seen.whole ? nullptr : static_cast<int32_t*>(mask_);
+      sight_.mask(first + group + i, start, seen, mask_);
       if (MAXIMA)
-        totals_[group + i] = std::max(totals_[group + i], highest<SCORE>(pairs, row, seen.keys, norms, mask, tile));
+        totals_[group + i] = std::max(totals_[group + i], highest<SCORE>(pairs, row, seen, norms, mask_, tile));
       else
-        add_to(parts_ + (group + i) * LANES, weigh<SCORE>(pairs, row, seen.keys, norms, mask, tile));
+        add_to(parts_ + (group + i) * LANES, weigh<SCORE>(pairs, row, seen, norms, mask_, tile));
     }
     if (near && !MAXIMA)
       accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels, GROUP,

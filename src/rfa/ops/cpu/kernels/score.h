@@ -1,7 +1,7 @@
 // From dot products to weights, and back: the formulas of rfa/ops/fused.py on one row of a tile.
 #pragma once
 #include "functions.h"
-#include "problem.h"
+#include "visibility.h"
 
 namespace rfa {
 
@@ -48,15 +48,21 @@ RFA_INLINE void score_row(Pairs pairs, RowOfScores row, int64_t n, const float* 
   for (int64_t j = 0; j < n; j += LANES) store(tile + j, score<SCORE>(load(pairs.bias + j), load(tile + j), row).z);
 }
 
-// Dot products of one row become `2^(z - offset) E`; returns the LANES parts of `sum 2^(z - offset)`. `mask` null: all are
-// seen.
+// Dot products of one row become `2^(z - offset) E`; returns the LANES parts of `sum 2^(z - offset)`. `mask`: of what is not
+// clear.
 template <int64_t SCORE>
-RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
-  score_row<SCORE>(pairs, row, n, key_norms, tile);
+RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, Sight seen, const float* key_norms, const int32_t* mask,
+                        float* tile) {
+  score_row<SCORE>(pairs, row, seen.keys, key_norms, tile);
   Floats total = all(0.0f);
-  for (int64_t j = 0; j < n; j += LANES) {
-    Floats weight = exp2(load(tile + j) - row.offset);
-    if (mask) weight = keep(weight, load(mask + j));
+  int64_t j = 0;
+  for (; j < seen.clear; j += LANES) {
+    const Floats weight = exp2(load(tile + j) - row.offset);
+    total += weight;
+    store(tile + j, weight * load(pairs.decay + j));
+  }
+  for (; j < seen.keys; j += LANES) {
+    const Floats weight = keep(exp2(load(tile + j) - row.offset), load(mask + j));
     total += weight;
     store(tile + j, weight * load(pairs.decay + j));
   }
@@ -65,12 +71,13 @@ RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, int64_t n, const float* ke
 
 // The largest score of one row.
 template <int64_t SCORE>
-RFA_INLINE float highest(Pairs pairs, RowOfScores row, int64_t n, const float* key_norms, const int32_t* mask, float* tile) {
-  score_row<SCORE>(pairs, row, n, key_norms, tile);
+RFA_INLINE float highest(Pairs pairs, RowOfScores row, Sight seen, const float* key_norms, const int32_t* mask,
+                         float* tile) {
+  score_row<SCORE>(pairs, row, seen.keys, key_norms, tile);
   Floats most = all(-INFINITY);
-  for (int64_t j = 0; j < n; j += LANES) {
+  for (int64_t j = 0; j < seen.keys; j += LANES) {
     const Floats z = load(tile + j);
-    most = larger(mask ? choose(load(mask + j), z, all(-INFINITY)) : z, most);
+    most = larger(j < seen.clear ? z : choose(load(mask + j), z, all(-INFINITY)), most);
   }
   return largest(most);
 }
@@ -79,9 +86,10 @@ RFA_INLINE float highest(Pairs pairs, RowOfScores row, int64_t n, const float* k
 // `dots`, A E in `values`, and the gradients of `pairs`. `mean` is ln2 <grad_out, out> minus the gradient of the row's
 // log2 sum.
 template <int64_t SCORE>
-RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, int64_t n, const float* key_norms, const int32_t* mask,
-                      float* dots, float* values, GradPairs grads, float* grad_key_norms, float* grad_norm,
+RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, Sight seen, const float* key_norms,
+                      const int32_t* mask, float* dots, float* values, GradPairs grads, float* grad_key_norms, float* grad_norm,
                       double* grad_coefficient) {
+  const int64_t n = seen.keys;
   alignas(64) float logs[KEY_BLOCK], weights[KEY_BLOCK];
   for (int64_t j = 0; j < n; j += LANES)
     store(logs + j, SCORE == DOT_PRODUCT ? load(dots + j)
@@ -95,7 +103,7 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, int64_t n, const
   Floats norm{}, coefficient{};
   for (int64_t j = 0; j < n; j += LANES) {
     Floats weight = exp2(load(weights + j));
-    if (mask) weight = keep(weight, load(mask + j));
+    if (j >= seen.clear) weight = keep(weight, load(mask + j));
     const Floats value = load(values + j), decay = load(pairs.decay + j);
     const Floats z = weight * (decay * value - mean);
     coefficient += z * load(logs + j);

@@ -9,8 +9,8 @@
 namespace rfa {
 
 struct Sight {
-  int64_t keys;  // of the block that have to be looked at, a multiple of COLUMNS; 0: none is seen
-  bool whole;    // all of them are seen by all the rows
+  int64_t keys;   // of the block that have to be looked at, a multiple of COLUMNS; 0: none is seen
+  int64_t clear;  // so many of these, from the first on, are seen by all the rows; a multiple of LANES
 };
 
 class Visibility {
@@ -44,27 +44,30 @@ class Visibility {
         low = std::min(low, query_groups_[i]);
         high = std::max(high, query_groups_[i]);
       }
-      if (block.most < low || block.least > high) return {0, false};
+      if (block.most < low || block.least > high) return {0, 0};
       whole = whole && block.clean && block.least == block.most && low == high;
     }
     int64_t seen = std::min(KEY_BLOCK, keys_ - start);
     if (causal_) {
-      if (block.first > latest) return {0, false};
+      if (block.first > latest) return {0, 0};
       while (seen > 0 && times_[start + seen - 1] > latest) seen--;
       whole = whole && block.last <= earliest;
     }
-    return {round_up(seen, COLUMNS), whole};
+    if (whole) return {KEY_BLOCK, KEY_BLOCK};
+    int64_t clear = 0;
+    while (!query_groups_ && clear < seen && (!causal_ || times_[start + clear] <= earliest)) clear++;
+    return {round_up(seen, COLUMNS), clear / LANES * LANES};
   }
 
-  // All bits set where query i sees key start + j.
-  void mask(int64_t i, int64_t start, int64_t n, int32_t* out) const {
+  // All bits set where query i sees key start + j; of the keys that are not clear.
+  void mask(int64_t i, int64_t start, Sight seen, int32_t* out) const {
     i = std::min(i, queries_ - 1);
     const double time = causal_ ? query_times_[i] : INFINITY;
-    for (int64_t j = 0; j < n; j++) out[j] = -static_cast<int32_t>(times_[start + j] <= time);
-    const int64_t inside = std::min(n, keys_ - start);
-    for (int64_t j = inside; j < n; j++) out[j] = 0;
+    for (int64_t j = seen.clear; j < seen.keys; j++) out[j] = -static_cast<int32_t>(times_[start + j] <= time);
+    for (int64_t j = std::max(seen.clear, keys_ - start); j < seen.keys; j++) out[j] = 0;
     if (query_groups_)
-      for (int64_t j = 0; j < n; j++) out[j] &= -static_cast<int32_t>(groups_[start + j] == query_groups_[i]);
+      for (int64_t j = seen.clear; j < seen.keys; j++)
+        out[j] &= -static_cast<int32_t>(groups_[start + j] == query_groups_[i]);
   }
 
  private:
