@@ -96,7 +96,7 @@ def test_second_derivatives_of_phi(dtype):
 
 
 def test_gradcheck_and_gradgradcheck_of_phi():
-    decay = torch.tensor([[0.01], [0.2], [1.5]], dtype=torch.float64, requires_grad=True)
+    decay = torch.tensor([[-0.4], [0.0], [0.01], [0.2], [1.5]], dtype=torch.float64, requires_grad=True)
     lag = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(accumulated_variance, (decay, lag))
     assert torch.autograd.gradgradcheck(accumulated_variance, (decay, lag))
@@ -170,3 +170,6 @@ def test_function_transforms():
     torch.testing.assert_close(mapped, accumulated_variance(decay, lags), rtol=1e-15, atol=0)
     slope = torch.func.grad(accumulated_variance, argnums=1)(decay, lags[3])
     torch.testing.assert_close(slope, torch.exp(-2 * decay * lags[3]), rtol=1e-14, atol=0)  # phi' = exp(-2 mu tau)
+    decays = torch.tensor([0.0, 1e-6, 0.1], dtype=torch.float64)  # d phi / d mu at a lag of 1 is -1 at mu = 0
+    slopes = torch.func.vmap(torch.func.grad(accumulated_variance), in_dims=(0, None))(decays, torch.tensor(1.0))
+    torch.testing.assert_close(slopes[:2], torch.tensor([-1.0, -1.0], dtype=torch.float64), rtol=2e-6, atol=0)

@@ -10,7 +10,7 @@ _SERIES_BELOW, _SERIES_TERMS = 0.5, 15  # 0.5^15 / 15! < 3e-17: the series is ex
 
 
 class _ExponentialMoment(torch.autograd.Function):
-    """`g_n(x) = integral_0^1 s^n exp(-x s) ds` for x >= 0. Since `g_n' = -g_{n+1}`, it is smooth to any order."""
+    """`g_n(x) = integral_0^1 s^n exp(-x s) ds` for real x. Since `g_n' = -g_{n+1}`, it is smooth to any order."""
 
     generate_vmap_rule = True
 
@@ -21,16 +21,17 @@ class _ExponentialMoment(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, order: int) -> Tensor:  # type: ignore[override]
-        if order == 0:  # expm1 is exact for every x > 0; only the derivatives cancel near zero
-            return torch.where(x > 0, -torch.expm1(-x) / x, 1.0)
-        large = x.clamp(min=_SERIES_BELOW)
+        if order == 0:  # expm1 is exact for every x != 0; only the derivatives cancel near zero
+            return torch.where(x == 0, 1.0, -torch.expm1(-x) / x)
+        small = x.abs() < _SERIES_BELOW
+        large = torch.where(small, _SERIES_BELOW, x)
         closed = -torch.expm1(-large) / large
         for n in range(1, order + 1):
             closed = (n * closed - torch.exp(-large)) / large
         series = torch.zeros_like(x)
         for k in reversed(range(_SERIES_TERMS)):
             series = 1 / (math.factorial(k) * (order + k + 1)) - series * x
-        return torch.where(x < _SERIES_BELOW, series, closed)
+        return torch.where(small, series, closed)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -45,15 +46,13 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
     order are right at and near mu = 0, where the quotient cancels.
 
     Args:
-        decay: mu >= 0, per unit of time; broadcasts against `lag`.
+        decay: mu, per unit of time; broadcasts against `lag`. A negative one grows.
         lag: tau >= 0, in units of time.
 
     Returns:
         `phi(tau)`, in units of time.
     """
-    x = 2 * decay * lag
-    differentiable = x.requires_grad and torch.is_grad_enabled()
-    return lag * (_ExponentialMoment.apply(x, 0) if differentiable else _ExponentialMoment.forward(x, 0))
+    return lag * _ExponentialMoment.apply(2 * decay * lag, 0)
 
 
 def covariance(

@@ -145,6 +145,11 @@ def choose_backend(
     return "reference"
 
 
+def backend_for(name: str, query: Tensor, value: Tensor) -> Backend:
+    """The backend that `name` stands for, for these states; raises as `choose_backend`."""
+    return BACKENDS[choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))]
+
+
 def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[int, ...]) -> str | None:
     """Why a backend does not serve such states, or None."""
     backend = BACKENDS[name]
@@ -160,4 +165,4 @@ def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[
 
 @functools.cache
 def _warn_once(name: str, reason: str) -> None:
-    warnings.warn(f"rfa: the {name!r} backend cannot run, the slower reference does: {reason}", stacklevel=4)
+    warnings.warn(f"rfa: the {name!r} backend cannot run, the slower reference does: {reason}", stacklevel=5)

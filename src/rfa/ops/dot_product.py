@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rfa.dynamics import decay_kernel, rotate
 
-from .backends import BACKENDS, choose_backend
+from .backends import backend_for
 from .fused import BITS, FusedPrior
 from .fused_backend import attend
 from .inputs import Positions, row_blocks
@@ -45,8 +45,7 @@ def decayed_dot_product_attention(
         ValueError: where a backend asked for by name does not serve such states.
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
-    channels = (query.shape[-1], value.shape[-1])
-    kernel = BACKENDS[choose_backend(backend, query.device, query.dtype, channels)].kernel
+    kernel = backend_for(backend, query, value).kernel
     with torch.autocast(query.device.type, enabled=False):
         if kernel is None or not key.shape[2]:
             estimate = _dense(query, key, value, positions, frequency, decay, slopes, rotate_values)
@@ -99,20 +98,16 @@ def _dense(
     rotate_values: bool,
 ) -> Tensor:
     """In ordinary autograd code, in float32 or float64."""
-    if positions.key_mask is not None:
-        absent = ~positions.key_mask[:, None, :, None]
-        key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+    key, value = positions.present(key, value)
     dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
-    states = query.to(dtype), key.to(dtype), value.to(dtype)
+    query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if frequency is not None:
-        query, key = (
-            rotate(x, frequency, t, inverse=True)
-            for x, t in zip(states, (positions.query_times, positions.key_times), strict=False)
-        )
-        value = rotate(states[2], frequency, positions.key_times, inverse=True) if rotate_values else states[2]
-        states = query, key, value
+        query = rotate(query, frequency, positions.query_times, inverse=True)
+        key = rotate(key, frequency, positions.key_times, inverse=True)
+        if rotate_values:
+            value = rotate(value, frequency, positions.key_times, inverse=True)
     blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    rows = [_rows(states[0][:, :, rows], *states[1:], positions.rows(rows), decay, slopes) for rows in blocks]
+    rows = [_rows(query[:, :, rows], key, value, positions.rows(rows), decay, slopes) for rows in blocks]
     estimate = torch.cat(rows, dim=2)
     if frequency is not None and rotate_values:
         estimate = rotate(estimate, frequency, positions.query_times)

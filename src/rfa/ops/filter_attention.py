@@ -3,7 +3,7 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .backends import BACKENDS, choose_backend
+from .backends import backend_for
 from .inputs import Options, Parameters, Prior, Weight, locate
 from .validation import validate
 
@@ -106,7 +106,7 @@ def robust_filter_attention(
     )
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
     validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
-    run = BACKENDS[choose_backend(backend, query.device, query.dtype, (query.shape[-1], value.shape[-1]))].run
+    run = backend_for(backend, query, value).run
     positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     estimate, log_precision = run(query, key, value, parameters, positions, options)
     return estimate if log_precision is None else (estimate, log_precision)

@@ -150,29 +150,19 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> FusedPr
     """E, `b = -beta_s log2 Sigma` (or the Riccati weight) and `w = 1 / (nu_s d Sigma~)` of the lags 0 .. length - 1."""
     modes = parameters.frequency.shape[-1]
     parameters = parameters.to(time_dtype(parameters.decay.device))
-    mu, sigma2, eta2, gamma2, floor, nu_s, beta_s = (
-        p[:, None]
-        for p in (
-            parameters.decay,
-            parameters.process_noise,
-            parameters.key_noise,
-            parameters.query_noise,
-            parameters.noise_floor,
-            parameters.robustness,
-            parameters.inverse_temperature,
-        )
-    )
+    head = parameters.unsqueezed(1)
+    mu, sigma2, eta2, floor = head.decay, head.process_noise, head.key_noise, head.noise_floor
     steps = torch.arange(length, device=mu.device, dtype=mu.dtype)
-    lag = steps if parameters.horizon is None else steps + parameters.horizon[:, None]
+    lag = steps if head.horizon is None else steps + head.horizon
     lag = lag.expand(mu.shape[0], length)
-    variance, judged = clamped(covariance(mu, sigma2, eta2, floor, lag), gamma2)
+    variance, judged = clamped(covariance(mu, sigma2, eta2, floor, lag), head.query_noise)
     if options.prior == "riccati":
         log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
     else:
         log_prior = -torch.log(judged if options.query_noise_in_bias else variance)
-    bias = BITS * beta_s * log_prior
-    weight = 1 / (nu_s * modes * (judged if options.gate else torch.ones_like(judged)))
+    bias = BITS * head.inverse_temperature * log_prior
+    weight = 1 / (head.robustness * modes * (judged if options.gate else torch.ones_like(judged)))
     tables = torch.stack([decay_kernel(mu, lag), bias, weight]).to(torch.float32)
     bound = tables[1].detach().amax(-1) if length else tables.new_zeros(mu.shape[0])
     return FusedPrior(tables, None, None, None, _coefficient(parameters, options).to(torch.float32)[None], bound)

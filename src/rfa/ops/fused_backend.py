@@ -43,7 +43,7 @@ def filter_attention(
         if parameters.horizon is not None and prior.tables is None:  # tables know of it
             left = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
             query = query.to(torch.float32)
-            key, value = (left * x.to(torch.float32) for x in _present(key, value, positions))
+            key, value = (left * x.to(torch.float32) for x in positions.present(key, value))
             key_norm = None if key_norm is None else key_norm * left[..., 0].square()
         estimate, log_sum = attend(
             kernel,
@@ -91,7 +91,7 @@ def attend(
         turning = (frequency, positions.key_times, positions.query_times)
         learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
     if frequency is not None and learned:
-        key, value = _present(key, value, positions)
+        key, value = positions.present(key, value)
         query = rotate(query.to(torch.float32), frequency, positions.query_times, inverse=True)
         key = rotate(key.to(torch.float32), frequency, positions.key_times, inverse=True)
         value = value.to(torch.float32)
@@ -107,11 +107,3 @@ def attend(
     if frequency is not None and learned and rotate_values:
         estimate = rotate(estimate, frequency, positions.query_times)
     return estimate, log_sum
-
-
-def _present(key: Tensor, value: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-    """Keys and values, zero where a key takes no part: it may hold anything."""
-    if positions.key_mask is None:
-        return key, value
-    absent = ~positions.key_mask[:, None, :, None]
-    return key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)

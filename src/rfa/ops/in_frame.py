@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from .backends import BACKENDS, choose_backend
+from .backends import backend_for
 from .fused import Kept
 from .inputs import Options, Parameters, Positions, Prior, Weight
 
@@ -66,6 +66,5 @@ def robust_filter_attention_in_frame(
         log_precision=False,
         in_frame=True,
     )
-    run = BACKENDS[choose_backend(backend, query.device, query.dtype, (query.shape[-1], value.shape[-1]))].run
-    estimate, _ = run(query, key, value, parameters, positions, options, kept)
+    estimate, _ = backend_for(backend, query, value).run(query, key, value, parameters, positions, options, kept)
     return estimate

@@ -30,6 +30,11 @@ class Parameters(NamedTuple):
         """The same in another dtype."""
         return Parameters(*(p if p is None else p.to(dtype) for p in self))  # type: ignore[arg-type]
 
+    def unsqueezed(self, dimensions: int) -> "Parameters":
+        """The same with so many dimensions of size 1 behind the heads, save `frequency`: to go with lags."""
+        index = (..., *(None,) * dimensions)
+        return Parameters(*(p if p is None or p is self.frequency else p[index] for p in self))  # type: ignore[arg-type]
+
 
 class Options(NamedTuple):
     """The choices that select a variant of the operator."""
@@ -68,6 +73,13 @@ class Positions(NamedTuple):
         if self.key_segments is not None and self.query_segments is not None:
             seen = seen & (self.query_segments[:, :, None] == self.key_segments[:, None, :])
         return seen
+
+    def present(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values, zero where a key takes no part: it may hold anything, NaN for a missing row."""
+        if self.key_mask is None:
+            return key, value
+        absent = ~self.key_mask[:, None, :, None]
+        return key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
 
     def rows(self, rows: slice) -> "Positions":
         """The same for some of the queries."""

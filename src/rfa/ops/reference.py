@@ -19,9 +19,7 @@ def filter_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
-    if positions.key_mask is not None:  # a key that takes no part may hold anything, NaN for a missing row
-        absent = ~positions.key_mask[:, None, :, None]
-        key, value = key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+    key, value = positions.present(key, value)
     with torch.autocast(query.device.type, enabled=False):
         query_frame, key_frame, value_frame = query.to(dtype), key.to(dtype), value.to(dtype)
         if not options.in_frame:
@@ -66,27 +64,16 @@ def _rows(
 ) -> tuple[Tensor, Tensor | None]:
     """The estimate, still in the common frame, and the log precision of some rows; SPEC section 2, line by line."""
     modes = query.shape[-1] // 2
-    mu, sigma2, eta2, gamma2, floor, nu_s, beta_s = (
-        p[:, None, None]
-        for p in (
-            parameters.decay,
-            parameters.process_noise,
-            parameters.key_noise,
-            parameters.query_noise,
-            parameters.noise_floor,
-            parameters.robustness,
-            parameters.inverse_temperature,
-        )
-    )
+    head = parameters.unsqueezed(2)
     signed_lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
     visible = positions.visible(options.causal)
     lag = signed_lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
-    if parameters.horizon is not None:
-        lag = lag + parameters.horizon[:, None, None]
+    if head.horizon is not None:
+        lag = lag + head.horizon
 
-    decay = decay_kernel(mu, lag)
-    variance = _positive(covariance(mu, sigma2, eta2, floor, lag))
-    judged = variance + gamma2
+    decay = decay_kernel(head.decay, lag)
+    variance = _positive(covariance(head.decay, head.process_noise, head.key_noise, head.noise_floor, lag))
+    judged = variance + head.query_noise
     tiny = torch.finfo(judged.dtype).tiny
     judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square
 
@@ -95,15 +82,15 @@ def _rows(
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
     ).clamp(min=0)  # rounding may leave a tiny negative number
-    distance = residual / (nu_s * modes * (judged if options.gate else 1.0))
+    distance = residual / (head.robustness * modes * (judged if options.gate else 1.0))
 
     if path is not None:
         between = latest(path, positions)[..., None] - path.cumulative[:, :, None, :]
         prior = path.log_gain[:, :, None, :] - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
     else:
         prior = -torch.log(judged if options.query_noise_in_bias else variance)
-    evidence = (nu_s + 1) * torch.log1p(distance) if options.weight == "student_t" else distance
-    score = beta_s * (prior - evidence)
+    evidence = (head.robustness + 1) * torch.log1p(distance) if options.weight == "student_t" else distance
+    score = head.inverse_temperature * (prior - evidence)
 
     empty = ~visible.any(-1, keepdim=True)[:, None]
     score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)

@@ -199,3 +199,13 @@ def test_memory_grows_with_the_length_not_with_its_square(tmp_path):
     done = python(MEMORY, tmp_path)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 110
+
+
+def test_second_derivatives_raise():
+    """They are not known here: a gradient penalty must not lose its term in silence."""
+    sample = arguments(**SAMPLES[next(iter(SAMPLES))])
+    wanted = [x.requires_grad_() for x in sample[:3]]
+    out, _ = forward(*sample)
+    grads = torch.autograd.grad(out.square().sum(), wanted, create_graph=True)
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(sum(grad.square().sum() for grad in grads), wanted)

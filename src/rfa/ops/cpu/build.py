@@ -47,7 +47,8 @@ def flags(version: str) -> list[str]:
     return ["-std=c++17", "-O3", native, *numbers, *order, "-fopenmp", "-fPIC", "-shared"]
 
 
-def _version(compiler: list[str]) -> str:
+@functools.cache
+def _version(*compiler: str) -> str:
     return subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace").stdout
 
 
@@ -79,7 +80,7 @@ def _compiled(compiler: list[str], folder: Path, name: str) -> Path:
 def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         made = Path(scratch) / "kernels.so"
-        command = [*compiler, *flags(_version(compiler)), str(SOURCES / "kernels.cpp"), "-o", str(made)]
+        command = [*compiler, *flags(_version(*compiler)), str(SOURCES / "kernels.cpp"), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         if done.returncode or not made.is_file():
             log = folder / "compile.log"
@@ -94,7 +95,7 @@ def _key(compiler: list[str]) -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    version = _version(compiler)
+    version = _version(*compiler)
     digest.update("\0".join([*compiler, version, *flags(version), platform.machine(), _processor()]).encode())
     return digest.hexdigest()[:16]
 

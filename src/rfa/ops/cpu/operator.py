@@ -1,27 +1,32 @@
 """The kernels as registered PyTorch operators with their gradient; formulas in `rfa.ops.fused`."""
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..fused import FusedPrior, Rotation, Score, Visibility
-from .library import PhasesProblem, Problem, Strided, call
+from .library import PhasesProblem, Strided, call
+from .problem import Call
 
-SCORES = get_args(Score)
 FEW = 4  # queries, up to which keys are read where they lie
 QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
 MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which are summed at the end
 
 
+def _no_gradient(ctx: object, *grads: object) -> None:
+    raise RuntimeError("the cpu backend has no second derivatives; backend='reference' has")
+
+
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.ops.rfa.cpu_<name>`, with the schema that its types say.
 
-    `torch.library.custom_op` would do the same, but spend 0.1 ms a call on checks: as much as a short sequence takes.
+    `torch.library.custom_op` spends 0.1 ms a call on checks, as much as a short sequence takes. What it also did is done
+    below: an operator without a formula of its own must raise, where PyTorch's fallback would drop the gradient.
     """
-    name = f"rfa::cpu_{function.__name__}"
-    torch.library.define(name, torch.library.infer_schema(function, mutates_args=()))
+    name, schema = f"rfa::cpu_{function.__name__}", torch.library.infer_schema(function, mutates_args=())
+    torch.library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.impl(name, "cpu", function)
     return getattr(torch.ops.rfa, f"cpu_{function.__name__}").default
 
@@ -108,7 +113,7 @@ def forward(
     visibility = (key_times, query_times, key_groups, query_groups)
     decode = decode and key_cos is None and query.shape[2] <= FEW  # its sums are not those that backward forms anew
     blocks = query.shape[2] if decode else -(-query.shape[2] // QUERY_BLOCK)
-    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks)
+    call_ = Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks)
     if not call_.empty:
         call_.set(out=Strided.of(out), log_sum=log_sum)
         if decode and key_norm is not None:
@@ -131,71 +136,6 @@ def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
     out = query.new_empty(batch, queries, heads, value.shape[-1], dtype=torch.float32).transpose(1, 2)
     return out, query.new_empty(batch, heads, queries, dtype=torch.float64)
-
-
-class _Call:
-    """One problem, and the tensors whose addresses it holds."""
-
-    def __init__(self, query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks):
-        self.problem, self._held = Problem(), []
-        batch, heads, queries, channels = query.shape
-        keys, value_channels = value.shape[2:]
-        self.empty = not (batch * heads * queries * keys)
-        threads = torch.get_num_threads()
-        for name, number in {
-            "batch": batch, "heads": heads, "queries": queries, "keys": keys, "channels": channels,
-            "value_channels": value_channels, "causal": causal, "score": SCORES.index(score), "gate": gate,
-            "turned": rotation[0] is not None, "rotate_values": rotate_values, "threads": threads,
-            "slices": slices(batch * heads, blocks, threads),
-        }.items():  # fmt: skip
-            setattr(self.problem, name, int(number))
-        self.states(query=query, key=key, value=value)
-        names = ("key_cos", "key_sin", "query_cos", "query_sin")
-        self.states(**dict(zip(names, rotation, strict=True)))
-        tables, key_path, query_path, key_bias, scalars, bound = prior
-        key_times, query_times, key_groups, query_groups = visibility
-        self.set(
-            tables=tables, key_path=key_path, query_path=query_path, key_bias=key_bias, scalars=scalars, bound=bound,
-            key_times=key_times, query_times=query_times, key_groups=key_groups, query_groups=query_groups,
-        )  # fmt: skip
-        self.problem.lags = 0 if tables is None else tables.shape[-1]
-        self.problem.times_batch = key_times.shape[0]
-        if key_path is not None:
-            self.problem.path_rows, self.problem.path_batch = key_path.shape[:2]
-
-    def set(self, **fields: Tensor | Strided | int | None) -> None:
-        """Contiguous tensors by address, in the dtype that they have; None as a null pointer."""
-        for name, value in fields.items():
-            if isinstance(value, Tensor):
-                value = value.contiguous()
-                self._held.append(value)
-                value = value.data_ptr()
-            setattr(self.problem, name, value)
-
-    def states(self, **fields: Tensor | None) -> None:
-        """Tensors `(batch, heads, length, channels)` to read, in float32."""
-        for name, value in fields.items():
-            if value is not None:
-                value = value.to(torch.float32)
-                value = value if value.stride(-1) == 1 else value.contiguous()
-                self._held.append(value)
-            setattr(self.problem, name, Strided.of(value))
-
-    def norms(self, key_norm: Tensor) -> None:
-        """Squared norms `(batch, heads, keys)` that are known already."""
-        key_norm = key_norm.to(torch.float32)
-        key_norm = key_norm if key_norm.stride(-1) == 1 else key_norm.contiguous()
-        batch, head, _ = key_norm.stride()
-        self._held.append(key_norm)
-        self.problem.key_norms = key_norm.data_ptr()
-        self.problem.key_norms_batch, self.problem.key_norms_head = batch if key_norm.shape[0] > 1 else 0, head
-
-
-def slices(heads: int, blocks: int, threads: int) -> int:
-    """Into how many tasks each head is cut: several where there are too few heads to keep the threads busy."""
-    if heads == 0 or heads % threads == 0 or heads >= 4 * threads:
-        return 1
-    return max(1, min(-(-4 * threads // heads), blocks))
 
 
 @_operator
@@ -230,7 +170,7 @@ def backward(
     rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
     visibility = (key_times, query_times, key_groups, query_groups)
     blocks = min(-(-key.shape[2] // KEY_BLOCK), max(1, MOST_SLICES // max(1, query.numel())))
-    call_ = _Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks)
+    call_ = Call(query, key, value, rotation, prior, visibility, causal, score, gate, rotate_values, blocks)
     problem = call_.problem
     batch, heads, queries, _ = query.shape
     keys, cuts = key.shape[2], problem.slices
@@ -307,3 +247,5 @@ def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
 
 
 torch.library.register_autograd("rfa::cpu_forward", _gradient, setup_context=_setup)
+for _name in ("rfa::cpu_backward", "rfa::cpu_phases"):
+    torch.library.register_autograd(_name, _no_gradient)

@@ -26,7 +26,7 @@ RFA_INLINE Distance distance(Floats decay, Floats weight, Floats dot, Floats key
 }
 
 struct Scored {
-  Floats z, log;  // in bits; log2(1 + w r)
+  Floats z, log;  // in bits; what the coefficient multiplies: log2(1 + w r), w r or q.k
 };
 
 // `x`: w r, or the dot product.
@@ -112,7 +112,10 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, Sight seen, cons
     store(grads.decay + j, weight * value * BITS);
   }
   if (SCORE == DOT_PRODUCT) {
-    for (int64_t j = 0; j < n; j += LANES) store(dots + j, load(grads.bias + j) * row.coefficient);
+    for (int64_t j = 0; j < n; j += LANES) {
+      store(dots + j, load(grads.bias + j) * row.coefficient);
+      store(grads.weight + j, all(0.0f));
+    }
     *grad_coefficient += sum(coefficient);
     return;
   }

@@ -81,7 +81,6 @@ RFA_INLINE Floats operator-(Floats x) { return {-x.a, -x.b}; }
 RFA_INLINE Doubles operator-(Doubles x) { return {-x.a, -x.b, -x.c, -x.d}; }
 RFA_INLINE void operator+=(Floats& x, Floats y) { x = x + y; }
 RFA_INLINE void operator-=(Floats& x, Floats y) { x = x - y; }
-RFA_INLINE void operator*=(Floats& x, Floats y) { x = x * y; }
 RFA_INLINE void operator+=(Doubles& x, Doubles y) { x = x + y; }
 RFA_INLINE void operator-=(Doubles& x, Doubles y) { x = x - y; }
 

@@ -1,0 +1,165 @@
+"""A cache that is cropped, emptied, reordered, moved or copied, as transformers does, goes on as if newly read."""
+
+import copy
+
+import pytest
+import torch
+
+from rfa.nn import FilterCache
+
+from .by_hand import EXACT, SINGLE, hidden, perturb
+from .cached import IRREGULAR, SITUATIONS, build, read
+
+
+@pytest.mark.parametrize("removed", [1, 3, 8])
+@pytest.mark.parametrize("given", [{}, {"times": IRREGULAR}], ids=["uniform", "irregular"])
+@pytest.mark.parametrize("name", ["defaults", "riccati", "RoPER with decay"])
+def test_crop_and_go_on(name, given, removed):
+    """The tokens that were removed leave no trace; others take their places."""
+    layer, x, other = build(name), hidden(length=9), hidden(length=9, seed=3)
+    with torch.no_grad():
+        _, cache = read(layer, torch.cat([x[:, : 8 - removed], other[:, 8 - removed :]], 1), (4, 1, 3), **given)
+        cache.crop(-removed)
+        assert cache.get_seq_length() == 8 - removed
+        rest, _ = read(layer, x, (1,) * (1 + removed), cache, start=8 - removed, **given)
+        torch.testing.assert_close(rest, layer(x, **given)[:, 8 - removed :], rtol=EXACT, atol=EXACT)
+
+
+def test_crop_and_reset_at_their_limits():
+    layer, x = build("defaults"), hidden(length=9)
+    cache = FilterCache()
+    cache.crop(-1)
+    with torch.no_grad():
+        forgetting = (lambda: cache.crop(-100), lambda: cache.reset(), lambda: cache.crop(0))
+        for shift, forget in zip((7.0, 1e9, -3.0), forgetting, strict=True):
+            pieces, _ = read(layer, x, (4, 5), cache, times=shift + IRREGULAR)
+            torch.testing.assert_close(pieces, layer(x, times=shift + IRREGULAR), rtol=EXACT, atol=EXACT)
+            assert cache.layers[0].origin.tolist() == [[shift]]
+            forget()
+        assert cache.get_seq_length() == 9
+        cache.reset()
+        assert cache.get_seq_length() == 0
+        pieces, _ = read(layer, x, (4, 5), cache)  # other times than before
+        torch.testing.assert_close(pieces, layer(x), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("empty", [lambda cache: cache.crop(-9), lambda cache: cache.reset()], ids=["crop", "reset"])
+@pytest.mark.parametrize("name", ["defaults", "riccati"])
+def test_an_emptied_cache_may_meet_other_parameters(name, empty):
+    """Tables of the prior, which the kernels keep in the cache, are those of the parameters before."""
+    layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
+    with torch.no_grad():
+        _, cache = read(layer, x)
+        empty(cache)
+        perturb(layer, seed=2)
+        (again, _), (fresh, _) = read(layer, x, cache=cache), read(layer, x)
+    torch.testing.assert_close(again, fresh, rtol=SINGLE, atol=1e-6)
+    assert cache.get_seq_length() == 9
+
+
+ROWS = {
+    "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
+    "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),
+    "repeat": (lambda cache: cache.batch_repeat_interleave(3), [0, 0, 0, 1, 1, 1]),
+    "indices": (lambda cache: cache.batch_select_indices(torch.tensor([1])), [1]),
+    "mask": (lambda cache: cache.batch_select_indices(torch.tensor([False, True])), [1]),
+}
+
+
+@pytest.mark.parametrize("given", ["default times", "irregular", "each row its own", "padding with times"])
+@pytest.mark.parametrize("how", ROWS)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_of_the_batch(how, given, batch):
+    change, rows = ROWS[how]
+    rows = [row for row in rows if row < batch] if how != "repeat" else sorted(row % batch for row in rows)
+    if batch == 1:
+        change = {
+            "reorder": lambda cache: cache.reorder_cache(torch.tensor([0])),
+            "grow": lambda cache: cache.reorder_cache(torch.tensor([0, 0])),
+            "repeat": lambda cache: cache.batch_repeat_interleave(3),
+            "indices": lambda cache: cache.batch_select_indices(torch.tensor([0])),
+            "mask": lambda cache: cache.batch_select_indices(torch.tensor([True])),
+        }[how]
+        rows = {"grow": [0, 0], "repeat": [0, 0, 0]}.get(how, [0])
+    layer, x = build("defaults"), hidden(length=9, batch=batch)
+    given = {k: v if v.dim() == 1 else v[:batch] for k, v in SITUATIONS[given].items()}
+    with torch.no_grad():
+        _, cache = read(layer, x, (4, 1), **given)
+        change(cache)
+        x, given = x[rows], {k: v if v.dim() == 1 else v[rows] for k, v in given.items()}
+        rest, _ = read(layer, x, (1, 2, 1), cache, start=5, **given)
+        torch.testing.assert_close(rest, layer(x, **given)[:, 5:], rtol=EXACT, atol=EXACT)
+
+
+def test_changes_of_an_empty_cache():
+    cache = FilterCache()
+    cache.layer(1)
+    cache.offload(1)
+    cache.layer(1).prefetch()
+    cache.reorder_cache(torch.tensor([0]))
+    cache.batch_repeat_interleave(2)
+    cache.batch_select_indices(torch.tensor([0]))
+    cache.reset()
+    assert len(cache) == 2
+    assert cache.get_seq_length() == 0
+
+
+def test_what_transformers_asks_of_a_cache():
+    cache = FilterCache()
+    assert not cache.is_compileable
+    with torch.no_grad():
+        read(build("defaults"), hidden(length=9), cache=cache)
+    assert cache.get_mask_sizes(2, 0) == (11, 0)
+    assert cache.get_max_length() == -1
+    assert not cache.is_compileable
+    assert cache.is_croppable
+    assert cache.is_initialized
+    assert cache.is_sliding == [False]
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_offload_and_prefetch(device):
+    layer, x = build("defaults").to(device), hidden(length=9).to(device)
+    with torch.no_grad():
+        _, cache = read(layer, x, (4, 1))
+        past = cache.layers[0]
+        cache.offload(0)
+        assert past.keys.device.type == past.values.device.type == "cpu"
+        if device != "cpu":
+            with pytest.raises(ValueError, match=r"past_key_values: got keys of .* on cpu, expected .* on cuda"):
+                read(layer, x, (1,), cache, start=5)
+        past.prefetch()
+        assert past.keys.device.type == past.values.device.type == device
+        rest, _ = read(layer, x, (1, 3), cache, start=5)
+        torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
+
+
+def test_prefetch_goes_where_the_norms_are():
+    """As from another device, where there is none: meta stands for it."""
+    past = FilterCache().layer(0)
+    with torch.no_grad():
+        past.update(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 4))
+        past._key_norms.change(lambda x: x.to("meta"))
+        past.offload()
+        assert past.keys.device.type == past.values.device.type == "cpu"
+        past.prefetch()
+    assert past.keys.device.type == past.values.device.type == "meta"
+
+
+def test_a_copy_is_a_prompt_to_begin_from_twice():
+    layer, x, other = build("defaults"), hidden(length=9), hidden(length=9, seed=3)
+    with torch.no_grad():
+        _, prompt = read(layer, x, (4, 1))
+        for rest in (x[:, 5:], other[:, 5:]):
+            text = torch.cat([x[:, :5], rest], 1)
+            pieces, _ = read(layer, text, (1, 3), copy.deepcopy(prompt), start=5)
+            torch.testing.assert_close(pieces, layer(text)[:, 5:], rtol=EXACT, atol=EXACT)
+    assert prompt.get_seq_length() == 5
+
+
+def test_crop_counts_from_the_end():
+    with pytest.raises(ValueError, match="tokens_to_remove: got 3"):
+        FilterCache().layer(0).crop(3)
