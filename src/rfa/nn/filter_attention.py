@@ -125,9 +125,9 @@ class RobustFilterAttention(Attention):
         self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
     ) -> Tensor:
         """The operator in the frame of the cache: only what is new is turned, and the estimate turned back."""
-        dynamics = self.dynamics()
+        dynamics = self._dynamics_of(past)
         frequency, times = dynamics["frequency"], positions.query_times
-        cos, sin = rotation(frequency, times)
+        cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in rotation(frequency, times))
         states = (query, key, value) if self.rotate_values else (query, key)
         query, key, *turned = _turn(torch.stack(states), cos, -sin).unbind()
         value = turned[0] if turned else value
@@ -141,6 +141,14 @@ class RobustFilterAttention(Attention):
                 angle = frequency * dynamics["horizon"][:, None]
                 estimate = _turn(estimate, *rotation(angle, torch.ones_like(times)))
         return estimate
+
+    def _dynamics_of(self, past: FilterLayer) -> dict[str, Any]:
+        """Those that the cache began with: parameters do not change while it holds something."""
+        if torch.is_grad_enabled():
+            return self.dynamics()
+        if past.kept.dynamics is None:
+            past.kept.dynamics = self.dynamics()
+        return past.kept.dynamics
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

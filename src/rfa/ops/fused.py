@@ -15,7 +15,7 @@ E, b, w come from tables over the lag where times are uniform, from numbers at k
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -60,13 +60,13 @@ class FusedPrior(NamedTuple):
 
 @dataclass
 class Kept:
-    """What a cache keeps for the next token: `|k|^2` of its keys, and tables for more lags than it has keys yet.
-
-    Tables hold as long as the parameters stay as they are.
+    """What a cache keeps for the next token: `|k|^2` of its keys, tables for more lags than it has keys yet, and the
+    layer's dynamics. The last two hold as long as the parameters stay as they are.
     """
 
     key_norm: Tensor | None = None
     tables: FusedPrior | None = None
+    dynamics: dict[str, Any] | None = None
 
 
 class Visibility(NamedTuple):

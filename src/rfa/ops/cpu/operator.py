@@ -22,8 +22,8 @@ def _no_gradient(ctx: object, *grads: object) -> None:
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.ops.rfa.cpu_<name>`, with the schema that its types say.
 
-    `torch.library.custom_op` spends 0.1 ms a call on checks, as much as a short sequence takes. What it also did is done
-    below: an operator without a formula of its own must raise, where PyTorch's fallback would drop the gradient.
+    `torch.library.custom_op` spends 0.1 ms a call on checks, as much as a short sequence takes. What it also did is
+    done below: an operator without a formula of its own must raise, where PyTorch's fallback drops the gradient.
     """
     name, schema = f"rfa::cpu_{function.__name__}", torch.library.infer_schema(function, mutates_args=())
     torch.library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
@@ -57,7 +57,8 @@ def fused_attention(
         decode: no gradient will be asked for: a few queries in the frame may read the keys where they lie.
     """
     key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
-    return forward(
+    plain = decode and type(query) is Tensor and not torch.compiler.is_compiling()
+    return (_forward if plain else forward)(  # a token more passes PyTorch's dispatcher by
         query, key, value, key_cos, key_sin, query_cos, query_sin, *prior, *visibility, score, gate, rotate_values,
         key_norm, decode,
     )  # fmt: skip
@@ -81,7 +82,6 @@ def _phases(frequency, times):
     return frequency.new_empty(shape, dtype=torch.float32), frequency.new_empty(shape, dtype=torch.float32)
 
 
-@_operator
 def forward(
     query: Tensor,
     key: Tensor,
@@ -121,6 +121,9 @@ def forward(
         call("decode" if decode else "forward", call_.problem)
         return out, log_sum
     return out.zero_(), log_sum.fill_(-torch.inf)
+
+
+_forward, forward = forward, _operator(forward)
 
 
 @torch.library.register_fake("rfa::cpu_forward")
