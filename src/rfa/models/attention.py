@@ -42,6 +42,10 @@ def build_attention(config: RFAConfig) -> Attention:
         learn_frequency=config.learn_frequencies,
         learn_decay=config.learn_decay,
         learn_horizon=config.learn_horizon,
+        tie_key_value=config.tie_key_value,
+        step=config.step,
+        noise=config.noise,
+        aggregation=config.aggregation,
         backend=config.backend,
     )
 

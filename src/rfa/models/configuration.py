@@ -8,12 +8,15 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
-from rfa.nn.checks import require
+from rfa.nn.checks import check_extensions, require
 
 Score = Literal["student_t", "exponential", "dot_product"]
 Prior = Literal["lyapunov", "riccati", "flat", "alibi"]
 Frequencies = Literal["rope", "paired_rope", "partitioned", "none", "as_released"]
 Decay = Literal["none", "spectral", "length_scaled"]
+
+# The extensions of appendix E
+_EXTENSIONS = {"tie_key_value": False, "step": "learned", "noise": "constant", "aggregation": "consensus"}
 
 
 def _with_value_errors(cls):
@@ -60,6 +63,10 @@ class RFAConfig(PreTrainedConfig):
         query_noise_in_bias: the query's noise counts in the additive prior too, as in the released code.
         horizon: initial time added to each lag; None for none.
         learn_frequencies, learn_decay, learn_horizon: train what is fixed by default.
+        tie_key_value: the values are the keys, with one projection fewer.
+        step: "learned", or "precision": the innovation times a gain from the posterior precision.
+        noise: "constant", or "time_dependent": exponential and periodic parts beside the white one.
+        aggregation: "consensus", or "routing": a responsibility and a gain for each past token.
         backend: of the operator.
 
     Raises:
@@ -99,6 +106,10 @@ class RFAConfig(PreTrainedConfig):
     learn_frequencies: bool = False
     learn_decay: bool = False
     learn_horizon: bool = False
+    tie_key_value: bool = False
+    step: Literal["learned", "precision"] = "learned"
+    noise: Literal["constant", "time_dependent"] = "constant"
+    aggregation: Literal["consensus", "routing"] = "consensus"
     backend: str = "auto"
 
     def __post_init__(self, **kwargs):
@@ -151,6 +162,10 @@ class RFAConfig(PreTrainedConfig):
         _require(paired, self, "learn_frequencies", "frequencies='paired_rope' or 'partitioned' with it")
         _require(lyapunov or not self.query_noise_in_bias, self, "query_noise_in_bias", "prior='lyapunov' with it")
         _require(self.gate or self.prior != "flat", self, "gate", "a prior other than 'flat' with it")
+        _require(lyapunov or self.noise == "constant", self, "noise", "prior='lyapunov' with it")
+        robust = self.score == "student_t" or self.aggregation == "consensus"
+        _require(robust, self, "score", "'student_t' with aggregation='routing', whose own weight is Gaussian")
+        check_extensions(vars(self))
 
     def _validate_dot_product(self):
         _require(self.prior in ("flat", "alibi"), self, "prior", "'flat' or 'alibi' for score='dot_product'")
@@ -160,6 +175,8 @@ class RFAConfig(PreTrainedConfig):
             _require(not getattr(self, name), self, name, "False for score='dot_product'")
         _require(self.gate, self, "gate", "True for score='dot_product'")
         _require(self.horizon is None, self, "horizon", "None for score='dot_product'")
+        for name, default in _EXTENSIONS.items():
+            _require(getattr(self, name) == default, self, name, f"{default!r} for score='dot_product'")
 
 
 def _require(condition: bool, config: RFAConfig, name: str, expected: str) -> None:

@@ -2,6 +2,8 @@
 
 from .attention import Attention
 from .cache import FilterCache
+from .content import ContentFilterAttention
+from .coupled import CoupledFilterAttention
 from .dot_product_attention import DotProductAttention, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
@@ -9,6 +11,8 @@ from .projections import NormalLinear
 
 __all__ = [
     "Attention",
+    "ContentFilterAttention",
+    "CoupledFilterAttention",
     "DotProductAttention",
     "FilterCache",
     "HeadDynamics",

@@ -22,12 +22,15 @@ class Attention(nn.Module, ABC):
         num_heads: H; `d = hidden_size / H` modes a head.
         innovation: return `W_o (estimate - value)`, the correction of the current value toward the estimate
             (section 3.2), rather than `W_o estimate`.
+        tie_key_value: the values are the keys (appendix E.1: `W_v = W_k` up to a diagonal), with no projection of
+            their own. Their diagonal rescaling, a complex number a mode, is the output projection's: the estimate is
+            linear in the values and treats modes alike, so that `W_o D` with values `k` is `W_o` with values `D k`.
 
     Raises:
         ValueError: if `hidden_size` is not a multiple of `num_heads`.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, innovation: bool):
+    def __init__(self, hidden_size: int, num_heads: int, innovation: bool, tie_key_value: bool = False):
         super().__init__()
         if num_heads < 1 or hidden_size < 1 or hidden_size % num_heads:
             raise ValueError(f"hidden_size: got {hidden_size}, expected a multiple of num_heads = {num_heads}")
@@ -36,7 +39,7 @@ class Attention(nn.Module, ABC):
         deviation = complex_deviation(hidden_size, hidden_size)
         self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
         self.key_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
-        self.value_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
+        self.value_projection = None if tie_key_value else NormalLinear(hidden_size, 2 * hidden_size, deviation)
         self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
 
     def forward(
@@ -73,10 +76,13 @@ class Attention(nn.Module, ABC):
             check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
             missing = ~key_mask[:, cached:, None] & ~hidden_states.isfinite()
             hidden_states = hidden_states.masked_fill(missing, 0.0)  # its query stays a query, its key is none
-        query, key, value = (
+        query, key = (
             split_heads(projection(hidden_states), self.num_heads)
-            for projection in (self.query_projection, self.key_projection, self.value_projection)
+            for projection in (self.query_projection, self.key_projection)
         )
+        value = key
+        if self.value_projection is not None:
+            value = split_heads(self.value_projection(hidden_states), self.num_heads)
         if past is None:
             estimate = self.estimate(query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids)
         else:
@@ -85,7 +91,7 @@ class Attention(nn.Module, ABC):
             estimate = self.estimate_with_past(query, key, value, past, positions)
         if self.innovation:
             estimate = estimate - value
-        return self.output_projection(merge_heads(estimate))
+        return self.output_projection(merge_heads(estimate.to(value.dtype)))
 
     @abstractmethod
     def estimate(

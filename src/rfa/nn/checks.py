@@ -1,12 +1,35 @@
 """Checks of what a layer is built from: each message names the argument, what was given and what was expected."""
 
+from collections.abc import Mapping
+
 from torch import Tensor
+
+# What the extensions of appendix E need of a filter's other choices
+_NEEDS: dict[tuple[str, str], dict[str, object]] = {
+    # the Riccati weights are no precisions, a flat prior has no gamma^2, and a bias with gamma^2 would count it twice
+    ("step", "precision"): {"prior": "lyapunov", "query_noise_in_bias": False},
+    # the likelihood has gamma^2 in both places, and each source its own gain
+    ("aggregation", "routing"): {
+        "prior": "lyapunov",
+        "gate": True,
+        "query_noise_in_bias": False,
+        "horizon": None,
+        "step": "learned",
+    },
+}
 
 
 def require(condition: bool, name: str, given: object, expected: str) -> None:
     """Raise `ValueError` unless the condition holds."""
     if not condition:
         raise ValueError(f"{name}: got {given!r}, expected {expected}")
+
+
+def check_extensions(chosen: Mapping[str, object]) -> None:
+    """Raise `ValueError` where a layer's choices, by their names, exclude each other."""
+    for (extension, choice), needs in _NEEDS.items():
+        for name, wanted in needs.items() if chosen[extension] == choice else ():
+            require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
 
 
 def check_rates(name: str, given: Tensor, heads: int) -> None:

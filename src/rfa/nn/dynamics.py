@@ -8,15 +8,19 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.dynamics import accumulated_variance
+from rfa.dynamics import TimeDependentNoise, accumulated_variance
 
 from .checks import check_frequencies, check_rates, require
 from .precision import FullPrecision
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
+Noise = Literal["constant", "time_dependent"]
 
 # Initial values: SPEC section 3, appendix D.2
 ROBUSTNESS, INVERSE_TEMPERATURE, KEY_NOISE, QUERY_NOISE, NOISE_FLOOR = 4.0, 1.0, 1.0, 1.0, 0.01
+TEMPERING = 1.0  # transported observations count as independent, as in the paper's consensus
+# Of the noise's exponential and periodic parts: a tenth of the white one each, over tens of units of time
+NOISE_SHARE, NOISE_RATE, NOISE_FREQUENCY, NOISE_PHASE = 0.1, 0.1, 0.1, 0.0
 SMALLEST = 1e-6  # where mu = 0, a steady state would leave no process noise at all
 
 
@@ -38,6 +42,36 @@ def process_noise_of_slope(
     return forcing / accumulated_variance(decay, torch.ones_like(decay))
 
 
+class LearnedNoise(nn.Module):
+    """`TimeDependentNoise` of each head: all through softplus but the phase, so that the variance stays positive.
+
+    It has no precision of its own: it belongs into a module that keeps full precision.
+
+    Args:
+        process_noise: `(heads,)`, the initial white part, variance per unit of time; the other parts start at a tenth.
+    """
+
+    def __init__(self, process_noise: Float[Tensor, " heads"]):
+        super().__init__()
+        each = torch.ones_like(process_noise)
+        part = (NOISE_SHARE * process_noise).clamp(min=1e-12)
+        self.raw_transient_noise = nn.Parameter(softplus_inverse(part))
+        self.raw_transient_rate = nn.Parameter(softplus_inverse(NOISE_RATE * each))
+        self.raw_periodic_noise = nn.Parameter(softplus_inverse(part))
+        self.raw_periodic_frequency = nn.Parameter(softplus_inverse(NOISE_FREQUENCY * each))
+        self.periodic_phase = nn.Parameter(NOISE_PHASE * each)
+
+    def forward(self) -> TimeDependentNoise:
+        """What the operator takes as `noise`."""
+        return TimeDependentNoise(
+            transient_noise=F.softplus(self.raw_transient_noise),
+            transient_rate=F.softplus(self.raw_transient_rate),
+            periodic_noise=F.softplus(self.raw_periodic_noise),
+            periodic_frequency=F.softplus(self.raw_periodic_frequency),
+            periodic_phase=self.periodic_phase,
+        )
+
+
 class HeadDynamics(FullPrecision):
     """Decay, frequencies, noises and robustness of each head, stored through softplus where they are positive.
 
@@ -51,6 +85,9 @@ class HeadDynamics(FullPrecision):
         prior: "flat" has no noise parameters: `Sigma = Sigma~ = 1`.
         slopes: initial slopes of the Riccati prior, instead of the steady state.
         uses_query_noise: off where gamma^2 enters nothing, so that no parameter stays without a gradient.
+        robust: off where residuals are weighed by a Gaussian: no robustness, no inverse temperature.
+        tempered: on where the step is determined by precision: `tempering()` gives its exponent, which starts at 1.
+        noise: "time_dependent" adds exponential and periodic parts to the process noise (appendix E.5).
         horizon: time added to each lag, or None.
         learn_frequency, learn_decay, learn_horizon: make parameters of them.
 
@@ -67,6 +104,9 @@ class HeadDynamics(FullPrecision):
         prior: LayerPrior = "lyapunov",
         slopes: Float[Tensor, " heads"] | None = None,
         uses_query_noise: bool = True,
+        robust: bool = True,
+        tempered: bool = False,
+        noise: Noise = "constant",
         horizon: float | None = None,
         learn_frequency: bool = False,
         learn_decay: bool = False,
@@ -82,6 +122,8 @@ class HeadDynamics(FullPrecision):
         require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
         require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
+        require(noise in get_args(Noise), "noise", noise, f"one of {get_args(Noise)}")
+        require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
         noisy = prior != "flat"
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
@@ -97,10 +139,15 @@ class HeadDynamics(FullPrecision):
         self._hold("key_noise", KEY_NOISE * each if noisy else 0 * each, noisy)
         self._hold("query_noise", QUERY_NOISE * each if noisy else 0 * each, noisy and uses_query_noise)
         self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, False)
-        self._hold("robustness", ROBUSTNESS * each, True)
-        self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
+        if robust:
+            self._hold("robustness", ROBUSTNESS * each, True)
+            self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
         if horizon is not None:
             self._hold("horizon", horizon * each, learn_horizon)
+        if tempered:
+            self._hold("tempering", TEMPERING * each, True)
+        if noise == "time_dependent":
+            self.noise = LearnedNoise(process_noise)
 
     def _hold(self, name: str, value: Tensor, learned: bool) -> None:
         """A fixed value under its own name, a learned one through softplus as `raw_...`: they never mix on loading."""
@@ -111,8 +158,14 @@ class HeadDynamics(FullPrecision):
 
     def forward(self) -> dict[str, Any]:
         """The operator's keyword arguments, all per head."""
-        values = {name.removeprefix("raw_"): F.softplus(raw) for name, raw in self.named_parameters()}
+        raw = dict(self.named_parameters(recurse=False))
+        half, _ = raw.pop("raw_frequency", None), raw.pop("raw_tempering", None)
+        values: dict[str, Any] = {name.removeprefix("raw_"): F.softplus(value) for name, value in raw.items()}
         values |= dict(self.named_buffers())
-        if (half := dict(self.named_parameters()).get("raw_frequency")) is not None:
+        if half is not None:
             values["frequency"] = torch.stack([half, -half], dim=-1).flatten(-2)
-        return values
+        return values | {name: part() for name, part in self.named_children()}
+
+    def tempering(self) -> Float[Tensor, " heads"]:
+        """The exponent p > 0 of the precision in a step that it determines (appendix E.2)."""
+        return F.softplus(self.get_parameter("raw_tempering"))

@@ -1,6 +1,6 @@
 """Robust filter attention as a layer (section 3.2, algorithm 1)."""
 
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from jaxtyping import Float
@@ -10,11 +10,16 @@ from rfa.dynamics import partitioned_frequencies, rotation, spectral_decay, turn
 from rfa.ops import robust_filter_attention
 from rfa.ops.in_frame import robust_filter_attention_in_frame
 from rfa.ops.inputs import Positions, Weight
+from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_frequencies, require
-from .dynamics import HeadDynamics, LayerPrior
+from .checks import check_extensions, check_frequencies, require
+from .dynamics import HeadDynamics, LayerPrior, Noise
+from .step import precision_gain
+
+Step = Literal["learned", "precision"]
+Aggregation = Literal["consensus", "routing"]
 
 
 class RobustFilterAttention(Attention):
@@ -38,6 +43,13 @@ class RobustFilterAttention(Attention):
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
         horizon: initial time added to each lag, None for none.
         learn_frequency, learn_decay, learn_horizon: make parameters of what is fixed by default.
+        tie_key_value: the values are the keys, with one projection fewer (appendix E.1).
+        step: "learned", fixed in the output projection; or "precision", the innovation times the gain
+            `sigmoid(p log s_i + log gamma^2)` of each query and head, p learned from 1 on (appendix E.2). The Riccati
+            weights are no precisions, and a flat prior has no gamma^2: with prior="lyapunov" only.
+        noise: "constant", or "time_dependent": white, exponential and periodic parts (appendix E.5).
+        aggregation: "consensus", or "routing": each past key is a candidate source with a responsibility and a gain
+            of its own (appendix E.8), in O(N^2) memory. Its weight is Gaussian: no robustness, no temperature.
         backend: the operator's backend.
 
     Raises:
@@ -63,13 +75,24 @@ class RobustFilterAttention(Attention):
         learn_frequency: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
+        tie_key_value: bool = False,
+        step: Step = "learned",
+        noise: Noise = "constant",
+        aggregation: Aggregation = "consensus",
         backend: str = "auto",
     ):
-        super().__init__(hidden_size, num_heads, innovation)
+        super().__init__(hidden_size, num_heads, innovation, tie_key_value)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
         require(gate or prior != "flat", "gate", gate, "a prior other than 'flat' with it")
         lyapunov = prior == "lyapunov"
         require(lyapunov or not query_noise_in_bias, "query_noise_in_bias", True, "prior='lyapunov' with it")
+        require(step in get_args(Step), "step", step, f"one of {get_args(Step)}")
+        require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
+        chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
+        check_extensions({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        precise, routed = step == "precision", aggregation == "routing"
+        for name, given, served in (("weight", weight, ("student_t",)), ("backend", backend, ("auto", "reference"))):
+            require(given in served or not routed, name, given, f"one of {served} with aggregation='routing'")
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, self.modes)
         check_frequencies(frequency, num_heads, self.modes, paired=learn_frequency)
@@ -81,13 +104,16 @@ class RobustFilterAttention(Attention):
             steady_state=steady_state,
             prior=prior,
             slopes=slopes,
-            uses_query_noise=gate or query_noise_in_bias,
+            uses_query_noise=gate or query_noise_in_bias or precise,
+            robust=not routed,
+            tempered=precise,
+            noise=noise,
             horizon=horizon,
             learn_frequency=learn_frequency,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
         )
-        self.rotate_values = rotate_values
+        self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
         self.options: dict[str, Any] = {
             "weight": weight,
             "prior": "riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
@@ -107,19 +133,13 @@ class RobustFilterAttention(Attention):
         segment_ids: Tensor | None,
     ) -> Tensor:
         """The operator under the layer's dynamics."""
-        estimate = robust_filter_attention(
-            query,
-            key,
-            value,
-            times=times,
-            key_mask=key_mask,
-            segment_ids=segment_ids,
-            rotate_values=self.rotate_values,
-            **self.options,
-            **self.dynamics(),
-        )
-        assert isinstance(estimate, Tensor)  # no log precision was asked for
-        return estimate
+        given: dict[str, Any] = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
+        given |= {"rotate_values": self.rotate_values, **self.dynamics()}
+        if self.aggregation == "routing":
+            return posterior_routing(query, key, value, value, **given)
+        precise = self.step == "precision"
+        result = robust_filter_attention(query, key, value, return_log_precision=precise, **self.options, **given)
+        return result if isinstance(result, Tensor) else self._stepped(value, *result, given["query_noise"])
 
     def estimate_with_past(
         self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
@@ -130,17 +150,37 @@ class RobustFilterAttention(Attention):
         cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in rotation(frequency, times))
         states = (query, key, value) if self.rotate_values else (query, key)
         query, key, *turned = _turn(torch.stack(states), cos, -sin).unbind()
-        value = turned[0] if turned else value
-        key, value = past.update(key, value)
-        estimate = robust_filter_attention_in_frame(
-            query, key, value, positions=positions, kept=past.kept, **self.options, **dynamics
+        own = turned[0] if turned else value
+        key, values = past.update(key, own)
+        if self.aggregation == "routing":
+            step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
+            return value + (_turn(step, cos, sin) if self.rotate_values else step)
+        result = robust_filter_attention_in_frame(
+            query,
+            key,
+            values,
+            positions=positions,
+            kept=past.kept,
+            return_log_precision=self.step == "precision",
+            **self.options,
+            **dynamics,
         )
+        estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
         if self.rotate_values:
             estimate = _turn(estimate, cos, sin)
             if "horizon" in dynamics:
                 angle = frequency * dynamics["horizon"][:, None]
                 estimate = _turn(estimate, *rotation(angle, torch.ones_like(times)))
-        return estimate
+        return (
+            estimate
+            if log_precision is None
+            else self._stepped(value, estimate, log_precision, dynamics["query_noise"])
+        )
+
+    def _stepped(self, value: Tensor, estimate: Tensor, log_precision: Tensor, query_noise: Tensor) -> Tensor:
+        """`x_i + G_i (estimate - x_i)` in the gain's precision: in half precision a small step would be lost."""
+        gain = precision_gain(log_precision, query_noise, self.dynamics.tempering())[..., None]
+        return torch.lerp(value.to(gain.dtype), estimate.to(gain.dtype), gain)
 
     def _dynamics_of(self, past: FilterLayer) -> dict[str, Any]:
         """Those that the cache began with: parameters do not change while it holds something."""

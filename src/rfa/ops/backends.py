@@ -145,9 +145,20 @@ def choose_backend(
     return "reference"
 
 
-def backend_for(name: str, query: Tensor, value: Tensor) -> Backend:
-    """The backend that `name` stands for, for these states; raises as `choose_backend`."""
-    return BACKENDS[choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))]
+def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True) -> Backend:
+    """The backend that `name` stands for, for these states; raises as `choose_backend`.
+
+    A prior that is not `separable`, that of time-dependent noise on irregular times, only the reference serves.
+    """
+    chosen = choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))
+    if not separable and chosen != "reference":
+        if name != "auto":
+            raise ValueError(
+                f"backend: got {name!r} with time-dependent noise on given times, expected 'auto' or 'reference': "
+                "its variance is a function of the lag that no path of times adds up to"
+            )
+        chosen = "reference"
+    return BACKENDS[chosen]
 
 
 def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[int, ...]) -> str | None:

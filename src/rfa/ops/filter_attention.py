@@ -3,6 +3,8 @@
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rfa.dynamics import TimeDependentNoise
+
 from .backends import backend_for
 from .inputs import Options, Parameters, Prior, Weight, locate
 from .validation import validate
@@ -32,6 +34,7 @@ def robust_filter_attention(
     gate: bool = True,
     query_noise_in_bias: bool = False,
     horizon: Float[Tensor, " heads"] | None = None,
+    noise: TimeDependentNoise | None = None,
     return_log_precision: bool = False,
     backend: str = "auto",
 ) -> (
@@ -77,6 +80,9 @@ def robust_filter_attention(
         query_noise_in_bias: `-log(Sigma + gamma^2)` in the place of `-log Sigma`, as the released code has it.
         horizon: h >= 0 per head: lags grow by h and the estimate turns on by it, a forecast of `t_i + h`.
             Which keys are seen, the rotation within r and the Riccati weights stay as they are.
+        noise: what the process noise has beside its white part sigma^2, `(heads,)` each: V of
+            `rfa.dynamics.time_dependent_variance` stands in the place of `sigma^2 phi` (appendix E.5). Where times are
+            given only the reference serves it, in O(N^2) memory; with prior="lyapunov" only.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
         backend: "auto", or the name of one: it runs or raises.
 
@@ -103,10 +109,11 @@ def robust_filter_attention(
         robustness,
         inverse_temperature,
         horizon,
+        noise,
     )
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
     validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
-    run = backend_for(backend, query, value).run
     positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    run = backend_for(backend, query, value, separable=noise is None or positions.uniform).run
     estimate, log_precision = run(query, key, value, parameters, positions, options)
     return estimate if log_precision is None else (estimate, log_precision)

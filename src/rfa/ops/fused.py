@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.dynamics import accumulated_variance, covariance, decay_kernel, riccati_log_gain, rotation, time_dtype
+from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, rotation, time_dtype
 
 from .inputs import Options, Parameters, Positions
 from .prior import latest, riccati_path
@@ -155,7 +155,7 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> FusedPr
     steps = torch.arange(length, device=mu.device, dtype=mu.dtype)
     lag = steps if head.horizon is None else steps + head.horizon
     lag = lag.expand(mu.shape[0], length)
-    variance, judged = clamped(covariance(mu, sigma2, eta2, floor, lag), head.query_noise)
+    variance, judged = clamped(head.variance(lag), head.query_noise)
     if options.prior == "riccati":
         log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps

@@ -3,6 +3,8 @@
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.dynamics import TimeDependentNoise
+
 from .backends import backend_for
 from .fused import Kept
 from .inputs import Options, Parameters, Positions, Prior, Weight
@@ -27,9 +29,14 @@ def robust_filter_attention_in_frame(
     gate: bool = True,
     query_noise_in_bias: bool = False,
     horizon: Float[Tensor, " heads"] | None = None,
+    noise: TimeDependentNoise | None = None,
+    return_log_precision: bool = False,
     kept: Kept | None = None,
     backend: str = "auto",
-) -> Float[Tensor, "batch heads queries value_channels"]:
+) -> (
+    Float[Tensor, "batch heads queries value_channels"]
+    | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
+):
     """`robust_filter_attention` without its rotations: no state is turned, neither going in nor coming out.
 
     Args:
@@ -39,7 +46,8 @@ def robust_filter_attention_in_frame(
         others: as `robust_filter_attention`; causal.
 
     Returns:
-        The estimate in the frame: `exp(+i omega t)`, and a horizon's turn, are still to be applied.
+        The estimate in the frame: `exp(+i omega t)`, and a horizon's turn, are still to be applied. And the log
+        precision, if asked for.
 
     Raises:
         ValueError: for a backend that is unknown or does not serve such states.
@@ -55,6 +63,7 @@ def robust_filter_attention_in_frame(
         robustness,
         inverse_temperature,
         horizon,
+        noise,
     )
     options = Options(
         causal=True,
@@ -63,8 +72,9 @@ def robust_filter_attention_in_frame(
         prior=prior,
         gate=gate,
         query_noise_in_bias=query_noise_in_bias,
-        log_precision=False,
+        log_precision=return_log_precision,
         in_frame=True,
     )
-    estimate, _ = backend_for(backend, query, value).run(query, key, value, parameters, positions, options, kept)
-    return estimate
+    run = backend_for(backend, query, value, separable=noise is None or positions.uniform).run
+    estimate, log_precision = run(query, key, value, parameters, positions, options, kept)
+    return estimate if log_precision is None else (estimate, log_precision)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from rfa.dynamics import covariance, decay_kernel, rotate
+from rfa.dynamics import decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, row_blocks
 from .prior import RiccatiPath, latest, riccati_path
@@ -72,7 +72,7 @@ def _rows(
         lag = lag + head.horizon
 
     decay = decay_kernel(head.decay, lag)
-    variance = _positive(covariance(head.decay, head.process_noise, head.key_noise, head.noise_floor, lag))
+    variance = _positive(head.variance(lag))
     judged = variance + head.query_noise
     tiny = torch.finfo(judged.dtype).tiny
     judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square

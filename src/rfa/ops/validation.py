@@ -6,9 +6,12 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from rfa.dynamics import TimeDependentNoise
+
 from .inputs import Options, Parameters, Prior, Weight, by_segment, times_dtype
 
 _POSITIVE = ("robustness", "inverse_temperature")
+_SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
 
 
 def validate(
@@ -21,13 +24,18 @@ def validate(
     query_times: Tensor | None,
     key_mask: Tensor | None,
     segment_ids: Tensor | None,
+    per_mode: tuple[str, ...] = ("frequency",),
 ) -> None:
-    """Raise `ValueError` where the arguments of `robust_filter_attention` do not fit together."""
+    """Raise `ValueError` where the arguments of `robust_filter_attention` do not fit together.
+
+    The parameters that `per_mode` names are `(heads, modes)`, all others `(heads,)`.
+    """
     _check_options(options)
+    _check_noise(parameters.noise, options)
     _check_states(query, key, value, options.rotate_values)
     batch, heads, queries, channels = query.shape
     keys = key.shape[2]
-    _check_parameters(parameters, heads, channels // 2, query.device)
+    _check_parameters(parameters, heads, channels // 2, query.device, per_mode)
     if not torch.compiler.is_compiling():
         _check_parameter_values(parameters.to(torch.promote_types(query.dtype, torch.float32)))
     validate_positions(batch, queries, keys, query.device, times, query_times, key_mask, segment_ids)
@@ -72,6 +80,15 @@ def _check_options(options: Options) -> None:
         raise ValueError("query_noise_in_bias: got True with prior='riccati', expected prior='lyapunov'")
 
 
+def _check_noise(noise: object, options: Options) -> None:
+    if noise is None:
+        return
+    if not isinstance(noise, TimeDependentNoise):
+        raise ValueError(f"noise: got {type(noise).__name__}, expected a TimeDependentNoise")
+    if options.prior == "riccati":
+        raise ValueError("noise: got a TimeDependentNoise with prior='riccati', expected prior='lyapunov'")
+
+
 def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:
     for name, state in (("query", query), ("key", key), ("value", value)):
         _check_tensor(name, state)
@@ -100,11 +117,11 @@ def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool
         )
 
 
-def _check_parameters(parameters: Parameters, heads: int, modes: int, device: torch.device) -> None:
-    for name, given in parameters._asdict().items():
-        if given is None:
-            continue
-        expected = (heads, modes) if name == "frequency" else (heads,)
+def _check_parameters(
+    parameters: Parameters, heads: int, modes: int, device: torch.device, per_mode: tuple[str, ...]
+) -> None:
+    for name, given in parameters.tensors().items():
+        expected = (heads, modes) if name in per_mode else (heads,)
         _check_tensor(name, given)
         if tuple(given.shape) != expected:
             raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {expected}")
@@ -114,18 +131,22 @@ def _check_parameters(parameters: Parameters, heads: int, modes: int, device: to
 
 
 def _check_parameter_values(parameters: Parameters) -> None:
-    given = {name: value.detach() for name, value in parameters._asdict().items() if value is not None}
+    given = {name: value.detach().to(parameters.decay.dtype) for name, value in parameters.tensors().items()}
     if not given["decay"].numel():
         return
-    frequency = given.pop("frequency")
-    rows = [torch.stack(list(given.values())), frequency.abs().amax(-1)[None]]
-    least, most = torch.stack(torch.cat(rows).aminmax(dim=-1)).tolist()  # one synchronisation for all; NaN wins
-    given["frequency"] = frequency
-    for (name, value), low, high in zip(given.items(), least, most, strict=True):
+    rows: list[tuple[str, Tensor]] = []  # `(heads,)` each
+    for name, value in given.items():
+        if name in _SIGNED:
+            rows.append((name, value.abs() if value.dim() == 1 else value.abs().amax(-1)))
+        else:
+            rows += [(name, part) for part in ((value,) if value.dim() == 1 else value.aminmax(dim=-1))]
+    stacked = torch.stack([row for _, row in rows])
+    least, most = torch.stack(stacked.aminmax(dim=-1)).tolist()  # one synchronisation for all; NaN wins
+    for (name, _), low, high in zip(rows, least, most, strict=True):
         if high < math.inf and (low > 0 if name in _POSITIVE else low >= 0):
             continue
-        wanted = "numbers" if name == "frequency" else "and > 0" if name in _POSITIVE else "and >= 0"
-        raise ValueError(f"{name}: got {value.flatten().tolist()[:8]}, expected finite {wanted}")
+        wanted = "numbers" if name in _SIGNED else "and > 0" if name in _POSITIVE else "and >= 0"
+        raise ValueError(f"{name}: got {given[name].flatten().tolist()[:8]}, expected finite {wanted}")
 
 
 def _check_tensor(name: str, given: object) -> None:

@@ -1,0 +1,17 @@
+"""The theory as usable code: linear SDEs, robust filtering, smoothing, forecasting and fitting."""
+
+from .fit import Fit, fit, log_likelihood
+from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
+from .robust import Estimate, robust_estimate
+
+__all__ = [
+    "Diagonalization",
+    "Estimate",
+    "Fit",
+    "LinearSDE",
+    "Outliers",
+    "Simulation",
+    "fit",
+    "log_likelihood",
+    "robust_estimate",
+]

@@ -1,0 +1,170 @@
+"""One moment's estimate: iteratively reweighted least squares over its sources."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .information import Information, joined
+from .matrices import inverse, symmetric
+from .observations import Grid
+from .penalties import Belief
+from .sources import Sources
+
+_SINGULAR = 1e-13  # smallest eigenvalue over the largest, below which a direction counts as unknown
+_FAINTEST = -69.0  # log 1e-30: the best weight of a row counts as no less, so that none believes nobody
+
+
+class Row(NamedTuple):
+    """mean `(b, n)`, covariance `(b, n, n)`, weights `(b, sources)` or None, objective `(b, iterations + 1)`."""
+
+    mean: Tensor
+    covariance: Tensor
+    weights: Tensor | None
+    objective: Tensor
+
+
+def estimate_row(
+    sides: list[Sources],
+    others: list[Sources],
+    grid: Grid,
+    k: int,
+    belief: Belief,
+    iterations: int,
+    riccati: bool,
+    leave_one_out: bool,
+    settled: Tensor | None,
+) -> Row:
+    """The estimate at moment k.
+
+    Args:
+        sides: the past with the present, and the future where it counts.
+        others: the same without what was seen at this moment.
+        settled: the stationary covariance, the prior where nothing else is known, if there is one.
+    """
+    total = gaussian(sides, riccati)
+    mean, covariance = _solved(total, settled)
+    first = _first(total, gaussian(others, riccati), mean, covariance, grid, k, leave_one_out, settled)
+    judged = joined([side.alone for side in sides if side.alone is not None])
+    matrix = torch.cat([side.matrix for side in sides], dim=1)
+    vector = torch.cat([side.vector for side in sides], dim=1)
+    base = sides[0].base
+    share = torch.ones_like(judged.constant)
+    if riccati:
+        finite = torch.where(covariance.isfinite(), covariance, 0.0)
+        judged = judged.widened(finite[:, None])
+        share = _trace(matrix) / _trace(judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
+    moments = [m for side in sides for m in side.moments]
+    present = grid.present[:, moments]
+    usual, inflation = belief.consistency()
+    state, costs, weight = first, [], torch.ones_like(share)
+    for step in range(iterations + 1):
+        distance = judged.distance(state[:, None])
+        costs.append((share * belief.cost(distance) * present).sum(-1))
+        if step == iterations:
+            break
+        weight = belief.log_weight(distance).masked_fill(~present, -torch.inf)
+        best = weight.detach().amax(-1, keepdim=True) if moments else weight
+        weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=_FAINTEST), 0.0))
+        scaled = weight / (usual * inflation)
+        believed = Information(
+            base.matrix + (scaled[..., None, None] * matrix).sum(1),
+            base.vector + (scaled[..., None] * vector).sum(1),
+            base.constant,
+        )
+        state, covariance = _solved(believed, settled)
+    return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
+
+
+def gaussian_rows(totals: list[Information], iterations: int, settled: Tensor | None) -> list[Row]:
+    """The Kalman filter's estimates at many moments at once; there is nothing to iterate."""
+    together = Information(*(torch.stack(parts, dim=1) for parts in zip(*totals, strict=True)))
+    batch, rows = together.constant.shape
+    flattened = Information(*(part.flatten(0, 1) for part in together))
+    mean, covariance = _solved(flattened, None if settled is None else settled.repeat_interleave(rows, 0))
+    cost = flattened.distance(mean)[:, None].expand(-1, iterations + 1)
+    parts = (part.reshape(batch, rows, *part.shape[1:]).unbind(1) for part in (mean, covariance, cost))
+    return [Row(mean, covariance, None, cost) for mean, covariance, cost in zip(*parts, strict=True)]
+
+
+def gaussian(sides: list[Sources], riccati: bool) -> Information:
+    """All of what the sources say, each with weight 1."""
+    if riccati:
+        return sides[0].total if len(sides) == 1 else sides[0].total + sides[1].total
+    total = sides[0].base
+    for side in sides:
+        assert side.alone is not None
+        total = total + Information(side.alone.matrix.sum(1), side.alone.vector.sum(1), side.alone.constant.sum(1))
+    return total
+
+
+def _first(
+    total: Information,
+    other: Information,
+    mean: Tensor,
+    covariance: Tensor,
+    grid: Grid,
+    k: int,
+    leave_one_out: bool,
+    settled: Tensor | None,
+) -> Tensor:
+    """Where the first weights are taken."""
+    own = grid.present[:, k, None]
+    if leave_one_out:
+        left = _solved(other, settled)[0]
+        known = _determined(other.matrix) if settled is None else torch.ones_like(own[:, 0])
+        return torch.where(own & known[:, None], left, mean)
+    # the Gaussian estimate, moved so that its seen components are those of the observation
+    rows, values = grid.rows[:, k], grid.values[:, k, :, None]
+    spread = torch.where(covariance.isfinite(), covariance, 0.0)
+    spread = torch.where(
+        spread.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] > 0, spread, torch.eye(spread.shape[-1]).to(spread)
+    )
+    missed = values - rows @ mean[..., None]
+    back = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
+    return torch.where(own, mean + (back @ missed)[..., 0], mean)
+
+
+def _determined(matrix: Tensor) -> Tensor:
+    """Whether a precision leaves no direction unknown."""
+    eigenvalues = torch.linalg.eigvalsh(symmetric(matrix.detach()))
+    return (eigenvalues[..., -1] > 0) & (eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1])
+
+
+def _solved(information: Information, settled: Tensor | None) -> tuple[Tensor, Tensor]:
+    """`J^-1 y` and `J^-1`, symmetric. Unknown directions: the stationary prior, or zero with infinite variance."""
+    matrix, vector = information.matrix, information.vector
+    known = _determined(matrix)
+    n = matrix.shape[-1]
+    identity = torch.eye(n, dtype=matrix.dtype, device=matrix.device)
+    scale = matrix.detach().abs().amax((-2, -1)).clamp(min=torch.finfo(matrix.dtype).tiny)[:, None, None]
+    solved = inverse(torch.where(known[:, None, None], matrix / scale, identity)) / scale
+    mean, covariance = (solved @ vector[..., None])[..., 0], symmetric(solved)
+    if bool(known.all()):
+        return mean, covariance
+    if settled is not None and bool(_determined(settled).all()):
+        prior = inverse(settled)
+        solved = inverse(torch.where(known[:, None, None], identity, matrix + prior))
+        filled, unsure = solved @ vector[..., None], symmetric(solved)
+    else:
+        eigenvalues, basis = torch.linalg.eigh(symmetric(matrix.detach()))
+        blank = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
+        pseudo = basis @ torch.diag_embed(torch.where(blank, 0.0, 1 / eigenvalues)) @ basis.mT
+        filled = pseudo @ vector[..., None]
+        lost = (basis * blank[..., None, :]) @ basis.mT  # the projector on what is unknown
+        unsure = torch.where(lost.abs() > 1e-9, torch.copysign(torch.full_like(lost, torch.inf), lost), pseudo)
+    mean = torch.where(known[:, None], mean, filled[..., 0])
+    return mean, torch.where(known[:, None, None], covariance, unsure)
+
+
+def _positive(covariance: Tensor) -> Tensor:
+    """Itself where it is positive semi-definite; weights that differ may make it slightly not."""
+    eigenvalues, basis = torch.linalg.eigh(covariance.detach())
+    if bool((eigenvalues[..., 0] >= 0).all()):
+        return covariance
+    fixed = (basis * eigenvalues.clamp(min=0.0)[..., None, :]) @ basis.mT
+    return torch.where((eigenvalues[..., 0] < 0)[:, None, None], fixed, covariance)
+
+
+def _trace(matrix: Tensor) -> Tensor:
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -1,0 +1,209 @@
+"""Noise and decay of a linear SDE by maximum likelihood of robust one-step predictions."""
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .information import masked
+from .linear_sde import LinearSDE
+from .matrices import symmetric
+from .observations import flat
+from .robust import robust_estimate
+
+FREE = ("decay", "diffusion", "observation_noise")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What `fit` finds.
+
+    Args:
+        sde: the model at the maximum.
+        log_likelihood: of all one-step predictions, in nats; what a diffuse start cannot predict does not count.
+        parameters: by name, the states that share one in brackets: `diffusion[0,1]` is the diagonal of Q there.
+        standard_errors: of the parameters, from the curvature at the maximum; NaN-free, infinite where it is flat.
+        converged: whether the slope along every parameter's logarithm lies below 1e-3 of a nat.
+    """
+
+    sde: LinearSDE
+    log_likelihood: float
+    parameters: dict[str, float]
+    standard_errors: dict[str, float]
+    converged: bool
+
+
+def log_likelihood(
+    sde: LinearSDE,
+    times: Tensor,
+    observations: Tensor,
+    *,
+    nu: float = torch.inf,
+    kappa: float | None = None,
+    iterations: int = 5,
+    initial: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """`sum_i log p(z_i | robust estimate of what came before)`, in nats, of each series.
+
+    The prediction has mean `C Phi xbar_{i-1}` and scale `S = C (Phi P Phi^T + V) C^T + R`, the density is Gaussian for
+    `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` it is the Kalman filter's likelihood.
+
+    Args: as `robust_estimate`, whose Riccati prior, started without a query's own observation, it uses.
+
+    Returns:
+        `(...)`, differentiable. Rows before which nothing is known, under a diffuse start, do not count.
+
+    Raises:
+        ValueError: as `robust_estimate`.
+    """
+    estimate = robust_estimate(
+        sde,
+        times,
+        observations,
+        nu=nu,
+        kappa=kappa,
+        prior="riccati",
+        iterations=1 if math.isinf(nu) else iterations,
+        start="leave_one_out",
+        initial=initial,
+        return_weights=False,
+    )
+    shape = estimate.mean.shape[:-2]
+    times = flat(times.to(torch.float64), shape, 1)
+    lags = times.diff(dim=-1).reshape(*shape, -1)
+    transition, variance = sde.transition(lags), sde.covariance(lags)
+    known = estimate.covariance[..., :-1, :, :].isfinite().all(-1).all(-1)
+    before = torch.where(known[..., None, None], estimate.covariance[..., :-1, :, :], 0.0)
+    mean = (transition @ estimate.mean[..., :-1, :, None])[..., 0]
+    spread = symmetric(transition @ before @ transition.mT) + variance
+    rows, noise, values, here = masked(
+        sde.observation[..., None, :, :],
+        sde.observation_noise[..., None, :, :],
+        observations.to(torch.float64)[..., 1:, :],
+    )
+    factor = torch.linalg.cholesky(symmetric(rows @ spread @ rows.mT) + noise)
+    missed = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
+    distance, size = missed.square().sum((-2, -1)), here.sum(-1).to(torch.float64)
+    density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component has scale 1 and no error
+    if math.isinf(nu):
+        density = density - distance / 2 - size / 2 * math.log(2 * math.pi)
+    else:
+        half = torch.tensor(nu / 2, dtype=torch.float64)
+        density = density + torch.lgamma(half + size / 2) - torch.lgamma(half) - size / 2 * math.log(nu * math.pi)
+        density = density - (nu + size) / 2 * torch.log1p(distance / nu)
+    return torch.where(known & here.any(-1), density, 0.0).sum(-1)
+
+
+def fit(
+    sde: LinearSDE,
+    times: Tensor,
+    observations: Tensor,
+    *,
+    free: Collection[str] = FREE,
+    nu: float = torch.inf,
+    kappa: float | None = None,
+    iterations: int = 5,
+    initial: tuple[Tensor, Tensor] | None = None,
+    max_steps: int = 200,
+) -> Fit:
+    """Maximise `log_likelihood` by L-BFGS over the logarithms of what is free.
+
+    Free are the positive entries of the diagonals of -A ("decay"), Q ("diffusion") and R ("observation_noise"). Entries
+    that start equal stay equal, those at zero stay zero, correlations within Q and R stay: the given model says what
+    is tied. A, Q, R without batch dimensions; several series share one model.
+
+    Args:
+        sde: where to start, and the structure.
+        times, observations, nu, kappa, iterations, initial: as `log_likelihood`.
+        free: some of "decay", "diffusion", "observation_noise".
+        max_steps: of L-BFGS.
+
+    Raises:
+        ValueError: for nothing to fit, nothing observed, a model with batch dimensions, or as `robust_estimate`.
+    """
+    unknown = set(free) - set(FREE)
+    if unknown or not free:
+        raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join(FREE)}")
+    if sde.batch_shape:
+        raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
+    if bool(observations.isnan().all()):
+        raise ValueError("observations: got nothing but missing values, expected some observations")
+    names, start, build = _parameters(sde, free)
+    if not names:
+        raise ValueError(f"free: got {', '.join(free)}, expected positive entries there to start from")
+
+    def loss(values: Tensor) -> Tensor:
+        likelihood = log_likelihood(
+            build(values), times, observations, nu=nu, kappa=kappa, iterations=iterations, initial=initial
+        )
+        return -likelihood.sum()
+
+    logs = start.log().requires_grad_()
+    search = torch.optim.LBFGS([logs], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-6)
+
+    def evaluate() -> Tensor:
+        search.zero_grad()
+        value = loss(logs.exp())
+        value.backward()
+        return value
+
+    search.step(evaluate)  # type: ignore[no-untyped-call]
+    evaluate()
+    assert logs.grad is not None
+    converged = bool(logs.grad.abs().max() < 1e-3)
+    values = logs.detach().exp()
+    curvature = torch.autograd.functional.hessian(loss, values)
+    errors = _standard_errors(curvature)  # type: ignore[arg-type]
+    return Fit(
+        build(values),
+        -loss(values).item(),
+        dict(zip(names, values.tolist(), strict=True)),
+        dict(zip(names, errors.tolist(), strict=True)),
+        converged,
+    )
+
+
+def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tensor, Callable[[Tensor], LinearSDE]]:
+    """Names and values of what is free, and the model for other values."""
+    diagonals = {
+        "decay": -sde.dynamics.detach().diagonal(),
+        "diffusion": sde.diffusion.detach().diagonal(),
+        "observation_noise": sde.observation_noise.detach().diagonal(),
+    }
+    names, start, places = [], [], []
+    for kind in FREE:
+        if kind not in free:
+            continue
+        diagonal = diagonals[kind]
+        for value in dict.fromkeys(diagonal[diagonal > 0].tolist()):
+            tied = [index for index, entry in enumerate(diagonal.tolist()) if entry == value]
+            names.append(f"{kind}[{','.join(map(str, tied))}]")
+            start.append(value)
+            places.append((kind, tied))
+
+    def build(values: Tensor) -> LinearSDE:
+        ratios = {kind: list(torch.ones_like(diagonal)) for kind, diagonal in diagonals.items()}
+        for value, first, (kind, tied) in zip(values, start, places, strict=True):
+            for index in tied:
+                ratios[kind][index] = value / first
+        decay, *scales = (torch.stack(ratios[kind]) for kind in FREE)
+        diffusion, noise = (scale.sqrt()[:, None] * scale.sqrt() for scale in scales)
+        return LinearSDE(
+            sde.dynamics.detach() + torch.diag(diagonals["decay"] * (1 - decay)),
+            sde.diffusion.detach() * diffusion,
+            sde.observation.detach(),
+            sde.observation_noise.detach() * noise,
+        )
+
+    return names, torch.tensor(start, dtype=torch.float64), build
+
+
+def _standard_errors(curvature: Tensor) -> Tensor:
+    """Square roots of the diagonal of the inverse; infinite where the likelihood is flat or not at a maximum."""
+    scale = curvature.diagonal().clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    eigenvalues, basis = torch.linalg.eigh(curvature / (scale[:, None] * scale))
+    if bool((eigenvalues <= 1e-12).any()):
+        return torch.full_like(scale, torch.inf)
+    return (basis.square() / eigenvalues).sum(-1).sqrt() / scale

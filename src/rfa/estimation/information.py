@@ -1,0 +1,90 @@
+"""What observations say of a state, as a quadratic in it, and how that changes as the state moves."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .matrices import inverse, symmetric
+
+_MOST = 1e100  # a state known as well as that is known; beyond, products overflow
+
+
+def masked(observation: Tensor, noise: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """C, R and z with a missing component (NaN) as a zero, seen through nothing with noise 1; and what is here."""
+    here = ~seen.isnan()
+    both = here[..., :, None] & here[..., None, :]
+    alone = torch.diag_embed((~here).to(noise.dtype))
+    rows = torch.where(here[..., None], observation, 0.0)
+    return rows, torch.where(both, noise, 0.0) + alone, torch.where(here, seen, 0.0), here
+
+
+class Information(NamedTuple):
+    """The log-likelihood `-(x^T J x - 2 y^T x + c) / 2 + const` of a state x, for any rank of J.
+
+    matrix: J, `(..., n, n)`, the precision. vector: y, `(..., n)`. constant: c, `(...,)`.
+    """
+
+    matrix: Tensor
+    vector: Tensor
+    constant: Tensor
+
+    @classmethod
+    def of(cls, observation: Tensor, noise: Tensor, seen: Tensor) -> "Information":
+        """`J = C^T R^-1 C`, `y = C^T R^-1 z`, `c = z^T R^-1 z`: no inverse of C.
+
+        Args:
+            observation: C, `(..., m, n)`.
+            noise: R, `(..., m, m)`, positive definite.
+            seen: z, `(..., m)`, NaN where a component is missing: it says nothing.
+
+        Raises:
+            ValueError: where the noise of what is seen is singular.
+        """
+        rows, noise, values, _ = masked(observation, noise, seen)
+        factor, failed = torch.linalg.cholesky_ex(noise)
+        if bool((failed > 0).any()):
+            raise ValueError(
+                "observation_noise: got a singular innovation covariance, "
+                "expected a positive definite R for what is seen"
+            )
+        whitened = torch.linalg.solve_triangular(factor, torch.cat([rows, values[..., None]], dim=-1), upper=False)
+        rows, right = whitened[..., :-1], whitened[..., -1:]
+        return cls(rows.mT @ rows, (rows.mT @ right)[..., 0], right.square().sum((-2, -1)))
+
+    def gain(self, variance: Tensor) -> Tensor:
+        """`(I + J V)^-1`: by this much information shrinks where V is added to what it is about."""
+        identity = torch.eye(variance.shape[-1], dtype=variance.dtype, device=variance.device)
+        return inverse(identity + self.matrix @ variance)
+
+    def widened(self, variance: Tensor, gain: Tensor | None = None) -> "Information":
+        """Of `x + e`, `e ~ N(0, V)`: precision `(J^-1 + V)^-1 = (I + J V)^-1 J`; `gain`, where it is known already."""
+        gain = self.gain(variance) if gain is None else gain
+        vector = (gain @ self.vector[..., None])[..., 0]
+        taken = (self.vector * (variance @ vector[..., None])[..., 0]).sum(-1)
+        return Information(symmetric(gain @ self.matrix), vector, self.constant - taken)
+
+    def pulled(self, matrix: Tensor) -> "Information":
+        """Of x, where this one is of `M x`: `M^T J M`, `M^T y`."""
+        vector = (matrix.mT @ self.vector[..., None])[..., 0]
+        return Information(matrix.mT @ self.matrix @ matrix, vector, self.constant)
+
+    def bounded(self) -> "Information":
+        """The same estimate with finite confidence, where a state without noise has become known beyond all measure."""
+        largest = self.matrix.detach().abs().amax((-2, -1))
+        share = torch.where(largest > _MOST, _MOST / largest, 1.0)
+        return Information(self.matrix * share[..., None, None], self.vector * share[..., None], self.constant * share)
+
+    def distance(self, state: Tensor) -> Tensor:
+        """`d^2 = x^T J x - 2 y^T x + c`, the squared Mahalanobis distance of what was seen; `>= 0`."""
+        x = state[..., None]
+        return ((x.mT @ self.matrix @ x)[..., 0, 0] - 2 * (self.vector * state).sum(-1) + self.constant).clamp(min=0.0)
+
+    def __add__(self, other: "Information") -> "Information":  # type: ignore[override]
+        return Information(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def joined(parts: list[Information]) -> Information:
+    """Several along the last batch dimension, the one of sources."""
+    matrices, vectors, constants = zip(*parts, strict=True)
+    return Information(torch.cat(matrices, dim=-3), torch.cat(vectors, dim=-2), torch.cat(constants, dim=-1))

@@ -1,0 +1,266 @@
+"""A linear stochastic differential equation and what it says of a state: transition, covariance, samples."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rfa.dynamics import accumulated_variance
+
+from .matrices import check_covariance, check_matrix, real, root, symmetric
+
+_WORST_CONDITION = 1e8  # of eigenvectors: beyond, half the digits are lost
+_SHORT = 0.5  # |A| dt up to which a block exponential is taken as it is
+
+
+class Outliers(NamedTuple):
+    """A measurement error is multiplied by `scale` with this probability, row by row."""
+
+    probability: float
+    scale: float
+
+
+class Simulation(NamedTuple):
+    """What `LinearSDE.simulate` draws: states `(..., T, n)` and observations `(..., T, m)`."""
+
+    states: Tensor
+    observations: Tensor
+
+
+class Diagonalization(NamedTuple):
+    """`A = S diag(eigenvalues) S^-1`, complex; `diffusion` is `S^-1 Q S^-dagger`, diagonal for independent modes."""
+
+    eigenvalues: Tensor
+    basis: Tensor
+    inverse: Tensor
+    diffusion: Tensor
+
+
+class LinearSDE:
+    """`dx = A x dt + G dW` with `G G^T = Q`, seen as `z_i = C x(t_i) + e_i`, `e_i ~ N(0, R)`.
+
+    All matrices are kept in float64, may have leading batch dimensions that broadcast, and carry gradients.
+
+    Args:
+        dynamics: A, `(..., n, n)`, per unit of time; any real matrix, stable or not.
+        diffusion: Q, `(..., n, n)`, symmetric positive semi-definite, variance per unit of time.
+        observation: C, `(..., m, n)`; m may be smaller or larger than n.
+        observation_noise: R, `(..., m, m)`, symmetric positive semi-definite, a variance.
+
+    Raises:
+        ValueError: for a shape that does not fit, NaN or infinite numbers, a covariance that is not symmetric or not
+            positive semi-definite.
+
+    Source: equation `SDE` and appendix A.1.
+    """
+
+    def __init__(
+        self,
+        dynamics: Float[Tensor, "*batch n n"],
+        diffusion: Float[Tensor, "*batch n n"],
+        observation: Float[Tensor, "*batch m n"],
+        observation_noise: Float[Tensor, "*batch m m"],
+    ):
+        self.dynamics = real("dynamics", dynamics)
+        self.diffusion = real("diffusion", diffusion)
+        self.observation = real("observation", observation)
+        self.observation_noise = real("observation_noise", observation_noise)
+        check_matrix("dynamics", self.dynamics)
+        self.state_size = n = self.dynamics.shape[-1]
+        check_covariance("diffusion", self.diffusion, n)
+        check_matrix("observation", self.observation, columns=n)
+        self.observation_size = m = self.observation.shape[-2]
+        check_covariance("observation_noise", self.observation_noise, m)
+        shapes = [matrix.shape[:-2] for matrix in self._matrices]
+        try:
+            self.batch_shape = torch.broadcast_shapes(*shapes)
+        except RuntimeError:
+            given = ", ".join(str(tuple(shape)) for shape in shapes)
+            raise ValueError(f"batch dimensions of A, Q, C, R: got {given}, expected shapes that broadcast") from None
+        off_diagonal = self.dynamics - torch.diag_embed(self.dynamics.diagonal(dim1=-2, dim2=-1))
+        # where A wants a gradient, its zeros want one too
+        self._diagonal = not self.dynamics.requires_grad and not bool(off_diagonal.any())
+
+    @property
+    def _matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.dynamics, self.diffusion, self.observation, self.observation_noise
+
+    def transition(self, dt: float | Tensor) -> Float[Tensor, "*batch n n"]:
+        """`Phi(dt) = exp(A dt)`.
+
+        Args:
+            dt: a number, or `(..., T)` with leading dimensions that broadcast against the batch; of any sign.
+
+        Returns:
+            `(..., n, n)` for a number, else `(..., T, n, n)`.
+
+        Raises:
+            ValueError: for NaN or infinite lags.
+        """
+        dt = _lags(dt)
+        if self._diagonal:
+            return torch.diag_embed(torch.exp(_times(self.dynamics, dt).diagonal(dim1=-2, dim2=-1)))
+        return torch.linalg.matrix_exp(_times(self.dynamics, dt))
+
+    def covariance(self, dt: float | Tensor) -> Float[Tensor, "*batch n n"]:
+        """`V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds`: how uncertain a known state has become.
+
+        The solution of the differential Lyapunov equation `V' = A V + V A^T + Q`, `V(0) = 0` (appendix A.2). A block
+        exponential over a short lag, doubled by `V(2h) = V(h) + Phi(h) V(h) Phi(h)^T`: nothing overflows that stays
+        finite itself. Where A is diagonal, `V_ij = Q_ij integral_0^dt exp((a_i + a_j) s) ds` in closed form.
+
+        Args:
+            dt: >= 0, a number or `(..., T)`, as in `transition`.
+
+        Returns:
+            `(..., n, n)` for a number, else `(..., T, n, n)`; a variance.
+
+        Raises:
+            ValueError: for lags that are negative, NaN or infinite.
+        """
+        dt = _lags(dt)
+        if bool((dt < 0).any()):
+            raise ValueError(f"dt: got {dt.min().item()}, expected lags >= 0")
+        return self._diagonal_covariance(dt) if self._diagonal else self._block_covariance(dt)
+
+    def _diagonal_covariance(self, dt: Tensor) -> Tensor:
+        decay = -self.dynamics.diagonal(dim1=-2, dim2=-1)
+        rates = (decay[..., :, None] + decay[..., None, :]) / 2  # exp(-2 mu s) with the mean of two decays
+        if dt.dim():
+            return _each(self.diffusion) * accumulated_variance(_each(rates), dt[..., None, None])
+        return self.diffusion * accumulated_variance(rates, dt)
+
+    def _block_covariance(self, dt: Tensor) -> Tensor:
+        n = self.state_size
+        size = self.diffusion.detach().abs().amax(dim=(-2, -1), keepdim=True)
+        size = torch.where(size > 0, size, 1.0)  # large noise must not cost halvings
+        longest = torch.linalg.matrix_norm(self.dynamics.detach(), 1).max().item()
+        longest *= dt.detach().max().item() if dt.numel() else 0.0
+        halvings = max(0, math.ceil(math.log2(longest / _SHORT))) if longest > 0 else 0
+        dynamics, diffusion = torch.broadcast_tensors(self.dynamics, self.diffusion / size)
+        upper = torch.cat([-dynamics, diffusion], dim=-1)
+        lower = torch.cat([torch.zeros_like(dynamics), dynamics.mT], dim=-1)
+        blocks = torch.linalg.matrix_exp(_times(torch.cat([upper, lower], dim=-2), dt * 0.5**halvings))
+        phi = blocks[..., n:, n:].mT
+        variance = phi @ blocks[..., :n, n:]
+        for _ in range(halvings):
+            variance = variance + phi @ variance @ phi.mT
+            phi = phi @ phi
+        return symmetric(variance) * (_each(size) if dt.dim() else size)
+
+    def stationary_covariance(self) -> Float[Tensor, "*batch n n"]:
+        """P with `A P + P A^T + Q = 0`, the limit of `covariance(dt)` for long lags.
+
+        Raises:
+            ValueError: where an eigenvalue of A has no negative real part: the variance grows without bound.
+        """
+        slowest = torch.linalg.eigvals(self.dynamics).real.max().item()
+        if slowest >= 0:
+            raise ValueError(
+                f"dynamics: got an eigenvalue with real part {slowest:.6g}, "
+                "expected all < 0: only such a process has a stationary covariance"
+            )
+        n = self.state_size
+        identity = torch.eye(n, dtype=torch.float64, device=self.dynamics.device)
+        dynamics, diffusion = torch.broadcast_tensors(self.dynamics, self.diffusion)
+        # row-major vec: vec(A P) = (A x I) vec P, vec(P A^T) = (I x A) vec P
+        left = torch.einsum("...ij,kl->...ikjl", dynamics, identity) + torch.einsum(
+            "ij,...kl->...ikjl", identity, dynamics
+        )
+        solved = torch.linalg.solve(left.reshape(*left.shape[:-4], n * n, n * n), -diffusion.flatten(-2).unsqueeze(-1))
+        return symmetric(solved.reshape(diffusion.shape))
+
+    def diagonalize(self) -> Diagonalization:
+        """The eigenbasis in which the modes move on their own (appendix A.2).
+
+        Raises:
+            ValueError: where there is none, or its condition number, which is named, lies above 1e8.
+        """
+        eigenvalues, basis = torch.linalg.eig(self.dynamics)
+        condition = torch.linalg.cond(basis.detach()).max().item()
+        if not condition <= _WORST_CONDITION:
+            raise ValueError(
+                f"dynamics: got eigenvectors with condition number {condition:.3g}, "
+                f"expected at most {_WORST_CONDITION:.0e}: A cannot be diagonalised"
+            )
+        inverse = torch.linalg.inv(basis)
+        diffusion = inverse @ self.diffusion.to(inverse.dtype) @ inverse.mH
+        return Diagonalization(eigenvalues, basis, inverse, diffusion)
+
+    @torch.no_grad()
+    def simulate(
+        self,
+        times: Float[Tensor, "*batch T"],
+        generator: torch.Generator | None = None,
+        outliers: Outliers | tuple[float, float] | None = None,
+        *,
+        initial: tuple[Tensor, Tensor] | None = None,
+        sample_shape: Sequence[int] = (),
+    ) -> Simulation:
+        """Draw states and observations.
+
+        Args:
+            times: `(T,)` or `(..., T)`, not decreasing.
+            generator: of the random numbers.
+            outliers: `(probability, scale)`: so often a row's measurement error is so many times as large.
+            initial: mean `(..., n)` and covariance `(..., n, n)` of the first state; by default the stationary
+                distribution, and where there is none the state starts at zero.
+            sample_shape: leading dimensions of independent draws.
+
+        Raises:
+            ValueError: for times that decrease or are not finite, or an impossible initial state or outlier.
+        """
+        times = real("times", times)
+        steps = times.diff(dim=-1)
+        if not times.dim() or not bool(times.isfinite().all() & (steps >= 0).all()):
+            raise ValueError(
+                "times: got NaN, infinite or decreasing values, expected (..., T) numbers that do not decrease"
+            )
+        probability, scale = outliers or (0.0, 1.0)
+        if not (0 <= probability <= 1 and 0 <= scale < math.inf):
+            raise ValueError(f"outliers: got {outliers}, expected a probability and a finite scale >= 0")
+        mean, covariance = self._start() if initial is None else initial
+        mean, covariance = real("initial", mean), real("initial", covariance)
+        check_covariance("initial", covariance, self.state_size)
+        shape = (*sample_shape, *torch.broadcast_shapes(self.batch_shape, times.shape[:-1], mean.shape[:-1]))
+
+        def normal(size: int) -> Tensor:
+            return torch.randn(*shape, size, 1, generator=generator, dtype=torch.float64, device=times.device)
+
+        state = mean[..., None] + root(covariance) @ normal(self.state_size)
+        states = [state]
+        transition, noise = self.transition(steps), root(self.covariance(steps))
+        for k in range(steps.shape[-1]):
+            state = transition[..., k, :, :] @ state + noise[..., k, :, :] @ normal(self.state_size)
+            states.append(state)
+        path = torch.stack(states[: times.shape[-1]], dim=-3)[..., 0]
+        kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": times.device}
+        errors = _each(root(self.observation_noise)) @ torch.randn(*path.shape[:-1], self.observation_size, 1, **kind)
+        size = torch.where(torch.rand(*path.shape[:-1], 1, 1, **kind) < probability, scale, 1.0)
+        return Simulation(path, (_each(self.observation) @ path[..., None] + size * errors)[..., 0])
+
+    def _start(self) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros(*self.batch_shape, self.state_size, dtype=torch.float64, device=self.dynamics.device)
+        try:
+            return zeros, self.stationary_covariance()
+        except ValueError:
+            return zeros, torch.diag_embed(zeros)
+
+
+def _lags(dt: float | Tensor) -> Tensor:
+    dt = torch.as_tensor(dt, dtype=torch.float64)
+    if not bool(dt.isfinite().all()):
+        raise ValueError("dt: got NaN or infinite values, expected finite lags")
+    return dt
+
+
+def _each(matrix: Tensor) -> Tensor:
+    """The same matrix at every time: `(..., 1, n, n)`."""
+    return matrix.unsqueeze(-3)
+
+
+def _times(matrix: Tensor, dt: Tensor) -> Tensor:
+    return _each(matrix) * dt[..., None, None] if dt.dim() else matrix * dt

@@ -1,0 +1,153 @@
+"""Times and observations in one form: a sorted grid of all the moments that matter."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .information import Information, masked
+from .linear_sde import LinearSDE
+from .matrices import real
+
+_SHORT = 4.0  # decay over one part of a step
+_MOST_PARTS = 1024
+_FURTHEST = 200.0  # decay over one part where there would be too many; twice its exponential times 1e100 is finite
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Observation times and query times of all series, sorted; a query stands behind an observation at the same time.
+
+    Args:
+        times: `(b, G)`.
+        seen: what the observation at each moment says, `(b, G, ...)`; nothing at a query.
+        key: `(b, G)`: which observation a moment is, -1 for queries.
+        wanted: `(b, queries)`: the moments that are asked for.
+        present: `(b, G)`: whether anything was seen.
+        rows: C where a component was seen, zeros elsewhere, `(b, G, m, n)`.
+        values: z, zeros elsewhere, `(b, G, m)`.
+        lags: `(b, G - 1)`.
+        shape: the batch dimensions, of which b is the product.
+    """
+
+    times: Tensor
+    seen: Information
+    key: Tensor
+    wanted: Tensor
+    present: Tensor
+    rows: Tensor
+    values: Tensor
+    lags: Tensor
+    shape: torch.Size
+
+
+def flat(x: Tensor, shape: torch.Size, kept: int) -> Tensor:
+    """`(*shape, ...)` as `(b, ...)`, with the last `kept` dimensions as they are."""
+    return x.expand(*shape, *x.shape[x.dim() - kept :]).reshape(-1, *x.shape[x.dim() - kept :])
+
+
+def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: Tensor | None) -> Grid:
+    """The grid of one estimation.
+
+    Raises:
+        ValueError: for times that do not increase or are not finite, observations of another width or length, infinite
+            observations, or batch dimensions that do not broadcast.
+    """
+    times, observations = real("times", times), real("observations", observations)
+    _check_times("times", times)
+    m, length = sde.observation_size, times.shape[-1]
+    if bool((times.diff(dim=-1) <= 0).any()):
+        raise ValueError("times: got times that do not increase, expected strictly increasing ones")
+    if observations.dim() < 2 or tuple(observations.shape[-2:]) != (length, m):
+        raise ValueError(
+            f"observations: got shape {tuple(observations.shape)}, expected (..., {length}, {m}), one row of {m} "
+            "numbers a time"
+        )
+    if bool(observations.isinf().any()):
+        raise ValueError("observations: got infinite values, expected finite numbers, or NaN for what is missing")
+    parts = [sde.batch_shape, times.shape[:-1], observations.shape[:-2]]
+    if query_times is not None:
+        query_times = real("query_times", query_times)
+        _check_times("query_times", query_times)
+        parts.append(query_times.shape[:-1])
+    try:
+        shape = torch.broadcast_shapes(*parts)
+    except RuntimeError:
+        given = ", ".join(str(tuple(part)) for part in parts)
+        raise ValueError(f"observations: got batch dimensions {given}, expected shapes that broadcast") from None
+    times, observations = flat(times, shape, 1), flat(observations, shape, 2)
+    key = torch.arange(length, device=times.device).expand_as(times)
+    wanted = key
+    if query_times is not None:
+        queries = flat(query_times, shape, 1)
+        both = torch.cat([times, queries], dim=-1)
+        times, order = both.sort(dim=-1, stable=True)
+        place = order.argsort(dim=-1)
+        key = torch.where(order < length, order, -1)
+        at = torch.searchsorted(both[:, :length].contiguous(), queries.contiguous()).clamp(max=length - 1)
+        same = both.gather(-1, at) == queries  # a query at an observation's time is that observation's own
+        wanted = torch.where(same, place.gather(-1, at), place[:, length:])
+        gap = torch.full_like(queries[..., None].expand(-1, -1, m), torch.nan)
+        observations = torch.cat([observations, gap], dim=1).gather(1, order[..., None].expand(-1, -1, m))
+    observation, noise = (flat(x, shape, 2)[:, None] for x in (sde.observation, sde.observation_noise))
+    seen = Information.of(observation, noise, observations)
+    rows, _, values, here = masked(observation, noise, observations)
+    return Grid(times, seen, key, wanted, here.any(-1), rows, values, times.diff(dim=-1), shape)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """`Phi`, its inverse and `V` of each step of a grid, `(b, G - 1, n, n)`, or of the `parts` that it is cut into.
+
+    The inverse grows as the state decays. It multiplies what is known by up to `exp(2 mu dt)`, which costs digits,
+    until V is added; so a long gap is crossed in short steps.
+    """
+
+    transition: Tensor
+    inverse: Tensor
+    variance: Tensor
+    parts: list[int]
+
+    @classmethod
+    def of(cls, sde: LinearSDE, grid: Grid) -> "Steps":
+        """Of a grid."""
+        fastest = max(0.0, -torch.linalg.eigvals(sde.dynamics.detach()).real.min().item())
+        longest = (grid.lags.detach().amax(0) if grid.lags.numel() else grid.lags[0]) * fastest
+        parts = (longest / _SHORT).ceil().clamp(1, _MOST_PARTS)
+        lags = grid.lags / parts
+        if fastest > 0:  # beyond that nothing is left, and the inverse would overflow
+            lags = lags.clamp(max=_FURTHEST / fastest)
+        n, count = sde.state_size, grid.lags.shape[-1]
+        lags = lags.reshape(*grid.shape, count)
+
+        def flattened(x: Tensor) -> Tensor:
+            return x.expand(*grid.shape, count, n, n).reshape(len(grid.times), count, n, n)
+
+        matrices = sde.transition(lags), sde.transition(-lags), sde.covariance(lags)
+        transition, inverse, variance = (flattened(x) for x in matrices)
+        return cls(transition, inverse, variance, [int(part) for part in parts.tolist()])
+
+    def forward(self, k: int, information: Information) -> Information:
+        """From moment k to k + 1; `information` may have a dimension of sources behind the batch."""
+        phi, variance = (self._at(x, k, information) for x in (self.inverse, self.variance))
+        for _ in range(self.parts[k]):
+            information = information.pulled(phi).bounded().widened(variance)
+        return information
+
+    def backward(self, k: int, information: Information) -> Information:
+        """From moment k + 1 back to k: no inverse is needed."""
+        phi, variance = (self._at(x, k, information) for x in (self.transition, self.variance))
+        for _ in range(self.parts[k]):
+            information = information.widened(variance).pulled(phi)
+        return information
+
+    @staticmethod
+    def _at(x: Tensor, k: int, information: Information) -> Tensor:
+        return x[:, k] if information.matrix.dim() == 3 else x[:, k, None]
+
+
+def _check_times(name: str, given: Tensor) -> None:
+    if not given.dim() or not given.shape[-1]:
+        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (..., T) with at least one time")
+    if not bool(given.isfinite().all()):
+        raise ValueError(f"{name}: got NaN or infinite values, expected finite numbers")

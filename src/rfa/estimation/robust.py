@@ -1,0 +1,235 @@
+"""The paper's robust estimator: transport, weigh, average, and again."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from .consensus import Row, estimate_row, gaussian, gaussian_rows
+from .information import Information
+from .linear_sde import LinearSDE
+from .matrices import check_covariance, real
+from .observations import Grid, Steps, flat, make_grid
+from .penalties import Belief, Penalty
+from .sources import Sources, nothing
+
+EstimatorPrior = Literal["lyapunov", "riccati"]
+Start = Literal["query", "leave_one_out"]
+Direction = Literal["filter", "smooth"]
+
+
+class Estimate(NamedTuple):
+    """What `robust_estimate` finds at each query time.
+
+    mean: `(..., Tq, n)`.
+    covariance: `(..., Tq, n, n)`; infinite where nothing is known.
+    weights: w_ij, `(..., Tq, T)`: how far query i believed observation j; 0 where it did not see it.
+    objective: `(iterations + 1, ...)`: the sum of all queries' penalties, at the start and after each step.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    weights: Tensor | None
+    objective: Tensor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    riccati: bool
+    smooth: bool
+    belief: Belief
+    iterations: int
+    leave_one_out: bool
+
+    @property
+    def pairs(self) -> bool:
+        """Whether sources must be looked at one by one."""
+        return not (self.riccati and self.belief.gaussian)
+
+
+def robust_estimate(
+    sde: LinearSDE,
+    times: Tensor,
+    observations: Tensor,
+    *,
+    nu: float = torch.inf,
+    kappa: float | None = None,
+    penalty: Penalty = "power",
+    prior: EstimatorPrior = "lyapunov",
+    iterations: int = 1,
+    start: Start = "query",
+    direction: Direction = "filter",
+    query_times: Tensor | None = None,
+    initial: tuple[Tensor, Tensor] | None = None,
+    return_weights: bool = True,
+) -> Estimate:
+    """Robust, precision-weighted estimates of the state of a linear SDE (appendix A.3, SPEC section 7).
+
+    Every observation that a query sees is transported to the query's time, with the uncertainty that it gathers on the
+    way, and weighted by `w_ij = (1 + d_ij^2 / nu)^-kappa` at the current estimate:
+
+        xbar_i = (sum_j w_ij N_ij)^-1 sum_j w_ij u_ij
+
+    lyapunov (the paper's): `N_ij = (V_ij + Phi_ij (C^T R^-1 C)^-1 Phi_ij^T)^-1`, the precision of the transported
+        observation alone; `d_ij^2` is measured with it. Observations count as independent, a long past is overcounted.
+    riccati: `N_ij = P_i^-1 Psi_ij K_j C Phi_ij^-1` with the exact Kalman gains K: correlations through shared forcing
+        are accounted for. `d_ij^2` is measured with `Sigma_ij + P_i`. With `nu = inf` this is the Kalman filter, with
+        `direction="smooth"` the two-filter smoother.
+
+    No inverse of C is taken, so it may have any shape; what is missing (NaN) says nothing. Time is quadratic in T,
+    except that the Kalman filter (`prior="riccati"`, `nu=inf`, `return_weights=False`) is linear.
+
+    Args:
+        sde: of n states seen through m components.
+        times: `(T,)` or `(..., T)`, strictly increasing; any intervals.
+        observations: `(..., T, m)`, NaN where a component is missing.
+        nu: degrees of freedom of the Student-t residual, > 0; infinite: every weight is 1.
+        kappa: exponent, by default `(nu + m) / m`.
+        penalty: "power" as above, or "welsch", `w = exp(-d^2 / m)`, which does not use nu.
+        prior: "lyapunov" or "riccati".
+        iterations: steps of EM, or of iteratively reweighted least squares, >= 1.
+        start: where the first weights are taken: "query", at the observation of the query's own moment, or
+            "leave_one_out", at the Gaussian estimate without it, so that an outlier does not vouch for itself. Where
+            nothing was seen at the query's time both start at the Gaussian estimate.
+        direction: "filter" uses the past and the present, "smooth" the future too.
+        query_times: `(Tq,)` or `(..., Tq)` in any order; later than all observations is a forecast. `times` by default.
+        initial: mean `(..., n)` and covariance `(..., n, n)` of the state at the first moment of all; by default
+            nothing is known of it (a diffuse start).
+        return_weights: off, `weights` is None.
+
+    Returns:
+        An `Estimate`. Where a query sees nothing it is the stationary distribution, or, where there is none, zero with
+        an infinite variance. The covariance is `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the
+        M-estimator's variance if all is Gaussian (`Belief.consistency`). The objective, of observations alone, is
+        `sum_j rho(d_ij^2)`; with the Riccati prior each term has the weight `tr N_ij / tr (Sigma_ij + P_i)^-1`.
+        Neither rises without `initial`; with the Riccati prior that is proven for isotropic dynamics only.
+
+    Raises:
+        ValueError: naming the argument, what was given and what was expected.
+
+    Source: equations `precision_weighted_average` and `conditional_objective`; the Riccati prior is SPEC's section 7.
+    """
+    for name, given, choices in (
+        ("prior", prior, get_args(EstimatorPrior)),
+        ("start", start, get_args(Start)),
+        ("direction", direction, get_args(Direction)),
+    ):
+        if given not in choices:
+            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
+    if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
+        raise ValueError(f"iterations: got {iterations!r}, expected a whole number >= 1")
+    plan = _Plan(
+        prior == "riccati",
+        direction == "smooth",
+        Belief(float(nu), None if kappa is None else float(kappa), sde.observation_size, penalty),
+        iterations,
+        start == "leave_one_out",
+    )
+    grid = make_grid(sde, times, observations, query_times)
+    known = None if initial is None else _known(sde, grid, *initial)
+    rows, weights = _rows(sde, grid, plan, known, return_weights)
+    return _collected(grid, rows, weights, iterations)
+
+
+def _known(sde: LinearSDE, grid: Grid, mean: Tensor, covariance: Tensor) -> Information:
+    mean, covariance = real("initial", mean), real("initial", covariance)
+    check_covariance("initial", covariance, sde.state_size)
+    if mean.shape[-1:] != (sde.state_size,) or not bool(mean.isfinite().all()):
+        raise ValueError(f"initial: got a mean of shape {tuple(mean.shape)}, expected {sde.state_size} finite numbers")
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool((failed > 0).any()):
+        raise ValueError("initial: got a singular covariance, expected a positive definite one")
+    precision = flat(torch.cholesky_inverse(factor), grid.shape, 2)
+    mean = flat(mean, grid.shape, 1)
+    vector = (precision @ mean[..., None])[..., 0]
+    return Information(precision, vector, (vector * mean).sum(-1))
+
+
+def _rows(
+    sde: LinearSDE, grid: Grid, plan: _Plan, known: Information | None, with_weights: bool
+) -> tuple[dict[int, Row], dict[int, Tensor]]:
+    """The estimate at each moment that is wanted, and each observation's weight in it, `(b, T)`."""
+    steps, moments = Steps.of(sde, grid), grid.times.shape[1]
+    wanted = set(grid.wanted.unique().tolist())
+    future = _futures(sde, grid, steps, plan) if plan.smooth else {}
+    try:
+        settled = flat(sde.stationary_covariance().detach(), grid.shape, 2) if known is None else None
+    except ValueError:
+        settled = None
+    past = nothing(grid, sde.state_size, plan.pairs, known)
+    rows: dict[int, Row] = {}
+    weights, totals, observations = {}, {}, int(grid.key.max()) + 1
+    for k in range(moments):
+        if k:
+            past = past.moved(steps, k - 1, True, plan.riccati)
+        before, past = past, past.with_source(grid, k, plan.riccati)
+        if k not in wanted:
+            continue
+        sides = [past, future[k]] if plan.smooth else [past]
+        if not plan.pairs:
+            totals[k] = gaussian(sides, riccati=True)
+            continue
+        others = [before, future[k]] if plan.smooth else [before]
+        rows[k] = estimate_row(
+            sides, others, grid, k, plan.belief, plan.iterations, plan.riccati, plan.leave_one_out, settled
+        )
+        if with_weights:
+            weights[k] = _by_observation(rows[k].weights, sides, grid, observations)
+    if not plan.pairs:
+        rows = dict(zip(totals, gaussian_rows(list(totals.values()), plan.iterations, settled), strict=True))
+        if with_weights:  # the Kalman filter believes all that it sees
+            weights = {k: _seen(grid, moments if plan.smooth else k + 1, observations) for k in rows}
+    return rows, weights
+
+
+def _futures(sde: LinearSDE, grid: Grid, steps: Steps, plan: _Plan) -> dict[int, Sources]:
+    """What stands behind each moment, seen from it."""
+    ahead = nothing(grid, sde.state_size, plan.pairs)
+    found = {}
+    for k in reversed(range(grid.times.shape[1])):
+        if k + 1 < grid.times.shape[1]:
+            ahead = ahead.moved(steps, k, False, plan.riccati)
+        found[k] = ahead
+        ahead = ahead.with_source(grid, k, plan.riccati)
+    return found
+
+
+def _by_observation(values: Tensor | None, sides: list[Sources], grid: Grid, observations: int) -> Tensor:
+    """`(b, T)`: the weights of a row's sources in the order of the observations."""
+    moments = torch.tensor([m for side in sides for m in side.moments], device=grid.key.device, dtype=torch.long)
+    assert values is not None
+    key = grid.key[:, moments]
+    at = torch.where(grid.present[:, moments] & (key >= 0), key, observations)  # the last: nobody's
+    return values.new_zeros(len(key), observations + 1).scatter(1, at, values)[:, :observations]
+
+
+def _seen(grid: Grid, moments: int, observations: int) -> Tensor:
+    """`(b, T)`: 1 for each observation among the first so many moments."""
+    key = grid.key[:, :moments]
+    at = torch.where(grid.present[:, :moments] & (key >= 0), key, observations)
+    ones = torch.ones(at.shape, dtype=torch.float64, device=key.device)
+    return ones.new_zeros(len(key), observations + 1).scatter(1, at, ones)[:, :observations]
+
+
+def _collected(grid: Grid, rows: dict[int, Row], weights: dict[int, Tensor], iterations: int) -> Estimate:
+    """Rows in the order of the queries."""
+    place = torch.full((grid.times.shape[1],), -1, dtype=torch.long, device=grid.times.device)
+    moments = sorted(rows)
+    place[moments] = torch.arange(len(moments), device=grid.times.device)
+    at = place[grid.wanted]  # (b, queries)
+
+    def gathered(values: list[Tensor]) -> Tensor:
+        stacked = torch.stack(values, dim=1)
+        index = at.reshape(*at.shape, *(1,) * (stacked.dim() - 2)).expand(*at.shape, *stacked.shape[2:])
+        return stacked.gather(1, index)
+
+    def shaped(x: Tensor) -> Tensor:
+        return x.reshape(*grid.shape, *x.shape[1:])
+
+    mean, covariance, objective = (
+        gathered([getattr(rows[k], name) for k in moments]) for name in ("mean", "covariance", "objective")
+    )
+    believed = shaped(gathered([weights[k] for k in moments])) if weights else None
+    total = objective.sum(1).T.reshape(iterations + 1, *grid.shape)
+    return Estimate(shaped(mean), shaped(covariance), believed, total)

@@ -1,0 +1,245 @@
+"""Cross-attention of two coupled processes (appendix E.4), dense: its kernel does not separate into query and key."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
+
+from .inputs import Weight, row_blocks
+
+
+class Process(NamedTuple):
+    """One of the two: `(heads,)`, `frequency` `(heads, modes)`."""
+
+    decay: Tensor
+    frequency: Tensor
+    process_noise: Tensor
+    key_noise: Tensor
+    prior_variance: Tensor  # of its state before it has been observed; the mean is zero
+
+
+class Judgement(NamedTuple):
+    """How a prediction is weighed, `(heads,)` each."""
+
+    query_noise: Tensor
+    noise_floor: Tensor
+    robustness: Tensor
+    inverse_temperature: Tensor
+
+
+class Observations(NamedTuple):
+    """Keys and values `(batch, heads, length, 2 d)`, times `(b, length)`, True where they take part, or None."""
+
+    key: Tensor
+    value: Tensor
+    times: Tensor
+    mask: Tensor | None
+
+
+class _Sources(NamedTuple):
+    """Pairs at the times of the auxiliary observations.
+
+    States `(batch, heads, 1, sources, 2, modes)` complex, of keys and of values; the variance of the target's,
+    `(b, heads, 1, sources)`.
+    """
+
+    target: Tensor
+    auxiliary: Tensor
+    variance: Tensor
+
+
+def coupled_filter_attention(
+    query: Tensor,
+    target: Observations,
+    auxiliary: Observations,
+    *,
+    target_process: Process,
+    auxiliary_process: Process,
+    coupling: Tensor,
+    judgement: Judgement,
+    weight: Weight = "student_t",
+) -> Tensor:
+    """Estimates of the target at its own times from all auxiliary observations at or before them.
+
+    With `dx = A_x x dt + b y dt + noise`, `dy = A_y y dt + noise` and the lag `tau = t_i - s_j >= 0`, per mode:
+
+        k_ij  = e^(lambda_x tau) x_j + lambda_xy(tau) y_j,     lambda_xy = b cross_transport(tau)
+        Sigma = e^(-2 mu_x tau) P_j + sigma_x^2 phi_x(tau) + |lambda_xy|^2 (eta_y^2 + sigma_y^2 phi_y(tau)) + sigma_0^2
+        L_ij  = -log Sigma - (nu_s + 1) log(1 + |q_i - k_ij|^2 / (nu_s d (Sigma + gamma^2)))
+        out_i = sum_j softmax_j(beta_s L_ij) (e^(lambda_x tau) v^x_j + lambda_xy(tau) v^y_j)
+
+    The paper observes both processes at the same times. Here `x_j`, the target at the time of source j, is its last
+    observation m at or before it, carried on by the same law: `x_j = e^(lambda_x g) x_m + lambda_xy(g) y(t_m)` over the
+    gap `g = s_j - t_m`, where `y(t_m)` is the last auxiliary observation at or before `t_m`, carried on by `lambda_y`;
+    `P_j` is Sigma of that prediction without its floor, `eta_x^2` where the gap is zero. A state that has not been
+    observed yet has mean zero and the process's `prior_variance`. Where both sequences have the same times this is the
+    paper's formula, and on noiseless data every prediction from observed pairs is exact, whatever the times.
+
+    `|lambda_xy|^2` in a variance is its mean over the modes of a head; they are equal, as the paper has it, where the
+    two processes share their frequencies.
+
+    Args:
+        query: `(batch, heads, queries, 2 d)`, at the target's times.
+        target: its own observations, one a query.
+        auxiliary: the observations that are attended to.
+        target_process, auxiliary_process: decay, frequencies and noises.
+        coupling: b, `(heads,)`, per unit of time.
+        judgement: gamma^2, sigma_0^2, nu_s and beta_s.
+        weight: "student_t" as above, or "exponential".
+
+    Returns:
+        `(batch, heads, queries, 2 d)`; zeros for a query that sees no source. Differentiable in everything, to any
+        order. Memory is O(queries x sources x heads x modes); without gradients rows go in blocks of bounded memory.
+    """
+    batch, heads, queries, channels = query.shape
+    keys = auxiliary.key.shape[2]
+    if not queries or not keys:
+        return torch.zeros_like(query)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    with torch.autocast(query.device.type, enabled=False):
+        processes = target_process, auxiliary_process
+        sources = _sources(target, auxiliary, processes, coupling, dtype)
+        states = _complex(query.to(dtype))
+        rows = [
+            _rows(states[:, :, rows], target.times[:, rows], auxiliary, sources, processes, coupling, judgement, weight)
+            for rows in row_blocks(batch, heads, queries, keys * channels)
+        ]
+        estimate = torch.cat(rows, dim=2)
+    return torch.cat([estimate.real, estimate.imag], dim=-1).to(query.dtype)
+
+
+def _complex(x: Tensor) -> Tensor:
+    return torch.complex(*x.chunk(2, dim=-1))
+
+
+def _pairs(observations: Observations, dtype: torch.dtype) -> Tensor:
+    """Keys and values as complex states `(batch, heads, length, 2, modes)`, zero where they take no part."""
+    states = torch.stack([observations.key, observations.value], dim=-2).to(dtype)
+    if observations.mask is not None:
+        states = states.masked_fill(~observations.mask[:, None, :, None, None], 0.0)
+    return _complex(states)
+
+
+class _Transport(NamedTuple):
+    """Over lags `(b, 1, rows, columns)`: what a state and its driver add, and their parts of the variance.
+
+    The first two are `(b, heads, rows, columns, 1, modes)` complex, the others `(b, heads, rows, columns)`.
+    """
+
+    own: Tensor  # e^(lambda_x tau)
+    cross: Tensor  # lambda_xy
+    left: Tensor  # e^(-2 mu_x tau)
+    cross_left: Tensor  # the mean of |lambda_xy|^2
+    grown: Tensor  # sigma_x^2 phi_x + |lambda_xy|^2 sigma_y^2 phi_y
+
+
+def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor, dtype: torch.dtype) -> _Transport:
+    """Formed in the dtype of the lags: phases must not be rounded before their cosine is taken."""
+    x, y = ([p.to(lag.dtype)[:, None, None] for p in process] for process in processes)
+    each, b = lag[..., None, None], coupling.to(lag.dtype)[:, None, None, None, None]
+    decay, driver_decay = x[0][..., None, None], y[0][..., None, None]
+    frequency, driver_frequency = x[1][..., None, :], y[1][..., None, :]
+    cross = b * cross_transport(decay, frequency, driver_decay, driver_frequency, each)
+    own = torch.exp(torch.complex(*torch.broadcast_tensors(-decay * each, frequency * each)))
+    cross_left = (cross.real.square() + cross.imag.square()).mean((-2, -1))
+    grown = x[2] * accumulated_variance(x[0], lag) + cross_left * y[2] * accumulated_variance(y[0], lag)
+    left = decay_kernel(2 * x[0], lag)
+    states = (part.to(torch.promote_types(dtype, torch.complex64)) for part in (own, cross))
+    return _Transport(*states, *(part.to(dtype) for part in (left, cross_left, grown)))
+
+
+def _last(times: Tensor, mask: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the observations at or before each time: the index of the last, the lag from it, and whether there is one."""
+    seen = times[:, None, :] <= at[:, :, None]
+    if mask is not None:
+        seen = seen & mask[:, None, :]
+    found = seen.any(-1)
+    lag = (at[:, :, None] - times[:, None, :]).to(time_dtype(times.device)).masked_fill(~seen, torch.inf)
+    lag, index = lag.min(dim=-1)
+    return index, torch.where(found, lag, 0.0), found
+
+
+def _take(states: Tensor, index: Tensor) -> Tensor:
+    """The states `(batch, heads, length, ...)` at indices `(b, places)`."""
+    index = index.view(index.shape[0], 1, index.shape[1], *(1,) * (states.dim() - 3))
+    return torch.take_along_dim(states, index, dim=2)
+
+
+def _per_place(flags: Tensor) -> Tensor:
+    return flags[:, None, :, None, None]
+
+
+def _sources(
+    target: Observations,
+    auxiliary: Observations,
+    processes: tuple[Process, Process],
+    coupling: Tensor,
+    dtype: torch.dtype,
+) -> _Sources:
+    """Each auxiliary observation, and the target as it is known at its time."""
+    x_noise = processes[0].key_noise.to(dtype)[:, None]
+    x_prior, y_prior = (process.prior_variance.to(dtype)[:, None] for process in processes)
+    target_states, auxiliary_states = _pairs(target, dtype), _pairs(auxiliary, dtype)
+
+    index, lag, found = _last(auxiliary.times, auxiliary.mask, target.times)  # the auxiliary at the target's times
+    rates = [p.to(lag.dtype)[:, None] for p in processes[1]]
+    phase = lag[:, None, :, None] * processes[1].frequency.to(lag.dtype)[:, None, :]
+    damping = (rates[0] * lag[:, None])[..., None].expand_as(phase)
+    turned = torch.exp(torch.complex(-damping, phase))[..., None, :].to(auxiliary_states.dtype)
+    driver = turned * _take(auxiliary_states, index).masked_fill(~_per_place(found), 0.0)
+    lag = lag[:, None]
+    driver_variance = decay_kernel(2 * rates[0], lag) * rates[3] + rates[2] * accumulated_variance(rates[0], lag)
+    driver_variance = torch.where(found[:, None], driver_variance.to(dtype), y_prior)
+
+    index, lag, found = _last(target.times, target.mask, auxiliary.times)  # the target at the auxiliary's times
+    over = _transport(processes, coupling, lag[:, None, None], dtype)
+    own, cross = over.own[:, :, 0], over.cross[:, :, 0]
+    carried = own * _take(target_states, index) + cross * _take(driver, index)
+    carried = carried.masked_fill(~_per_place(found), 0.0)
+    left, cross_left, grown = over.left[:, :, 0], over.cross_left[:, :, 0], over.grown[:, :, 0]
+    driver_variance = torch.take_along_dim(driver_variance, index[:, None], dim=2)
+    variance = left * x_noise + cross_left * driver_variance + grown
+    variance = torch.where(found[:, None], variance, x_prior)
+    return _Sources(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
+
+
+def _rows(
+    query: Tensor,
+    times: Tensor,
+    auxiliary: Observations,
+    sources: _Sources,
+    processes: tuple[Process, Process],
+    coupling: Tensor,
+    judgement: Judgement,
+    weight: Weight,
+) -> Tensor:
+    """The estimates of some queries, complex."""
+    dtype, modes = query.real.dtype, query.shape[-1]
+    lag = times[:, :, None] - auxiliary.times[:, None, :]
+    visible = lag >= 0
+    if auxiliary.mask is not None:
+        visible = visible & auxiliary.mask[:, None, :]
+    visible = visible[:, None]
+    lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~visible, 0.0)
+    over = _transport(processes, coupling, lag, dtype)
+    predicted = over.own * sources.target + over.cross * sources.auxiliary
+    key, value = predicted.unbind(-2)
+
+    query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
+    y_noise = processes[1].key_noise.to(dtype)[:, None, None]
+    variance = over.left * sources.variance + over.cross_left * y_noise + over.grown + floor
+    tiny = torch.finfo(dtype).tiny
+    variance = variance.clamp(min=tiny**0.5)
+    judged = variance + query_noise
+    judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square
+    difference = query[:, :, :, None] - key
+    distance = (difference.real.square() + difference.imag.square()).sum(-1) / (robustness * modes * judged)
+    evidence = (robustness + 1) * torch.log1p(distance) if weight == "student_t" else distance
+    score = temperature * (-torch.log(variance) - evidence)
+
+    empty = ~visible.any(-1, keepdim=True)
+    attention = score.masked_fill(~visible & ~empty, -torch.inf).softmax(-1)
+    estimate = (attention[..., None] * value).sum(-2)
+    return estimate.masked_fill(empty, 0.0)

@@ -1,0 +1,174 @@
+"""Posterior routing: which past key explains the present state, and how far each would move it (appendix E.8)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rfa.dynamics import TimeDependentNoise, decay_kernel, rotate
+
+from .inputs import Options, Parameters, Positions, locate, row_blocks
+from .validation import validate
+
+
+class Routes(NamedTuple):
+    """What each key j means to each query i; all `(batch, heads, queries, keys)`.
+
+    Fields:
+        responsibility: alpha_ij, the posterior of the source; a row sums to 1, or to 0 where it sees no key.
+        gain: G_ij in [0, 1], the share of the way to the transported key.
+        decay: E_ij in (0, 1], what is left of the key.
+    """
+
+    responsibility: Tensor
+    gain: Tensor
+    decay: Tensor
+
+
+def posterior_routing(
+    query: Float[Tensor, "batch heads queries channels"],
+    key: Float[Tensor, "batch heads keys channels"],
+    value: Float[Tensor, "batch heads keys channels"],
+    query_value: Float[Tensor, "batch heads queries channels"],
+    *,
+    decay: Float[Tensor, " heads"],
+    frequency: Float[Tensor, "heads modes"],
+    process_noise: Float[Tensor, " heads"],
+    key_noise: Float[Tensor, " heads"],
+    query_noise: Float[Tensor, " heads"],
+    noise_floor: Float[Tensor, " heads"],
+    noise: TimeDependentNoise | None = None,
+    times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
+    query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    segment_ids: Int[Tensor, "batch keys"] | None = None,
+    causal: bool = True,
+    rotate_values: bool = True,
+) -> Float[Tensor, "batch heads queries channels"]:
+    r"""The posterior mean of a state whose source is one of the past keys, which one being unknown.
+
+    A state comes from one of the visible keys, each as likely as the others before the query is seen, and the query
+    is a noisy observation of it: `x_i | K = j ~ CN(x_ij, Sigma_ij I)`, `q_i ~ CN(x_i, gamma^2 I)`. For one head, with
+    d complex modes, the lag `tau = t_i - t_j` and `Sigma` as in `robust_filter_attention`:
+
+        E, x_ij  = exp(-mu tau), exp((-mu + i omega) tau) v_j
+        r_ij     = |q_i - exp((-mu + i omega) tau) k_j|^2
+        alpha_ij = softmax_j(-r_ij / (Sigma_ij + gamma^2) - d log(Sigma_ij + gamma^2))
+        G_ij     = gamma^2 / (Sigma_ij + gamma^2)
+        out_i    = x_i + sum_j alpha_ij G_ij (x_ij - x_i),    x_i the query's own value
+
+    Variances are those of a complex mode: a real channel has half of them, which makes the score the paper's
+    `-r' P r / 2 - log|Sigma~| / 2` on 2 d real channels. The step `out_i - x_i` is a convex combination of the steps
+    of the single sources, so no longer than the longest of them, however many keys agree.
+
+    The scores of all pairs are held at once for the gradient: O(N^2) memory, as in the reference operator; without
+    gradients rows are computed in blocks of bounded memory.
+
+    Args:
+        query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
+        key: `(batch, heads, keys, 2 d)`.
+        value: `(batch, heads, keys, 2 d)`.
+        query_value: x_i, `(batch, heads, queries, 2 d)`.
+        decay, frequency, process_noise, key_noise, query_noise, noise_floor, noise, times, query_times, key_mask,
+            segment_ids, causal, rotate_values: as `robust_filter_attention`.
+
+    Returns:
+        The posterior means `(batch, heads, queries, 2 d)` in float32 or float64: a step that is small beside the value
+        would be lost in half precision. A query that sees no key keeps its value.
+
+    Raises:
+        ValueError: naming the argument, what was given and what was expected.
+
+    Source: appendix E.8, with a uniform prior over the sources.
+    """
+    parameters = gaussian_parameters(
+        decay=decay,
+        frequency=frequency,
+        process_noise=process_noise,
+        key_noise=key_noise,
+        query_noise=query_noise,
+        noise_floor=noise_floor,
+        noise=noise,
+    )
+    options = Options(causal, "student_t", rotate_values, "lyapunov", True, False, False)
+    validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
+    if query_value.shape != (*query.shape[:3], value.shape[-1]):
+        expected = (*query.shape[:3], value.shape[-1])
+        raise ValueError(f"query_value: got shape {tuple(query_value.shape)}, expected {expected}")
+    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    key, value = positions.present(key, value)
+    query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
+    query = rotate(query, frequency, positions.query_times, inverse=True)
+    key = rotate(key, frequency, positions.key_times, inverse=True)
+    if not rotate_values:
+        return query_value + routing_step(query, key, value, query_value, parameters, positions, causal)
+    value = rotate(value, frequency, positions.key_times, inverse=True)
+    own = rotate(query_value, frequency, positions.query_times, inverse=True)
+    step = routing_step(query, key, value, own, parameters, positions, causal)
+    return query_value + rotate(step, frequency, positions.query_times)
+
+
+def gaussian_parameters(
+    *,
+    decay: Tensor,
+    frequency: Tensor,
+    process_noise: Tensor,
+    key_noise: Tensor,
+    query_noise: Tensor,
+    noise_floor: Tensor,
+    noise: TimeDependentNoise | None = None,
+) -> Parameters:
+    """Parameters of a Gaussian weight, which has neither robustness nor temperature."""
+    one = torch.ones_like(decay)
+    noises = (process_noise, key_noise, query_noise, noise_floor)
+    return Parameters(decay, frequency, *noises, robustness=one, inverse_temperature=one, horizon=None, noise=noise)
+
+
+def routing_step(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_value: Tensor,
+    parameters: Parameters,
+    positions: Positions,
+    causal: bool = True,
+) -> Tensor:
+    """`sum_j alpha_ij G_ij (x_ij - x_i)` of states that stand in the common frame, `(batch, heads, queries, 2 d)`.
+
+    Rows are independent, so where no gradient is asked for they are computed in blocks of bounded memory.
+    """
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    key, value = positions.present(key, value)
+    query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
+    batch, heads, queries, _ = query.shape
+    steps = []
+    with torch.autocast(query.device.type, enabled=False):
+        for rows in row_blocks(batch, heads, queries, key.shape[2]):
+            alpha, gain, decay = routes(query[:, :, rows], key, parameters, positions.rows(rows), causal)
+            share = alpha * gain
+            steps.append((share * decay) @ value - share.sum(-1, keepdim=True) * query_value[:, :, rows])
+    return torch.cat(steps, dim=2)
+
+
+def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positions, causal: bool = True) -> Routes:
+    """Responsibilities and gains of states that stand in the common frame, in float32 or float64."""
+    modes = query.shape[-1] // 2
+    head = parameters.to(query.dtype).unsqueezed(2)
+    visible = positions.visible(causal)
+    lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
+    lag = lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
+    visible = visible[:, None]
+
+    decay = decay_kernel(head.decay, lag)
+    judged = head.variance(lag) + head.query_noise
+    judged = judged.clamp(min=torch.finfo(judged.dtype).tiny ** 0.25)  # gradients divide by its square
+    squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
+    residual = (squares - 2 * decay * (query @ key.mT)).clamp(min=0)  # rounding may leave a tiny negative number
+
+    empty = ~visible.any(-1, keepdim=True)
+    score = (-residual / judged - modes * judged.log()).masked_fill(~visible & ~empty, -torch.inf)
+    responsibility = score.softmax(-1).masked_fill(empty, 0.0)
+    gain = (head.query_noise / judged).expand_as(score)
+    return Routes(responsibility, gain, decay.expand_as(score))

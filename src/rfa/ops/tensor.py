@@ -1,0 +1,179 @@
+"""The anisotropic operator of appendix B.1: decay, noises and attention weights of each mode its own."""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rfa.dynamics import covariance, decay_kernel, rotate
+
+from .inputs import Options, Parameters, Positions, Weight, locate, row_blocks
+from .validation import validate
+
+_PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
+
+
+def tensor_filter_attention(
+    query: Float[Tensor, "batch heads queries channels"],
+    key: Float[Tensor, "batch heads keys channels"],
+    value: Float[Tensor, "batch heads keys channels"],
+    *,
+    decay: Float[Tensor, "heads modes"],
+    frequency: Float[Tensor, "heads modes"],
+    process_noise: Float[Tensor, "heads modes"],
+    key_noise: Float[Tensor, "heads modes"],
+    query_noise: Float[Tensor, "heads modes"],
+    noise_floor: Float[Tensor, " heads"],
+    robustness: Float[Tensor, " heads"],
+    inverse_temperature: Float[Tensor, " heads"],
+    times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
+    query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    segment_ids: Int[Tensor, "batch keys"] | None = None,
+    causal: bool = True,
+    weight: Weight = "student_t",
+    rotate_values: bool = True,
+    return_log_precision: bool = False,
+) -> (
+    Float[Tensor, "batch heads queries channels"]
+    | tuple[Float[Tensor, "batch heads queries channels"], Float[Tensor, "batch heads queries modes"]]
+):
+    r"""Robust filter attention with decay, noises and weights of each mode its own.
+
+    For one head and the lag `tau = t_i - t_j` (`|tau|` when not causal), with d complex modes k:
+
+        E[k]     = exp(-mu_k tau)
+        Sigma[k] = sigma_k^2 phi_k(tau) + eta_k^2 E[k]^2 + sigma_0^2
+        D2_ij    = sum_k |q_i[k] - exp((-mu_k + i omega_k) tau) k_j[k]|^2 / (Sigma[k] + gamma_k^2)
+        L_ij[k]  = -log Sigma[k] - (nu_s + 1) log(1 + D2_ij / (nu_s d))
+        A[k]     = softmax_j(beta_s L[k])
+        out_i[k] = sum_j A_ij[k] exp((-mu_k + i omega_k) tau) v_j[k]
+
+    The modes share one distance, yet each has weights of its own. Where the modes of a head agree this is
+    `robust_filter_attention`, which costs d times less: use that wherever one decay a head will do.
+
+    Decay is formed for each pair of times. The stationary frame, which splits it into `exp(-mu t_i) exp(mu t_j)`,
+    overflows (appendix B.2; measured in docs/experiments.md).
+
+    Time is `O(N^2 d)`. So is memory where gradients are enabled: fourteen numbers are kept for each mode of each pair
+    of a query and a key (4 GB in float32 for one head of 32 modes and 1,500 tokens). Without gradients rows are
+    computed in blocks of bounded memory.
+
+    Args:
+        query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
+        key: `(batch, heads, keys, 2 d)`.
+        value: `(batch, heads, keys, 2 d)`, whether it is rotated or not: each mode has its own weights.
+        decay: mu_k >= 0, per unit of time, `(heads, modes)`.
+        frequency: omega_k, radians per unit of time, `(heads, modes)`.
+        process_noise: sigma_k^2 >= 0, variance per unit of time, `(heads, modes)`.
+        key_noise: eta_k^2 >= 0, variance, `(heads, modes)`.
+        query_noise: gamma_k^2 >= 0, variance, `(heads, modes)`.
+        noise_floor: sigma_0^2 >= 0, variance, `(heads,)`.
+        robustness: nu_s > 0, degrees of freedom per mode, `(heads,)`.
+        inverse_temperature: beta_s > 0, `(heads,)`.
+        times: of the keys, `(keys,)` or `(batch, keys)`, strictly increasing within a segment; 0, 1, 2, ...
+        query_times: of the queries, `(queries,)` or `(batch, queries)`; the last of `times`. Later than every
+            key is a forecast.
+        key_mask: `(batch, keys)`, True for keys that take part.
+        segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
+        causal: key j takes part in query i when `t_j <= t_i`.
+        weight: "student_t" as above, or "exponential", `L[k] = -log Sigma[k] - D2 / (nu_s d)`.
+        rotate_values: transport values by rotation too; off, they only decay.
+        return_log_precision: also return `log s_i[k] = log sum_j exp(beta_s L_ij[k])`, one for each mode.
+
+    Returns:
+        The filtered values `(batch, heads, queries, 2 d)`, before the innovation step, in the query's dtype; and
+        the log precisions `(batch, heads, queries, modes)`, in float32 or float64. Half precisions accumulate in
+        float32, float64 stays float64. A query that sees no key gets zeros and log precisions of -inf.
+
+    Raises:
+        ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes and
+            devices are checked, values are not.
+
+    Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
+    """
+    parameters = Parameters(
+        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, None
+    )
+    options = Options(causal, weight, rotate_values, "lyapunov", True, False, return_log_precision)
+    anywhere = options._replace(rotate_values=False)  # the width of the values is checked below, for another reason
+    validate(query, key, value, parameters, anywhere, times, query_times, key_mask, segment_ids, _PER_MODE)
+    if value.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"value: got {value.shape[-1]} channels, expected {query.shape[-1]}, the query's: "
+            "each mode has weights of its own"
+        )
+    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    estimate, log_precision = _filter(query, key, value, parameters, positions, options)
+    return estimate if log_precision is None else (estimate, log_precision)
+
+
+def _filter(
+    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
+) -> tuple[Tensor, Tensor | None]:
+    """Rotations, which are safe in a common frame, around blocks of independent rows."""
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
+    parameters = parameters.to(dtype)
+    key, value = positions.present(key, value)
+    with torch.autocast(query.device.type, enabled=False):
+        query_frame = rotate(query.to(dtype), frequency, positions.query_times, inverse=True)
+        key_frame = rotate(key.to(dtype), frequency, positions.key_times, inverse=True)
+        value_frame = value.to(dtype)
+        if options.rotate_values:
+            value_frame = rotate(value_frame, frequency, positions.key_times, inverse=True)
+        queries, keys, values = (_by_mode(x) for x in (query_frame, key_frame, value_frame))
+        batch, heads, modes, length, _ = queries.shape
+        rows = [
+            _rows(queries[..., rows, :], keys, values, parameters, positions.rows(rows), options)
+            for rows in row_blocks(batch, heads * modes, length, keys.shape[3])
+        ]
+        estimate = torch.cat([row[0] for row in rows], dim=2)
+        totals = [total for _, total in rows if total is not None]
+        if options.rotate_values:
+            estimate = rotate(estimate, frequency, positions.query_times)
+    return estimate.to(query.dtype), torch.cat(totals, dim=2) if totals else None
+
+
+def _by_mode(x: Tensor) -> Tensor:
+    """`(batch, heads, length, 2 d)` as `(batch, heads, d, length, 2)`."""
+    return x.unflatten(-1, (2, x.shape[-1] // 2)).permute(0, 1, 4, 2, 3)
+
+
+def _rows(
+    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
+) -> tuple[Tensor, Tensor | None]:
+    """The estimate `(batch, heads, queries, 2 d)`, still in the common frame, and the log precision of some rows.
+
+    All scores are `(batch, heads, modes, queries, keys)`; appendix B.1, line by line.
+    """
+    modes = query.shape[2]
+    decay, process_noise, key_noise, query_noise = (
+        noise[..., None, None]
+        for noise in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.query_noise)
+    )
+    noise_floor, robustness, inverse_temperature = (
+        x[:, None, None, None] for x in (parameters.noise_floor, parameters.robustness, parameters.inverse_temperature)
+    )
+    visible = positions.visible(options.causal)[:, None, None]
+    lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :]).abs()[:, None, None]
+    lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
+
+    kept = decay_kernel(decay, lag)
+    smallest = torch.finfo(query.dtype).tiny ** 0.5  # keeps a variance that has underflown away from zero
+    variance = covariance(decay, process_noise, key_noise, noise_floor, lag).clamp(min=smallest)
+    judged = variance + query_noise
+    judged = torch.where(judged > 2 * smallest, judged, smallest**0.5)  # gradients divide by its square
+
+    real, imaginary = (query[..., :, None, part] - kept * key[..., None, :, part] for part in (0, 1))
+    distance = ((real.square() + imaginary.square()) / judged).sum(2, keepdim=True) / (robustness * modes)
+    evidence = (robustness + 1) * torch.log1p(distance) if options.weight == "student_t" else distance
+    score = inverse_temperature * (-torch.log(variance) - evidence)
+
+    empty = ~visible.any(-1, keepdim=True)
+    score = score.masked_fill(~visible & ~empty, -torch.inf)
+    attention = torch.softmax(score, dim=-1) * kept
+    estimate = (attention @ value).masked_fill(empty, 0.0).permute(0, 1, 3, 4, 2).flatten(-2)
+    if not options.log_precision:
+        return estimate, None
+    total = torch.logsumexp(score, dim=-1).masked_fill(empty[..., 0], -torch.inf)
+    return estimate, total.mT

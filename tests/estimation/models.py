@@ -1,0 +1,47 @@
+"""Models and series that the tests share."""
+
+import torch
+
+from rfa.estimation import LinearSDE
+
+
+def matrix(rows) -> torch.Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+EYE = matrix([[1.0, 0.0], [0.0, 1.0]])
+
+
+def rotating(decay=0.3, frequency=2.0, process=0.5, measurement=0.5) -> LinearSDE:
+    """The process of SPEC section 7 in its real form."""
+    dynamics = matrix([[-decay, -frequency], [frequency, -decay]])
+    return LinearSDE(dynamics, process / 2 * EYE, EYE, measurement / 2 * EYE)
+
+
+def coupled() -> LinearSDE:
+    """Three states with different decays that drive each other, seen through two components with correlated noise."""
+    dynamics = matrix([[-0.5, 1.0, 0.0], [-0.8, -0.2, 0.3], [0.0, 0.0, -0.05]])
+    diffusion = matrix([[0.3, 0.1, 0.0], [0.1, 0.2, 0.0], [0.0, 0.0, 0.1]])
+    observation = matrix([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]])
+    return LinearSDE(dynamics, diffusion, observation, matrix([[0.4, 0.1], [0.1, 0.3]]))
+
+
+def trend() -> LinearSDE:
+    """A local linear trend: not diagonalisable, not stationary, its level seen."""
+    return LinearSDE(
+        matrix([[0.0, 1.0], [0.0, 0.0]]), matrix([[0.2, 0.0], [0.0, 0.05]]), matrix([[1.0, 0.0]]), matrix([[0.5]])
+    )
+
+
+def irregular_times(length: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(length, generator=generator, dtype=torch.float64).mul(0.9).add(0.1).cumsum(0)
+
+
+def with_gaps(observations: torch.Tensor, share: float = 0.3, seed: int = 0) -> torch.Tensor:
+    """Some components and some whole rows missing; the first rows stay."""
+    generator = torch.Generator().manual_seed(seed)
+    lost = torch.rand(observations.shape, generator=generator, dtype=torch.float64) < share / 2
+    lost |= torch.rand(observations.shape[:-1], generator=generator, dtype=torch.float64)[..., None] < share / 2
+    lost[..., :3, :] = False
+    return observations.masked_fill(lost, torch.nan)

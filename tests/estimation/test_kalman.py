@@ -1,0 +1,110 @@
+"""With the Riccati prior and Gaussian weights the estimator is the Kalman filter and smoother: two oracles."""
+
+import filterpy.kalman
+import numpy as np
+import pytest
+import statsmodels.api as sm
+import torch
+
+from rfa.estimation import LinearSDE, log_likelihood, robust_estimate
+
+from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
+
+MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
+START = 4.0  # variance of the first state
+
+
+def filterpys(sde: LinearSDE, times, observations):
+    """Mean and covariance of filterpy's filter and of its smoother."""
+    n = sde.state_size
+    kalman = filterpy.kalman.KalmanFilter(dim_x=n, dim_z=sde.observation_size)
+    kalman.x, kalman.P = np.zeros((n, 1)), START * np.eye(n)
+    means, covariances, transitions, noises = [], [], [], []
+    for k, row in enumerate(observations.numpy()):
+        if k:
+            lag = (times[k] - times[k - 1]).item()
+            kalman.F, kalman.Q = sde.transition(lag).numpy(), sde.covariance(lag).numpy()
+            kalman.predict()
+            transitions.append(kalman.F)
+            noises.append(kalman.Q)
+        here = ~np.isnan(row)
+        if here.any():
+            observation, noise = sde.observation.numpy()[here], sde.observation_noise.numpy()[np.ix_(here, here)]
+            kalman.update(row[here][:, None], R=noise, H=observation)
+        means.append(kalman.x[:, 0].copy())
+        covariances.append(kalman.P.copy())
+    filtered = np.array(means), np.array(covariances)
+    mean, covariance = (part.copy() for part in filtered)
+    for k in reversed(range(len(means) - 1)):  # Rauch, Tung and Striebel's smoother
+        predicted = transitions[k] @ covariance_of(filtered, k) @ transitions[k].T + noises[k]
+        gain = covariance_of(filtered, k) @ transitions[k].T @ np.linalg.inv(predicted)
+        mean[k] += gain @ (mean[k + 1] - transitions[k] @ filtered[0][k])
+        covariance[k] += gain @ (covariance[k + 1] - predicted) @ gain.T
+    return filtered, (mean, covariance)
+
+
+def covariance_of(filtered, k):
+    return filtered[1][k]
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
+@pytest.mark.parametrize("regular", [True, False], ids=["regular", "irregular"])
+@pytest.mark.parametrize("name", MODELS)
+def test_filter_and_smoother_are_filterpys(name, regular, gaps):
+    sde = MODELS[name]()
+    times = torch.arange(60, dtype=torch.float64) * 0.2 if regular else irregular_times(60)
+    start = torch.zeros(sde.state_size), START * torch.eye(sde.state_size)
+    observations = sde.simulate(times, torch.Generator().manual_seed(1), initial=start).observations
+    if gaps:
+        observations = with_gaps(observations)
+    filtered, smoothed = filterpys(sde, times, observations)
+    for direction, (mean, covariance) in (("filter", filtered), ("smooth", smoothed)):
+        found = robust_estimate(sde, times, observations, prior="riccati", initial=start, direction=direction)
+        np.testing.assert_allclose(found.mean, mean, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(found.covariance, covariance, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("prior", ["power with a huge nu", "gaussian"])
+def test_a_huge_nu_is_the_kalman_filter(prior):
+    """The same through the weights of the single sources: their shares sum up to the filter's information."""
+    sde, times = coupled(), irregular_times(40)
+    observations = with_gaps(sde.simulate(times, torch.Generator().manual_seed(2)).observations)
+    exact = robust_estimate(sde, times, observations, prior="riccati")
+    found = robust_estimate(sde, times, observations, prior="riccati", nu=1e12, kappa=1.0, direction="filter")
+    torch.testing.assert_close(found.mean, exact.mean, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(found.covariance[3:], exact.covariance[3:], rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
+def test_diffuse_start_and_likelihood_are_statsmodels(gaps):
+    """A local linear trend from nothing: the exact diffuse filter of statsmodels, and its log-likelihood."""
+    sde = trend()
+    times = torch.arange(50, dtype=torch.float64)
+    observations = sde.simulate(times, torch.Generator().manual_seed(3)).observations
+    if gaps:
+        observations[10:14] = torch.nan
+    model = sm.tsa.statespace.MLEModel(observations.numpy(), k_states=2, k_posdef=2, initialization="diffuse")
+    model["transition"] = sde.transition(1.0).numpy()
+    model["state_cov"], model["selection"] = sde.covariance(1.0).numpy(), np.eye(2)
+    model["design"], model["obs_cov"] = sde.observation.numpy(), sde.observation_noise.numpy()
+    expected = model.smooth([])
+    found = robust_estimate(sde, times, observations, prior="riccati")
+    np.testing.assert_allclose(found.mean[1:], expected.filtered_state.T[1:], rtol=1e-8, atol=1e-8)
+    np.testing.assert_allclose(found.covariance[1:], expected.filtered_state_cov.transpose(2, 0, 1)[1:], rtol=1e-8)
+    smoothed = robust_estimate(sde, times, observations, prior="riccati", direction="smooth")
+    np.testing.assert_allclose(smoothed.mean, expected.smoothed_state.T, rtol=1e-7, atol=1e-7)
+    diffuse = 2  # statsmodels counts the diffuse rows too, without their distance
+    assert log_likelihood(sde, times, observations).item() == pytest.approx(expected.llf_obs[diffuse:].sum(), rel=1e-9)
+
+
+def test_forecasts_are_the_transported_last_estimate():
+    sde, times = coupled(), irregular_times(20)
+    observations = sde.simulate(times, torch.Generator().manual_seed(4)).observations
+    ahead = matrix([0.5, 4.0, 60.0])
+    last = robust_estimate(sde, times, observations, prior="riccati")
+    found = robust_estimate(sde, times, observations, prior="riccati", query_times=times[-1] + ahead)
+    transition = sde.transition(ahead)
+    expected = transition @ last.covariance[-1] @ transition.mT + sde.covariance(ahead)
+    torch.testing.assert_close(found.mean, (transition @ last.mean[-1][:, None])[..., 0], rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(found.covariance, expected, rtol=1e-9, atol=1e-9)
+    assert torch.equal(found.weights, torch.ones(3, 20, dtype=torch.float64))

@@ -1,0 +1,140 @@
+"""Transition, covariance and samples of a linear SDE, against scipy."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from scipy.integrate import quad_vec
+
+from rfa.dynamics import accumulated_variance
+from rfa.estimation import LinearSDE
+
+from .models import EYE, coupled, matrix, rotating, trend
+
+DYNAMICS = {
+    "rotating": [[-0.3, -2.0], [2.0, -0.3]],
+    "not diagonalisable": [[0.0, 1.0], [0.0, 0.0]],
+    "diagonal": [[-1.0, 0.0], [0.0, -0.01]],
+    "unstable, not diagonalisable": [[0.5, 1.0], [0.0, 0.5]],
+    "stiff": [[-50.0, 3.0], [0.0, -0.1]],
+    "still": [[0.0, 0.0], [0.0, 0.0]],
+}
+DIFFUSION = matrix([[0.5, 0.1], [0.1, 0.3]])
+
+
+@pytest.mark.parametrize("name", DYNAMICS)
+def test_transition_and_covariance_are_scipys(name):
+    dynamics = np.array(DYNAMICS[name])
+    sde = LinearSDE(matrix(DYNAMICS[name]), DIFFUSION, EYE, EYE)
+    lags = matrix([0.0, 1e-6, 0.1, 3.0, 30.0])
+    transitions, covariances = sde.transition(lags), sde.covariance(lags)
+    for lag, transition, covariance in zip(lags.tolist(), transitions, covariances, strict=True):
+        expected = scipy.linalg.expm(dynamics * lag)
+        np.testing.assert_allclose(transition, expected, atol=1e-10 * abs(expected).max())
+
+        def moving(s):
+            return scipy.linalg.expm(dynamics * s) @ DIFFUSION.numpy() @ scipy.linalg.expm(dynamics * s).T
+
+        integral = quad_vec(moving, 0, lag, epsrel=1e-11, limit=2000)[0]
+        np.testing.assert_allclose(covariance, integral, rtol=1e-8, atol=1e-8 * abs(integral).max())
+        assert torch.equal(covariance, sde.covariance(lag)) or torch.allclose(
+            covariance, sde.covariance(lag), rtol=1e-10
+        )
+
+
+def test_the_diagonal_form_is_the_block_form():
+    dynamics = matrix([[-1.0, 0.0], [0.0, -0.01]])
+    closed = LinearSDE(dynamics, DIFFUSION, EYE, EYE)
+    general = LinearSDE(dynamics.requires_grad_(), DIFFUSION, EYE, EYE)
+    lags = matrix([0.0, 0.3, 700.0, 1e5])
+    torch.testing.assert_close(closed.covariance(lags), general.covariance(lags).detach(), rtol=1e-10, atol=0)
+    torch.testing.assert_close(closed.transition(lags), general.transition(lags).detach(), rtol=1e-10, atol=1e-300)
+    mine = closed.covariance(lags)[:, 0, 0]
+    torch.testing.assert_close(mine, 0.5 * accumulated_variance(matrix(1.0), lags), rtol=1e-14, atol=0)
+
+
+def test_stationary_covariance():
+    sde = coupled()
+    expected = scipy.linalg.solve_continuous_lyapunov(sde.dynamics.numpy(), -sde.diffusion.numpy())
+    np.testing.assert_allclose(sde.stationary_covariance(), expected, rtol=1e-10)
+    torch.testing.assert_close(sde.covariance(2000.0), sde.stationary_covariance(), rtol=1e-10, atol=1e-12)
+    with pytest.raises(ValueError, match="dynamics: got an eigenvalue with real part 0"):
+        trend().stationary_covariance()
+
+
+def test_batches_broadcast():
+    dynamics = torch.stack([matrix(rows) for rows in DYNAMICS.values()])
+    sde = LinearSDE(dynamics, DIFFUSION, EYE, EYE)
+    lags = torch.rand(len(dynamics), 4, dtype=torch.float64)
+    assert sde.batch_shape == (len(dynamics),)
+    assert sde.covariance(lags).shape == (len(dynamics), 4, 2, 2)
+    assert sde.transition(0.3).shape == (len(dynamics), 2, 2)
+    for index, rows in enumerate(DYNAMICS.values()):
+        alone = LinearSDE(matrix(rows), DIFFUSION, EYE, EYE)
+        torch.testing.assert_close(sde.covariance(lags)[index], alone.covariance(lags[index]), rtol=1e-9, atol=1e-12)
+
+
+def test_diagonalize():
+    sde = coupled()
+    found = sde.diagonalize()
+    again = found.basis @ torch.diag_embed(found.eigenvalues) @ found.inverse
+    torch.testing.assert_close(again.real, sde.dynamics, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.inverse @ found.basis, torch.eye(3, dtype=again.dtype), rtol=0, atol=1e-12)
+    with pytest.raises(ValueError, match="condition number"):
+        trend().diagonalize()
+
+
+def test_gradients():
+    def covariance(dynamics, diffusion, lag):
+        sde = LinearSDE(dynamics, (diffusion + diffusion.mT) / 2, EYE, EYE)
+        return sde.covariance(lag), sde.transition(lag), sde.stationary_covariance()
+
+    inputs = (matrix([[-0.3, -2.0], [2.0, -0.4]]), DIFFUSION.clone(), matrix([0.2, 1.7]))
+    assert torch.autograd.gradcheck(covariance, [x.requires_grad_() for x in inputs])
+
+
+def test_samples_have_the_moments_of_the_process():
+    sde = rotating()
+    times = matrix([0.0, 0.5, 1.5])
+    states, observations = sde.simulate(times, torch.Generator().manual_seed(0), sample_shape=(20000,))
+    settled = sde.stationary_covariance()
+    across = states[:, 1].T @ states[:, 0] / len(states)  # Cov(x(t + h), x(t)) = Phi(h) P
+    torch.testing.assert_close(across, sde.transition(0.5) @ settled, rtol=0, atol=0.015)
+    error = observations - states
+    torch.testing.assert_close(error.square().mean((0, 1)), sde.observation_noise.diagonal(), rtol=0.03, atol=0)
+    wild = sde.simulate(times, torch.Generator().manual_seed(0), (0.1, 10.0), sample_shape=(20000,))
+    assert torch.equal(wild.states, states)
+    assert (wild.observations - states).square().mean().item() == pytest.approx(0.25 * (0.9 + 0.1 * 100), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"dynamics": matrix([[0.0, 1.0]])}, r"dynamics: got shape \(1, 2\)"),
+        ({"dynamics": EYE * torch.nan}, "dynamics: got NaN"),
+        ({"dynamics": [[0.0]]}, "dynamics: got list"),
+        ({"diffusion": matrix([[1.0, 0.5], [0.0, 1.0]])}, "diffusion: got a matrix that is not symmetric"),
+        ({"diffusion": matrix([[1.0, 2.0], [2.0, 1.0]])}, "diffusion: got an eigenvalue of -1"),
+        ({"diffusion": matrix([[1.0]])}, r"diffusion: got shape \(1, 1\), expected \(..., 2, 2\)"),
+        ({"observation": matrix([[1.0, 0.0, 0.0]])}, r"observation: got shape \(1, 3\)"),
+        ({"observation_noise": -EYE}, "observation_noise: got an eigenvalue of -1"),
+        ({"observation_noise": matrix([[1.0]])}, r"observation_noise: got shape \(1, 1\)"),
+        ({"dynamics": torch.zeros(3, 2, 2), "diffusion": torch.zeros(2, 2, 2)}, "batch dimensions"),
+    ],
+)
+def test_bad_matrices(given, message):
+    legal = {"dynamics": -EYE, "diffusion": EYE, "observation": EYE, "observation_noise": EYE}
+    with pytest.raises(ValueError, match=message):
+        LinearSDE(**(legal | given))
+
+
+def test_bad_lags_times_and_outliers():
+    sde = rotating()
+    for call, message in [
+        (lambda: sde.covariance(-0.1), "dt: got -0.1, expected lags >= 0"),
+        (lambda: sde.transition(torch.nan), "dt: got NaN"),
+        (lambda: sde.simulate(matrix([1.0, 0.0])), "times: got NaN, infinite or decreasing"),
+        (lambda: sde.simulate(matrix([0.0, 1.0]), outliers=(2.0, 10.0)), "outliers: got"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,0 +1,279 @@
+"""Weights, objectives, starts and directions of the robust estimator."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation.penalties import Belief
+
+from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
+
+
+def consensus(sde, times, observations, i, weight, passes):
+    """The paper's estimator at row i by its formulas, C = I: P_ij = (V + Phi R Phi^T)^-1."""
+    lags = times[i] - times[: i + 1]
+    transition = sde.transition(lags)
+    moved = (transition @ observations[: i + 1, :, None])[..., 0]
+    precision = torch.linalg.inv(sde.covariance(lags) + transition @ sde.observation_noise @ transition.mT)
+    state, costs = observations[i], []
+    for _ in range(passes):
+        apart = state - moved
+        distance = torch.einsum("ja,jab,jb->j", apart, precision, apart)
+        weights = weight(distance)
+        total = (weights[:, None, None] * precision).sum(0)
+        state = torch.linalg.solve(total, (weights[:, None, None] * precision @ moved[..., None])[..., 0].sum(0))
+        costs.append(weights)
+    return state, costs[-1]
+
+
+WEIGHTS = {
+    "power": ({"nu": 5.0, "kappa": 1.5}, lambda s: (1 + s / 5.0) ** -1.5),
+    "default exponent": ({"nu": 6.0}, lambda s: (1 + s / 6.0) ** -4.0),  # (nu + m) / m = 4
+    "welsch": ({"penalty": "welsch"}, lambda s: torch.exp(-s / 2)),
+    "gaussian": ({}, torch.ones_like),
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("passes", [1, 4])
+def test_the_papers_estimator(name, passes):
+    options, weight = WEIGHTS[name]
+    sde, times = rotating(), irregular_times(15)
+    observations = sde.simulate(times, torch.Generator().manual_seed(0), (0.2, 8.0)).observations
+    found = robust_estimate(sde, times, observations, iterations=passes, **options)
+    for i in (0, 4, 14):
+        state, weights = consensus(sde, times, observations, i, weight, passes)
+        torch.testing.assert_close(found.mean[i], state, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.weights[i, : i + 1], weights, rtol=1e-7, atol=1e-9)
+        assert not found.weights[i, i + 1 :].any()
+
+
+def test_weights_are_posterior_mean_inverse_scales():
+    """`E[1 / s | d^2]` under `s ~ InvGamma(nu / 2, nu / 2)`, by integration: `(nu + m) / nu` times the weight."""
+    nu, size = 5.0, 3
+    distance = torch.linspace(0, 30, 5, dtype=torch.float64)
+    weights = Belief(nu, 1.0, size).log_weight(distance).exp() * (nu + size) / nu
+    for d2, weight in zip(distance.tolist(), weights.tolist(), strict=True):
+        posterior = scipy.stats.invgamma((nu + size) / 2, scale=(nu + d2) / 2)
+        assert weight == pytest.approx(posterior.expect(lambda s: 1 / s), rel=1e-6)
+
+
+@pytest.mark.parametrize("penalty", ["power", "welsch"])
+def test_weights_are_slopes_of_the_penalty(penalty):
+    belief = Belief(4.0, None, 2, penalty)
+    distance = torch.linspace(0, 20, 9, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(belief.cost(distance).sum(), distance)
+    torch.testing.assert_close(slope, belief.log_weight(distance).exp().detach(), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("penalty", ["power", "welsch"])
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+@pytest.mark.parametrize("start", ["query", "leave_one_out"])
+def test_the_objective_never_rises(penalty, direction, prior, start):
+    sde, times = rotating(), irregular_times(30)
+    observations = sde.simulate(times, torch.Generator().manual_seed(1), (0.2, 10.0), sample_shape=(3,)).observations
+    found = robust_estimate(
+        sde, times, with_gaps(observations), nu=6.0, prior=prior, start=start, direction=direction, penalty=penalty,
+        iterations=8,
+    )  # fmt: skip
+    assert found.objective.shape == (9, 3)
+    assert (found.objective.diff(dim=0) <= 1e-9 * found.objective[0].abs()).all()
+    assert (found.objective[0] - found.objective[-1] > 0).all()
+
+
+def test_outliers_are_found_and_rejected():
+    sde, times = rotating(), torch.arange(100, dtype=torch.float64) * 0.1
+    states, observations = sde.simulate(times, torch.Generator().manual_seed(2))
+    bad = torch.tensor([20, 45, 70])
+    observations[bad] += 15.0
+    found = robust_estimate(
+        sde, times, observations, prior="riccati", nu=16.0, kappa=2.0, iterations=5, start="leave_one_out"
+    )
+    kalman = robust_estimate(sde, times, observations, prior="riccati")
+    own = found.weights.diagonal()
+    assert own[bad].max() < 0.01
+    assert own.median() > 0.7
+    error, worse = ((x.mean - states).square().sum(-1) for x in (found, kalman))
+    assert error[10:].mean() < 0.3 * worse[10:].mean()
+    assert (
+        found.covariance[bad].diagonal(dim1=-2, dim2=-1) > found.covariance[bad - 1].diagonal(dim1=-2, dim2=-1)
+    ).all()
+
+
+def test_an_outlier_vouches_for_itself_unless_left_out():
+    sde, times = rotating(), torch.arange(40, dtype=torch.float64) * 0.1
+    observations = sde.simulate(times, torch.Generator().manual_seed(3)).observations
+    observations[30] += 40.0
+    options = {"prior": "riccati", "nu": 8.0, "kappa": 2.0}
+    weights = [
+        robust_estimate(sde, times, observations, start=s, **options).weights[30, 30]
+        for s in ("query", "leave_one_out")
+    ]
+    assert weights[0] > 0.99
+    assert weights[1] < 0.01
+
+
+def test_coverage_of_intervals():
+    sde, times = rotating(), torch.arange(60, dtype=torch.float64) * 0.1
+    start = torch.zeros(2), sde.stationary_covariance()
+    states, observations = sde.simulate(times, torch.Generator().manual_seed(4), sample_shape=(60,))
+    for options in ({}, {"nu": 16.0, "kappa": 2.0, "iterations": 5, "start": "leave_one_out"}):
+        found = robust_estimate(
+            sde, times, observations, prior="riccati", initial=start, return_weights=False, **options
+        )
+        width = scipy.stats.norm.ppf(0.95) * found.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        assert 0.88 < ((found.mean - states).abs() < width).double().mean() < 0.92
+
+
+def test_smoothing_mirrors_filtering():
+    """A process that looks alike in both directions: the smoother of the mirrored series is the mirrored smoother."""
+    sde = LinearSDE(matrix([[0.0]]), matrix([[0.3]]), matrix([[1.0]]), matrix([[0.5]]))
+    times = irregular_times(20)
+    observations = sde.simulate(times, torch.Generator().manual_seed(5), (0.2, 10.0)).observations
+    for prior in ("lyapunov", "riccati"):
+        options = {"prior": prior, "nu": 5.0, "iterations": 3, "direction": "smooth"}
+        forward = robust_estimate(sde, times, observations, **options)
+        backward = robust_estimate(sde, -times.flip(0), observations.flip(0), **options)
+        torch.testing.assert_close(forward.mean, backward.mean.flip(0), rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(forward.weights, backward.weights.flip(0, 1), rtol=1e-7, atol=1e-9)
+
+
+def test_query_times_in_any_order_and_at_observations():
+    sde, times = coupled(), irregular_times(25)
+    observations = with_gaps(sde.simulate(times, torch.Generator().manual_seed(6)).observations)
+    for options in (
+        {"prior": "riccati"},
+        {"nu": 4.0, "iterations": 2},
+        {"nu": 4.0, "prior": "riccati", "direction": "smooth"},
+    ):
+        everywhere = robust_estimate(sde, times, observations, **options)
+        some = torch.tensor([7, 3, 24])
+        between = torch.stack([times[5] + 1e-9, times[-1] + 2.0])
+        found = robust_estimate(sde, times, observations, query_times=torch.cat([times[some], between]), **options)
+        torch.testing.assert_close(found.mean[:3], everywhere.mean[some], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(found.weights[:3], everywhere.weights[some], rtol=1e-7, atol=1e-9)
+        assert found.mean.isfinite().all()
+        assert found.covariance.isfinite().all()
+
+
+def test_series_of_a_batch_do_not_meet():
+    sde = coupled()
+    times = torch.stack([irregular_times(12, seed) for seed in range(3)])
+    observations = torch.stack(
+        [with_gaps(sde.simulate(t, torch.Generator().manual_seed(7)).observations, seed=k) for k, t in enumerate(times)]
+    )
+    queries = torch.stack([t[-1:] * matrix([0.3, 1.2]) for t in times])
+    options = {"prior": "riccati", "nu": 5.0, "iterations": 2, "query_times": None}
+    for query_times in (None, queries):
+        together = robust_estimate(sde, times, observations, **(options | {"query_times": query_times}))
+        for k in range(3):
+            own = None if query_times is None else queries[k]
+            alone = robust_estimate(sde, times[k], observations[k], **(options | {"query_times": own}))
+            torch.testing.assert_close(together.mean[k], alone.mean, rtol=1e-8, atol=1e-8)
+            torch.testing.assert_close(together.weights[k], alone.weights, rtol=1e-6, atol=1e-8)
+
+
+def test_nothing_seen_is_the_prior():
+    times, nothing = torch.arange(4, dtype=torch.float64), torch.full((4, 2), torch.nan, dtype=torch.float64)
+    for prior in ("lyapunov", "riccati"):
+        stable = robust_estimate(rotating(), times, nothing, prior=prior, nu=5.0)
+        assert torch.equal(stable.mean, torch.zeros(4, 2, dtype=torch.float64))
+        torch.testing.assert_close(stable.covariance, rotating().stationary_covariance().expand(4, 2, 2))
+        assert not stable.weights.any()
+        start = matrix([1.0, -2.0]), matrix([[2.0, 0.3], [0.3, 1.0]])
+        known = robust_estimate(rotating(), times, nothing, prior=prior, initial=start)
+        torch.testing.assert_close(known.mean[0], start[0])
+        torch.testing.assert_close(known.covariance[0], start[1])
+        free = robust_estimate(trend(), times, nothing[:, :1], prior=prior)
+        assert not free.mean.any()
+        assert free.covariance.diagonal(dim1=-2, dim2=-1).isinf().all()
+        assert not free.covariance.isnan().any()
+
+
+def test_no_nan_from_legal_extremes():
+    """Long gaps, states without noise, huge numbers, one observation, weights that all underflow."""
+    still = LinearSDE(matrix([[-1.0, 0.0], [0.0, -0.01]]), torch.zeros(2, 2), torch.eye(2), torch.eye(2))
+    gaps = matrix([0.0, 1.0, 2000.0, 2001.0, 1e7])
+    observations = matrix([[1.0, 2.0], [1e8, -1e8], [3.0, math.nan], [0.0, 0.0], [1.0, 1.0]])
+    for sde in (still, rotating(), rotating(decay=5.0)):
+        for prior in ("lyapunov", "riccati"):
+            for penalty in ("power", "welsch"):
+                for direction in ("filter", "smooth"):
+                    found = robust_estimate(
+                        sde, gaps, observations, prior=prior, nu=3.0, penalty=penalty, direction=direction, iterations=2
+                    )
+                    for part in found:
+                        assert not part.isnan().any(), (prior, penalty, direction)
+    alone = robust_estimate(rotating(), matrix([3.0]), matrix([[1.0, 2.0]]), nu=3.0)
+    torch.testing.assert_close(alone.mean[0], matrix([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+@pytest.mark.parametrize("nu", [math.inf, 5.0])
+def test_gradients(prior, nu):
+    def estimate(dynamics, diffusion, observation, noise, times, observations):
+        sde = LinearSDE(dynamics, diffusion @ diffusion.mT, observation, noise @ noise.mT)
+        found = robust_estimate(sde, times, observations, prior=prior, nu=nu, iterations=2)
+        return found.mean, found.covariance, found.objective
+
+    inputs = (
+        matrix([[-0.3, -2.0], [1.5, -0.4]]), matrix([[0.6, 0.1], [0.0, 0.5]]), matrix([[1.0, 0.2], [0.1, 0.9]]),
+        matrix([[0.7, 0.0], [0.2, 0.6]]), irregular_times(4), torch.randn(4, 2, dtype=torch.float64),
+    )  # fmt: skip
+    assert torch.autograd.gradcheck(estimate, [x.requires_grad_() for x in inputs], atol=1e-5)
+
+
+TIMES = torch.arange(5, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"times": TIMES.flip(0)}, "times: got times that do not increase"),
+        ({"times": TIMES * torch.nan}, "times: got NaN"),
+        ({"times": TIMES[:0]}, r"times: got shape \(0,\)"),
+        ({"observations": torch.zeros(5, 3)}, r"observations: got shape \(5, 3\), expected \(..., 5, 2\)"),
+        ({"observations": torch.full((5, 2), torch.inf)}, "observations: got infinite"),
+        ({"observations": torch.zeros(2, 5, 2), "times": torch.stack([TIMES] * 3)}, "batch dimensions"),
+        ({"query_times": TIMES * torch.inf}, "query_times: got NaN or infinite"),
+        ({"nu": 0.0}, "nu: got 0.0, expected degrees of freedom > 0"),
+        ({"nu": math.nan}, "nu: got nan"),
+        ({"kappa": -1.0}, "kappa: got -1.0"),
+        ({"prior": "flat"}, "prior: got 'flat'"),
+        ({"start": "anywhere"}, "start: got 'anywhere'"),
+        ({"direction": "up"}, "direction: got 'up'"),
+        ({"penalty": "huber"}, "penalty: got 'huber'"),
+        ({"iterations": 0}, "iterations: got 0"),
+        ({"initial": (torch.zeros(2), torch.zeros(2, 2))}, "initial: got a singular covariance"),
+        ({"initial": (torch.zeros(3), torch.eye(2))}, "initial: got a mean of shape"),
+    ],
+)
+def test_bad_input(given, message):
+    legal = {"times": TIMES, "observations": torch.zeros(5, 2)}
+    with pytest.raises(ValueError, match=message):
+        robust_estimate(rotating(), **(legal | given))
+
+
+def test_a_singular_innovation_covariance():
+    sde = LinearSDE(-torch.eye(2), torch.eye(2), torch.eye(2), torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="observation_noise: got a singular innovation covariance"):
+        robust_estimate(sde, TIMES, torch.zeros(5, 2))
+
+
+def test_consistency_is_that_of_samples():
+    belief = Belief(6.0, 2.0, 3)
+    mean, inflation = belief.consistency()
+    errors = np.random.default_rng(0).standard_normal((4000, 40, 3))
+    weights = belief.log_weight(torch.tensor((errors**2).sum(-1))).exp().numpy()
+    assert mean == pytest.approx(weights.mean(), rel=5e-3)
+    location = np.zeros((4000, 3))
+    for _ in range(20):
+        distance = torch.tensor(((errors - location[:, None]) ** 2).sum(-1))
+        weights = belief.log_weight(distance).exp().numpy()[..., None]
+        location = (weights * errors).sum(1) / weights.sum(1)
+    assert inflation == pytest.approx(location.var() * 40, rel=0.06)

@@ -1,0 +1,221 @@
+"""Posterior routing against the mixture of Gaussians that it is the posterior mean of."""
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from torch.distributions import MultivariateNormal
+
+import rfa.ops.inputs
+from rfa.dynamics import rotate
+from rfa.ops.inputs import locate
+from rfa.ops.routing import gaussian_parameters, posterior_routing, routes
+
+from . import oracle
+from .problems import EXACT, irregular_times, problem, uniform
+
+NEEDED = ("decay", "frequency", "process_noise", "key_noise", "query_noise", "noise_floor")
+
+
+def inputs_of(seed=0, **shape):
+    """A problem of the operator with a value for each query, and without what a Gaussian has not."""
+    inputs = problem(seed, **shape)
+    del inputs["robustness"], inputs["inverse_temperature"]
+    generator = torch.Generator().manual_seed(50 + seed)
+    inputs["query_value"] = torch.randn(inputs["query"].shape, generator=generator, dtype=torch.float64)
+    return inputs
+
+
+def routes_of(inputs, times):
+    """Responsibilities and gains, and the parameters they come from."""
+    positions = locate(inputs["query"].shape[2], inputs["key"].shape[2], torch.device("cpu"), times, None, None, None)
+    query = rotate(inputs["query"], inputs["frequency"], positions.query_times, inverse=True)
+    key = rotate(inputs["key"], inputs["frequency"], positions.key_times, inverse=True)
+    return routes(query, key, gaussian_parameters(**{name: inputs[name] for name in NEEDED}), positions)
+
+
+def sources(inputs, head, i, t):
+    """Of query i of the first row: transported keys and values as complex vectors, and their variances."""
+    mu, omega = float(inputs["decay"][head]), oracle.as_array(inputs["frequency"][head])
+    sigma2, eta2, floor = (float(inputs[name][head]) for name in ("process_noise", "key_noise", "noise_floor"))
+    keys, values, variances = [], [], []
+    for j in range(i + 1):
+        tau = t[i] - t[j]
+        move = np.exp((-mu + 1j * omega) * tau)
+        keys.append(move * oracle.as_complex(oracle.as_array(inputs["key"][0, head, j])))
+        values.append(move * oracle.as_complex(oracle.as_array(inputs["value"][0, head, j])))
+        variances.append(sigma2 * oracle.phi(mu, tau) + eta2 * np.exp(-2 * mu * tau) + floor)
+    return np.array(keys), np.array(values), np.array(variances)
+
+
+@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
+def test_by_bayes_rule(irregular):
+    """Responsibilities from the density of 2 d real channels of half the variance each, loops over everything."""
+    inputs = inputs_of(0, keys=6)
+    times = irregular_times(0, 6) if irregular else None
+    t = np.arange(6.0) if times is None else times.numpy()
+    found = posterior_routing(**inputs, times=times)
+    alpha, gain, _ = routes_of(inputs, times)
+    for head in range(2):
+        gamma2 = float(inputs["query_noise"][head])
+        for i in range(6):
+            keys, values, variances = sources(inputs, head, i, t)
+            query = inputs["query"][0, head, i]
+            density = torch.stack(
+                [
+                    MultivariateNormal(
+                        torch.from_numpy(np.concatenate([k.real, k.imag])),
+                        (s + gamma2) / 2 * torch.eye(query.shape[0], dtype=torch.float64),
+                    ).log_prob(query)
+                    for k, s in zip(keys, variances, strict=True)
+                ]
+            )
+            expected_alpha, expected_gain = density.softmax(0).numpy(), gamma2 / (variances + gamma2)
+            np.testing.assert_allclose(alpha[0, head, i, : i + 1], expected_alpha, rtol=EXACT)
+            np.testing.assert_allclose(gain[0, head, i, : i + 1], expected_gain, rtol=EXACT)
+            own = oracle.as_complex(oracle.as_array(inputs["query_value"][0, head, i]))
+            mean = own + (expected_alpha * expected_gain) @ (values - own)
+            np.testing.assert_allclose(oracle.as_complex(found[0, head, i].numpy()), mean, rtol=EXACT, atol=EXACT)
+
+
+def test_it_is_the_posterior_mean():
+    """One mode: the mixture's density times the query's likelihood, integrated over a grid of the complex plane."""
+    inputs = inputs_of(1, batch=1, keys=4, modes=1)
+    inputs["query_value"], inputs["value"] = inputs["query"], inputs["key"]  # the state that is observed is estimated
+    found = posterior_routing(**inputs)
+    axis = np.linspace(-9, 9, 361)  # the trapezoidal rule is exact for Gaussians of such widths: 18 steps a deviation
+    plane = axis[:, None] + 1j * axis[None, :]
+    for head in range(2):
+        gamma2, i = float(inputs["query_noise"][head]), 3
+        keys, _, variances = sources(inputs, head, i, np.arange(4.0))
+        prior = sum(
+            np.exp(-(np.abs(plane - k[0]) ** 2) / s) / s for k, s in zip(keys, variances, strict=True)
+        )  # uniform over the sources
+        query = oracle.as_complex(inputs["query"][0, head, i].numpy())[0]
+        posterior = prior * np.exp(-(np.abs(plane - query) ** 2) / gamma2)
+        mean = (posterior * plane).sum() / posterior.sum()
+        np.testing.assert_allclose(oracle.as_complex(found[0, head, i].numpy())[0], mean, rtol=1e-8, atol=1e-8)
+
+
+def test_responsibilities_sum_to_one_and_gains_are_shares():
+    inputs = inputs_of(2, keys=9)
+    alpha, gain, decay = routes_of(inputs, irregular_times(2, 9))
+    torch.testing.assert_close(alpha.sum(-1), torch.ones_like(alpha[..., 0]), rtol=EXACT, atol=EXACT)
+    assert (alpha >= 0).all()
+    assert ((gain > 0) & (gain < 1)).all()
+    assert (alpha.triu(1) == 0).all()
+    assert (decay[:, 0].tril() == torch.ones(9, 9, dtype=torch.float64).tril()).all()  # head 0 does not decay
+
+
+def test_the_step_is_no_longer_than_the_longest():
+    """It is a convex combination of the sources' own steps: its length is bounded by theirs, query by query."""
+    inputs = inputs_of(3, keys=7)
+    step = oracle.as_complex((posterior_routing(**inputs) - inputs["query_value"]).numpy())
+    for head in range(2):
+        gamma2 = float(inputs["query_noise"][head])
+        for i in range(7):
+            _, values, variances = sources(inputs, head, i, np.arange(7.0))
+            own = oracle.as_complex(inputs["query_value"][0, head, i].numpy())
+            single = (gamma2 / (variances + gamma2))[:, None] * (values - own)
+            lengths = np.linalg.norm(single, axis=-1)
+            assert np.linalg.norm(step[0, head, i]) <= lengths.max() * (1 + EXACT)
+
+
+def test_agreement_does_not_accumulate():
+    """The same key seen five times moves the query as far as once: a consensus would grow surer."""
+    inputs = inputs_of(4, batch=1, keys=5)
+    inputs["decay"], inputs["frequency"] = 0 * inputs["decay"], 0 * inputs["frequency"]
+    inputs["process_noise"] = 0 * inputs["process_noise"]
+    for name in ("key", "value"):
+        inputs[name] = inputs[name][:, :, :1].expand(-1, -1, 5, -1)
+    for name in ("query", "query_value"):
+        inputs[name] = inputs[name][:, :, :1].expand(-1, -1, 5, -1)
+    found = posterior_routing(**inputs)
+    torch.testing.assert_close(found[:, :, -1], found[:, :, 0], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize(("gamma2", "moves"), [(1e-12, 0.0), (1e12, 1.0)])
+def test_limits_of_the_query_s_noise(gamma2, moves):
+    """A query without noise stays; one that is noise alone becomes the mean of all sources alike."""
+    inputs = inputs_of(5, keys=5)
+    inputs["query_noise"] = torch.full_like(inputs["query_noise"], gamma2)
+    inputs["frequency"], inputs["decay"] = 0 * inputs["frequency"], 0 * inputs["decay"]
+    found = posterior_routing(**inputs)
+    mean = inputs["value"].cumsum(2) / torch.arange(1, 6)[:, None]
+    expected = torch.lerp(inputs["query_value"], mean, moves)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_masks_segments_and_a_query_without_keys():
+    inputs = inputs_of(6, keys=6)
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1]] * 2).bool()
+    found = posterior_routing(**inputs, key_mask=mask)
+    torch.testing.assert_close(found[:, :, 0], inputs["query_value"][:, :, 0], rtol=0, atol=0)
+    kept = mask[0].nonzero()[:, 0]
+    states = {name: x[:, :, kept] if x.dim() == 4 else x for name, x in inputs.items()}
+    expected = posterior_routing(**states, times=kept)
+    torch.testing.assert_close(found[:, :, kept], expected, rtol=EXACT, atol=EXACT)
+    inputs["key"][:, :, 0] = torch.nan  # a missing row may hold anything
+    assert torch.equal(posterior_routing(**inputs, key_mask=mask), found)
+
+    inputs = inputs_of(6, keys=6)
+    packed = posterior_routing(**inputs, segment_ids=torch.tensor([[3, 3, 3, 1, 1, 1]] * 2))
+    apart = [
+        posterior_routing(**{name: x[:, :, part] if x.dim() == 4 else x for name, x in inputs.items()})
+        for part in (slice(0, 3), slice(3, 6))
+    ]
+    torch.testing.assert_close(packed, torch.cat(apart, 2), rtol=EXACT, atol=EXACT)
+
+
+def test_only_lags_count():
+    inputs, times = inputs_of(7), irregular_times(7, 5)
+    near, far = (posterior_routing(**inputs, times=times + shift) for shift in (0.0, 1e6))
+    torch.testing.assert_close(near, far, rtol=1e-7, atol=1e-7)  # 1e6 + t is rounded to 1e-10
+
+
+def test_rows_in_blocks_are_the_whole(monkeypatch):
+    inputs = inputs_of(8, keys=7)
+    whole = posterior_routing(**inputs, causal=False)
+    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * 2 * 7 * 2)
+    with torch.no_grad():
+        torch.testing.assert_close(posterior_routing(**inputs, causal=False), whole, rtol=EXACT, atol=EXACT)
+
+
+def test_gradients():
+    inputs = inputs_of(9, batch=1, keys=4, modes=2)
+    inputs["decay"] = uniform(torch.Generator().manual_seed(0), 0.1, 0.5, 2)
+    names = list(inputs)
+
+    def run(*given):
+        return posterior_routing(**dict(zip(names, given, strict=True)), times=irregular_times(9, 4))
+
+    assert torch.autograd.gradcheck(run, [x.requires_grad_() for x in inputs.values()])
+
+
+def test_large_states_and_lags_are_finite():
+    inputs = {name: x.float() for name, x in inputs_of(10).items()}
+    for name in ("query", "key", "value", "query_value"):
+        inputs[name] = (1e3 * inputs[name]).requires_grad_()
+    found = posterior_routing(**inputs, times=torch.tensor([0.0, 1.0, 1e3, 1e6, 2e6]))
+    found.sum().backward()
+    assert found.isfinite().all()
+    assert all(inputs[name].grad.isfinite().all() for name in ("query", "key", "value", "query_value"))
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("query_value", torch.zeros(2, 2, 4, 6, dtype=torch.float64)),
+        ("query_noise", torch.tensor([-1.0, 1.0], dtype=torch.float64)),
+        ("value", torch.zeros(2, 2, 4, 6, dtype=torch.float64)),
+        ("decay", torch.zeros(3, dtype=torch.float64)),
+    ],
+)
+def test_bad_input(name, given):
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
+            posterior_routing(**{**inputs_of(0), name: given})
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)

@@ -1,0 +1,297 @@
+"""The anisotropic operator against explicit loops, the isotropic operator, differences and the stationary frame."""
+
+import math
+import re
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+
+from rfa.ops import robust_filter_attention, tensor_filter_attention
+
+from .anisotropic import PER_MODE, last_finite, loops, race, stationary_frame, tensor_problem, transport_errors, widened
+from .oracle import as_array
+from .problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, problem
+from .test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
+
+# Two orders of the same few dozen float64 operations on numbers of order one.
+ROUNDING = 1e-12
+
+
+def attend(inputs, **options):
+    return tensor_filter_attention(**inputs, **options, return_log_precision=True)
+
+
+def gradients(inputs, **options):
+    """`(output, log precision, gradients by name)` with random cotangents; empty rows count with 0."""
+    leaves = {n: x.detach().clone().requires_grad_() for n, x in inputs.items()}
+    output, log_precision = attend(leaves, **options)
+    g = torch.Generator().manual_seed(0)
+    left, right = (torch.randn(x.shape, generator=g).to(x.dtype) for x in (output, log_precision))
+    total = (left * output).sum() + (right * log_precision.masked_fill(log_precision.isinf(), 0.0)).sum()
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return output, log_precision, dict(zip(leaves, grads, strict=True))
+
+
+def assert_finite(inputs, **options):
+    output, log_precision, grads = gradients(inputs, **options)
+    for name, x in {"output": output, "log_precision": log_precision, **grads}.items():
+        assert bool(torch.isfinite(x).all()), name
+
+
+@pytest.mark.parametrize("structure", STRUCTURE)
+@pytest.mark.parametrize("timing", TIMING)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_explicit_loops(weight, causal, timing, structure):
+    options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
+    for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, SINGLE)):
+        inputs = tensor_problem(1, queries=4, dtype=dtype)
+        for rotate_values in (True, False):
+            results = attend(inputs, rotate_values=rotate_values, **options)
+            expected = loops(**inputs, rotate_values=rotate_values, **options)
+            for x, y in zip(results, expected, strict=True):
+                assert x.dtype == dtype
+                np.testing.assert_allclose(as_array(x), y, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("structure", STRUCTURE)
+@pytest.mark.parametrize("timing", TIMING)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_agreeing_modes_are_the_isotropic_operator(weight, causal, timing, structure):
+    options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
+    for modes in (1, 3):
+        inputs = problem(2, queries=4, modes=modes)
+        for rotate_values in (True, False):
+            output, log_precision = attend(widened(inputs), rotate_values=rotate_values, **options)
+            expected, expected_log = robust_filter_attention(
+                **inputs, rotate_values=rotate_values, **options, return_log_precision=True, backend="reference"
+            )
+            torch.testing.assert_close(output, expected, rtol=ROUNDING, atol=ROUNDING)
+            every = expected_log[..., None].expand(*expected_log.shape, modes)
+            torch.testing.assert_close(log_precision, every, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_gradients_of_agreeing_modes_are_the_isotropic_ones():
+    inputs = problem(3, keys=7)
+    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+    others = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+    times = irregular_times(3, 7)
+    one = attend(widened(leaves), times=times)
+    two = robust_filter_attention(**others, times=times, return_log_precision=True, backend="reference")
+    ((one[0] ** 2).sum() + one[1].sum() / 3).backward()
+    ((two[0] ** 2).sum() + two[1].sum()).backward()
+    for name, leaf in leaves.items():
+        torch.testing.assert_close(leaf.grad, others[name].grad, rtol=1e-10, atol=1e-11)  # sums of a few hundred terms
+
+
+def test_without_content_each_mode_is_a_head_of_its_own():
+    """q = k = 0: nothing couples the modes, and each one is an isotropic head with one mode."""
+    inputs = tensor_problem(4, batch=1, heads=2, keys=6)
+    inputs["query"].zero_(), inputs["key"].zero_()
+    output, log_precision = attend(inputs)
+    states = {n: torch.stack(inputs[n].chunk(2, -1), -1).transpose(2, 3).flatten(1, 2) for n in STATES}
+    single = {n: inputs[n].flatten() for n in PER_MODE}
+    shared = {n: inputs[n].repeat_interleave(3) for n in ("noise_floor", "robustness", "inverse_temperature")}
+    by_head, log_by_head = robust_filter_attention(
+        **states, **single, **shared, frequency=inputs["frequency"].reshape(6, 1), return_log_precision=True,
+        backend="reference",
+    )  # fmt: skip
+    expected = by_head.unflatten(1, (2, 3)).permute(0, 1, 3, 4, 2).flatten(3)
+    torch.testing.assert_close(output, expected, rtol=ROUNDING, atol=ROUNDING)
+    torch.testing.assert_close(log_precision, log_by_head.unflatten(1, (2, 3)).mT, rtol=ROUNDING, atol=ROUNDING)
+
+
+def test_modes_may_be_listed_in_any_order():
+    inputs = tensor_problem(5)
+    order = torch.tensor([2, 0, 1])
+    both = torch.cat([order, order + 3])
+    moved = {n: x[..., both] if n in STATES else x[:, order] if x.dim() == 2 else x for n, x in inputs.items()}
+    output, log_precision = attend(inputs)
+    for x, y in zip(attend(moved), (output[..., both], log_precision[..., order]), strict=True):
+        torch.testing.assert_close(x, y, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("rotate_values", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_gradients(weight, causal, rotate_values):
+    """All eleven tensors, times and query times; one row sees no key."""
+    inputs = tensor_problem(6, batch=2, heads=1, queries=3, keys=4, modes=2)
+    inputs["decay"][0, 0] = 0.07  # finite differences stay legal
+    tensors = {
+        **inputs,
+        "times": irregular_times(6, 2, 4),
+        "query_times": torch.tensor([-9.0, 2.03, 7.7], dtype=torch.float64),
+    }
+    mask = torch.tensor([[True, False, True, True], [True, True, True, False]])
+    options = {"key_mask": mask, "weight": weight, "causal": causal, "rotate_values": rotate_values}
+
+    def call(*leaves):
+        output, log_precision = attend(dict(zip(tensors, leaves, strict=True)), **options)
+        return output, log_precision.masked_fill(log_precision.isinf(), 0.0)
+
+    # As for the isotropic operator: h^2 f''' ~ 1e-11 at h = 1e-6, and rounding 1e-15 / h = 1e-9.
+    assert torch.autograd.gradcheck(call, [x.clone().requires_grad_() for x in tensors.values()], atol=1e-7, rtol=1e-6)
+
+
+def test_gradient_of_the_decay_at_zero():
+    """mu = 0 is a legal value: central differences of the loops, which continue to negative decays."""
+    inputs = tensor_problem(7, batch=1)
+    leaf = inputs["decay"].clone().requires_grad_()
+    attend({**inputs, "decay": leaf})[0].square().sum().backward()
+    step = torch.zeros_like(leaf)
+    step[0, 0] = 1e-5  # error h^2 f''' ~ 1e-9
+    up, down = (np.sum(loops(**{**inputs, "decay": inputs["decay"] + s * step})[0] ** 2) for s in (1, -1))
+    assert leaf.grad[0, 0].item() == pytest.approx((up - down) / 2e-5, rel=1e-6)
+
+
+def test_without_gradients_rows_are_computed_in_blocks(monkeypatch):
+    inputs, options = tensor_problem(8, keys=7), {"key_mask": torch.arange(14).view(2, 7) % 3 > 0}
+    expected = attend(inputs, **options)
+    for scores in (1, 2 * 2 * 3 * 7 * 2, 10**9):
+        monkeypatch.setattr("rfa.ops.inputs._SCORES", scores)
+        with torch.no_grad():
+            for x, y in zip(attend(inputs, **options), expected, strict=True):
+                torch.testing.assert_close(x, y, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precisions_accumulate_in_float32(dtype):
+    inputs = tensor_problem(9, dtype=torch.float32)
+    inputs.update({n: inputs[n].to(dtype) for n in STATES})
+    output, log_precision = attend(inputs)
+    expected, expected_log = attend({n: x.float() for n, x in inputs.items()})
+    assert (output.dtype, log_precision.dtype) == (dtype, torch.float32)
+    assert torch.equal(output, expected.to(dtype))
+    assert torch.equal(log_precision, expected_log)
+    alone = tensor_filter_attention(**inputs)
+    assert isinstance(alone, torch.Tensor)
+    assert torch.equal(alone, output)
+
+
+@pytest.mark.parametrize("shape", [{"keys": 1}, {"queries": 0}, {"batch": 0}, {"heads": 1, "modes": 1}])
+def test_small_shapes(shape):
+    inputs = tensor_problem(10, **shape)
+    for x, y in zip(attend(inputs), loops(**inputs), strict=True):
+        assert tuple(x.shape) == y.shape
+        np.testing.assert_allclose(as_array(x), y, rtol=EXACT, atol=EXACT)
+
+
+def test_no_keys_at_all():
+    inputs = tensor_problem(11, queries=2, keys=0)
+    output, log_precision = attend(inputs, query_times=torch.tensor([0.0, 1.0]))
+    assert torch.equal(output, torch.zeros_like(inputs["query"]))
+    assert bool((log_precision == -torch.inf).all())
+
+
+def test_masked_keys_may_hold_nan_and_rows_may_be_empty():
+    inputs = tensor_problem(12, dtype=torch.float32)
+    mask = torch.tensor([[False, False, True, True, False], [False] * 5])
+    expected = attend(inputs, key_mask=mask)
+    for name in ("key", "value"):
+        inputs[name] = inputs[name].masked_fill(~mask[:, None, :, None], torch.nan)
+    output, log_precision, grads = gradients(inputs, key_mask=mask)
+    assert torch.equal(output, expected[0])
+    assert torch.equal(log_precision, expected[1])
+    empty = torch.tensor([[True, True, False, False, False], [True] * 5])[:, None, :, None]
+    assert bool((output.masked_select(empty) == 0).all())
+    assert torch.equal(log_precision == -torch.inf, empty.expand(2, 2, 5, 3))
+    assert all(bool(torch.isfinite(g).all()) for g in grads.values())
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("weight", WEIGHTS)
+def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal):
+    options = {"weight": weight, "causal": causal}
+    inputs = tensor_problem(13, dtype=torch.float32)
+    near = irregular_times(13, 5)
+    assert_finite({n: 1e3 * x if n in STATES else x for n, x in inputs.items()}, **options)
+    assert_finite(inputs, times=near * 1e6, **options)
+    assert_finite(inputs, times=near, query_times=near + 1e6, **options)
+    for name in ("decay", "process_noise", "key_noise", "query_noise", "noise_floor"):
+        for value in (0.0, 1e-12, 1e4, 1e12 if name != "decay" else 1e3):
+            assert_finite({**inputs, name: torch.full_like(inputs[name], value)}, **options)
+    noiseless = {n: torch.zeros_like(x) if "noise" in n else x for n, x in inputs.items()}
+    assert_finite(noiseless, **options)
+
+
+def test_a_shift_of_all_times_changes_nothing():
+    inputs, times = tensor_problem(14, dtype=torch.float32), irregular_times(14, 5)
+    for x, y in zip(attend(inputs, times=times + 1e6), attend(inputs, times=times), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)  # times of 1e6 carry 1e-10; float32 the rest
+
+
+def test_the_stationary_frame_is_an_identity_where_it_does_not_overflow():
+    inputs, times = tensor_problem(15, keys=9), irregular_times(15, 9)
+    expected = tensor_filter_attention(**inputs, times=times)
+    torch.testing.assert_close(stationary_frame(inputs, times), expected, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 40.0), (torch.float64, 350.0)])
+def test_the_stationary_frame_loses_digits(dtype, far):
+    """Both exponents are rounded to `eps mu t / 2`, whatever the lag; a pair's, to its lag's share of that."""
+    eps = torch.finfo(dtype).eps
+    frame, direct = transport_errors(far, dtype)
+    assert eps * far / 8 < frame < eps * (far + 4)  # and four roundings of exponentials and their product
+    assert direct < eps
+    assert race(far, dtype)[0] < eps * far  # what is left of it in an average over keys
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_stationary_frame_overflows_half_way_to_the_end_of_the_range(dtype):
+    """Squares of `exp(mu t)` meet the end of the range at `mu t = log(max) / 2`: 44.4 and 354.9."""
+    half = math.log(torch.finfo(dtype).max) / 2
+    found = last_finite(dtype, 2.5 * half)
+    assert half - 4 < found < half + 2  # states of size e^2 or less; the largest one decides
+    for reach in (half + 6, 3 * half):
+        frame, direct = race(reach, dtype)
+        assert not math.isfinite(frame)
+        assert direct < 50 * torch.finfo(dtype).eps
+
+
+@pytest.fixture
+def _only_our_own_checks():
+    """The shape checks of the test run (tests/conftest.py) would raise first; users do not have them."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def refuse(name, change, **options):
+    inputs = tensor_problem(0, dtype=torch.float32)
+    if name in inputs:
+        inputs[name] = change(inputs[name])
+    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: got .* expected "):
+        attend(inputs, **options)
+
+
+@pytest.mark.usefixtures("_only_our_own_checks")
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_that_do_not_fit(name):
+    per_mode = name in (*PER_MODE, "frequency")
+    refuse(name, (lambda x: x[:, 0]) if per_mode else (lambda x: x[:, None].expand(2, 3)))
+    refuse(name, lambda x: x[..., :1])
+    refuse(name, lambda x: x.long())
+    refuse(name, lambda x: x.to("meta"))
+    refuse(name, lambda x: x.tolist())
+    bad = [math.nan, math.inf] if name == "frequency" else [math.nan, math.inf, -0.25]
+    for value in bad + [0.0] * (name in ("robustness", "inverse_temperature")):
+        refuse(name, lambda x, value=value: x.flatten().index_fill(0, torch.tensor([1]), value).view(x.shape))
+
+
+@pytest.mark.usefixtures("_only_our_own_checks")
+def test_states_and_positions_that_do_not_fit():
+    refuse("query", lambda x: x[..., :5])
+    refuse("key", lambda x: x[..., :4])
+    refuse("key", lambda x: x.double())
+    for rotate_values in (True, False):
+        refuse("value", lambda x: x[..., :4], rotate_values=rotate_values)
+    refuse("times", None, times=torch.tensor([0.0, 1.0, 1.0, 2.0, 3.0]))
+    refuse("query_times", None, query_times=torch.tensor([0.0, 1.0]))
+    refuse("key_mask", None, key_mask=torch.ones(2, 5))
+    refuse("segment_ids", None, segment_ids=torch.zeros(5, dtype=torch.long))
+    refuse("weight", None, weight="gaussian")

@@ -1,0 +1,159 @@
+"""The operator under time-dependent noise: its variance, its backends, what it refuses."""
+
+import math
+
+import jaxtyping
+import pytest
+import torch
+from scipy import integrate
+
+from rfa.dynamics import TimeDependentNoise
+from rfa.ops import robust_filter_attention
+
+from .problems import EXACT, SINGLE, attend, irregular_times, problem
+
+NOISE = {
+    "transient_noise": [0.6, 0.3],
+    "transient_rate": [0.4, 0.1],
+    "periodic_noise": [0.5, 0.2],
+    "periodic_frequency": [1.3, 0.7],
+    "periodic_phase": [0.4, -2.0],
+}
+
+
+def coloured(dtype=torch.float64, **changes):
+    return TimeDependentNoise(**{name: torch.tensor(x, dtype=dtype) for name, x in {**NOISE, **changes}.items()})
+
+
+def gradients(inputs, backend):
+    """The operator's result and its gradients for everything, the noise included."""
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    noise = TimeDependentNoise(*(x.requires_grad_() for x in coloured(inputs["query"].dtype)))
+    output, log_precision = robust_filter_attention(**leaves, noise=noise, return_log_precision=True, backend=backend)
+    generator = torch.Generator().manual_seed(3)
+    weights = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output)
+    loss = (output * weights).sum() + log_precision.sum()
+    return (output, log_precision, *torch.autograd.grad(loss, [*leaves.values(), *noise]))
+
+
+def test_variance_is_the_integral():
+    """One key that meets its query: log s = -beta log Sigma(tau), with Sigma by quadrature."""
+    inputs = problem(0, batch=1, keys=1)
+    inputs["query"], inputs["key"] = 0 * inputs["query"], 0 * inputs["key"]
+    tau = 2.7
+    _, found = attend(
+        inputs,
+        "reference",
+        noise=coloured(),
+        times=torch.tensor([1.0], dtype=torch.float64),
+        query_times=torch.tensor([1.0 + tau], dtype=torch.float64),
+    )
+    for head in range(2):
+        mu, white, eta2, floor, beta = (
+            float(inputs[name][head])
+            for name in ("decay", "process_noise", "key_noise", "noise_floor", "inverse_temperature")
+        )
+        a, kappa, c, nu, psi = (float(x[head]) for x in coloured())
+
+        def forcing(s, mu=mu, white=white, a=a, kappa=kappa, c=c, nu=nu, psi=psi):
+            rate = white + a * math.exp(-kappa * s) + c * (1 + math.cos(nu * s + psi))
+            return math.exp(-2 * mu * (tau - s)) * rate
+
+        variance = integrate.quad(forcing, 0, tau, epsabs=1e-13)[0] + eta2 * math.exp(-2 * mu * tau) + floor
+        assert math.isclose(float(found[0, head, 0]), -beta * math.log(variance), rel_tol=EXACT)
+
+
+@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
+@pytest.mark.parametrize("option", [{}, {"gate": False}, {"query_noise_in_bias": True}, {"causal": False}], ids=str)
+def test_a_rate_that_does_not_change_is_white(option, irregular):
+    """`kappa = nu = 0` and a quarter turn: `q = sigma^2 + sigma_e^2 + sigma_p^2` at all times."""
+    inputs = problem(1, keys=6)
+    times = irregular_times(1, 6) if irregular else None
+    noise = coloured(transient_rate=[0.0, 0.0], periodic_frequency=[0.0, 0.0], periodic_phase=[math.pi / 2] * 2)
+    found = attend(inputs, "reference", noise=noise, times=times, **option)
+    inputs["process_noise"] = inputs["process_noise"] + noise.transient_noise + noise.periodic_noise
+    expected = attend(inputs, "reference", times=times, **option)
+    torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
+
+
+def test_backends_agree_on_uniform_times():
+    inputs = {name: x.float() for name, x in problem(2, keys=37, modes=4).items()}
+    for fused, dense in zip(gradients(inputs, "cpu"), gradients(inputs, "reference"), strict=True):
+        torch.testing.assert_close(fused, dense, rtol=20 * SINGLE, atol=SINGLE * float(dense.detach().abs().max()))
+
+
+def test_horizon_and_mask_go_through_the_tables():
+    inputs = {name: x.float() for name, x in problem(3, keys=9, modes=4).items()}
+    mask = torch.arange(9) >= torch.tensor([[0], [3]])
+    given = {"noise": coloured(torch.float32), "horizon": torch.tensor([0.7, 0.2]), "key_mask": mask}
+    torch.testing.assert_close(
+        attend(inputs, "cpu", **given), attend(inputs, "reference", **given), rtol=20 * SINGLE, atol=20 * SINGLE
+    )
+
+
+def test_gradients_by_differences():
+    inputs = problem(4, batch=1, keys=4, modes=2)
+    inputs["decay"] = inputs["decay"] + 0.1
+    names, noise = list(inputs), [x.requires_grad_() for x in coloured()]
+
+    def run(*given):
+        result = robust_filter_attention(
+            **dict(zip(names, given[5:], strict=True)),
+            noise=TimeDependentNoise(*given[:5]),
+            times=irregular_times(4, 4),
+            backend="reference",
+        )
+        return result
+
+    assert torch.autograd.gradcheck(run, [*noise, *(x.requires_grad_() for x in inputs.values())])
+
+
+def test_auto_serves_irregular_times():
+    inputs = {name: x.float() for name, x in problem(5).items()}
+    given = {"noise": coloured(torch.float32), "times": irregular_times(5, 5)}
+    torch.testing.assert_close(attend(inputs, "auto", **given), attend(inputs, "reference", **given))
+
+
+def refuse(name, **options):
+    inputs = {key: x.float() for key, x in problem(0).items()}
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    try:
+        with pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
+            robust_filter_attention(**inputs, **options)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", before)
+
+
+def test_a_fused_backend_by_name_refuses_irregular_times():
+    refuse("backend", noise=coloured(torch.float32), times=irregular_times(0, 5), backend="cpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("transient_noise", [-0.1, 0.1]),
+        ("transient_rate", [-0.1, 0.1]),
+        ("periodic_noise", [-0.1, 0.1]),
+        ("periodic_noise", [float("nan"), 0.1]),
+        ("periodic_frequency", [float("inf"), 0.1]),
+        ("periodic_phase", [float("nan"), 0.1]),
+        ("periodic_phase", [0.1, 0.1, 0.1]),
+    ],
+)
+def test_bad_parts(name, given):
+    refuse(name, noise=coloured(torch.float32, **{name: given}))
+
+
+def test_other_things_in_its_place():
+    refuse("noise", noise=0.5)
+    refuse("noise", noise=coloured(torch.float32), prior="riccati")
+
+
+def test_a_negative_frequency_and_any_phase_are_legal():
+    inputs = problem(0)
+    noise = coloured(periodic_frequency=[-1.3, 0.7], periodic_phase=[-0.4, 99.0])
+    mirrored = coloured(periodic_frequency=[1.3, 0.7], periodic_phase=[0.4, 99.0])
+    torch.testing.assert_close(
+        attend(inputs, "reference", noise=noise), attend(inputs, "reference", noise=mirrored), rtol=EXACT, atol=EXACT
+    )
