@@ -44,7 +44,11 @@ def estimate_row(
     """
     total = gaussian(sides, riccati)
     mean, covariance = _solved(total, settled)
-    first = _first(total, gaussian(others, riccati), mean, covariance, grid, k, leave_one_out, settled)
+    first = (
+        _left_out(gaussian(others, riccati), mean, grid, k, settled)
+        if leave_one_out
+        else _at_observation(mean, covariance, grid, k)
+    )
     judged = joined([side.alone for side in sides if side.alone is not None])
     matrix = torch.cat([side.matrix for side in sides], dim=1)
     vector = torch.cat([side.vector for side in sides], dim=1)
@@ -98,31 +102,22 @@ def gaussian(sides: list[Sources], riccati: bool) -> Information:
     return total
 
 
-def _first(
-    total: Information,
-    other: Information,
-    mean: Tensor,
-    covariance: Tensor,
-    grid: Grid,
-    k: int,
-    leave_one_out: bool,
-    settled: Tensor | None,
-) -> Tensor:
-    """Where the first weights are taken."""
-    own = grid.present[:, k, None]
-    if leave_one_out:
-        left = _solved(other, settled)[0]
-        known = _determined(other.matrix) if settled is None else torch.ones_like(own[:, 0])
-        return torch.where(own & known[:, None], left, mean)
-    # the Gaussian estimate, moved so that its seen components are those of the observation
+def _left_out(other: Information, mean: Tensor, grid: Grid, k: int, settled: Tensor | None) -> Tensor:
+    """The Gaussian estimate from the others alone, where they say enough."""
+    own = grid.present[:, k]
+    known = own if settled is not None else own & _determined(other.matrix)
+    return torch.where(known[:, None], _solved(other, settled)[0], mean)
+
+
+def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Tensor:
+    """The Gaussian estimate, moved so that its seen components are those of the observation."""
     rows, values = grid.rows[:, k], grid.values[:, k, :, None]
+    identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     spread = torch.where(covariance.isfinite(), covariance, 0.0)
-    spread = torch.where(
-        spread.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None] > 0, spread, torch.eye(spread.shape[-1]).to(spread)
-    )
+    spread = torch.where(_trace(spread)[:, None, None] > 0, spread, identity)
     missed = values - rows @ mean[..., None]
     back = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
-    return torch.where(own, mean + (back @ missed)[..., 0], mean)
+    return torch.where(grid.present[:, k, None], mean + (back @ missed)[..., 0], mean)
 
 
 def _determined(matrix: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Whom to believe: weights of residuals, and the penalties whose slopes they are."""
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -71,6 +72,7 @@ class Belief:
             return self.nu * torch.log1p(distance / self.nu)
         return self.nu / (self.exponent - 1) * -torch.expm1((1 - self.exponent) * torch.log1p(distance / self.nu))
 
+    @functools.cache  # noqa: B019 - holds on to a few numbers
     def consistency(self) -> tuple[float, float]:
         """Of `s ~ chi^2_m`, the model being right: the mean weight, and the estimate's variance over the Gaussian's.
 

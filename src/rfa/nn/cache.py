@@ -19,7 +19,7 @@ class FilterLayer(CacheLayerMixin):
 
     A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good. Times, and with them all
     phases and lags, count from the origin t_0 in float64: the first key of a row that takes part. `kept` is the
-    operator's: the norms, and tables of the prior. Parameters may change only while the cache is empty.
+    operator's: the norms, tables of the prior, the dynamics. Parameters may change only while the cache is empty.
     """
 
     is_compileable = False
