@@ -1,42 +1,10 @@
 """How uncertainty grows along a lag: the differential Lyapunov equation and the steady Riccati gain, per mode."""
 
-import math
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_SERIES_BELOW, _SERIES_TERMS = 0.5, 15  # 0.5^15 / 15! < 3e-17: the series is exact in float64
-
-
-class _ExponentialMoment(torch.autograd.Function):
-    """`g_n(x) = integral_0^1 s^n exp(-x s) ds` for real x. Since `g_n' = -g_{n+1}`, it is smooth to any order."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def setup_context(ctx, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        x, ctx.order = inputs
-        ctx.save_for_backward(x)
-
-    @staticmethod
-    def forward(x: Tensor, order: int) -> Tensor:  # type: ignore[override]
-        if order == 0:  # expm1 is exact for every x != 0; only the derivatives cancel near zero
-            return torch.where(x == 0, 1.0, -torch.expm1(-x) / x)
-        small = x.abs() < _SERIES_BELOW
-        large = torch.where(small, _SERIES_BELOW, x)
-        closed = -torch.expm1(-large) / large
-        for n in range(1, order + 1):
-            closed = (n * closed - torch.exp(-large)) / large
-        series = torch.zeros_like(x)
-        for k in reversed(range(_SERIES_TERMS)):
-            series = 1 / (math.factorial(k) * (order + k + 1)) - series * x
-        return torch.where(small, series, closed)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (x,) = ctx.saved_tensors
-        return -grad * _ExponentialMoment.apply(x, ctx.order + 1), None
+from .moment import exponential_moment
 
 
 def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
@@ -52,7 +20,7 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
     Returns:
         `phi(tau)`, in units of time.
     """
-    return lag * _ExponentialMoment.apply(2 * decay * lag, 0)
+    return lag * exponential_moment(2 * decay * lag)
 
 
 def covariance(

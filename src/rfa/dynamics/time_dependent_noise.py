@@ -7,9 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .covariance import accumulated_variance
+from .moment import exponential_moment
 from .transition import decay_kernel, time_dtype
-
-_SERIES_BELOW, _SERIES_TERMS = 0.5, 16  # 0.5^16 / 17! < 1e-19: the series and its derivatives are exact in float64
 
 
 class TimeDependentNoise(NamedTuple):
@@ -96,17 +95,8 @@ def time_dependent_variance(
 def _turned_integral(mu: Tensor, nu: Tensor, psi: Tensor, tau: Tensor) -> Tensor:
     """`integral_0^tau exp(-2 mu (tau - s)) cos(nu s + psi) ds`.
 
-    `tau Re[exp(i (nu tau + psi)) M(z)]` with `M(z) = (1 - exp(-z)) / z` and `z = (2 mu + i nu) tau`: near z = 0 a
-    series, because the quotient and more so its derivative cancel there.
+    `tau Re[exp(i (nu tau + psi)) g(z)]` with `g(z) = (1 - exp(-z)) / z` and `z = (2 mu + i nu) tau`.
     """
     mu, nu, psi, tau = torch.broadcast_tensors(mu, nu, psi, tau)
-    z = torch.complex(2 * mu * tau, nu * tau)
-    small = z.abs() < _SERIES_BELOW
-    near = torch.where(small, z, 0.0)
-    series = torch.ones_like(near)
-    for n in reversed(range(2, _SERIES_TERMS + 2)):  # Horner: 1 - z/2 (1 - z/3 (1 - ...))
-        series = 1 - near / n * series
-    far = torch.where(small, 1.0, z)
-    mean = torch.where(small, series, (1 - torch.exp(-far)) / far)
-    phase = nu * tau + psi
+    mean, phase = exponential_moment(torch.complex(2 * mu * tau, nu * tau)), nu * tau + psi
     return tau * (torch.cos(phase) * mean.real - torch.sin(phase) * mean.imag)
