@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from .consensus import Row, estimate_row, gaussian, gaussian_rows
+from .fused import fused_estimate
 from .information import Information
+from .isotropic import Isotropic
 from .linear_sde import LinearSDE
 from .matrices import check_covariance, real
 from .observations import Grid, Steps, flat, make_grid
@@ -17,6 +19,7 @@ from .sources import Sources, nothing
 EstimatorPrior = Literal["lyapunov", "riccati"]
 Start = Literal["query", "leave_one_out"]
 Direction = Literal["filter", "smooth"]
+EstimatorBackend = Literal["dense", "fused"]
 
 
 class Estimate(NamedTuple):
@@ -26,12 +29,14 @@ class Estimate(NamedTuple):
     covariance: `(..., Tq, n, n)`; infinite where nothing is known.
     weights: w_ij, `(..., Tq, T)`: how far query i believed observation j; 0 where it did not see it.
     objective: `(iterations + 1, ...)`: the sum of all queries' penalties, at the start and after each step.
+        None with `backend="fused"`: the operator sums weights, not penalties, and a pass over all pairs in PyTorch
+        would take several times as long as the estimate.
     """
 
     mean: Tensor
     covariance: Tensor
     weights: Tensor | None
-    objective: Tensor
+    objective: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ def robust_estimate(
     query_times: Tensor | None = None,
     initial: tuple[Tensor, Tensor] | None = None,
     return_weights: bool = True,
+    backend: EstimatorBackend = "dense",
 ) -> Estimate:
     """Robust, precision-weighted estimates of the state of a linear SDE (appendix A.3, SPEC section 7).
 
@@ -97,6 +103,11 @@ def robust_estimate(
         initial: mean `(..., n)` and covariance `(..., n, n)` of the state at the first moment of all; by default
             nothing is known of it (a diffuse start).
         return_weights: off, `weights` is None.
+        backend: "dense": any model, float64. "fused": isotropic models (`A = -mu I` and rotations of pairs of states,
+            mu >= 0; Q, C and R multiples of the identity), `direction="filter"`, `return_weights=False`, whole rows
+            missing or none, an isotropic `initial` covariance. The attention operator computes the same, in O(T) memory
+            a series, in float32 where it has a kernel (`rfa doctor`), else in float64. Gradients, once only there, are
+            those of the isotropic family and flow to the observations, times, initial state and matrices.
 
     Returns:
         An `Estimate`. Where a query sees nothing it is the stationary distribution, or, where there is none, zero with
@@ -114,6 +125,7 @@ def robust_estimate(
         ("prior", prior, get_args(EstimatorPrior)),
         ("start", start, get_args(Start)),
         ("direction", direction, get_args(Direction)),
+        ("backend", backend, get_args(EstimatorBackend)),
     ):
         if given not in choices:
             raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
@@ -126,10 +138,26 @@ def robust_estimate(
         iterations,
         start == "leave_one_out",
     )
+    if backend == "fused":
+        _check_fused(plan, return_weights)
     grid = make_grid(sde, times, observations, query_times)
     known = None if initial is None else _known(sde, grid, *initial)
+    if backend == "fused":
+        mean, covariance = fused_estimate(
+            Isotropic.of(sde, grid.shape), grid, plan.belief, riccati=plan.riccati, iterations=iterations,
+            leave_one_out=plan.leave_one_out, known=known,
+        )  # fmt: skip
+        mean, covariance = (x.reshape(*grid.shape, *x.shape[1:]) for x in (mean, covariance))
+        return Estimate(mean, covariance, None, None)
     rows, weights = _rows(sde, grid, plan, known, return_weights)
     return _collected(grid, rows, weights, iterations)
+
+
+def _check_fused(plan: _Plan, return_weights: bool) -> None:
+    if plan.smooth:
+        raise ValueError("direction: got 'smooth', expected 'filter' with backend='fused': its operator sees the past")
+    if return_weights:
+        raise ValueError("return_weights: got True, expected False with backend='fused': it keeps no weights")
 
 
 def _known(sde: LinearSDE, grid: Grid, mean: Tensor, covariance: Tensor) -> Information:

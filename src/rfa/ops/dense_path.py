@@ -1,0 +1,62 @@
+"""A kernel's separable path in ordinary autograd code, in any dtype, for where no fused kernel serves."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .fused import FusedPrior, Rotation, Score, Visibility
+from .inputs import row_blocks
+
+_LN2 = math.log(2)
+
+
+def path_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotation: Rotation | None,
+    prior: FusedPrior,
+    visibility: Visibility,
+    score: Score,
+    gate: bool = True,
+    rotate_values: bool = False,
+    key_norm: Tensor | None = None,
+    decode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The estimate and `log2 sum_j 2^z` of causal rows in the common frame, as `rfa.ops.fused` defines them.
+
+    The interface is a kernel's. Rows are independent: without gradients they are computed in blocks of bounded memory.
+    """
+    key_path, query_path = prior.key_path, prior.query_path
+    if rotation is not None or not visibility.causal or key_path is None or query_path is None:
+        raise NotImplementedError("dense_path: causal rows along a path in the common frame only")
+    batch, heads, queries, _ = query.shape
+    coefficient, share, key_noise, floor, query_noise, exponent = (x[:, None, None] for x in prior.scalars.to(query))
+    tiny = torch.finfo(query.dtype).tiny ** 0.5
+    estimates, totals = [], []
+    for rows in row_blocks(batch, heads, queries, key.shape[2]):
+        visible = visibility.key_times[:, None, :] <= visibility.query_times[:, rows, None]
+        if visibility.key_groups is not None and visibility.query_groups is not None:
+            visible = visible & (visibility.key_groups[:, None, :] == visibility.query_groups[:, rows, None])
+        visible = visible[:, None]
+        apart = query_path[..., rows, None] - key_path[..., None, :]
+        apart = apart.masked_fill(~visible, 0.0)
+        decay = torch.exp(-apart[0]).to(query.dtype)
+        lost = -torch.expm1(-2 * apart[0])
+        variance = (apart[1] + key_path[1][..., None, :] * lost).to(query.dtype)
+        variance = (variance + key_noise * decay.square() + floor).clamp(min=tiny)
+        weight = share / (variance + query_noise) if gate else share
+        if prior.key_bias is None:
+            bias = -exponent * torch.log2(variance)
+        else:
+            bias = prior.key_bias.to(query.dtype)[..., None, :] - apart[2].abs().to(query.dtype)
+        part = query[:, :, rows]
+        residual = part.square().sum(-1)[..., None] + decay.square() * key.square().sum(-1)[..., None, :]
+        distance = weight * (residual - 2 * decay * (part @ key.mT)).clamp(min=0)
+        z = bias - coefficient * (torch.log2(1 + distance) if score == "student_t" else distance)
+        empty = ~visible.any(-1, keepdim=True)
+        z = (z * _LN2).masked_fill(~visible & ~empty, -torch.inf)
+        estimates.append((z.softmax(-1) * decay @ value).masked_fill(empty, 0.0))
+        totals.append((z.logsumexp(-1) / _LN2).masked_fill(empty[..., 0], -torch.inf))
+    return torch.cat(estimates, dim=2), torch.cat(totals, dim=2).to(torch.float64)

@@ -1,0 +1,210 @@
+"""Estimates on the fused operator are the dense ones: to rounding in float64, to float32's in its kernels."""
+
+import pytest
+import torch
+
+import rfa.estimation.fused
+from rfa.estimation import LinearSDE, robust_estimate
+from rfa.ops.backends import BACKENDS
+
+from ..ops.cpu.compiled import give_library, python
+from .models import EYE, coupled, irregular_times, matrix, rotating
+
+PRIORS, STARTS = ["lyapunov", "riccati"], ["query", "leave_one_out"]
+UNIFORM = torch.arange(40, dtype=torch.float64) * 0.1
+# r = |q|^2 + E^2 |k|^2 - 2 E q.k of an outlier 60 standard deviations away has an error of 3600 x 1e-7
+TOLERANCE = {"float64": 1e-9, "float32": 1e-3}
+
+
+@pytest.fixture(params=TOLERANCE)
+def tolerance(request, monkeypatch):
+    """With the kernels, and as it runs where there is no compiler."""
+    if request.param == "float64":
+        monkeypatch.setattr(rfa.estimation.fused, "backend_for", lambda *_: BACKENDS["reference"])
+    return TOLERANCE[request.param]
+
+
+def both(sde, times, observations, **options):
+    options = {"return_weights": False, **options}
+    dense = robust_estimate(sde, times, observations, **options)
+    return dense, robust_estimate(sde, times, observations, backend="fused", **options)
+
+
+def assert_same(found, tolerance):
+    dense, fused = found
+    assert fused.weights is None
+    assert fused.objective is None
+    scale = dense.mean.abs().max()
+    torch.testing.assert_close(fused.mean, dense.mean, rtol=tolerance, atol=tolerance * scale)
+    size = dense.covariance.diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+    same = (dense.covariance == fused.covariance) | ((dense.covariance - fused.covariance).abs() <= tolerance * size)
+    assert same.all()
+
+
+def drawn(sde, times, gaps=False, outliers=(0.2, 10.0), shape=(3,)):
+    seen = sde.simulate(times, torch.Generator().manual_seed(1), outliers, sample_shape=shape).observations
+    if gaps:  # the first series sees nothing at its first two times
+        lost = torch.rand(seen.shape[:-1], generator=torch.Generator().manual_seed(2)) < 0.3
+        lost[0, :2] = True
+        seen = seen.masked_fill(lost[..., None], torch.nan)
+    return seen
+
+
+@pytest.mark.parametrize("gaps", [False, True])
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("prior", PRIORS)
+def test_fused_is_dense(prior, start, gaps, tolerance):
+    sde = rotating()
+    for times, penalty in ((UNIFORM, "power"), (irregular_times(40), "welsch")):
+        options = {"nu": 6.0, "prior": prior, "start": start, "penalty": penalty, "iterations": 2}
+        assert_same(both(sde, times, drawn(sde, times, gaps), **options), tolerance)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_well_behaved_series_to_float32_rounding(prior):
+    sde, times = rotating(), irregular_times(60)
+    seen = drawn(sde, times, outliers=None)
+    for start in STARTS:
+        options = {"nu": 16.0, "kappa": 2.0, "iterations": 5, "start": start}
+        assert_same(both(sde, times, seen, prior=prior, **options), 1e-5)
+
+
+@pytest.mark.parametrize("initial", [None, (matrix([1.0, -2.0]), 0.7 * EYE)])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_query_times_and_a_known_start(prior, initial, tolerance):
+    sde, times = rotating(), irregular_times(30)
+    queries = matrix([times[3], -0.5, 1.234, times[-1] + 3, times[-1], times[3]])  # in any order, one before all
+    for start in STARTS:
+        options = {"nu": 6.0, "iterations": 2, "start": start, "query_times": queries, "initial": initial}
+        assert_same(both(sde, times, drawn(sde, times, gaps=True), prior=prior, **options), tolerance)
+
+
+@pytest.mark.parametrize("nu", [8.0, torch.inf])
+@pytest.mark.parametrize("prior", PRIORS)
+def test_other_isotropic_models(prior, nu, tolerance):
+    """Odd sizes, partners that are not neighbours, no decay, C = c I, models and times of each series."""
+    dynamics = matrix([[-0.2, 0, 1.5, 0, 0], [0, -0.2, 0, 0, 0], [-1.5, 0, -0.2, 0, 0], [0, 0, 0, -0.2, -4], [0, 0, 0, 4, -0.2]])
+    five = torch.eye(5, dtype=torch.float64)
+    one = [matrix([[x]]) for x in (0.0, 1469.0, 1.0, 15099.0)]  # the Nile's
+    mixed = [torch.stack([model, other]) for model, other in zip(
+        (rotating().dynamics, 0.3 * EYE, EYE, 0.2 * EYE), (0 * EYE, 2.0 * EYE, 3 * EYE, 5.0 * EYE), strict=True
+    )]  # fmt: skip
+    for sde, times in (
+        (LinearSDE(dynamics, 0.3 * five, -2.0 * five, 0.5 * five), irregular_times(20)),
+        (LinearSDE(*one), UNIFORM),
+        (LinearSDE(*mixed), torch.stack([irregular_times(20), irregular_times(20, 1)])),
+    ):
+        seen = drawn(sde, times, outliers=None, shape=())
+        assert_same(both(sde, times, seen + 900 * one[2][0], prior=prior, nu=nu, start="leave_one_out"), tolerance)
+
+
+def test_times_may_count_from_anywhere():
+    sde = rotating()
+    seen = drawn(sde, UNIFORM)
+    options = {"nu": 6.0, "prior": "riccati", "backend": "fused", "return_weights": False}
+    here, there = (robust_estimate(sde, UNIFORM + origin, seen, **options) for origin in (0.0, 1e6))
+    torch.testing.assert_close(here.mean, there.mean, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_forgotten_does_not_count():
+    """Long series run in blocks of queries, each with the keys that it still remembers."""
+    sde, times = rotating(), irregular_times(500)
+    seen = drawn(sde, times, shape=(1,))
+    queries = times[[0, 130, 290, 499]]
+    options = {"nu": 16.0, "kappa": 2.0, "prior": "riccati", "start": "leave_one_out", "backend": "fused"}
+    whole = robust_estimate(sde, times, seen, return_weights=False, **options)
+    for k in range(4):  # one query at a time against the whole past of 100 observations
+        at = slice(max(0, 130 * k - 100), None)
+        alone = robust_estimate(sde, times, seen, query_times=queries[k:][:1], return_weights=False, **options)
+        place = [0, 130, 290, 499][k]
+        assert at.start >= 0
+        torch.testing.assert_close(alone.mean[:, 0], whole.mean[:, place], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("prior", PRIORS)
+def test_gradients(prior, monkeypatch):
+    """Of the noises, the decay, the frequency and the observations, against those of the dense estimator."""
+    times = irregular_times(15)
+    seen = drawn(rotating(), times, outliers=None, shape=())
+
+    def gradients(backend):
+        leaves = [matrix(x).requires_grad_() for x in (0.3, 2.0, 0.5, 0.5)]
+        decay, frequency, process, measurement = leaves
+        turn = matrix([[0.0, -1.0], [1.0, 0.0]])
+        sde = LinearSDE(-decay * EYE + frequency * turn, process * EYE, EYE, measurement * EYE)
+        given = seen.clone().requires_grad_()
+        options = {"nu": 6.0, "iterations": 2, "start": "leave_one_out", "return_weights": False}
+        found = robust_estimate(sde, times, given, prior=prior, backend=backend, **options)
+        (found.mean.square().sum() + found.covariance.sum()).backward()
+        return [x.grad for x in (*leaves, given)]
+
+    dense, fused = gradients("dense"), gradients("fused")
+    for one, other in zip(dense, fused, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(rfa.estimation.fused, "backend_for", lambda *_: BACKENDS["reference"])
+    for one, other in zip(dense, gradients("fused"), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-8, atol=1e-8)
+
+
+TURN = matrix([[0.0, -1.0], [1.0, 0.0]])
+REFUSED = {
+    "return_weights: got True": {"return_weights": True},
+    "direction: got 'smooth'": {"direction": "smooth"},
+    "backend: got 'quick'": {"backend": "quick"},
+    "initial: got a covariance": {"initial": (torch.zeros(2), matrix([[1.0, 0.0], [0.0, 2.0]]))},
+    "observations: got a row": {"observations": matrix([[1.0, torch.nan], [0.0, 1.0]])},
+    "dynamics: got a matrix": {"sde": LinearSDE(matrix([[-0.1, 1.0], [0.0, -0.1]]), EYE, EYE, EYE)},
+    "dynamics: got a matrix that": {"sde": LinearSDE(0.1 * EYE + TURN, EYE, EYE, EYE)},
+    "dynamics: got a": {"sde": LinearSDE(matrix([[-0.1, 0.0], [0.0, -0.2]]), EYE, EYE, EYE)},
+    "diffusion: got a matrix": {"sde": LinearSDE(TURN, matrix([[1.0, 0.0], [0.0, 2.0]]), EYE, EYE)},
+    "observation: got a matrix": {"sde": LinearSDE(TURN, EYE, TURN, EYE)},
+    "observation_noise: got a matrix": {"sde": LinearSDE(TURN, EYE, EYE, matrix([[1.0, 0.5], [0.5, 1.0]]))},
+    "observation: got zero": {"sde": LinearSDE(TURN, EYE, 0 * EYE, EYE)},
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refusals(message):
+    given = {
+        "sde": rotating(), "times": UNIFORM[:2], "observations": EYE, "backend": "fused", "return_weights": False,
+        "nu": 4.0, **REFUSED[message],
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        robust_estimate(**given)
+
+
+def test_a_coupled_model_is_refused():
+    with pytest.raises(ValueError, match="expected with backend='fused'"):
+        robust_estimate(coupled(), UNIFORM[:2], EYE, backend="fused", return_weights=False)
+
+
+MEMORY = """
+import resource
+import torch
+from estimation.models import rotating
+from rfa.estimation import robust_estimate
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+def step(length, prior):
+    times = torch.arange(length, dtype=torch.float64) * 0.1
+    seen = torch.randn(length, 2, dtype=torch.float64, requires_grad=True)
+    options = {"nu": 16.0, "iterations": 2, "start": "leave_one_out", "return_weights": False}
+    robust_estimate(rotating(), times, seen, prior=prior, backend="fused", **options).mean.sum().backward()
+
+for prior in ("lyapunov", "riccati"):
+    step(512, prior)
+before = peak()
+for prior in ("lyapunov", "riccati"):
+    step(8192, prior)
+print(peak() - before)
+"""
+
+
+def test_memory_grows_with_the_length_not_with_its_square(tmp_path):
+    """8192 x 8192 scores are 256 MB in float32, forward alone; all that is kept of 8192 moments is some 40 MB."""
+    give_library(tmp_path)
+    done = python(MEMORY, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 110
