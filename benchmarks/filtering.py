@@ -69,9 +69,9 @@ def filterpys(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start) -> np.n
     return np.array(means)
 
 
-def ours(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, **options) -> Found:
+def ours(sde: LinearSDE, times: Tensor, seen: Tensor, known: Start, **options) -> Found:
     """`robust_estimate` with the options of the table."""
-    found = robust_estimate(sde, times, seen, initial=start, return_weights=False, **(options or ROBUST))
+    found = robust_estimate(sde, times, seen, initial=known, return_weights=False, **(options or ROBUST))
     return found.mean, found.covariance
 
 
@@ -197,14 +197,19 @@ def real_series(folder: Path) -> list[dict]:
 
 
 def wall_times() -> list[dict]:
-    """256 series of 1,000 steps and shorter ones: batched against filterpy's loop, of which 4 series are timed."""
+    """256 series of 1,000 steps and shorter ones: batched against filterpy's loop, of which 4 series are timed.
+
+    The Kalman filter, and robust estimates on the fused operator, which are held against the dense ones of 2 series.
+    """
     sde = rotating()
     start = torch.zeros(2, dtype=torch.float64), sde.stationary_covariance()
     lines = []
     for length in (100, 300, 1000):
         times = torch.arange(length, dtype=torch.float64) * 0.1
         seen = sde.simulate(times, torch.Generator().manual_seed(0), sample_shape=(256,)).observations
-        ratios = []
+        wild = sde.simulate(times, torch.Generator().manual_seed(0), WILD["5 % x10"], sample_shape=(256,)).observations
+        dense = ours(sde, times, wild[:2], start)[0]
+        ratios, robust_ratios = [], []
         for _ in range(3):
             began = time.perf_counter()
             mean = robust_estimate(sde, times, seen, prior="riccati", initial=start, return_weights=False).mean
@@ -213,8 +218,20 @@ def wall_times() -> list[dict]:
             loop = [filterpys(sde, times, series, start) for series in seen[:4]]
             looped = (time.perf_counter() - began) * 64
             assert np.abs(mean[:4].numpy() - np.array(loop)).max() < 1e-8
+            began = time.perf_counter()
+            robust = ours(sde, times, wild, start, backend="fused", **ROBUST)[0]
+            fused = time.perf_counter() - began
+            error = (robust[:2] - dense).abs().max().item()
+            assert error < 1e-4, error
             ratios.append(looped / batched)
-        lines.append({"length": length, "series": 256, "filterpy_over_rfa": sorted(ratios), "seconds": batched})
+            robust_ratios.append(looped / fused)
+        line = {"length": length, "series": 256, "threads": torch.get_num_threads()}
+        lines.append({**line, "estimator": "Kalman filter", "filterpy_over_rfa": sorted(ratios), "seconds": batched})
+        print(lines[-1], flush=True)
+        lines.append({
+            **line, "estimator": "rfa, Riccati, fused", "filterpy_over_rfa": sorted(robust_ratios), "seconds": fused,
+            "error_to_dense": error,
+        })  # fmt: skip
         print(lines[-1], flush=True)
     return lines
 

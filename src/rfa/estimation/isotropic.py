@@ -160,9 +160,9 @@ class Series:
         return min(1.0, self.settled.min().item())
 
     @property
-    def settles(self) -> Tensor:
-        """`(b, 1)`: whether the stationary distribution stands for what is not known."""
-        return self.model.decay > 0 if self.start is None else torch.zeros_like(self.model.decay, dtype=torch.bool)
+    def settles(self) -> bool:
+        """Whether the stationary distribution stands for what is not known: where every series has one."""
+        return self.start is None and bool((self.model.decay > 0).all())
 
     def wanted(self, x: Tensor) -> Tensor:
         """At the queries."""
@@ -183,7 +183,7 @@ class Series:
         present, seen = self.wanted(self.present)[..., None], self.wanted(self.seen)
         if not leave_one_out:
             return torch.where(present, seen, without)
-        blank = torch.where(self.settles[..., None], -self.wanted(self.reference), seen)
+        blank = -self.wanted(self.reference) if self.settles else seen
         return torch.where(present & ~known[..., None], blank, without)
 
     def restored(self, mean: Tensor, total: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
@@ -197,7 +197,7 @@ class Series:
         told = total > -torch.inf
         mean = (mean + self.wanted(self.reference)).masked_fill(~told[..., None], 0.0)
         mean = self.model.turned(mean * self.unit[..., None], self.wanted(self.elapsed))
-        settled = torch.where(self.settles, self.settled, torch.inf)
+        settled = self.settled if self.settles else torch.full_like(self.settled, torch.inf)
         precision = torch.where(told, total, 0.0).clamp(min=_FAINTEST).exp() * torch.where(told, scale, 1.0)
         variance = torch.where(told, 1 / precision, settled) * self.unit.square()
         identity = torch.eye(mean.shape[-1], dtype=torch.bool, device=mean.device)
