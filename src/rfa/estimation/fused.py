@@ -33,7 +33,7 @@ from .penalties import Belief
 _LEAST, _MOST = 1e-100, 1e100  # of a decay's square and of a precision: their products stay finite
 _SMALLEST = 1e-18  # variance that a float32 kernel can divide by
 _NEGLIGIBLE = 28.0  # -log 1e-12: what lies behind a block's first key may weigh so little
-_ROWS = 128  # queries of a block
+_ROWS = 96  # queries of a block, as in the CPU kernels
 
 
 def fused_estimate(
