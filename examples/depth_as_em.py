@@ -46,12 +46,14 @@ def draw(length: int, series: int, seed: int = 0) -> tuple[Tensor, Tensor, Tenso
 # observations; the first query is the observation too (`start="query"`), each later one the estimate before it.
 
 
-def by_attention(times: Tensor, observations: Tensor, steps: int, robustness: float) -> list[Tensor]:
+def by_attention(
+    times: Tensor, observations: Tensor, steps: int, robustness: float, query_noise: float = 0.0
+) -> list[Tensor]:
     """The estimate of each step, `(series, T, 2)`, by the attention operator alone."""
     head = torch.ones(1, dtype=torch.float64)
     dynamics = {"decay": DECAY * head, "frequency": FREQUENCY * head[:, None]}
     noises = {"process_noise": PROCESS_NOISE * head, "key_noise": KEY_NOISE * head}
-    noises |= {"query_noise": 0 * head, "noise_floor": 0 * head}
+    noises |= {"query_noise": query_noise * head, "noise_floor": 0 * head}
     weights = {"robustness": robustness * head, "inverse_temperature": head}
     seen = observations[:, None]  # one head
     query, found = seen, []
@@ -75,7 +77,8 @@ def largest_difference(length: int, series: int, steps: int, robustness: float =
 
 # %% More steps: the objective falls, and so does the error
 # Where a step starts matters more than how many there are. From the query's own observation, an outlier vouches for
-# itself: it is near its own estimate, all others look wrong, and the iteration settles in a poor minimum.
+# itself: it is near its own estimate, all others look wrong, and the iteration settles in a poor minimum. Two ways
+# out: leave the own observation out at the start, or, as attention can, distrust the query: a large gamma^2.
 
 
 def unroll(length: int, series: int, depths: list[int]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
@@ -128,6 +131,10 @@ def main(figure: Path, length: int = 120, series: int = 16, last: int = 8) -> No
     for (prior, start), (objective, errors) in found.items():
         print(f"{prior}, {start}: objective 1 -> {objective[1]:.3f} -> {objective[-1]:.3f}", end=", ")
         print("error", " ".join(f"{k}: {error:.3f}" for k, error in zip(depths, errors.tolist(), strict=True)))
+    for query_noise in (0.0, 1.0, 10.0, 100.0):
+        steps = by_attention(times, observations, last, 1.0, query_noise)
+        first_error, last_error = ((step - states).square().sum(-1).mean() for step in (steps[0], steps[-1]))
+        print(f"operator, query noise {query_noise:g}: error 1: {first_error:.3f} {last}: {last_error:.3f}")
     save(plot(depths, found, kalman_error), figure)
 
 
