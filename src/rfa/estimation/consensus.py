@@ -110,8 +110,9 @@ def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Ten
 
 
 def _positive(covariance: Tensor) -> Tensor:
-    """Itself where it is positive semi-definite; weights that differ may make it slightly not."""
-    eigenvalues, basis = torch.linalg.eigh(covariance.detach())
+    """Itself where it is infinite or positive semi-definite; weights that differ may make it slightly not."""
+    finite = covariance.isfinite().all(-1).all(-1)
+    eigenvalues, basis = torch.linalg.eigh(torch.where(finite[:, None, None], covariance.detach(), 0.0))
     if bool((eigenvalues[..., 0] >= 0).all()):
         return covariance
     fixed = (basis * eigenvalues.clamp(min=0.0)[..., None, :]) @ basis.mT

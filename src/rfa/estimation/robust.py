@@ -99,7 +99,8 @@ def robust_estimate(
         an infinite variance. The covariance is `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the
         M-estimator's variance if all is Gaussian (`Belief.consistency`). The objective, of observations alone, is
         `sum_j rho(d_ij^2)`; with the Riccati prior each term has the weight `tr N_ij / tr (Sigma_ij + P_i)^-1`.
-        Neither rises without `initial`; with the Riccati prior that is proven for isotropic dynamics only.
+        Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may,
+        by a little.
 
     Raises:
         ValueError: naming the argument, what was given and what was expected.
