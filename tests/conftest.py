@@ -1,8 +1,9 @@
-"""Holds in every test: checked shapes, NaN in uninitialised memory, a fixed seed, no hub, its own cache."""
+"""Holds in every test: checked shapes, NaN in uninitialised memory, a fixed seed, no hub, its own cache, Ctrl-C."""
 
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 os.environ["RFA_CACHE"] = tempfile.mkdtemp(prefix="rfa-tests-")  # collecting the tests compiles the kernels
@@ -17,6 +18,7 @@ from jaxtyping import install_import_hook
 
 install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
 atexit.register(shutil.rmtree, os.environ["RFA_CACHE"], ignore_errors=True)
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rfa")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from rfa.estimation import LinearSDE, fit, log_likelihood
+from rfa.estimation.fit import _standard_errors
 
 from .models import matrix, rotating
 
@@ -53,6 +54,13 @@ def test_student_t_predictions_resist_outliers():
     key = "observation_noise[0]"
     assert gaussian.parameters[key] > 15
     assert robust.parameters[key] < 3
+
+
+def test_standard_errors_where_the_curvature_says_nothing():
+    """It is NaN where the search ended at the edge, with noises of 1e-8; the documented answer is infinite."""
+    for curvature in ([[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]], [[torch.nan, 0.0], [0.0, 1.0]]):
+        assert _standard_errors(matrix(curvature)).isinf().all()
+    torch.testing.assert_close(_standard_errors(matrix([[4.0, 0.0], [0.0, 0.25]])), matrix([0.5, 2.0]))
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,19 @@ def test_no_nan_from_legal_extremes():
     torch.testing.assert_close(alone.mean[0], matrix([1.0, 2.0]))
 
 
+def test_diffuse_start_of_several_states_seen_through_one():
+    """Infinite until as many observations as states have come, then finite; eigenvalues of infinity do not exist."""
+    dynamics = matrix([[0, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, -6], [0, 0, 6, 0]])
+    sde = LinearSDE(dynamics, 0.1 * torch.eye(4), matrix([[1, 0, 1, 0]]), matrix([[0.1]]))
+    times = torch.arange(8, dtype=torch.float64) / 10
+    observations = sde.simulate(times, torch.Generator().manual_seed(0), sample_shape=(2,)).observations
+    for prior in ("lyapunov", "riccati"):
+        found = robust_estimate(sde, times, observations, prior=prior, nu=16.0)
+        assert found.covariance[:, :3].isinf().any(-1).any(-1).all()
+        assert found.covariance[:, 3:].isfinite().all()
+        assert not found.covariance.isnan().any()
+
+
 @pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
 @pytest.mark.parametrize("nu", [math.inf, 5.0])
 def test_gradients(prior, nu):

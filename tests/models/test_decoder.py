@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rfa.nn.dynamics import softplus_inverse
+from rfa.nn.positive import softplus_inverse
 
 from .small import EXACT, NAMES, RELATIVE, assert_same, small, tokens
 

@@ -5,18 +5,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .information import Information, joined
-from .matrices import inverse, symmetric
+from .information import Information, determined, joined
 from .observations import Grid
 from .penalties import Belief
 from .sources import Sources
 
-_SINGULAR = 1e-13  # smallest eigenvalue over the largest, below which a direction counts as unknown
 _FAINTEST = -69.0  # log 1e-30: the best weight of a row counts as no less, so that none believes nobody
 
 
 class Row(NamedTuple):
-    """mean `(b, n)`, covariance `(b, n, n)`, weights `(b, sources)` or None, objective `(b, iterations + 1)`."""
+    """mean `(b, n)`, covariance `(b, n, n)`, weights `(b, sources)` or None, objective `(b, iterations + 1)`.
+
+    Of many rows: `(b, rows, ...)`, the weights by observation.
+    """
 
     mean: Tensor
     covariance: Tensor
@@ -43,13 +44,13 @@ def estimate_row(
         settled: the stationary covariance, the prior where nothing else is known, if there is one.
     """
     total = gaussian(sides, riccati)
-    mean, covariance = _solved(total, settled)
+    mean, covariance = total.solved(settled)
     first = (
         _left_out(gaussian(others, riccati), mean, grid, k, settled)
         if leave_one_out
         else _at_observation(mean, covariance, grid, k)
     )
-    judged = joined([side.alone for side in sides if side.alone is not None])
+    judged = joined([side.alone for side in sides])
     matrix = torch.cat([side.matrix for side in sides], dim=1)
     vector = torch.cat([side.vector for side in sides], dim=1)
     base = sides[0].base
@@ -76,19 +77,8 @@ def estimate_row(
             base.vector + (scaled[..., None] * vector).sum(1),
             base.constant,
         )
-        state, covariance = _solved(believed, settled)
+        state, covariance = believed.solved(settled)
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
-
-
-def gaussian_rows(totals: list[Information], iterations: int, settled: Tensor | None) -> list[Row]:
-    """The Kalman filter's estimates at many moments at once; there is nothing to iterate."""
-    together = Information(*(torch.stack(parts, dim=1) for parts in zip(*totals, strict=True)))
-    batch, rows = together.constant.shape
-    flattened = Information(*(part.flatten(0, 1) for part in together))
-    mean, covariance = _solved(flattened, None if settled is None else settled.repeat_interleave(rows, 0))
-    cost = flattened.distance(mean)[:, None].expand(-1, iterations + 1)
-    parts = (part.reshape(batch, rows, *part.shape[1:]).unbind(1) for part in (mean, covariance, cost))
-    return [Row(mean, covariance, None, cost) for mean, covariance, cost in zip(*parts, strict=True)]
 
 
 def gaussian(sides: list[Sources], riccati: bool) -> Information:
@@ -97,7 +87,6 @@ def gaussian(sides: list[Sources], riccati: bool) -> Information:
         return sides[0].total if len(sides) == 1 else sides[0].total + sides[1].total
     total = sides[0].base
     for side in sides:
-        assert side.alone is not None
         total = total + Information(side.alone.matrix.sum(1), side.alone.vector.sum(1), side.alone.constant.sum(1))
     return total
 
@@ -105,8 +94,8 @@ def gaussian(sides: list[Sources], riccati: bool) -> Information:
 def _left_out(other: Information, mean: Tensor, grid: Grid, k: int, settled: Tensor | None) -> Tensor:
     """The Gaussian estimate from the others alone, where they say enough."""
     own = grid.present[:, k]
-    known = own if settled is not None else own & _determined(other.matrix)
-    return torch.where(known[:, None], _solved(other, settled)[0], mean)
+    known = own if settled is not None else own & determined(other.matrix)
+    return torch.where(known[:, None], other.solved(settled)[0], mean)
 
 
 def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Tensor:
@@ -120,41 +109,10 @@ def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Ten
     return torch.where(grid.present[:, k, None], mean + (back @ missed)[..., 0], mean)
 
 
-def _determined(matrix: Tensor) -> Tensor:
-    """Whether a precision leaves no direction unknown."""
-    eigenvalues = torch.linalg.eigvalsh(symmetric(matrix.detach()))
-    return (eigenvalues[..., -1] > 0) & (eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1])
-
-
-def _solved(information: Information, settled: Tensor | None) -> tuple[Tensor, Tensor]:
-    """`J^-1 y` and `J^-1`, symmetric. Unknown directions: the stationary prior, or zero with infinite variance."""
-    matrix, vector = information.matrix, information.vector
-    known = _determined(matrix)
-    n = matrix.shape[-1]
-    identity = torch.eye(n, dtype=matrix.dtype, device=matrix.device)
-    scale = matrix.detach().abs().amax((-2, -1)).clamp(min=torch.finfo(matrix.dtype).tiny)[:, None, None]
-    solved = inverse(torch.where(known[:, None, None], matrix / scale, identity)) / scale
-    mean, covariance = (solved @ vector[..., None])[..., 0], symmetric(solved)
-    if bool(known.all()):
-        return mean, covariance
-    if settled is not None and bool(_determined(settled).all()):
-        prior = inverse(settled)
-        solved = inverse(torch.where(known[:, None, None], identity, matrix + prior))
-        filled, unsure = solved @ vector[..., None], symmetric(solved)
-    else:
-        eigenvalues, basis = torch.linalg.eigh(symmetric(matrix.detach()))
-        blank = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
-        pseudo = basis @ torch.diag_embed(torch.where(blank, 0.0, 1 / eigenvalues)) @ basis.mT
-        filled = pseudo @ vector[..., None]
-        lost = (basis * blank[..., None, :]) @ basis.mT  # the projector on what is unknown
-        unsure = torch.where(lost.abs() > 1e-9, torch.copysign(torch.full_like(lost, torch.inf), lost), pseudo)
-    mean = torch.where(known[:, None], mean, filled[..., 0])
-    return mean, torch.where(known[:, None, None], covariance, unsure)
-
-
 def _positive(covariance: Tensor) -> Tensor:
-    """Itself where it is positive semi-definite; weights that differ may make it slightly not."""
-    eigenvalues, basis = torch.linalg.eigh(covariance.detach())
+    """Itself where it is infinite or positive semi-definite; weights that differ may make it slightly not."""
+    finite = covariance.isfinite().all(-1).all(-1)
+    eigenvalues, basis = torch.linalg.eigh(torch.where(finite[:, None, None], covariance.detach(), 0.0))
     if bool((eigenvalues[..., 0] >= 0).all()):
         return covariance
     fixed = (basis * eigenvalues.clamp(min=0.0)[..., None, :]) @ basis.mT

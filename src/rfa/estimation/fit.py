@@ -203,7 +203,11 @@ def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tenso
 def _standard_errors(curvature: Tensor) -> Tensor:
     """Square roots of the diagonal of the inverse; infinite where the likelihood is flat or not at a maximum."""
     scale = curvature.diagonal().clamp(min=torch.finfo(torch.float64).tiny).sqrt()
-    eigenvalues, basis = torch.linalg.eigh(curvature / (scale[:, None] * scale))
+    relative = curvature / scale / scale[:, None]
+    unknown = torch.full_like(scale, torch.inf)
+    if not bool(relative.isfinite().all()):  # at the edge of what can be computed
+        return unknown
+    eigenvalues, basis = torch.linalg.eigh(relative)
     if bool((eigenvalues <= 1e-12).any()):
-        return torch.full_like(scale, torch.inf)
+        return unknown
     return (basis.square() / eigenvalues).sum(-1).sqrt() / scale

@@ -8,6 +8,7 @@ from torch import Tensor
 from .matrices import inverse, symmetric
 
 _MOST = 1e100  # a state known as well as that is known; beyond, products overflow
+_SINGULAR = 1e-13  # smallest eigenvalue over the largest, below which a direction counts as unknown
 
 
 def masked(observation: Tensor, noise: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -80,8 +81,43 @@ class Information(NamedTuple):
         x = state[..., None]
         return ((x.mT @ self.matrix @ x)[..., 0, 0] - 2 * (self.vector * state).sum(-1) + self.constant).clamp(min=0.0)
 
+    def solved(self, settled: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`J^-1 y` and `J^-1`, symmetric.
+
+        Args:
+            settled: the stationary covariance, the prior where a direction is unknown; where it is None or singular,
+                zero with infinite variance is.
+        """
+        matrix, vector = self.matrix, self.vector
+        known = determined(matrix)
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        scale = matrix.detach().abs().amax((-2, -1)).clamp(min=torch.finfo(matrix.dtype).tiny)[..., None, None]
+        solved = inverse(torch.where(known[..., None, None], matrix / scale, identity)) / scale
+        mean, covariance = (solved @ vector[..., None])[..., 0], symmetric(solved)
+        if bool(known.all()):
+            return mean, covariance
+        if settled is not None and bool(determined(settled).all()):
+            prior = inverse(settled)
+            solved = inverse(torch.where(known[..., None, None], identity, matrix + prior))
+            filled, unsure = solved @ vector[..., None], symmetric(solved)
+        else:
+            eigenvalues, basis = torch.linalg.eigh(symmetric(matrix.detach()))
+            blank = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
+            pseudo = basis @ torch.diag_embed(torch.where(blank, 0.0, 1 / eigenvalues)) @ basis.mT
+            filled = pseudo @ vector[..., None]
+            lost = (basis * blank[..., None, :]) @ basis.mT  # the projector on what is unknown
+            unsure = torch.where(lost.abs() > 1e-9, torch.copysign(torch.full_like(lost, torch.inf), lost), pseudo)
+        mean = torch.where(known[..., None], mean, filled[..., 0])
+        return mean, torch.where(known[..., None, None], covariance, unsure)
+
     def __add__(self, other: "Information") -> "Information":  # type: ignore[override]
         return Information(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def determined(matrix: Tensor) -> Tensor:
+    """Whether a precision leaves no direction unknown."""
+    eigenvalues = torch.linalg.eigvalsh(symmetric(matrix.detach()))
+    return (eigenvalues[..., -1] > 0) & (eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1])
 
 
 def joined(parts: list[Information]) -> Information:

@@ -28,6 +28,7 @@ class Grid:
         values: z, zeros elsewhere, `(b, G, m)`.
         lags: `(b, G - 1)`.
         shape: the batch dimensions, of which b is the product.
+        models: 1 where series differ in their measurements only, not in when, of what or whether at all; else b.
     """
 
     times: Tensor
@@ -39,6 +40,7 @@ class Grid:
     values: Tensor
     lags: Tensor
     shape: torch.Size
+    models: int
 
 
 def flat(x: Tensor, shape: torch.Size, kept: int) -> Tensor:
@@ -92,7 +94,9 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
     observation, noise = (flat(x, shape, 2)[:, None] for x in (sde.observation, sde.observation_noise))
     seen = Information.of(observation, noise, observations)
     rows, _, values, here = masked(observation, noise, observations)
-    return Grid(times, seen, key, wanted, here.any(-1), rows, values, times.diff(dim=-1), shape)
+    one = all(part.numel() == 1 for part in (parts[0], parts[1], *parts[3:])) and bool((here == here[:1]).all())
+    models = 1 if one else len(times)
+    return Grid(times, seen, key, wanted, here.any(-1), rows, values, times.diff(dim=-1), shape, models)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,10 @@ class Steps:
         matrices = sde.transition(lags), sde.transition(-lags), sde.covariance(lags)
         transition, inverse, variance = (flattened(x) for x in matrices)
         return cls(transition, inverse, variance, [int(part) for part in parts.tolist()])
+
+    def first(self, models: int) -> "Steps":
+        """Of the first models only."""
+        return Steps(self.transition[:models], self.inverse[:models], self.variance[:models], self.parts)
 
     def forward(self, k: int, information: Information) -> Information:
         """From moment k to k + 1; `information` may have a dimension of sources behind the batch."""

@@ -6,10 +6,11 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from .consensus import Row, estimate_row, gaussian, gaussian_rows
+from .consensus import Row, estimate_row
 from .fused import fused_estimate
 from .information import Information
 from .isotropic import Isotropic
+from .kalman import kalman_information
 from .linear_sde import LinearSDE
 from .matrices import check_covariance, real
 from .observations import Grid, Steps, flat, make_grid
@@ -46,11 +47,6 @@ class _Plan:
     belief: Belief
     iterations: int
     leave_one_out: bool
-
-    @property
-    def pairs(self) -> bool:
-        """Whether sources must be looked at one by one."""
-        return not (self.riccati and self.belief.gaussian)
 
 
 def robust_estimate(
@@ -114,7 +110,8 @@ def robust_estimate(
         an infinite variance. The covariance is `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the
         M-estimator's variance if all is Gaussian (`Belief.consistency`). The objective, of observations alone, is
         `sum_j rho(d_ij^2)`; with the Riccati prior each term has the weight `tr N_ij / tr (Sigma_ij + P_i)^-1`.
-        Neither rises without `initial`; with the Riccati prior that is proven for isotropic dynamics only.
+        Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may,
+        by a little.
 
     Raises:
         ValueError: naming the argument, what was given and what was expected.
@@ -141,16 +138,22 @@ def robust_estimate(
     if backend == "fused":
         _check_fused(plan, return_weights)
     grid = make_grid(sde, times, observations, query_times)
-    known = None if initial is None else _known(sde, grid, *initial)
     if backend == "fused":
+        known = None if initial is None else _known(sde, grid, *initial)
         mean, covariance = fused_estimate(
             Isotropic.of(sde, grid.shape), grid, plan.belief, riccati=plan.riccati, iterations=iterations,
             leave_one_out=plan.leave_one_out, known=known,
         )  # fmt: skip
         mean, covariance = (x.reshape(*grid.shape, *x.shape[1:]) for x in (mean, covariance))
         return Estimate(mean, covariance, None, None)
-    rows, weights = _rows(sde, grid, plan, known, return_weights)
-    return _collected(grid, rows, weights, iterations)
+    start_ = _unknown(grid, sde.state_size) if initial is None else _known(sde, grid, *initial)
+    settled = _settled(sde, grid) if initial is None else None
+    steps, moments = Steps.of(sde, grid), grid.wanted.unique()
+    if plan.riccati and plan.belief.gaussian:
+        rows = _kalman(grid, steps, plan, moments, start_, settled, return_weights)
+    else:
+        rows = _weighed(grid, steps, plan, moments, start_, settled, return_weights)
+    return _collected(grid, moments, rows)
 
 
 def _check_fused(plan: _Plan, return_weights: bool) -> None:
@@ -168,52 +171,78 @@ def _known(sde: LinearSDE, grid: Grid, mean: Tensor, covariance: Tensor) -> Info
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool((failed > 0).any()):
         raise ValueError("initial: got a singular covariance, expected a positive definite one")
-    precision = flat(torch.cholesky_inverse(factor), grid.shape, 2)
+    precision = torch.cholesky_inverse(factor)
+    alike = covariance.shape[:-2].numel() == 1
+    precision = precision.reshape(1, *precision.shape[-2:]) if alike else flat(precision, grid.shape, 2)
     mean = flat(mean, grid.shape, 1)
     vector = (precision @ mean[..., None])[..., 0]
     return Information(precision, vector, (vector * mean).sum(-1))
 
 
-def _rows(
-    sde: LinearSDE, grid: Grid, plan: _Plan, known: Information | None, with_weights: bool
-) -> tuple[dict[int, Row], dict[int, Tensor]]:
-    """The estimate at each moment that is wanted, and each observation's weight in it, `(b, T)`."""
-    steps, moments = Steps.of(sde, grid), grid.times.shape[1]
-    wanted = set(grid.wanted.unique().tolist())
-    future = _futures(sde, grid, steps, plan) if plan.smooth else {}
+def _unknown(grid: Grid, states: int) -> Information:
+    zeros = torch.zeros(len(grid.times), states, states, dtype=torch.float64, device=grid.times.device)
+    return Information(zeros[:1], zeros[..., 0], zeros[..., 0, 0])
+
+
+def _settled(sde: LinearSDE, grid: Grid) -> Tensor | None:
+    """The stationary covariance, `(b, n, n)`, where there is one."""
     try:
-        settled = flat(sde.stationary_covariance().detach(), grid.shape, 2) if known is None else None
+        return flat(sde.stationary_covariance().detach(), grid.shape, 2)
     except ValueError:
-        settled = None
-    past = nothing(grid, sde.state_size, plan.pairs, known)
-    rows: dict[int, Row] = {}
-    weights, totals, observations = {}, {}, int(grid.key.max()) + 1
-    for k in range(moments):
+        return None
+
+
+def _kalman(
+    grid: Grid,
+    steps: Steps,
+    plan: _Plan,
+    moments: Tensor,
+    start: Information,
+    settled: Tensor | None,
+    with_weights: bool,
+) -> Row:
+    """All rows at once; there is nothing to iterate."""
+    known = Information(*(part[:, moments] for part in kalman_information(grid, steps, start, plan.smooth)))
+    mean, covariance = known.solved(None if settled is None else settled[:, None])
+    cost = known.distance(mean)[..., None].expand(*mean.shape[:2], plan.iterations + 1)
+    weights = _believed(grid, moments, plan.smooth) if with_weights else None
+    return Row(mean, covariance.expand(*mean.shape, mean.shape[-1]), weights, cost)
+
+
+def _weighed(
+    grid: Grid,
+    steps: Steps,
+    plan: _Plan,
+    moments: Tensor,
+    start: Information,
+    settled: Tensor | None,
+    with_weights: bool,
+) -> Row:
+    """Row by row: each source of each moment by itself."""
+    wanted = set(moments.tolist())
+    future = _futures(grid, steps, plan) if plan.smooth else {}
+    past, observations = nothing(start), int(grid.key.max()) + 1
+    rows = []
+    for k in range(grid.times.shape[1]):
         if k:
             past = past.moved(steps, k - 1, True, plan.riccati)
         before, past = past, past.with_source(grid, k, plan.riccati)
         if k not in wanted:
             continue
-        sides = [past, future[k]] if plan.smooth else [past]
-        if not plan.pairs:
-            totals[k] = gaussian(sides, riccati=True)
-            continue
-        others = [before, future[k]] if plan.smooth else [before]
-        rows[k] = estimate_row(
+        sides, others = ([past, future[k]], [before, future[k]]) if plan.smooth else ([past], [before])
+        row = estimate_row(
             sides, others, grid, k, plan.belief, plan.iterations, plan.riccati, plan.leave_one_out, settled
         )
-        if with_weights:
-            weights[k] = _by_observation(rows[k].weights, sides, grid, observations)
-    if not plan.pairs:
-        rows = dict(zip(totals, gaussian_rows(list(totals.values()), plan.iterations, settled), strict=True))
-        if with_weights:  # the Kalman filter believes all that it sees
-            weights = {k: _seen(grid, moments if plan.smooth else k + 1, observations) for k in rows}
-    return rows, weights
+        weights = _by_observation(row.weights, sides, grid, observations) if with_weights else None
+        rows.append(row._replace(weights=weights))
+    mean, covariance, _, objective = zip(*rows, strict=True)
+    weights = torch.stack([row.weights for row in rows if row.weights is not None], dim=1) if with_weights else None
+    return Row(torch.stack(mean, dim=1), torch.stack(covariance, dim=1), weights, torch.stack(objective, dim=1))
 
 
-def _futures(sde: LinearSDE, grid: Grid, steps: Steps, plan: _Plan) -> dict[int, Sources]:
+def _futures(grid: Grid, steps: Steps, plan: _Plan) -> dict[int, Sources]:
     """What stands behind each moment, seen from it."""
-    ahead = nothing(grid, sde.state_size, plan.pairs)
+    ahead = nothing(_unknown(grid, grid.seen.vector.shape[-1]))
     found = {}
     for k in reversed(range(grid.times.shape[1])):
         if k + 1 < grid.times.shape[1]:
@@ -232,32 +261,29 @@ def _by_observation(values: Tensor | None, sides: list[Sources], grid: Grid, obs
     return values.new_zeros(len(key), observations + 1).scatter(1, at, values)[:, :observations]
 
 
-def _seen(grid: Grid, moments: int, observations: int) -> Tensor:
-    """`(b, T)`: 1 for each observation among the first so many moments."""
-    key = grid.key[:, :moments]
-    at = torch.where(grid.present[:, :moments] & (key >= 0), key, observations)
-    ones = torch.ones(at.shape, dtype=torch.float64, device=key.device)
-    return ones.new_zeros(len(key), observations + 1).scatter(1, at, ones)[:, :observations]
+def _believed(grid: Grid, moments: Tensor, smooth: bool) -> Tensor:
+    """`(b, rows, T)`: the Kalman filter believes all that it sees."""
+    places = torch.arange(grid.times.shape[1], device=grid.key.device).expand_as(grid.key)
+    at = grid.key.masked_fill(grid.key < 0, int(grid.key.max()) + 1)  # the last: nobody's
+    blank = torch.full((len(at), int(at.max()) + 1), grid.times.shape[1], device=at.device)
+    latest = places.masked_fill(~grid.present, grid.times.shape[1])
+    seen_at = blank.scatter(1, at, latest)[:, : int(grid.key.max()) + 1]
+    limit = torch.full_like(moments, grid.times.shape[1] - 1) if smooth else moments
+    return (seen_at[:, None, :] <= limit[:, None]).to(torch.float64)
 
 
-def _collected(grid: Grid, rows: dict[int, Row], weights: dict[int, Tensor], iterations: int) -> Estimate:
-    """Rows in the order of the queries."""
-    place = torch.full((grid.times.shape[1],), -1, dtype=torch.long, device=grid.times.device)
-    moments = sorted(rows)
-    place[moments] = torch.arange(len(moments), device=grid.times.device)
-    at = place[grid.wanted]  # (b, queries)
+def _collected(grid: Grid, moments: Tensor, rows: Row) -> Estimate:
+    """Rows `(b, rows, ...)` in the order of the queries."""
+    at = torch.searchsorted(moments, grid.wanted)  # (b, queries)
 
-    def gathered(values: list[Tensor]) -> Tensor:
-        stacked = torch.stack(values, dim=1)
-        index = at.reshape(*at.shape, *(1,) * (stacked.dim() - 2)).expand(*at.shape, *stacked.shape[2:])
-        return stacked.gather(1, index)
+    def gathered(values: Tensor) -> Tensor:
+        index = at.reshape(*at.shape, *(1,) * (values.dim() - 2)).expand(*at.shape, *values.shape[2:])
+        return values.gather(1, index)
 
     def shaped(x: Tensor) -> Tensor:
         return x.reshape(*grid.shape, *x.shape[1:])
 
-    mean, covariance, objective = (
-        gathered([getattr(rows[k], name) for k in moments]) for name in ("mean", "covariance", "objective")
-    )
-    believed = shaped(gathered([weights[k] for k in moments])) if weights else None
-    total = objective.sum(1).T.reshape(iterations + 1, *grid.shape)
-    return Estimate(shaped(mean), shaped(covariance), believed, total)
+    weights = None if rows.weights is None else shaped(gathered(rows.weights))
+    objective = gathered(rows.objective).sum(1).T
+    total = objective.reshape(len(objective), *grid.shape)
+    return Estimate(shaped(gathered(rows.mean)), shaped(gathered(rows.covariance)), weights, total)

@@ -1,6 +1,6 @@
 """The past (or the future) of a moment: what each source says of the state there, and what share a prior gives it."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ class Sources:
     """Everything seen on one side of a moment.
 
     Args:
-        alone: what each source says by itself, transported to the moment: `(b, j, ...)`; None where nobody asks.
+        alone: what each source says by itself, transported to the moment: `(b, j, ...)`.
         matrix: N_ij, `(b, j, n, n)`, and
         vector: u_ij, `(b, j, n)`: the estimate is `(sum_j w_ij N_ij)^-1 sum_j w_ij u_ij`. With the Lyapunov prior they
             are the precision and information of the source alone; with the Riccati prior its part in the information
@@ -26,7 +26,7 @@ class Sources:
         moments: which moments the sources stand at, `(j,)`.
     """
 
-    alone: Information | None
+    alone: Information
     matrix: Tensor
     vector: Tensor
     total: Information
@@ -39,8 +39,6 @@ class Sources:
             return self
         new = Information(grid.seen.matrix[:, k], grid.seen.vector[:, k], grid.seen.constant[:, k])
         total = self.total + new if riccati else self.total
-        if self.alone is None:
-            return replace(self, total=total)
         source = Information(new.matrix[:, None], new.vector[:, None], new.constant[:, None])
         alone = joined([self.alone, source])
         if not riccati:
@@ -52,13 +50,10 @@ class Sources:
     def moved(self, steps: Steps, k: int, forward: bool, riccati: bool) -> "Sources":
         """From moment k to k + 1, or back from k + 1 to k."""
         move = steps.forward if forward else steps.backward
-        alone = None if self.alone is None else move(k, self.alone)
+        alone = move(k, self.alone)
         if not riccati:
             base = move(k, self.base)
-            assert alone is not None
             return Sources(alone, alone.matrix, alone.vector, base, base, self.moments)
-        if self.alone is None:
-            return replace(self, total=move(k, self.total))
         total, base, matrix, vector = self.total, self.base, self.matrix, self.vector
         variance = steps.variance[:, k]
         phi = (steps.inverse if forward else steps.transition)[:, k]
@@ -75,13 +70,11 @@ class Sources:
         return Sources(alone, matrix, vector, total, base, self.moments)
 
 
-def nothing(grid: Grid, states: int, with_pairs: bool, start: Information | None = None) -> Sources:
-    """Before anything is seen; `start`: what is known of the first moment."""
-    batch = grid.times.shape[0]
-    zeros = torch.zeros(batch, states, states, dtype=torch.float64, device=grid.times.device)
-    empty = Information(zeros, zeros[..., 0], zeros[..., 0, 0]) if start is None else start
-    none = Information(zeros[:, None][:, :0], zeros[:, :0], zeros[:, :0, 0])
-    return Sources(none if with_pairs else None, none.matrix, none.vector, empty, empty, [])
+def nothing(start: Information) -> Sources:
+    """Before anything is seen; `start`: what is known of the first moment, `(b, ...)`."""
+    matrix = start.matrix.expand(len(start.vector), -1, -1)
+    none = Information(matrix[:, None][:, :0], start.vector[:, None][:, :0], start.constant[:, None][:, :0])
+    return Sources(none, none.matrix, none.vector, start, start, [])
 
 
 def _sound(matrix: Tensor, vector: Tensor, total: Information) -> tuple[Tensor, Tensor]:

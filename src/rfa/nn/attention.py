@@ -11,7 +11,7 @@ from rfa.ops.inputs import Positions
 from rfa.ops.validation import check_flags
 
 from .cache import FilterLayer, check_cache
-from .projections import NormalLinear, complex_deviation, merge_heads, split_heads
+from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
 
 class Attention(nn.Module, ABC):
@@ -74,8 +74,7 @@ class Attention(nn.Module, ABC):
             batch, length, _ = hidden_states.shape
             cached = 0 if past is None else past.get_seq_length()
             check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
-            missing = ~key_mask[:, cached:, None] & ~hidden_states.isfinite()
-            hidden_states = hidden_states.masked_fill(missing, 0.0)  # its query stays a query, its key is none
+            hidden_states = finite_where_missing(hidden_states, key_mask[:, cached:])
         query, key = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection)

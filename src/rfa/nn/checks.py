@@ -40,11 +40,20 @@ def check_rates(name: str, given: Tensor, heads: int) -> None:
         require(legal, name, given.tolist(), "finite numbers >= 0")
 
 
-def check_frequencies(given: Tensor, heads: int, modes: int, paired: bool) -> None:
-    """Raise `ValueError` unless there is one finite frequency a head and mode, in conjugate pairs where asked for."""
+def check_frequencies(name: str, given: Tensor, heads: int, modes: int) -> None:
+    """Raise `ValueError` unless there is one finite frequency a head and mode."""
     expected = (heads, modes)
-    require(tuple(given.shape) == expected, "frequency", tuple(given.shape), f"shape {expected}, (heads, modes)")
+    require(tuple(given.shape) == expected, name, tuple(given.shape), f"shape {expected}, (heads, modes)")
     if not given.is_meta:
-        require(bool(given.isfinite().all()), "frequency", given.tolist(), "finite numbers")
-        pairs = modes % 2 == 0 and bool((given[:, ::2] == -given[:, 1::2]).all())
-        require(pairs or not paired, "learn_frequency", True, "frequencies in conjugate pairs (w, -w) with it")
+        require(bool(given.isfinite().all()), name, given.tolist(), "finite numbers")
+
+
+def check_learnable(option: str, name: str, frequency: Tensor) -> None:
+    """Raise `ValueError` unless the modes of each head come in the pairs in which an option learns them."""
+    require(paired(frequency), option, True, f"{name} in conjugate pairs (w, -w) with it")
+
+
+def paired(frequency: Tensor) -> bool:
+    """Whether the modes of each head come in conjugate pairs `(w, -w)`."""
+    even = frequency.shape[-1] % 2 == 0
+    return even and (frequency.is_meta or bool((frequency[:, ::2] == -frequency[:, 1::2]).all()))

@@ -15,10 +15,10 @@ from rfa.ops.inputs import Weight, locate
 from rfa.ops.path import TokenDynamics
 from rfa.ops.validation import validate_positions
 
-from .checks import check_frequencies, check_rates, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, softplus_inverse
-from .positive import PositiveParameters
-from .projections import NormalLinear, complex_deviation, merge_heads, split_heads
+from .checks import check_frequencies, check_rates, paired, require
+from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST
+from .positive import PositiveParameters, softplus_inverse
+from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
 
 class ContentDynamics(PositiveParameters):
@@ -39,11 +39,10 @@ class ContentDynamics(PositiveParameters):
 
     def __init__(self, hidden_size: int, frequency: Tensor, decay: Tensor, steady_state: float):
         super().__init__()
-        heads, modes = frequency.shape
+        heads = len(frequency)
         check_rates("decay", decay, heads)
         ordered = frequency.is_meta or bool((frequency[:, ::2] >= 0).all())
-        pairs = modes % 2 == 0 and (frequency.is_meta or torch.equal(frequency[:, ::2], -frequency[:, 1::2]))
-        require(pairs and ordered, "frequency", frequency.tolist(), "conjugate pairs (w, -w) with w >= 0")
+        require(paired(frequency) and ordered, "frequency", frequency.tolist(), "conjugate pairs (w, -w) with w >= 0")
         require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
         decay = decay.clamp(min=SMALLEST)
         process_noise = (2 * decay * steady_state).clamp(min=SMALLEST**2)
@@ -117,7 +116,7 @@ class ContentFilterAttention(nn.Module):
         modes = hidden_size // num_heads
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, modes)
-        check_frequencies(frequency, num_heads, modes, paired=False)
+        check_frequencies("frequency", frequency, num_heads, modes)
         if decay is None:
             decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
         deviation = complex_deviation(hidden_size, hidden_size)
@@ -161,9 +160,7 @@ class ContentFilterAttention(nn.Module):
         batch, length, _ = hidden_states.shape
         device = hidden_states.device
         validate_positions(batch, length, length, device, times, None, key_mask, segment_ids)
-        if key_mask is not None:
-            missing = ~key_mask[:, :, None] & ~hidden_states.isfinite()
-            hidden_states = hidden_states.masked_fill(missing, 0.0)  # its query stays a query, its key is none
+        hidden_states = finite_where_missing(hidden_states, key_mask)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)

@@ -12,10 +12,10 @@ from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_att
 from rfa.ops.inputs import Weight, times_dtype
 from rfa.ops.validation import validate_positions
 
-from .checks import check_frequencies, check_rates, require
+from .checks import check_frequencies, check_learnable, check_rates, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST
 from .positive import PositiveParameters
-from .projections import NormalLinear, complex_deviation, merge_heads, split_heads
+from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
 
 class _HeadProcess(PositiveParameters):
@@ -119,12 +119,15 @@ class CoupledFilterAttention(nn.Module):
         modes = hidden_size // num_heads
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, modes)
-        _check_bank("frequency", frequency, num_heads, modes, learn_rates)
+        check_frequencies("frequency", frequency, num_heads, modes)
         if decay is None:
             decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
         auxiliary_frequency = frequency if auxiliary_frequency is None else auxiliary_frequency
         auxiliary_decay = decay if auxiliary_decay is None else auxiliary_decay
-        _check_bank("auxiliary_frequency", auxiliary_frequency, num_heads, modes, learn_rates)
+        check_frequencies("auxiliary_frequency", auxiliary_frequency, num_heads, modes)
+        for name, bank in (("frequency", frequency), ("auxiliary_frequency", auxiliary_frequency)):
+            if learn_rates:
+                check_learnable("learn_rates", name, bank)
         check_rates("decay", decay, num_heads)
         check_rates("auxiliary_decay", auxiliary_decay, num_heads)
         self.weight, self.innovation = weight, innovation
@@ -178,8 +181,8 @@ class CoupledFilterAttention(nn.Module):
             raise ValueError(f"auxiliary_{error}") from None
         times, auxiliary_times = _on_one_clock(times, length, auxiliary_times, sources, device)
 
-        hidden_states = _cleaned(hidden_states, key_mask)
-        auxiliary_states = _cleaned(auxiliary_states, auxiliary_key_mask)
+        hidden_states = finite_where_missing(hidden_states, key_mask)
+        auxiliary_states = finite_where_missing(auxiliary_states, auxiliary_key_mask)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)
@@ -203,24 +206,10 @@ class CoupledFilterAttention(nn.Module):
         return self.output_projection(merge_heads(estimate))
 
 
-def _check_bank(name: str, frequency: Tensor, heads: int, modes: int, paired: bool) -> None:
-    try:
-        check_frequencies(frequency, heads, modes, paired=False)
-    except ValueError as error:
-        raise ValueError(str(error).replace("frequency", name, 1)) from None
-    pairs = modes % 2 == 0 and (frequency.is_meta or bool((frequency[:, ::2] == -frequency[:, 1::2]).all()))
-    require(pairs or not paired, "learn_rates", True, f"{name} in conjugate pairs (w, -w) with it")
-
-
 def _check_states(name: str, given: Tensor, size: int) -> torch.Size:
     fits = given.dim() == 3 and given.shape[-1] == size and given.is_floating_point()
     require(fits, name, f"{given.dtype} {tuple(given.shape)}", f"floating-point (batch, length, {size})")
     return given.shape
-
-
-def _cleaned(states: Tensor, mask: Tensor | None) -> Tensor:
-    """What takes no part may hold anything: its numbers become zero where they are none."""
-    return states if mask is None else states.masked_fill(~mask[:, :, None] & ~states.isfinite(), 0.0)
 
 
 def _on_one_clock(

@@ -58,7 +58,7 @@ class Geometry(FullPrecision):
     def __init__(self, heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
         super().__init__()
         if frequency is not None:
-            check_frequencies(frequency, heads, modes, paired=False)
+            check_frequencies("frequency", frequency, heads, modes)
         for name, rate in (("decay", decay), ("slopes", slopes)):
             if rate is not None:
                 check_rates(name, rate, heads)

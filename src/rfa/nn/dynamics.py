@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from rfa.dynamics import TimeDependentNoise, accumulated_variance
 
-from .checks import check_frequencies, check_rates, require
-from .precision import FullPrecision
+from .checks import check_frequencies, check_learnable, check_rates, require
+from .positive import PositiveParameters, softplus_inverse
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]
@@ -22,11 +22,6 @@ TEMPERING = 1.0  # transported observations count as independent, as in the pape
 # Of the noise's exponential and periodic parts: a tenth of the white one each, over tens of units of time
 NOISE_SHARE, NOISE_RATE, NOISE_FREQUENCY, NOISE_PHASE = 0.1, 0.1, 0.1, 0.0
 SMALLEST = 1e-6  # where mu = 0, a steady state would leave no process noise at all
-
-
-def softplus_inverse(value: Tensor) -> Tensor:
-    """`x` with `softplus(x) = value`, for `value > 0`."""
-    return value + torch.log(-torch.expm1(-value))
 
 
 def process_noise_of_slope(
@@ -72,7 +67,7 @@ class LearnedNoise(nn.Module):
         )
 
 
-class HeadDynamics(FullPrecision):
+class HeadDynamics(PositiveParameters):
     """Decay, frequencies, noises and robustness of each head, stored through softplus where they are positive.
 
     Calling it gives the operator's keyword arguments. Frequencies and decays are fixed buffers unless learned;
@@ -115,7 +110,9 @@ class HeadDynamics(FullPrecision):
         super().__init__()
         require(frequency.dim() == 2, "frequency", tuple(frequency.shape), "shape (heads, modes)")
         heads, modes = frequency.shape
-        check_frequencies(frequency, heads, modes, paired=learn_frequency)
+        check_frequencies("frequency", frequency, heads, modes)
+        if learn_frequency:
+            check_learnable("learn_frequency", "frequency", frequency)
         check_rates("decay", decay, heads)
         require(prior in get_args(LayerPrior), "prior", prior, f"one of {get_args(LayerPrior)}")
         require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
@@ -152,7 +149,7 @@ class HeadDynamics(FullPrecision):
     def _hold(self, name: str, value: Tensor, learned: bool) -> None:
         """A fixed value under its own name, a learned one through softplus as `raw_...`: they never mix on loading."""
         if learned:
-            self.register_parameter(f"raw_{name}", nn.Parameter(softplus_inverse(value.clamp(min=1e-12))))
+            self.hold(name, value)
         else:
             self.register_buffer(name, value)
 

@@ -95,7 +95,7 @@ class RobustFilterAttention(Attention):
             require(given in served or not routed, name, given, f"one of {served} with aggregation='routing'")
         if frequency is None:
             frequency = partitioned_frequencies(num_heads, self.modes)
-        check_frequencies(frequency, num_heads, self.modes, paired=learn_frequency)
+        check_frequencies("frequency", frequency, num_heads, self.modes)
         if decay is None:
             decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
         self.dynamics = HeadDynamics(

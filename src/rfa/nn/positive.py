@@ -4,8 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .dynamics import softplus_inverse
 from .precision import FullPrecision
+
+
+def softplus_inverse(value: Tensor) -> Tensor:
+    """`x` with `softplus(x) = value`, for `value > 0`."""
+    return value + torch.log(-torch.expm1(-value))
 
 
 class PositiveParameters(FullPrecision):

@@ -32,6 +32,14 @@ def complex_deviation(fan_in: int, fan_out: int) -> float:
     return math.sqrt(1 / (fan_in + fan_out))
 
 
+def finite_where_missing(states: Tensor, mask: Tensor | None) -> Tensor:
+    """States `(batch, length, hidden)` of tokens that take no part, where they are no numbers, as zeros.
+
+    Their queries stay queries, their keys are none.
+    """
+    return states if mask is None else states.masked_fill(~mask[:, :, None] & ~states.isfinite(), 0.0)
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """`(batch, length, heads * channels)` to `(batch, heads, length, channels)`."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)

@@ -1,0 +1,76 @@
+"""The worked examples on small data: they run, and what their pages say of them holds."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def example(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def filter_co2():
+    return example("filter_co2")
+
+
+@pytest.fixture(scope="module")
+def depth_as_em():
+    return example("depth_as_em")
+
+
+def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):
+    times, recorded = (part[:104] for part in filter_co2.load(None))
+    now, later = times[:91], times[91:]
+    seen, hit = filter_co2.spoil(recorded[:91], 4)
+    estimate = filter_co2.smooth(now, seen, later)
+    mean, half = filter_co2.readings(estimate)
+    weight, missing = filter_co2.own_weights(estimate, seen), seen.isnan()
+    assert missing.sum() > 10
+    assert hit.sum() == 4
+    assert torch.equal(weight.isnan(), missing)
+    assert weight[hit].max() < 0.3
+    assert weight[~missing & ~hit].median() > 0.8
+    apart = (mean[:91] - recorded[:91]).abs()
+    assert (apart < half[:91])[~missing & ~hit].double().mean() > 0.85
+    assert apart[hit].max() < 1.0  # the true reading, although it was 2 to 5 ppm off
+    assert mean.isfinite().all()
+    assert half[:91][missing].median() > half[:91][~missing].median()
+    assert (half[91:].diff() > 0).all()  # the further ahead, the wider
+
+
+def test_filter_co2_reads_a_file_and_draws(filter_co2, tmp_path, capsys):
+    times, recorded = filter_co2.load(None)
+    (tmp_path / "co2.csv").write_text("date,co2\n19580329,316.1\n19580405,317.3\n19580510,\n")
+    read, values = filter_co2.load(tmp_path / "co2.csv")
+    torch.testing.assert_close(read, times[[0, 1, 6]])
+    torch.testing.assert_close(values, recorded[[0, 1, 6]], equal_nan=True)
+    filter_co2.main(None, tmp_path / "figure.png", weeks=60)
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    assert "60 weeks" in capsys.readouterr().out
+
+
+def test_layers_are_iterations(depth_as_em):
+    assert depth_as_em.largest_difference(length=25, series=3, steps=4, robustness=0.7) < 1e-6
+    times, _, observations = depth_as_em.draw(25, 3)
+    first, *_, last = depth_as_em.by_attention(times, observations, 4, 0.7)
+    assert (first - last).abs().max() > 1e-3  # the steps differ
+
+
+def test_depth_lowers_objective_and_error(depth_as_em, tmp_path):
+    found = depth_as_em.unroll(40, 8, [1, 3])
+    assert len(found) == 4
+    for objective, errors in found.values():
+        assert len(objective) == 4
+        assert (objective.diff() <= 1e-12).all()  # rounding
+        assert errors[1] < errors[0]
+    assert min(found, key=lambda name: found[name][1][-1]) == ("riccati", "leave_one_out")
+    depth_as_em.save(depth_as_em.plot([1, 3], found, 1.0), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
