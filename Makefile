@@ -29,7 +29,7 @@ demo: setup  ## train four small models, print perplexity over context length, d
 	@$(BIN)/rfa demo --out demo-results --overwrite
 
 test: lint typecheck  ## lint, typecheck, then the test suite
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

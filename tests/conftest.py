@@ -6,7 +6,11 @@ import shutil
 import signal
 import tempfile
 
-os.environ["RFA_CACHE"] = tempfile.mkdtemp(prefix="rfa-tests-")  # collecting the tests compiles the kernels
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the threads
+else:  # of all workers, too: collecting the tests compiles the kernels
+    os.environ["RFA_CACHE"] = tempfile.mkdtemp(prefix="rfa-tests-")
+    atexit.register(shutil.rmtree, os.environ["RFA_CACHE"], ignore_errors=True)
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub at import, so it comes before every import below
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
@@ -19,7 +23,6 @@ from jaxtyping import install_import_hook
 install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
-atexit.register(shutil.rmtree, os.environ["RFA_CACHE"], ignore_errors=True)
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rfa")
 

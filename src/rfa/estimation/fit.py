@@ -78,11 +78,10 @@ def log_likelihood(
     before = torch.where(known[..., None, None], estimate.covariance[..., :-1, :, :], 0.0)
     mean = (transition @ estimate.mean[..., :-1, :, None])[..., 0]
     spread = symmetric(transition @ before @ transition.mT) + variance
-    rows, noise, values, here = masked(
-        sde.observation[..., None, :, :],
-        sde.observation_noise[..., None, :, :],
-        observations.to(torch.float64)[..., 1:, :],
-    )
+    values = observations.to(torch.float64)[..., 1:, :]
+    here = ~values.isnan()
+    rows, noise = masked(sde.observation[..., None, :, :], sde.observation_noise[..., None, :, :], here)
+    values = values.masked_fill(~here, 0.0)
     factor = torch.linalg.cholesky(symmetric(rows @ spread @ rows.mT) + noise)
     missed = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
     distance, size = missed.square().sum((-2, -1)), here.sum(-1).to(torch.float64)

@@ -11,13 +11,11 @@ _MOST = 1e100  # a state known as well as that is known; beyond, products overfl
 _SINGULAR = 1e-13  # smallest eigenvalue over the largest, below which a direction counts as unknown
 
 
-def masked(observation: Tensor, noise: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """C, R and z with a missing component (NaN) as a zero, seen through nothing with noise 1; and what is here."""
-    here = ~seen.isnan()
+def masked(observation: Tensor, noise: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+    """C and R with a missing component as one seen through nothing with noise 1."""
     both = here[..., :, None] & here[..., None, :]
     alone = torch.diag_embed((~here).to(noise.dtype))
-    rows = torch.where(here[..., None], observation, 0.0)
-    return rows, torch.where(both, noise, 0.0) + alone, torch.where(here, seen, 0.0), here
+    return torch.where(here[..., None], observation, 0.0), torch.where(both, noise, 0.0) + alone
 
 
 class Information(NamedTuple):
@@ -31,26 +29,26 @@ class Information(NamedTuple):
     constant: Tensor
 
     @classmethod
-    def of(cls, observation: Tensor, noise: Tensor, seen: Tensor) -> "Information":
+    def of(cls, rows: Tensor, noise: Tensor, values: Tensor) -> "Information":
         """`J = C^T R^-1 C`, `y = C^T R^-1 z`, `c = z^T R^-1 z`: no inverse of C.
 
         Args:
-            observation: C, `(..., m, n)`.
+            rows: C, `(..., m, n)`, zero where a component is missing.
             noise: R, `(..., m, m)`, positive definite.
-            seen: z, `(..., m)`, NaN where a component is missing: it says nothing.
+            values: z, `(..., m)`, likewise.
 
         Raises:
             ValueError: where the noise of what is seen is singular.
         """
-        rows, noise, values, _ = masked(observation, noise, seen)
         factor, failed = torch.linalg.cholesky_ex(noise)
         if bool((failed > 0).any()):
             raise ValueError(
                 "observation_noise: got a singular innovation covariance, "
                 "expected a positive definite R for what is seen"
             )
-        whitened = torch.linalg.solve_triangular(factor, torch.cat([rows, values[..., None]], dim=-1), upper=False)
-        rows, right = whitened[..., :-1], whitened[..., -1:]
+        identity = torch.eye(noise.shape[-1], dtype=noise.dtype, device=noise.device)
+        whiten = torch.linalg.solve_triangular(factor, identity, upper=False)
+        rows, right = whiten @ rows, whiten @ values[..., None]
         return cls(rows.mT @ rows, (rows.mT @ right)[..., 0], right.square().sum((-2, -1)))
 
     def gain(self, variance: Tensor) -> Tensor:
@@ -61,9 +59,9 @@ class Information(NamedTuple):
     def widened(self, variance: Tensor, gain: Tensor | None = None) -> "Information":
         """Of `x + e`, `e ~ N(0, V)`: precision `(J^-1 + V)^-1 = (I + J V)^-1 J`; `gain`, where it is known already."""
         gain = self.gain(variance) if gain is None else gain
-        vector = (gain @ self.vector[..., None])[..., 0]
-        taken = (self.vector * (variance @ vector[..., None])[..., 0]).sum(-1)
-        return Information(symmetric(gain @ self.matrix), vector, self.constant - taken)
+        vector = gain @ self.vector[..., None]
+        taken = self.vector[..., None, :] @ (variance @ vector)
+        return Information(symmetric(gain @ self.matrix), vector[..., 0], self.constant - taken[..., 0, 0])
 
     def pulled(self, matrix: Tensor) -> "Information":
         """Of x, where this one is of `M x`: `M^T J M`, `M^T y`."""
@@ -73,13 +71,15 @@ class Information(NamedTuple):
     def bounded(self) -> "Information":
         """The same estimate with finite confidence, where a state without noise has become known beyond all measure."""
         largest = self.matrix.detach().abs().amax((-2, -1))
+        if not bool((largest > _MOST).any()):
+            return self
         share = torch.where(largest > _MOST, _MOST / largest, 1.0)
         return Information(self.matrix * share[..., None, None], self.vector * share[..., None], self.constant * share)
 
     def distance(self, state: Tensor) -> Tensor:
         """`d^2 = x^T J x - 2 y^T x + c`, the squared Mahalanobis distance of what was seen; `>= 0`."""
-        x = state[..., None]
-        return ((x.mT @ self.matrix @ x)[..., 0, 0] - 2 * (self.vector * state).sum(-1) + self.constant).clamp(min=0.0)
+        pull = (self.matrix * state[..., None, :]).sum(-1) - 2 * self.vector
+        return ((pull * state).sum(-1) + self.constant).clamp(min=0.0)
 
     def solved(self, settled: Tensor | None) -> tuple[Tensor, Tensor]:
         """`J^-1 y` and `J^-1`, symmetric.

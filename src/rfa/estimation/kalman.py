@@ -18,7 +18,6 @@ def kalman_information(grid: Grid, steps: Steps, start: Information, smooth: boo
     """
     steps = steps.first(grid.models)
     seen = [Information(*parts) for parts in zip(*(part.unbind(1) for part in grid.seen), strict=True)]
-    seen = [here._replace(matrix=here.matrix[: grid.models]) for here in seen]
     known, past = start, []
     for k, here in enumerate(seen):
         known = (steps.forward(k - 1, known) if k else known) + here

@@ -49,11 +49,11 @@ def symmetric(matrix: Tensor) -> Tensor:
 
 
 def inverse(matrix: Tensor) -> Tensor:
-    """`matrix^-1`; by cofactors up to 2 x 2, which takes a hundredth of a library call for each of many."""
+    """`matrix^-1`; by cofactors for many of up to 2 x 2, which takes a hundredth of a library call for each."""
     if matrix.shape[-1] == 1:
         return 1 / matrix
-    if matrix.shape[-1] > 2:
-        return torch.linalg.inv(matrix)
+    if matrix.shape[-1] > 2 or matrix.shape[:-2].numel() < 8:
+        return torch.linalg.inv_ex(matrix).inverse
     (a, b), (c, d) = (row.unbind(-1) for row in matrix.unbind(-2))
     rows = torch.stack([torch.stack([d, -b], dim=-1), torch.stack([-c, a], dim=-1)], dim=-2)
     return rows / (a * d - b * c)[..., None, None]

@@ -20,11 +20,12 @@ class Grid:
 
     Args:
         times: `(b, G)`.
-        seen: what the observation at each moment says, `(b, G, ...)`; nothing at a query.
+        seen: what the observation at each moment says, `(b, G, ...)`, its precision `(models, G, n, n)`; nothing at a
+            query.
         key: `(b, G)`: which observation a moment is, -1 for queries.
         wanted: `(b, queries)`: the moments that are asked for.
         present: `(b, G)`: whether anything was seen.
-        rows: C where a component was seen, zeros elsewhere, `(b, G, m, n)`.
+        rows: C where a component was seen, zeros elsewhere, `(models, G, m, n)`.
         values: z, zeros elsewhere, `(b, G, m)`.
         lags: `(b, G - 1)`.
         shape: the batch dimensions, of which b is the product.
@@ -91,11 +92,13 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
         wanted = torch.where(same, place.gather(-1, at), place[:, length:])
         gap = torch.full_like(queries[..., None].expand(-1, -1, m), torch.nan)
         observations = torch.cat([observations, gap], dim=1).gather(1, order[..., None].expand(-1, -1, m))
-    observation, noise = (flat(x, shape, 2)[:, None] for x in (sde.observation, sde.observation_noise))
-    seen = Information.of(observation, noise, observations)
-    rows, _, values, here = masked(observation, noise, observations)
-    one = all(part.numel() == 1 for part in (parts[0], parts[1], *parts[3:])) and bool((here == here[:1]).all())
+    here = ~observations.isnan()
+    one = all(part.numel() == 1 for part in (*parts[:2], *parts[3:])) and bool((here == here[:1]).all())
     models = 1 if one else len(times)
+    observation, noise = (flat(x, shape, 2)[:models, None] for x in (sde.observation, sde.observation_noise))
+    rows, noise = masked(observation, noise, here[:models])
+    values = observations.masked_fill(~here, 0.0)
+    seen = Information.of(rows, noise, values)
     return Grid(times, seen, key, wanted, here.any(-1), rows, values, times.diff(dim=-1), shape, models)
 
 
@@ -118,14 +121,16 @@ class Steps:
         fastest = max(0.0, -torch.linalg.eigvals(sde.dynamics.detach()).real.min().item())
         longest = (grid.lags.detach().amax(0) if grid.lags.numel() else grid.lags[0]) * fastest
         parts = (longest / _SHORT).ceil().clamp(1, _MOST_PARTS)
-        lags = grid.lags / parts
+        lags = grid.lags[: grid.models] / parts
         if fastest > 0:  # beyond that nothing is left, and the inverse would overflow
             lags = lags.clamp(max=_FURTHEST / fastest)
         n, count = sde.state_size, grid.lags.shape[-1]
-        lags = lags.reshape(*grid.shape, count)
+        shape = torch.Size([1] * len(grid.shape)) if grid.models == 1 else grid.shape
+        lags = lags.reshape(*shape, count)
 
         def flattened(x: Tensor) -> Tensor:
-            return x.expand(*grid.shape, count, n, n).reshape(len(grid.times), count, n, n)
+            models = x.expand(*shape, count, n, n).reshape(grid.models, count, n, n)
+            return models.expand(len(grid.times), -1, -1, -1)
 
         matrices = sde.transition(lags), sde.transition(-lags), sde.covariance(lags)
         transition, inverse, variance = (flattened(x) for x in matrices)

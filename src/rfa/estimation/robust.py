@@ -148,7 +148,7 @@ def robust_estimate(
         return Estimate(mean, covariance, None, None)
     start_ = _unknown(grid, sde.state_size) if initial is None else _known(sde, grid, *initial)
     settled = _settled(sde, grid) if initial is None else None
-    steps, moments = Steps.of(sde, grid), grid.wanted.unique()
+    steps, moments = Steps.of(sde, grid), grid.wanted[: grid.models].unique()
     if plan.riccati and plan.belief.gaussian:
         rows = _kalman(grid, steps, plan, moments, start_, settled, return_weights)
     else:
@@ -274,7 +274,7 @@ def _believed(grid: Grid, moments: Tensor, smooth: bool) -> Tensor:
 
 def _collected(grid: Grid, moments: Tensor, rows: Row) -> Estimate:
     """Rows `(b, rows, ...)` in the order of the queries."""
-    at = torch.searchsorted(moments, grid.wanted)  # (b, queries)
+    at = torch.searchsorted(moments, grid.wanted.contiguous())  # (b, queries)
 
     def gathered(values: Tensor) -> Tensor:
         index = at.reshape(*at.shape, *(1,) * (values.dim() - 2)).expand(*at.shape, *values.shape[2:])

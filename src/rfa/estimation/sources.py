@@ -37,15 +37,15 @@ class Sources:
         """What is seen at moment k joins, for all series at once; where one is missing it says nothing."""
         if not bool(grid.present[:, k].any()):
             return self
-        new = Information(grid.seen.matrix[:, k], grid.seen.vector[:, k], grid.seen.constant[:, k])
+        vector = grid.seen.vector[:, k]
+        new = Information(grid.seen.matrix[:, k].expand(len(vector), -1, -1), vector, grid.seen.constant[:, k])
         total = self.total + new if riccati else self.total
         source = Information(new.matrix[:, None], new.vector[:, None], new.constant[:, None])
         alone = joined([self.alone, source])
         if not riccati:
             return Sources(alone, alone.matrix, alone.vector, total, self.base, [*self.moments, k])
-        matrix = torch.cat([self.matrix, source.matrix], dim=1)
-        vector = torch.cat([self.vector, source.vector], dim=1)
-        return Sources(alone, matrix, vector, total, self.base, [*self.moments, k])
+        shares = torch.cat([self.matrix, source.matrix], dim=1), torch.cat([self.vector, source.vector], dim=1)
+        return Sources(alone, *shares, total, self.base, [*self.moments, k])
 
     def moved(self, steps: Steps, k: int, forward: bool, riccati: bool) -> "Sources":
         """From moment k to k + 1, or back from k + 1 to k."""
