@@ -1,28 +1,14 @@
 """One moment's estimate: iteratively reweighted least squares over its sources."""
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from .information import Information, determined, joined
 from .observations import Grid
-from .penalties import Belief
+from .plan import Plan, Row
 from .sources import Sources
 
 _FAINTEST = -69.0  # log 1e-30: the best weight of a row counts as no less, so that none believes nobody
-
-
-class Row(NamedTuple):
-    """mean `(b, n)`, covariance `(b, n, n)`, weights `(b, sources)` or None, objective `(b, iterations + 1)`.
-
-    Of many rows: `(b, rows, ...)`, the weights by observation.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    weights: Tensor | None
-    objective: Tensor
 
 
 def estimate_row(
@@ -30,10 +16,7 @@ def estimate_row(
     others: list[Sources],
     grid: Grid,
     k: int,
-    belief: Belief,
-    iterations: int,
-    riccati: bool,
-    leave_one_out: bool,
+    plan: Plan,
     settled: Tensor | None,
 ) -> Row:
     """The estimate at moment k.
@@ -43,11 +26,11 @@ def estimate_row(
         others: the same without what was seen at this moment.
         settled: the stationary covariance, the prior where nothing else is known, if there is one.
     """
-    total = gaussian(sides, riccati)
+    total = gaussian(sides, plan.riccati)
     mean, covariance = total.solved(settled)
     first = (
-        _left_out(gaussian(others, riccati), mean, grid, k, settled)
-        if leave_one_out
+        _left_out(gaussian(others, plan.riccati), mean, grid, k, settled)
+        if plan.leave_one_out
         else _at_observation(mean, covariance, grid, k)
     )
     judged = joined([side.alone for side in sides])
@@ -55,20 +38,20 @@ def estimate_row(
     vector = torch.cat([side.vector for side in sides], dim=1)
     base = sides[0].base
     share = torch.ones_like(judged.constant)
-    if riccati:
+    if plan.riccati:
         finite = torch.where(covariance.isfinite(), covariance, 0.0)
         judged = judged.widened(finite[:, None])
         share = _trace(matrix) / _trace(judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
     moments = [m for side in sides for m in side.moments]
     present = grid.present[:, moments]
-    usual, inflation = belief.consistency()
+    usual, inflation = plan.belief.consistency()
     state, costs, weight = first, [], torch.ones_like(share)
-    for step in range(iterations + 1):
+    for step in range(plan.iterations + 1):
         distance = judged.distance(state[:, None])
-        costs.append((share * belief.cost(distance) * present).sum(-1))
-        if step == iterations:
+        costs.append((share * plan.belief.cost(distance) * present).sum(-1))
+        if step == plan.iterations:
             break
-        weight = belief.log_weight(distance).masked_fill(~present, -torch.inf)
+        weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=_FAINTEST), 0.0))
         scaled = weight / (usual * inflation)

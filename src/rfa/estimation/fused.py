@@ -27,8 +27,10 @@ from rfa.ops.path import linear_scan
 
 from .information import Information
 from .isotropic import Isotropic, Series
+from .linear_sde import LinearSDE
 from .observations import Grid
 from .penalties import Belief
+from .plan import Plan, Row
 
 _LEAST, _MOST = 1e-100, 1e100  # of a decay's square and of a precision: their products stay finite
 _SMALLEST = 1e-18  # variance that a float32 kernel can divide by
@@ -36,50 +38,33 @@ _NEGLIGIBLE = 28.0  # -log 1e-12: what lies behind a block's first key may weigh
 _ROWS = 96  # queries of a block, as in the CPU kernels
 
 
-def fused_estimate(
-    model: Isotropic,
-    grid: Grid,
-    belief: Belief,
-    *,
-    riccati: bool,
-    iterations: int,
-    leave_one_out: bool,
-    known: Information | None,
-) -> tuple[Tensor, Tensor]:
-    """Means `(b, queries, n)` and covariances `(b, queries, n, n)` of `robust_estimate`, in O(T) memory a series.
-
-    Args:
-        model: one of each series of the grid.
-        grid: times and observations.
-        belief: whom to believe.
-        riccati: which prior.
-        iterations: steps of reweighting.
-        leave_one_out: where the first weights are taken.
-        known: of the state at the first moment, or None.
+def fused_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
+    """Every query's row of `robust_estimate`, without weights and objective, in O(T) memory a series.
 
     Raises:
-        ValueError: for a row that is missing in part, or an initial covariance that is not isotropic.
+        ValueError: for a model or an initial covariance that is not isotropic, or a row that is missing in part.
     """
+    model, belief = Isotropic.of(sde, grid.shape), plan.belief
     series = Series.of(model, grid, known)
-    if riccati:
+    if plan.riccati:
         past = _filtered(series)
         weights = _riccati(series, past)
         if belief.gaussian:
             total = torch.where(weights.scale > 0, 0.0, -torch.inf)
-            return series.restored(series.wanted(past.mean), total, weights.scale)
+            return Row(*series.restored(series.wanted(past.mean), total, weights.scale), None, None)
         without, known_without = series.wanted(past.prediction), series.wanted(past.before) > 0
     else:
         weights = _lyapunov(series)
         without = torch.zeros_like(series.wanted(series.seen))
         known_without = series.wanted(series.present)
-        if not belief.gaussian and (leave_one_out or not bool(known_without.all())):
+        if not belief.gaussian and (plan.leave_one_out or not bool(known_without.all())):
             alone = Belief(torch.inf, None, belief.size)
             without, total = _step(series, weights, alone, without, strictly_past=True)
             known_without = total > -torch.inf
-    state = series.first(without, known_without, leave_one_out)
-    for _ in range(1 if belief.gaussian else iterations):
+    state = series.first(without, known_without, plan.leave_one_out)
+    for _ in range(1 if belief.gaussian else plan.iterations):
         state, total = _step(series, weights, belief, state)
-    return series.restored(state, total, weights.scale)
+    return Row(*series.restored(state, total, weights.scale), None, None)
 
 
 class _Weights(NamedTuple):

@@ -1,0 +1,96 @@
+"""What an estimation is asked for, what it knows at the start, and what it gives for each moment."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .information import Information
+from .linear_sde import LinearSDE
+from .matrices import check_covariance, real
+from .observations import Grid, flat
+from .penalties import Belief
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The options of `robust_estimate`."""
+
+    riccati: bool
+    smooth: bool
+    belief: Belief
+    iterations: int
+    leave_one_out: bool
+    with_weights: bool
+
+    @property
+    def kalman(self) -> bool:
+        """Whether it is the Kalman filter."""
+        return self.riccati and self.belief.gaussian
+
+
+class Row(NamedTuple):
+    """mean `(b, n)`, covariance `(b, n, n)`, weights `(b, sources)`, objective `(b, iterations + 1)`.
+
+    Of many rows `(b, rows, ...)`, the weights by observation.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    weights: Tensor | None
+    objective: Tensor | None
+
+    def gathered(self, at: Tensor) -> "Row":
+        """Of many rows, those at the places `(b, queries)`."""
+
+        def taken(x: Tensor | None) -> Tensor | None:
+            index = at if x is None else at.reshape(*at.shape, *(1,) * (x.dim() - 2))
+            return None if x is None else torch.take_along_dim(x, index, dim=1)
+
+        return Row(*map(taken, self))  # type: ignore[arg-type]
+
+
+def stacked(rows: list[Row]) -> Row:
+    """Of one moment each, as one of many."""
+
+    def together(parts: tuple[Tensor | None, ...]) -> Tensor | None:
+        given = [part for part in parts if part is not None]
+        return torch.stack(given, dim=1) if given else None
+
+    return Row(*map(together, zip(*rows, strict=True)))  # type: ignore[arg-type]
+
+
+def known_start(sde: LinearSDE, grid: Grid, mean: Tensor, covariance: Tensor) -> Information:
+    """What `initial` says of the first moment; its precision has a batch of one where all series share it.
+
+    Raises:
+        ValueError: for a mean or a covariance of another shape, not finite, or singular.
+    """
+    mean, covariance = real("initial", mean), real("initial", covariance)
+    check_covariance("initial", covariance, sde.state_size)
+    if mean.shape[-1:] != (sde.state_size,) or not bool(mean.isfinite().all()):
+        raise ValueError(f"initial: got a mean of shape {tuple(mean.shape)}, expected {sde.state_size} finite numbers")
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if bool((failed > 0).any()):
+        raise ValueError("initial: got a singular covariance, expected a positive definite one")
+    precision = torch.cholesky_inverse(factor)
+    alike = covariance.shape[:-2].numel() == 1
+    precision = precision.reshape(1, *precision.shape[-2:]) if alike else flat(precision, grid.shape, 2)
+    mean = flat(mean, grid.shape, 1)
+    vector = (precision @ mean[..., None])[..., 0]
+    return Information(precision, vector, (vector * mean).sum(-1))
+
+
+def unknown_start(grid: Grid, states: int) -> Information:
+    """Nothing."""
+    zeros = torch.zeros(len(grid.times), states, states, dtype=torch.float64, device=grid.times.device)
+    return Information(zeros[:1], zeros[..., 0], zeros[..., 0, 0])
+
+
+def settled(sde: LinearSDE, grid: Grid, known: Information | None) -> Tensor | None:
+    """The stationary covariance, `(b, n, n)`, where there is one and nothing is known of the start."""
+    try:
+        return None if known is not None else flat(sde.stationary_covariance().detach(), grid.shape, 2)
+    except ValueError:
+        return None
