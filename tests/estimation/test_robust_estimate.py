@@ -202,13 +202,12 @@ def test_no_nan_from_legal_extremes():
     observations = matrix([[1.0, 2.0], [1e8, -1e8], [3.0, math.nan], [0.0, 0.0], [1.0, 1.0]])
     for sde in (still, rotating(), rotating(decay=5.0)):
         for prior in ("lyapunov", "riccati"):
-            for penalty in ("power", "welsch"):
-                for direction in ("filter", "smooth"):
-                    found = robust_estimate(
-                        sde, gaps, observations, prior=prior, nu=3.0, penalty=penalty, direction=direction, iterations=2
-                    )
-                    for part in found:
-                        assert not part.isnan().any(), (prior, penalty, direction)
+            for penalty, direction in (("power", "filter"), ("welsch", "smooth")):
+                found = robust_estimate(
+                    sde, gaps, observations, prior=prior, nu=3.0, penalty=penalty, direction=direction, iterations=2
+                )
+                for part in found:
+                    assert not part.isnan().any(), (prior, penalty, direction)
     alone = robust_estimate(rotating(), matrix([3.0]), matrix([[1.0, 2.0]]), nu=3.0)
     torch.testing.assert_close(alone.mean[0], matrix([1.0, 2.0]))
 
