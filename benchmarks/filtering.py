@@ -31,15 +31,16 @@ Start = tuple[Tensor, Tensor]
 def kalman(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, soft: float = math.inf) -> Found:
     """The Kalman filter, of all series at once; WoLF for a finite `soft` = c^2."""
     observation, noise = sde.observation, sde.observation_noise
-    lags = times.diff()
+    lags = times.expand(len(seen), -1).diff()
     transition, forcing = sde.transition(lags), sde.covariance(lags)
     mean = start[0].to(torch.float64).expand(len(seen), -1)
     covariance = start[1].to(torch.float64).expand(len(seen), -1, -1)
     means, covariances = [], []
-    for k in range(len(times)):
+    for k in range(seen.shape[1]):
         if k:
-            mean = mean @ transition[k - 1].mT
-            covariance = transition[k - 1] @ covariance @ transition[k - 1].mT + forcing[k - 1]
+            phi = transition[:, k - 1]
+            mean = (phi @ mean[..., None])[..., 0]
+            covariance = phi @ covariance @ phi.mT + forcing[:, k - 1]
         here = ~seen[:, k].isnan().any(-1)
         missed = torch.where(here[:, None], seen[:, k] - mean @ observation.mT, 0.0)
         distance = (missed @ torch.linalg.inv(noise) * missed).sum(-1)
@@ -94,29 +95,24 @@ def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: 
     start = torch.zeros(sde.state_size, dtype=torch.float64), sde.stationary_covariance()
     lines = []
     for wild, outliers in WILD.items():
-        errors: dict[str, list] = {name: [] for name in ESTIMATORS}
-        cover: dict[str, list] = {name: [] for name in ESTIMATORS}
+        at = torch.stack([times(seed) for seed in range(SEEDS)])
+        drawn = []
         for seed in range(SEEDS):
             generator = torch.Generator().manual_seed(seed)
-            at = times(seed)
-            states, seen = sde.simulate(at, generator, outliers, sample_shape=(1,))
+            states, seen = sde.simulate(at[seed], generator, outliers)
             lost = torch.rand(seen.shape[:-1], generator=generator) < gaps
-            seen = seen.masked_fill(lost[..., None], torch.nan)
-            for name, estimator in ESTIMATORS.items():
-                mean, covariance = estimator(sde, at, seen, start)
-                errors[name].append((mean - states).square().sum(-1).mean().item())
-                cover[name].append(inside(mean, covariance, states))
-            if seed == 0:  # the batched filter is filterpy's
-                gap = np.abs(kalman(sde, at, seen, start)[0][0].numpy() - filterpys(sde, at, seen[0], start)).max()
-                assert gap < 1e-8, gap
-        for name in ESTIMATORS:
-            values = np.array(errors[name])
+            drawn.append((states, seen.masked_fill(lost[..., None], torch.nan)))
+        states, seen = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+        gap = np.abs(kalman(sde, at, seen, start)[0][0].numpy() - filterpys(sde, at[0], seen[0], start)).max()
+        assert gap < 1e-8, gap  # the batched filter is filterpy's
+        for name, estimator in ESTIMATORS.items():
+            mean, covariance = estimator(sde, at, seen, start)
+            errors, cover = (mean - states).square().sum(-1).mean(-1), inside(mean, covariance, states)
             lines.append({
-                "series": title, "noise": wild, "estimator": name, "error": values.mean(),
-                "standard_error": values.std(ddof=1) / math.sqrt(SEEDS), "coverage": float(np.mean(cover[name])),
-                "errors": values.tolist(),
+                "series": title, "noise": wild, "estimator": name, "error": errors.mean().item(),
+                "standard_error": (errors.std() / math.sqrt(SEEDS)).item(), "coverage": cover, "errors": errors.tolist(),
             })  # fmt: skip
-            print(f"{title}, {wild}, {name}: {values.mean():.4f}, coverage {np.mean(cover[name]):.3f}", flush=True)
+            print(f"{title}, {wild}, {name}: {errors.mean():.4f}, coverage {cover:.3f}", flush=True)
     return lines
 
 
