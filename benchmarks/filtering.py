@@ -110,7 +110,8 @@ def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: 
             errors, cover = (mean - states).square().sum(-1).mean(-1), inside(mean, covariance, states)
             lines.append({
                 "series": title, "noise": wild, "estimator": name, "error": errors.mean().item(),
-                "standard_error": (errors.std() / math.sqrt(SEEDS)).item(), "coverage": cover, "errors": errors.tolist(),
+                "standard_error": (errors.std() / math.sqrt(SEEDS)).item(), "coverage": cover,
+                "errors": errors.tolist(),
             })  # fmt: skip
             print(f"{title}, {wild}, {name}: {errors.mean():.4f}, coverage {cover:.3f}", flush=True)
     return lines
