@@ -11,6 +11,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 else:  # of all workers, too: collecting the tests compiles the kernels
     os.environ["RFA_CACHE"] = tempfile.mkdtemp(prefix="rfa-tests-")
     atexit.register(shutil.rmtree, os.environ["RFA_CACHE"], ignore_errors=True)
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; a console keeps what it finds at import
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub at import, so it comes before every import below
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
