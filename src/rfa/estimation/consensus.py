@@ -1,93 +1,151 @@
 """One moment's estimate: iteratively reweighted least squares over its sources."""
 
+from dataclasses import dataclass
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from .information import Information, determined, joined
+from .gaussian import Gaussian
+from .information import Information
+from .matrices import inverse, symmetric
 from .observations import Grid
 from .plan import Plan, Row
+from .shares import Shares
 from .sources import Sources
 
 _FAINTEST = -69.0  # log 1e-30: the best weight of a row counts as no less, so that none believes nobody
 
 
-def estimate_row(
-    sides: list[Sources],
-    others: list[Sources],
-    grid: Grid,
-    k: int,
-    plan: Plan,
-    settled: Tensor | None,
-) -> Row:
-    """The estimate at moment k.
+class Consensus(Protocol):
+    """What a prior makes of weighted sources."""
+
+    def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean `(b, n)` and covariance `(b, n, n)` for weights `(b, j)`."""
+
+    def others(self) -> tuple[Tensor, Tensor]:
+        """The mean of all weights 1 without what is seen at the moment, and whether it says enough, `(b,)`."""
+
+    def judged(self, alone: Information) -> tuple[Information, Tensor]:
+        """By what distances are measured, and each source's weight in the objective, `(b, j)`."""
+
+
+@dataclass(frozen=True)
+class Independent:
+    """The Lyapunov prior: `(J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)`, N_ij a source's own precision.
 
     Args:
-        sides: the past with the present, and the future where it counts.
-        others: the same without what was seen at this moment.
-        settled: the stationary covariance, the prior where nothing else is known, if there is one.
+        start: what is known from before, J_0 and y_0.
+        sources: all that is seen.
+        moment: the place of the present.
+        settled: the stationary covariance, where it stands for nothing seen.
     """
-    total = gaussian(sides, plan.riccati)
-    mean, covariance = total.solved(settled)
-    first = (
-        _left_out(gaussian(others, plan.riccati), mean, grid, k, settled)
-        if plan.leave_one_out
-        else _at_observation(mean, covariance, grid, k)
-    )
-    judged = joined([side.alone for side in sides])
-    matrix = torch.cat([side.matrix for side in sides], dim=1)
-    vector = torch.cat([side.vector for side in sides], dim=1)
-    base = sides[0].base
-    share = torch.ones_like(judged.constant)
-    if plan.riccati:
-        finite = torch.where(covariance.isfinite(), covariance, 0.0)
-        judged = judged.widened(finite[:, None])
-        share = _trace(matrix) / _trace(judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
-    moments = [m for side in sides for m in side.moments]
-    present = grid.present[:, moments]
+
+    start: Information
+    sources: Sources
+    moment: int
+    settled: Tensor | None
+
+    def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Consensus`."""
+        return self._sum(self.sources.alone, weight).solved(self.settled)
+
+    def others(self) -> tuple[Tensor, Tensor]:
+        """As `Consensus`."""
+        alone = self.sources.without(self.moment).alone
+        total = self._sum(alone, torch.ones_like(alone.constant))
+        enough = total.determined()
+        return total.solved(self.settled)[0], enough if self.settled is None else enough | total.empty()
+
+    def judged(self, alone: Information) -> tuple[Information, Tensor]:
+        """As `Consensus`."""
+        return alone, torch.ones_like(alone.constant)
+
+    def _sum(self, alone: Information, weight: Tensor) -> Information:
+        return Information(
+            self.start.matrix + (weight[..., None, None] * alone.matrix).sum(1),
+            self.start.vector + (weight[..., None] * alone.vector).sum(1),
+            self.start.constant,
+        )
+
+
+@dataclass(frozen=True)
+class Correlated:
+    """The Riccati prior: `(M_0 + sum_j w_ij M_ij)^-1 (v_0 + sum_j w_ij v_ij)`.
+
+    `M_ij = P_i N_ij` and `v_ij = P_i u_ij` are each source's share in the Kalman filter's mean, M_0 and v_0 what is
+    left of the identity and of the mean: with all weights 1 this is the filter, whatever the shares are.
+
+    Args:
+        before: the Kalman filter (or smoother) without what is seen at the moment.
+        state: with it.
+        shares: of the sources in `state`.
+        rest: M_0 and v_0.
+        settled: the stationary covariance, where it stands for nothing seen.
+        seen, elsewhere: how many observations count, `(b,)`; and how many of them at other moments.
+    """
+
+    before: Gaussian
+    state: Gaussian
+    shares: Shares
+    rest: Shares
+    settled: Tensor | None
+    seen: Tensor
+    elsewhere: Tensor
+
+    def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Consensus`."""
+        matrix, vector = (rest[:, 0] for rest in self.rest)
+        kept = inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
+        mean = kept @ (vector + (weight[..., None] * self.shares.vector).sum(1))[..., None]
+        spread = self.state._replace(covariance=symmetric(kept @ self.state.covariance)).with_infinities()
+        if self.settled is not None:
+            spread = torch.where((self.seen == 0)[:, None, None], self.settled, spread)
+        return mean[..., 0], spread
+
+    def others(self) -> tuple[Tensor, Tensor]:
+        """As `Consensus`."""
+        enough = self.before.known().expand(len(self.seen))
+        return self.before.mean, enough if self.settled is None else enough | (self.elsewhere == 0)
+
+    def judged(self, alone: Information) -> tuple[Information, Tensor]:
+        """As `Consensus`."""
+        own = self.state.covariance[:, None]
+        judged = alone.widened(own)
+        share = _trace(self.shares.matrix) / _trace(own @ judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
+        return judged, share
+
+
+def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan) -> Row:
+    """The estimate at moment k."""
+    ones = torch.ones_like(sources.alone.constant)
+    mean, covariance = consensus.weighed(ones)
+    own, (other, enough) = grid.present[:, k], consensus.others()
+    left_out = torch.where((own & enough)[:, None], other, mean)
+    state = left_out if plan.leave_one_out else _at_observation(mean, covariance, grid, k)
+    judged, share = consensus.judged(sources.alone)
+    present = grid.present[:, sources.moments]
     usual, inflation = plan.belief.consistency()
-    state, costs, weight = first, [], torch.ones_like(share)
+    costs, weight = [], ones
     for step in range(plan.iterations + 1):
         distance = judged.distance(state[:, None])
         costs.append((share * plan.belief.cost(distance) * present).sum(-1))
         if step == plan.iterations:
             break
         weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
-        best = weight.detach().amax(-1, keepdim=True) if moments else weight
+        best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=_FAINTEST), 0.0))
-        scaled = weight / (usual * inflation)
-        believed = Information(
-            base.matrix + (scaled[..., None, None] * matrix).sum(1),
-            base.vector + (scaled[..., None] * vector).sum(1),
-            base.constant,
-        )
-        state, covariance = believed.solved(settled)
+        state, covariance = consensus.weighed(weight / (usual * inflation))
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
-
-
-def gaussian(sides: list[Sources], riccati: bool) -> Information:
-    """All of what the sources say, each with weight 1."""
-    if riccati:
-        return sides[0].total if len(sides) == 1 else sides[0].total + sides[1].total
-    total = sides[0].base
-    for side in sides:
-        total = total + Information(side.alone.matrix.sum(1), side.alone.vector.sum(1), side.alone.constant.sum(1))
-    return total
-
-
-def _left_out(other: Information, mean: Tensor, grid: Grid, k: int, settled: Tensor | None) -> Tensor:
-    """The Gaussian estimate from the others alone, where they say enough."""
-    own = grid.present[:, k]
-    known = own if settled is not None else own & determined(other.matrix)
-    return torch.where(known[:, None], other.solved(settled)[0], mean)
 
 
 def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Tensor:
     """The Gaussian estimate, moved so that its seen components are those of the observation."""
-    rows, values = grid.rows[:, k], grid.values[:, k, :, None]
+    rows, values = (part[:, k] for part in grid.whitened)
     identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
     spread = torch.where(covariance.isfinite(), covariance, 0.0)
     spread = torch.where(_trace(spread)[:, None, None] > 0, spread, identity)
-    missed = values - rows @ mean[..., None]
+    missed = values[..., None] - rows @ mean[..., None]
     back = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
     return torch.where(grid.present[:, k, None], mean + (back @ missed)[..., 0], mean)
 

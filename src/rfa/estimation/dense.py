@@ -1,51 +1,90 @@
 """Robust estimates row by row: each source of each moment is looked at by itself, with matrices of any kind."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from .consensus import estimate_row
+from .consensus import Consensus, Correlated, Independent, estimate_row
 from .information import Information
+from .kalman import first_state, joined, kalman_filter, kalman_future, sources_seen
 from .linear_sde import LinearSDE
-from .observations import Grid, Steps
-from .plan import Plan, Row, settled, stacked, unknown_start
-from .sources import Sources, nothing
+from .observations import Grid
+from .plan import Plan, Row, settled, stacked
+from .shares import Shares
+from .sources import Sources
+from .steps import Parts, Steps
 
 
 def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
     """Every query's row, `(b, queries, ...)`."""
-    steps, prior = Steps.of(sde, grid), settled(sde, grid, known)
-    unknown = unknown_start(grid, sde.state_size)
-    past, future = nothing(unknown if known is None else known), _futures(grid, steps, plan, unknown)
-    moments = grid.wanted.unique()
-    wanted, rows = set(moments.tolist()), []
+    steps, parts = Steps.of(sde, grid), Parts.of(sde, grid)
+    prior, moments = settled(sde, grid, known), grid.wanted.unique()
+    future = _futures(grid, steps) if plan.smooth else None
+    correlated = _correlated(sde, grid, plan, known, steps, prior) if plan.riccati else None
+    start = Information(*(torch.zeros_like(part[:, 0]) for part in grid.seen)) if known is None else known
+    past, wanted, rows = Sources.none(grid), set(moments.tolist()), []
     for k in range(grid.times.shape[1]):
         if k:
-            past = past.moved(steps, k - 1, True, plan.riccati)
-        before, past = past, past.with_source(grid, k, plan.riccati)
+            past, start = past.ahead(parts, k - 1), parts.ahead(k - 1, start)
+        past = past.seen(grid, k)
+        consensus: Consensus | None = None if correlated is None else next(correlated)
         if k in wanted:
-            sides, others = [past, *future[k]], [before, *future[k]]
-            row = estimate_row(sides, others, grid, k, plan, prior)
-            rows.append(row._replace(weights=_by_observation(row.weights, sides, grid) if plan.with_weights else None))
+            sources = past if future is None else past.beside(future[k])
+            row = estimate_row(consensus or Independent(start, sources, k, prior), sources, grid, k, plan)
+            weights = _by_observation(row.weights, sources, grid) if plan.with_weights else None
+            rows.append(row._replace(weights=weights))
     return stacked(rows).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
 
 
-def _futures(grid: Grid, steps: Steps, plan: Plan, unknown: Information) -> list[list[Sources]]:
-    """What stands behind each moment, seen from it, where it counts."""
-    count = grid.times.shape[1]
-    if not plan.smooth:
-        return [[]] * count
-    ahead, found = nothing(unknown), []
-    for k in reversed(range(count)):
-        if k + 1 < count:
-            ahead = ahead.with_source(grid, k + 1, plan.riccati).moved(steps, k, False, plan.riccati)
-        found.append([ahead])
+def _futures(grid: Grid, steps: Steps) -> list[Sources]:
+    """What stands behind each moment, seen from it."""
+    future = Sources.none(grid)
+    found = [future]
+    for k in reversed(range(grid.times.shape[1] - 1)):
+        future = future.seen(grid, k + 1).back(steps, k)
+        found.append(future)
     return found[::-1]
 
 
-def _by_observation(values: Tensor | None, sides: list[Sources], grid: Grid) -> Tensor:
+def _correlated(
+    sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None, steps: Steps, prior: Tensor | None
+) -> Iterator[Correlated]:
+    """Moment by moment, with the Riccati prior."""
+    inverse = Steps.inverse(sde, grid)
+    ahead = _future_shares(grid, steps) if plan.smooth else None
+    seen = sources_seen(grid, plan.smooth)
+    shares = Shares.none(grid)
+    for k, moment in enumerate(kalman_filter(grid, steps, first_state(sde, grid, known))):
+        if k:
+            shares = shares.ahead(steps[k - 1][0], inverse[:, k - 1], moment.before.covariance)
+        shares = shares.seen(grid, k, moment.correction)
+        before, state, each = moment.before, moment.after, shares
+        if ahead is not None:
+            information, future = ahead[k]
+            before = joined(before, information)[0]
+            state, correction = joined(state, information)
+            each = shares.kept(correction.keep).beside(future.kept(correction.gain))
+        elsewhere = seen[:, k] - grid.present[:, k].to(seen.dtype)
+        yield Correlated(before, state, each, each.rest(state), prior, seen[:, k], elsewhere)
+
+
+def _future_shares(grid: Grid, steps: Steps) -> list[tuple[Information, Shares]]:
+    """What all that is seen behind each moment says of it, and the parts that each has in it."""
+    totals = kalman_future(grid, steps)
+    shares = Shares.none(grid)
+    found = [(totals[-1], shares)]
+    for k in reversed(range(len(totals) - 1)):
+        seen = Information(*(part[:, k + 1] for part in grid.seen))
+        shares = shares.seen_behind(grid, k + 1).back(steps, k, totals[k + 1] + seen)
+        found.append((totals[k], shares))
+    return found[::-1]
+
+
+def _by_observation(values: Tensor | None, sources: Sources, grid: Grid) -> Tensor:
     """`(b, T)`: the weights of a row's sources in the order of the observations."""
-    moments = torch.tensor([m for side in sides for m in side.moments], device=grid.key.device, dtype=torch.long)
     assert values is not None
+    moments = torch.tensor(sources.moments, device=grid.key.device, dtype=torch.long)
     key, observations = grid.key[:, moments], int(grid.key.max()) + 1
     at = torch.where(grid.present[:, moments] & (key >= 0), key, observations)  # the last: nobody's
     return values.new_zeros(len(key), observations + 1).scatter(1, at, values)[:, :observations]

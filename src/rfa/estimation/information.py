@@ -8,7 +8,7 @@ from torch import Tensor
 from .matrices import inverse, symmetric
 
 _MOST = 1e100  # a state known as well as that is known; beyond, products overflow
-_SINGULAR = 1e-13  # smallest eigenvalue over the largest, below which a direction counts as unknown
+_SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
 
 
 def masked(observation: Tensor, noise: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
@@ -16,6 +16,22 @@ def masked(observation: Tensor, noise: Tensor, here: Tensor) -> tuple[Tensor, Te
     both = here[..., :, None] & here[..., None, :]
     alone = torch.diag_embed((~here).to(noise.dtype))
     return torch.where(here[..., None], observation, 0.0), torch.where(both, noise, 0.0) + alone
+
+
+def whitened(rows: Tensor, noise: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """`L^-1 C` and `L^-1 z` with `R = L L^T`: the same, seen through noise of unit covariance.
+
+    Raises:
+        ValueError: where the noise of what is seen is singular.
+    """
+    factor, failed = torch.linalg.cholesky_ex(noise)
+    if bool((failed > 0).any()):
+        raise ValueError(
+            "observation_noise: got a singular innovation covariance, expected a positive definite R for what is seen"
+        )
+    identity = torch.eye(noise.shape[-1], dtype=noise.dtype, device=noise.device)
+    whiten = torch.linalg.solve_triangular(factor, identity, upper=False)
+    return whiten @ rows, (whiten @ values[..., None])[..., 0]
 
 
 class Information(NamedTuple):
@@ -29,27 +45,9 @@ class Information(NamedTuple):
     constant: Tensor
 
     @classmethod
-    def of(cls, rows: Tensor, noise: Tensor, values: Tensor) -> "Information":
-        """`J = C^T R^-1 C`, `y = C^T R^-1 z`, `c = z^T R^-1 z`: no inverse of C.
-
-        Args:
-            rows: C, `(..., m, n)`, zero where a component is missing.
-            noise: R, `(..., m, m)`, positive definite.
-            values: z, `(..., m)`, likewise.
-
-        Raises:
-            ValueError: where the noise of what is seen is singular.
-        """
-        factor, failed = torch.linalg.cholesky_ex(noise)
-        if bool((failed > 0).any()):
-            raise ValueError(
-                "observation_noise: got a singular innovation covariance, "
-                "expected a positive definite R for what is seen"
-            )
-        identity = torch.eye(noise.shape[-1], dtype=noise.dtype, device=noise.device)
-        whiten = torch.linalg.solve_triangular(factor, identity, upper=False)
-        rows, right = whiten @ rows, whiten @ values[..., None]
-        return cls(rows.mT @ rows, (rows.mT @ right)[..., 0], right.square().sum((-2, -1)))
+    def of(cls, rows: Tensor, values: Tensor) -> "Information":
+        """`J = H^T H`, `y = H^T z`, `c = z^T z` of whitened rows and values: no inverse of C."""
+        return cls(rows.mT @ rows, (rows.mT @ values[..., None])[..., 0], values.square().sum(-1))
 
     def gain(self, variance: Tensor) -> Tensor:
         """`(I + J V)^-1`: by this much information shrinks where V is added to what it is about."""
@@ -82,45 +80,58 @@ class Information(NamedTuple):
         return ((pull * state).sum(-1) + self.constant).clamp(min=0.0)
 
     def solved(self, settled: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`J^-1 y` and `J^-1`, symmetric.
+        """`J^-1 y` and `J^-1`, symmetric; zero with infinite variance in directions that are unknown.
 
         Args:
-            settled: the stationary covariance, the prior where a direction is unknown; where it is None or singular,
-                zero with infinite variance is.
+            settled: the stationary covariance, which stands for what is known where nothing is said at all.
         """
-        matrix, vector = self.matrix, self.vector
-        known = determined(matrix)
+        scale, matrix = self.scaled()
+        vector = self.vector * scale
+        known = _regular(matrix)
         identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        scale = matrix.detach().abs().amax((-2, -1)).clamp(min=torch.finfo(matrix.dtype).tiny)[..., None, None]
-        solved = inverse(torch.where(known[..., None, None], matrix / scale, identity)) / scale
-        mean, covariance = (solved @ vector[..., None])[..., 0], symmetric(solved)
+        solved = inverse(torch.where(known[..., None, None], matrix, identity))
+        mean, covariance = (solved @ vector[..., None])[..., 0] * scale, _outer(scale) * symmetric(solved)
         if bool(known.all()):
             return mean, covariance
-        if settled is not None and bool(determined(settled).all()):
-            prior = inverse(settled)
-            solved = inverse(torch.where(known[..., None, None], identity, matrix + prior))
-            filled, unsure = solved @ vector[..., None], symmetric(solved)
-        else:
-            eigenvalues, basis = torch.linalg.eigh(symmetric(matrix.detach()))
-            blank = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
-            pseudo = basis @ torch.diag_embed(torch.where(blank, 0.0, 1 / eigenvalues)) @ basis.mT
-            filled = pseudo @ vector[..., None]
-            lost = (basis * blank[..., None, :]) @ basis.mT  # the projector on what is unknown
-            unsure = torch.where(lost.abs() > 1e-9, torch.copysign(torch.full_like(lost, torch.inf), lost), pseudo)
-        mean = torch.where(known[..., None], mean, filled[..., 0])
-        return mean, torch.where(known[..., None, None], covariance, unsure)
+        eigenvalues, basis = torch.linalg.eigh(matrix.detach())
+        blank = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
+        pseudo = basis @ torch.diag_embed(torch.where(blank, 0.0, 1 / eigenvalues)) @ basis.mT
+        lost = (basis * blank[..., None, :]) @ basis.mT  # the projector on what is unknown
+        infinite = torch.copysign(torch.full_like(lost, torch.inf), lost)
+        unsure = torch.where(lost.abs() > 1e-9, infinite, _outer(scale) * pseudo)
+        if settled is not None:
+            unsure = torch.where(self.empty()[..., None, None], settled, unsure)
+        filled = (pseudo @ vector[..., None])[..., 0] * scale
+        return torch.where(known[..., None], mean, filled), torch.where(known[..., None, None], covariance, unsure)
+
+    def determined(self) -> Tensor:
+        """Whether no direction is unknown, `(...)`."""
+        return _regular(self.scaled()[1])
+
+    def empty(self) -> Tensor:
+        """Whether nothing is said, `(...)`."""
+        return ~self.matrix.any(-1).any(-1)
+
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """`d`, `(..., n)`, and `d J d`, whose diagonal is 1 or 0, so that the units of the states do not matter."""
+        diagonal = self.matrix.detach().diagonal(dim1=-2, dim2=-1)
+        scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+        return scale, symmetric(_outer(scale) * self.matrix)
 
     def __add__(self, other: "Information") -> "Information":  # type: ignore[override]
         return Information(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def determined(matrix: Tensor) -> Tensor:
-    """Whether a precision leaves no direction unknown."""
-    eigenvalues = torch.linalg.eigvalsh(symmetric(matrix.detach()))
+def _regular(matrix: Tensor) -> Tensor:
+    eigenvalues = torch.linalg.eigvalsh(matrix.detach())
     return (eigenvalues[..., -1] > 0) & (eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1])
 
 
-def joined(parts: list[Information]) -> Information:
+def _outer(scale: Tensor) -> Tensor:
+    return scale[..., :, None] * scale[..., None, :]
+
+
+def together(parts: list[Information]) -> Information:
     """Several along the last batch dimension, the one of sources."""
     matrices, vectors, constants = zip(*parts, strict=True)
     return Information(torch.cat(matrices, dim=-3), torch.cat(vectors, dim=-2), torch.cat(constants, dim=-1))

@@ -116,7 +116,7 @@ class Series:
         Raises:
             ValueError: for a row that is missing in part, or an initial covariance that is not isotropic.
         """
-        here = grid.rows.diagonal(dim1=-2, dim2=-1) != 0
+        here = grid.whitened[0].diagonal(dim1=-2, dim2=-1) != 0
         if bool((here.any(-1) & ~here.all(-1)).any()):
             raise ValueError(
                 "observations: got a row with some components missing, expected with backend='fused' whole rows, or "

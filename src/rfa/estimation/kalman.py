@@ -1,55 +1,100 @@
-"""The Gaussian estimate with the Riccati prior, that is, the Kalman filter: all that is known, in linear time."""
+"""The Gaussian estimate with the Riccati prior, that is, the Kalman filter and smoother: in linear time."""
 
-from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .gaussian import Correction, Gaussian
 from .information import Information
 from .linear_sde import LinearSDE
-from .observations import Grid, Steps
-from .plan import Plan, Row, settled, unknown_start
+from .observations import Grid
+from .plan import Plan, Row, settled
+from .steps import Steps
+
+_FAINT = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that is rounding
+
+
+class Filtered(NamedTuple):
+    """A moment: what is known before and after what is seen at it, and what lies between."""
+
+    before: Gaussian
+    after: Gaussian
+    correction: Correction
 
 
 def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
     """Every query's row, `(b, queries, ...)`; there is nothing to iterate."""
-    start = unknown_start(grid, sde.state_size) if known is None else known
+    steps = Steps.of(sde, grid)
+    states = [moment.after for moment in kalman_filter(grid, steps, first_state(sde, grid, known))]
+    if plan.smooth:
+        future = kalman_future(grid, steps)
+        states = [joined(state, ahead)[0] for state, ahead in zip(states, future, strict=True)]
     moments = grid.wanted[: grid.models].unique()
-    said = kalman_information(grid, Steps.of(sde, grid), start, plan.smooth)
-    said = Information(*(part[:, moments] for part in said))
-    prior = settled(sde, grid, known)
-    mean, covariance = said.solved(None if prior is None else prior[:, None])
-    cost = said.distance(mean)[..., None].expand(*mean.shape[:2], plan.iterations + 1)
+    wanted = [states[k] for k in moments.tolist()]
+    mean, least = (torch.stack(parts, dim=1) for parts in zip(*((x.mean, x.least) for x in wanted), strict=True))
+    covariance = torch.stack([state.with_infinities() for state in wanted], dim=1)
+    covariance, prior = covariance.expand(*mean.shape, mean.shape[-1]), settled(sde, grid, known)
+    if prior is not None:
+        blank = sources_seen(grid, plan.smooth)[:, moments] == 0
+        covariance = torch.where(blank[..., None, None], prior[:, None], covariance)
+    cost = least.clamp(min=0.0)[..., None].expand(*mean.shape[:2], plan.iterations + 1)
     weights = _believed(grid, moments, plan.smooth) if plan.with_weights else None
-    rows = Row(mean, covariance.expand(*mean.shape, mean.shape[-1]), weights, cost)
-    return rows.gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
+    return Row(mean, covariance, weights, cost).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
 
 
-def kalman_information(grid: Grid, steps: Steps, start: Information, smooth: bool) -> Information:
-    """What the past and the present, and with `smooth` the future, say of every moment: `(b, G, ...)`.
+def first_state(sde: LinearSDE, grid: Grid, known: Information | None) -> Gaussian:
+    """Before anything is seen; nothing is known by default."""
+    least = grid.values.new_zeros(len(grid.times))
+    if known is None:
+        identity = torch.eye(sde.state_size, dtype=least.dtype, device=least.device)[None]
+        return Gaussian(least[:, None].expand(-1, sde.state_size), 0 * identity, identity, identity, least)
+    mean, covariance = known.solved(None)
+    return Gaussian(mean, covariance, None, None, least)
 
-    Where series differ in their measurements only, the precision is found once for all: its batch is 1.
 
-    Args:
-        start: what is known of the first moment.
-    """
-    steps = steps.first(grid.models)
+def kalman_filter(grid: Grid, steps: Steps, state: Gaussian) -> list[Filtered]:
+    """Every moment from what came before it and what is seen at it."""
+    rows, values = grid.whitened
+    found = []
+    for k in range(grid.times.shape[1]):
+        before = state.moved(*steps[k - 1]) if k else state
+        state, correction = before.corrected(rows[:, k], values[:, k])
+        found.append(Filtered(before, state, correction))
+    return found
+
+
+def kalman_future(grid: Grid, steps: Steps) -> list[Information]:
+    """What all that is seen behind each moment says of the state at it."""
     seen = [Information(*parts) for parts in zip(*(part.unbind(1) for part in grid.seen), strict=True)]
-    known, past = start, []
-    for k, here in enumerate(seen):
-        known = (steps.forward(k - 1, known) if k else known) + here
-        past.append(known)
-    if not smooth:
-        return _stacked(past)
-    known, future = Information(*(torch.zeros_like(part) for part in seen[-1])), []
-    for k in reversed(range(len(seen))):
-        known = steps.backward(k, known + seen[k + 1]) if k + 1 < len(seen) else known
-        future.append(known)
-    return _stacked(past) + _stacked(reversed(future))
+    ahead = Information(*(torch.zeros_like(part) for part in seen[-1]))
+    found = [ahead]
+    for k in reversed(range(len(seen) - 1)):
+        ahead = steps.back(k, ahead + seen[k + 1])
+        found.append(ahead)
+    return found[::-1]
 
 
-def _stacked(moments: Iterable[Information]) -> Information:
-    return Information(*(torch.stack(parts, dim=1) for parts in zip(*moments, strict=True)))
+def joined(state: Gaussian, ahead: Information) -> tuple[Gaussian, Correction]:
+    """A state corrected by what the future says of it, `m -> keep m + gain y`.
+
+    `J = U diag(l) U^T` is what the rows `l^1/2 U^T` say through unit noise.
+    """
+    scale, matrix = ahead.scaled()
+    eigenvalues, basis = torch.linalg.eigh(matrix)
+    seen = eigenvalues > _FAINT * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny)
+    root = torch.where(seen, eigenvalues, 1.0).sqrt()
+    rows = torch.where(seen, root, 0.0)[..., None] * basis.mT / scale[..., None, :]
+    back = torch.where(seen, 1 / root, 0.0)[..., None] * basis.mT * scale[..., None, :]
+    values = (back @ ahead.vector[..., None])[..., 0]
+    after, (keep, gain) = state.corrected(rows, values)
+    least = after.least + (ahead.constant - values.square().sum(-1)).clamp(min=0.0)
+    return after._replace(least=least), Correction(keep, gain @ back)
+
+
+def sources_seen(grid: Grid, smooth: bool) -> Tensor:
+    """`(b, G)`: how many observations each moment sees."""
+    return grid.present.sum(-1, keepdim=True).expand(grid.present.shape) if smooth else grid.present.cumsum(-1)
 
 
 def _believed(grid: Grid, moments: Tensor, smooth: bool) -> Tensor:

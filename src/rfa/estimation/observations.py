@@ -5,13 +5,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .information import Information, masked
+from .information import Information, masked, whitened
 from .linear_sde import LinearSDE
 from .matrices import real
-
-_SHORT = 4.0  # decay over one part of a step
-_MOST_PARTS = 1024
-_FURTHEST = 200.0  # decay over one part where there would be too many; twice its exponential times 1e100 is finite
 
 
 @dataclass(frozen=True)
@@ -25,8 +21,8 @@ class Grid:
         key: `(b, G)`: which observation a moment is, -1 for queries.
         wanted: `(b, queries)`: the moments that are asked for.
         present: `(b, G)`: whether anything was seen.
-        rows: C where a component was seen, zeros elsewhere, `(models, G, m, n)`.
-        values: z, zeros elsewhere, `(b, G, m)`.
+        whitened: rows `(models, G, m, n)` and values `(b, G, m)` as seen through unit noise, zeros where nothing was.
+        values: z, zeros where nothing was seen, `(b, G, m)`.
         lags: `(b, G - 1)`.
         shape: the batch dimensions, of which b is the product.
         models: 1 where series differ in their measurements only, not in when, of what or whether at all; else b.
@@ -37,7 +33,7 @@ class Grid:
     key: Tensor
     wanted: Tensor
     present: Tensor
-    rows: Tensor
+    whitened: tuple[Tensor, Tensor]
     values: Tensor
     lags: Tensor
     shape: torch.Size
@@ -98,65 +94,9 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
     observation, noise = (flat(x, shape, 2)[:models, None] for x in (sde.observation, sde.observation_noise))
     rows, noise = masked(observation, noise, here[:models])
     values = observations.masked_fill(~here, 0.0)
-    seen = Information.of(rows, noise, values)
-    return Grid(times, seen, key, wanted, here.any(-1), rows, values, times.diff(dim=-1), shape, models)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """`Phi`, its inverse and `V` of each step of a grid, `(b, G - 1, n, n)`, or of the `parts` that it is cut into.
-
-    The inverse grows as the state decays. It multiplies what is known by up to `exp(2 mu dt)`, which costs digits,
-    until V is added; so a long gap is crossed in short steps.
-    """
-
-    transition: Tensor
-    inverse: Tensor
-    variance: Tensor
-    parts: list[int]
-
-    @classmethod
-    def of(cls, sde: LinearSDE, grid: Grid) -> "Steps":
-        """Of a grid."""
-        fastest = max(0.0, -torch.linalg.eigvals(sde.dynamics.detach()).real.min().item())
-        longest = (grid.lags.detach().amax(0) if grid.lags.numel() else grid.lags[0]) * fastest
-        parts = (longest / _SHORT).ceil().clamp(1, _MOST_PARTS)
-        lags = grid.lags[: grid.models] / parts
-        if fastest > 0:  # beyond that nothing is left, and the inverse would overflow
-            lags = lags.clamp(max=_FURTHEST / fastest)
-        n, count = sde.state_size, grid.lags.shape[-1]
-        shape = torch.Size([1] * len(grid.shape)) if grid.models == 1 else grid.shape
-        lags = lags.reshape(*shape, count)
-
-        def flattened(x: Tensor) -> Tensor:
-            models = x.expand(*shape, count, n, n).reshape(grid.models, count, n, n)
-            return models.expand(len(grid.times), -1, -1, -1)
-
-        matrices = sde.transition(lags), sde.transition(-lags), sde.covariance(lags)
-        transition, inverse, variance = (flattened(x) for x in matrices)
-        return cls(transition, inverse, variance, [int(part) for part in parts.tolist()])
-
-    def first(self, models: int) -> "Steps":
-        """Of the first models only."""
-        return Steps(self.transition[:models], self.inverse[:models], self.variance[:models], self.parts)
-
-    def forward(self, k: int, information: Information) -> Information:
-        """From moment k to k + 1; `information` may have a dimension of sources behind the batch."""
-        phi, variance = (self._at(x, k, information) for x in (self.inverse, self.variance))
-        for _ in range(self.parts[k]):
-            information = information.pulled(phi).bounded().widened(variance)
-        return information
-
-    def backward(self, k: int, information: Information) -> Information:
-        """From moment k + 1 back to k: no inverse is needed."""
-        phi, variance = (self._at(x, k, information) for x in (self.transition, self.variance))
-        for _ in range(self.parts[k]):
-            information = information.widened(variance).pulled(phi)
-        return information
-
-    @staticmethod
-    def _at(x: Tensor, k: int, information: Information) -> Tensor:
-        return x[:, k] if information.matrix.dim() == 3 else x[:, k, None]
+    white = whitened(rows, noise, values)
+    lags, present = times.diff(dim=-1), here.any(-1)
+    return Grid(times, Information.of(*white), key, wanted, present, white, values, lags, shape, models)
 
 
 def _check_times(name: str, given: Tensor) -> None:

@@ -82,12 +82,6 @@ def known_start(sde: LinearSDE, grid: Grid, mean: Tensor, covariance: Tensor) ->
     return Information(precision, vector, (vector * mean).sum(-1))
 
 
-def unknown_start(grid: Grid, states: int) -> Information:
-    """Nothing."""
-    zeros = torch.zeros(len(grid.times), states, states, dtype=torch.float64, device=grid.times.device)
-    return Information(zeros[:1], zeros[..., 0], zeros[..., 0, 0])
-
-
 def settled(sde: LinearSDE, grid: Grid, known: Information | None) -> Tensor | None:
     """The stationary covariance, `(b, n, n)`, where there is one and nothing is known of the start."""
     try:

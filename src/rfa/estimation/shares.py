@@ -1,0 +1,100 @@
+"""With the Riccati prior: each source's share in the Kalman filter's mean."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .gaussian import Correction, Gaussian
+from .information import Information
+from .observations import Grid
+from .steps import Steps
+
+_WORST = (
+    10.0  # a share as large as that, in standard deviations: to disbelieve its source would move the estimate too far
+)
+_ROUNDING = 1e-14  # relative, a few times what a product loses
+
+
+class Shares(NamedTuple):
+    """`sum_j M_ij` is the identity less what the start has, `sum_j v_ij` is the mean less what the start has.
+
+    Of the past `M_ij = P_i N_ij = Psi_ij K_j C Phi_ij^-1` and `v_ij = Psi_ij K_j z_j`; of the future, before it is
+    joined to the past, `N_ij` and `u_ij` themselves, parts of its information.
+
+    Args:
+        matrix: `(models, j, n, n)`.
+        vector: `(b, j, n)`.
+    """
+
+    matrix: Tensor
+    vector: Tensor
+
+    @classmethod
+    def none(cls, grid: Grid) -> "Shares":
+        """Before anything is seen."""
+        return cls(grid.seen.matrix[:, :0], grid.seen.vector[:, :0])
+
+    def seen(self, grid: Grid, k: int, correction: Correction) -> "Shares":
+        """At moment k, where `m -> keep m + gain z`: all shares shrink, what is seen gets its own."""
+        rows, values = (part[:, k] for part in grid.whitened)
+        kept = self.kept(correction.keep)
+        if not bool(grid.present[:, k].any()):
+            return kept
+        own = Shares((correction.gain @ rows)[:, None], (correction.gain @ values[..., None])[:, None, :, 0])
+        return kept.beside(own)
+
+    def beside(self, other: "Shares") -> "Shares":
+        """Both."""
+        return Shares(*(torch.cat(parts, dim=1) for parts in zip(self, other, strict=True)))
+
+    def kept(self, matrix: Tensor) -> "Shares":
+        """All of them times a matrix `(models, n, n)`."""
+        return Shares(matrix[:, None] @ self.matrix, (matrix[:, None] @ self.vector[..., None])[..., 0])
+
+    def ahead(self, transition: Tensor, inverse: Tensor, covariance: Tensor) -> "Shares":
+        """Over a step, to a state of that covariance: `M -> Phi M Phi^-1`, `v -> Phi v`.
+
+        A source is left to the Kalman filter, with no share that could be taken from it, once transport back to it has
+        lost all digits: where modes of very different decay are coupled, M holds `exp(+mu dt)` of the fastest beside
+        Psi of the slowest.
+        """
+        matrix, vector = self.kept(transition)
+        finite = inverse.isfinite().all(-1).all(-1)
+        matrix = matrix @ torch.where(finite[:, None, None], inverse, 0.0)[:, None]
+        relative = matrix.detach().abs() / _units(covariance)[:, None]
+        sound = (relative.amax((-2, -1)) <= _WORST) & finite[:, None]
+        return Shares(torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0))
+
+    def rest(self, state: Gaussian) -> "Shares":
+        """What is nobody's: the start's share, and that of sources left to the filter, `(models, 1, n, n)`, `(b, 1, n)`.
+
+        Rounding in it must not outweigh sources that are hardly believed, so what may be rounding counts as zero.
+        """
+        identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
+        matrix, units = identity - self.matrix.sum(1), _units(state.covariance)
+        noise = _ROUNDING * (identity + self.matrix.detach().abs().sum(1) + units)
+        matrix = matrix.masked_fill(matrix.abs() <= noise, 0.0)
+        vector = (state.mean - self.vector.sum(1)) * matrix.any(-1)
+        return Shares(matrix[:, None], vector[:, None])
+
+    def seen_behind(self, grid: Grid, k: int) -> "Shares":
+        """Of the future: the information of what is seen at moment k joins."""
+        if not bool(grid.present[:, k].any()):
+            return self
+        return self.beside(Shares(grid.seen.matrix[:, k : k + 1], grid.seen.vector[:, k : k + 1]))
+
+    def back(self, steps: Steps, k: int, total: Information) -> "Shares":
+        """Of the future: from moment k + 1 to k, as the information `total` of all of them moves."""
+        transition, variance = steps[k]
+        left = transition.mT @ total.gain(variance)
+        matrix, vector = self.kept(left)
+        return Shares(matrix @ transition[:, None], vector)
+
+
+def _units(covariance: Tensor) -> Tensor:
+    """What an entry of a share is measured in: the ratio of two states' standard deviations; 1 where there are none."""
+    size = covariance.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
+    size = torch.where(size > 0, size, size.amax(-1, keepdim=True))
+    size = torch.where(size > 0, size, 1.0)
+    return size[..., :, None] / size[..., None, :]
