@@ -1,13 +1,12 @@
-"""Paths along which each token sets the dynamics: the scan itself, its cost, and what a token can forget."""
+"""Paths along which each token sets the dynamics: their cost, and what a token can forget."""
 
-import pytest
 import torch
 from nn.by_hand import positive
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.inputs import locate
-from rfa.ops.path import TokenDynamics, content_path, linear_scan
+from rfa.ops.path import TokenDynamics, content_path
 
 HEADS = 2
 
@@ -29,23 +28,6 @@ def test_a_token_that_forgets():
     after = content_filter_attention(query, key, value, **options)
     assert torch.equal(before[:, :, 4:], after[:, :, 4:])
     assert (before[:, :, :4] != after[:, :, :4]).any(-1).all()
-
-
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 8, 13])
-def test_linear_scan(length):
-    generator = torch.Generator().manual_seed(0)
-    factor = positive(generator, 3, 1, length, low=0.0)
-    factor[..., ::3] = 0.0
-    term = positive(generator, 3, 2, length, low=-1.0)
-    state, expected = torch.zeros(3, 2, dtype=torch.float64), []
-    for i in range(length):
-        state = factor[..., i] * state + term[..., i]
-        expected.append(state)
-    found = linear_scan(factor, term)
-    assert found.shape == term.shape
-    if length:
-        torch.testing.assert_close(found, torch.stack(expected, -1), rtol=1e-14, atol=1e-14)
-        assert torch.autograd.gradcheck(linear_scan, (factor.requires_grad_(), term.requires_grad_()))
 
 
 def test_the_path_costs_a_linear_number_of_operations():

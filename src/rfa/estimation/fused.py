@@ -23,7 +23,7 @@ from rfa.ops.dense_path import path_attention
 from rfa.ops.fused import BITS, FusedPrior, Score
 from rfa.ops.fused_backend import Kernel, attend
 from rfa.ops.inputs import Positions
-from rfa.ops.path import linear_scan
+from rfa.ops.scan import linear_scan
 
 from .information import Information
 from .isotropic import Isotropic, Series
