@@ -5,10 +5,9 @@ from torch import Tensor
 
 from .information import Information, determined, joined
 from .observations import Grid
+from .penalties import FAINTEST
 from .plan import Plan, Row
 from .sources import Sources
-
-_FAINTEST = -69.0  # log 1e-30: the best weight of a row counts as no less, so that none believes nobody
 
 
 def estimate_row(
@@ -53,7 +52,7 @@ def estimate_row(
             break
         weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if moments else weight
-        weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=_FAINTEST), 0.0))
+        weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
         scaled = weight / (usual * inflation)
         believed = Information(
             base.matrix + (scaled[..., None, None] * matrix).sum(1),

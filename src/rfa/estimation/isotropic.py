@@ -11,9 +11,9 @@ from rfa.dynamics import accumulated_variance
 from .information import Information
 from .linear_sde import LinearSDE
 from .observations import Grid, flat
+from .penalties import FAINTEST
 
 _TOLERANCE = 1e-9  # relative: rounding in a model that was fitted or transformed
-_FAINTEST = -69.0  # log 1e-30: nothing that was seen counts as less, so that a variance stays finite
 
 
 class Isotropic(NamedTuple):
@@ -198,7 +198,7 @@ class Series:
         mean = (mean + self.wanted(self.reference)).masked_fill(~told[..., None], 0.0)
         mean = self.model.turned(mean * self.unit[..., None], self.wanted(self.elapsed))
         settled = self.settled if self.settles else torch.full_like(self.settled, torch.inf)
-        precision = torch.where(told, total, 0.0).clamp(min=_FAINTEST).exp() * torch.where(told, scale, 1.0)
+        precision = torch.where(told, total, 0.0).clamp(min=FAINTEST).exp() * torch.where(told, scale, 1.0)
         variance = torch.where(told, 1 / precision, settled) * self.unit.square()
         identity = torch.eye(mean.shape[-1], dtype=torch.bool, device=mean.device)
         return mean, torch.where(identity, variance[..., None, None], 0.0)
