@@ -26,11 +26,12 @@ from rfa.ops.inputs import Positions
 from rfa.ops.scan import linear_scan
 
 from .information import Information
-from .isotropic import Isotropic, Series
+from .isotropic import Isotropic
 from .linear_sde import LinearSDE
 from .observations import Grid
 from .penalties import Belief
 from .plan import Plan, Row
+from .series import Series
 
 _LEAST, _MOST = 1e-100, 1e100  # of a decay's square and of a precision: their products stay finite
 _SMALLEST = 1e-18  # variance that a float32 kernel can divide by
