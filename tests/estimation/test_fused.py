@@ -173,30 +173,31 @@ def test_gradients(prior, monkeypatch):
 
 
 TURN = matrix([[0.0, -1.0], [1.0, 0.0]])
-REFUSED = {
-    "return_weights: got True": {"return_weights": True},
-    "direction: got 'smooth'": {"direction": "smooth"},
-    "backend: got 'quick'": {"backend": "quick"},
-    "initial: got a covariance": {"initial": (torch.zeros(2), matrix([[1.0, 0.0], [0.0, 2.0]]))},
-    "observations: got a row": {"observations": matrix([[1.0, torch.nan], [0.0, 1.0]])},
-    "dynamics: got a matrix": {"sde": LinearSDE(matrix([[-0.1, 1.0], [0.0, -0.1]]), EYE, EYE, EYE)},
-    "dynamics: got a matrix that": {"sde": LinearSDE(0.1 * EYE + TURN, EYE, EYE, EYE)},
-    "dynamics: got a": {"sde": LinearSDE(matrix([[-0.1, 0.0], [0.0, -0.2]]), EYE, EYE, EYE)},
-    "diffusion: got a matrix": {"sde": LinearSDE(TURN, matrix([[1.0, 0.0], [0.0, 2.0]]), EYE, EYE)},
-    "observation: got a matrix": {"sde": LinearSDE(TURN, EYE, TURN, EYE)},
-    "observation_noise: got a matrix": {"sde": LinearSDE(TURN, EYE, EYE, matrix([[1.0, 0.5], [0.5, 1.0]]))},
-    "observation: got zero": {"sde": LinearSDE(TURN, EYE, 0 * EYE, EYE)},
-}
+OBLONG = matrix([[1.0, 0.0], [0.0, 2.0]])
+REFUSED = [
+    ({"return_weights": True}, "return_weights: got True"),
+    ({"direction": "smooth"}, "direction: got 'smooth'"),
+    ({"backend": "quick"}, "backend: got 'quick'"),
+    ({"initial": (torch.zeros(2), OBLONG)}, "initial: got a covariance"),
+    ({"observations": matrix([[1.0, torch.nan], [0.0, 1.0]])}, "observations: got a row"),
+    ({"sde": LinearSDE(matrix([[-0.1, 1.0], [0.0, -0.1]]), EYE, EYE, EYE)}, "dynamics: got states that do more"),
+    ({"sde": LinearSDE(-0.1 * OBLONG, EYE, EYE, EYE)}, "dynamics: got states that decay"),
+    ({"sde": LinearSDE(0.1 * EYE + TURN, EYE, EYE, EYE)}, "dynamics: got states that grow"),
+    ({"sde": LinearSDE(TURN, OBLONG, EYE, EYE)}, "diffusion: got a matrix"),
+    ({"sde": LinearSDE(TURN, EYE, TURN, EYE)}, "observation: got a matrix"),
+    ({"sde": LinearSDE(TURN, EYE, 0 * EYE, EYE)}, "observation: got zero"),
+    ({"sde": LinearSDE(TURN, EYE, EYE, matrix([[1.0, 0.5], [0.5, 1.0]]))}, "observation_noise: got a matrix"),
+]
 
 
-@pytest.mark.parametrize("message", REFUSED)
-def test_refusals(message):
-    given = {
+@pytest.mark.parametrize(("given", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refusals(given, message):
+    legal = {
         "sde": rotating(), "times": UNIFORM[:2], "observations": EYE, "backend": "fused", "return_weights": False,
-        "nu": 4.0, **REFUSED[message],
+        "nu": 4.0,
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
-        robust_estimate(**given)
+        robust_estimate(**(legal | given))
 
 
 def test_a_coupled_model_is_refused():

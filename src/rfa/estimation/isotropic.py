@@ -37,15 +37,21 @@ class Isotropic(NamedTuple):
         Raises:
             ValueError: naming the matrix that is not isotropic.
         """
-        decay, turning = -mean_diagonal(sde.dynamics), sde.dynamics - sde.dynamics * _identity(sde.dynamics)
+        diagonal = sde.dynamics * _identity(sde.dynamics)
+        decay, turning = -mean_diagonal(sde.dynamics), sde.dynamics - diagonal
         slack = _TOLERANCE * sde.dynamics.detach().abs().amax((-2, -1), keepdim=True)
         turns = turning.detach().abs() > slack
         pairs = bool((turning + turning.mT).detach().abs().le(slack).all()) and bool((turns.sum(-1) <= 1).all())
-        if not (pairs and is_scalar(sde.dynamics * _identity(sde.dynamics)) and bool((decay >= 0).all())):
-            raise ValueError(
-                "dynamics: got a matrix that is not isotropic, expected with backend='fused' -mu I with mu >= 0 and "
-                "rotations of pairs of states, [[0, -omega], [omega, 0]]"
-            )
+        for holds, given in (
+            (pairs, "states that do more to each other than turn in pairs"),
+            (is_scalar(diagonal), "states that decay each in its own way"),
+            (bool((decay >= 0).all()), "states that grow"),
+        ):
+            if not holds:
+                raise ValueError(
+                    f"dynamics: got {given}, expected with backend='fused' -mu I with mu >= 0 and rotations of pairs "
+                    "of states, [[0, -omega], [omega, 0]]"
+                )
         for name in ("diffusion", "observation", "observation_noise"):
             given = getattr(sde, name)
             if given.shape[-2] != given.shape[-1] or not is_scalar(given):
