@@ -2,11 +2,12 @@
 
 import torch
 from nn.by_hand import positive
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.inputs import locate
 from rfa.ops.path import TokenDynamics, content_path
+
+from .written import Written
 
 HEADS = 2
 
@@ -32,21 +33,12 @@ def test_a_token_that_forgets():
 
 def test_the_path_costs_a_linear_number_of_operations():
     """Numbers written by all operations together: twice the length, twice as many."""
-
-    class Count(TorchDispatchMode):
-        written = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            self.written += sum(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x))
-            return out
-
     totals = []
     for length in (2048, 4096):
         dynamics = TokenDynamics(torch.rand(1, 2, length), torch.rand(1, 2, length), torch.rand(1, 2, 4, length))
         mask = torch.rand(1, length) > 0.1
         positions = locate(length, length, mask.device, None, None, mask, None)
-        with Count() as count:
+        with Written() as written:
             content_path(dynamics, positions)
-        totals.append(count.written)
+        totals.append(written.total)
     assert totals[1] / totals[0] < 2.01
