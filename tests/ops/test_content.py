@@ -1,13 +1,13 @@
-"""Paths along which each token sets the dynamics: the scan itself, its cost, and what a token can forget."""
+"""Paths along which each token sets the dynamics: their cost, and what a token can forget."""
 
-import pytest
 import torch
 from nn.by_hand import positive
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.inputs import locate
-from rfa.ops.path import TokenDynamics, content_path, linear_scan
+from rfa.ops.path import TokenDynamics, content_path
+
+from .written import Written
 
 HEADS = 2
 
@@ -31,40 +31,14 @@ def test_a_token_that_forgets():
     assert (before[:, :, :4] != after[:, :, :4]).any(-1).all()
 
 
-@pytest.mark.parametrize("length", [0, 1, 2, 3, 8, 13])
-def test_linear_scan(length):
-    generator = torch.Generator().manual_seed(0)
-    factor = positive(generator, 3, 1, length, low=0.0)
-    factor[..., ::3] = 0.0
-    term = positive(generator, 3, 2, length, low=-1.0)
-    state, expected = torch.zeros(3, 2, dtype=torch.float64), []
-    for i in range(length):
-        state = factor[..., i] * state + term[..., i]
-        expected.append(state)
-    found = linear_scan(factor, term)
-    assert found.shape == term.shape
-    if length:
-        torch.testing.assert_close(found, torch.stack(expected, -1), rtol=1e-14, atol=1e-14)
-        assert torch.autograd.gradcheck(linear_scan, (factor.requires_grad_(), term.requires_grad_()))
-
-
 def test_the_path_costs_a_linear_number_of_operations():
     """Numbers written by all operations together: twice the length, twice as many."""
-
-    class Count(TorchDispatchMode):
-        written = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            self.written += sum(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if torch.is_tensor(x))
-            return out
-
     totals = []
     for length in (2048, 4096):
         dynamics = TokenDynamics(torch.rand(1, 2, length), torch.rand(1, 2, length), torch.rand(1, 2, 4, length))
         mask = torch.rand(1, length) > 0.1
         positions = locate(length, length, mask.device, None, None, mask, None)
-        with Count() as count:
+        with Written() as written:
             content_path(dynamics, positions)
-        totals.append(count.written)
+        totals.append(written.total)
     assert totals[1] / totals[0] < 2.01

@@ -10,11 +10,10 @@ from .gaussian import Gaussian
 from .information import Information
 from .matrices import inverse, symmetric
 from .observations import Grid
+from .penalties import FAINTEST
 from .plan import Plan, Row
 from .shares import Shares
 from .sources import Sources
-
-_FAINTEST = -69.0  # log 1e-30: the best weight of a row counts as no less, so that none believes nobody
 
 
 class Consensus(Protocol):
@@ -134,7 +133,7 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
             break
         weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
-        weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=_FAINTEST), 0.0))
+        weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
         state, covariance = consensus.weighed(weight / (usual * inflation))
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
 

@@ -11,28 +11,28 @@ in their models, and float32 spends its digits on differences.
 """
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.dynamics import accumulated_variance
 from rfa.ops.backends import TRITON_CHANNELS, backend_for
 from rfa.ops.dense_path import path_attention
 from rfa.ops.fused import BITS, FusedPrior, Score
 from rfa.ops.fused_backend import Kernel, attend
 from rfa.ops.inputs import Positions
-from rfa.ops.path import linear_scan
 
+from .gains import Filtered, filtered
 from .information import Information
-from .isotropic import Isotropic, Series
+from .isotropic import Isotropic
 from .linear_sde import LinearSDE
 from .observations import Grid
 from .penalties import Belief
 from .plan import Plan, Row
+from .series import Series
 
-_LEAST, _MOST = 1e-100, 1e100  # of a decay's square and of a precision: their products stay finite
 _SMALLEST = 1e-18  # variance that a float32 kernel can divide by
 _NEGLIGIBLE = 28.0  # -log 1e-12: what lies behind a block's first key may weigh so little
 _ROWS = 96  # queries of a block, as in the CPU kernels
@@ -47,7 +47,7 @@ def fused_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None
     model, belief = Isotropic.of(sde, grid.shape), plan.belief
     series = Series.of(model, grid, known)
     if plan.riccati:
-        past = _filtered(series)
+        past = filtered(series)
         weights = _riccati(series, past)
         if belief.gaussian:
             total = torch.where(weights.scale > 0, 0.0, -torch.inf)
@@ -98,47 +98,7 @@ def _lyapunov(series: Series) -> _Weights:
     return _Weights(_path(series.observed, rows), _path(series.wanted, rows), None, bound, scale, start)
 
 
-class _Filtered(NamedTuple):
-    """The Kalman filter: the precision before and after what was seen, `(b, G)`; the prediction and the mean,
-    `(b, G, n)`; `log K` and the sum of `log (1 - K)`, `(b, G)`, the first gain of a diffuse start (1) left out.
-    """
-
-    before: Tensor
-    after: Tensor
-    prediction: Tensor
-    mean: Tensor
-    log_gain: Tensor
-    cumulative: Tensor
-
-
-def _filtered(series: Series) -> _Filtered:
-    grid = series.grid
-    kept = torch.exp(-series.model.decay * grid.lags)
-    grown = series.forcing * accumulated_variance(series.model.decay, grid.lags)
-    steps = list(zip(kept.square().clamp(min=_LEAST).unbind(1), grown.unbind(1), strict=True))
-    precision = torch.zeros_like(series.forcing[:, 0]) if series.start is None else 1 / series.start[1]
-    before, after = [], []
-    for k, own in enumerate(grid.present.to(torch.float64).unbind(1)):
-        if k:
-            left, forced = steps[k - 1]
-            precision = (precision / (left + forced * precision)).clamp(max=_MOST)
-        before.append(precision)
-        precision = precision + own
-        after.append(precision)
-    predicted, settled = torch.stack(before, 1), torch.stack(after, 1)
-    log_gain = torch.where(grid.present, -torch.log1p(predicted), 0.0)
-    counts = grid.present & (predicted > 0)
-    log_rest = torch.where(counts, torch.where(counts, predicted, 1.0).log() - torch.log1p(predicted), 0.0)
-    gain = torch.where(grid.present, 1 / (1 + predicted), 0.0)
-    term = gain[..., None] * series.seen
-    initial = torch.zeros_like(series.seen[:, 0]) if series.start is None else series.start[0]
-    term = torch.cat([term[:, :1] + ((1 - gain[:, :1]) * initial)[:, None], term[:, 1:]], dim=1)
-    mean = linear_scan((F.pad(kept, (1, 0)) * (1 - gain))[:, None], term.mT).mT
-    prediction = torch.cat([initial[:, None], kept[..., None] * mean[:, :-1]], dim=1)
-    return _Filtered(predicted, settled, prediction, mean, log_gain, log_rest.cumsum(-1))
-
-
-def _riccati(series: Series, past: _Filtered) -> _Weights:
+def _riccati(series: Series, past: Filtered) -> _Weights:
     """Each observation's part in the Kalman filter: `c = K_j exp(C_i - C_j)`."""
     scale = series.wanted(past.after)
     known = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1.0), 0.0)
@@ -236,5 +196,6 @@ def _blocks(
     return [(part, slice(*ends)) for part, ends in zip(rows, torch.stack([starts, last], 1).tolist(), strict=True)]
 
 
-def _path(at, rows: list[Tensor]) -> Tensor:
+def _path(at: Callable[[Tensor], Tensor], rows: list[Tensor]) -> Tensor:
+    """M, u and, with gains, C, `at` the queries or the observations: `(rows, b, 1, length)`."""
     return torch.stack([at(row) for row in rows])[:, :, None]

@@ -8,6 +8,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+FAINTEST = -69.0  # log 1e-30: what was seen weighs no less, so that a row believes somebody and its variance is finite
+
 Penalty = Literal["power", "welsch"]
 
 

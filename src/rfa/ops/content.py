@@ -12,6 +12,7 @@ from .fused import BITS, FusedPrior, clamped
 from .fused_backend import Kernel, attend
 from .inputs import Positions, Weight, row_blocks
 from .path import Along, TokenDynamics, content_path
+from .scores import among_visible, judged, log_weights, positive
 
 
 class Noises(NamedTuple):
@@ -201,19 +202,12 @@ def _rows(
     grown = grown.masked_fill(~visible, 0.0).clamp(min=0).to(dtype)  # rounding may leave a tiny negative number
     decay = torch.exp(-damping).to(dtype)
 
-    tiny = torch.finfo(dtype).tiny
-    variance = (grown + key_noise * decay.square() + floor).clamp(min=tiny**0.5)
-    judged = variance + query_noise
-    judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square
+    variance = positive(grown + key_noise * decay.square() + floor)
     residual = (
         query.square().sum(-1)[..., :, None]
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
     ).clamp(min=0)
-    distance = residual / (robustness * modes * judged)
-    evidence = (robustness + 1) * torch.log1p(distance) if weight == "student_t" else distance
-    score = temperature * (-torch.log(variance) - evidence)
-
-    empty = ~visible.any(-1, keepdim=True)
-    attention = score.masked_fill(~visible & ~empty, -torch.inf).softmax(-1) * decay
-    return (attention @ value).masked_fill(empty, 0.0)
+    distance = residual / (robustness * modes * judged(variance, query_noise))
+    score, empty = among_visible(log_weights(distance, variance, robustness, temperature, weight), visible)
+    return (score.softmax(-1) * decay @ value).masked_fill(empty, 0.0)

@@ -8,6 +8,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 
 from .inputs import Weight, row_blocks
+from .scores import among_visible, judged, log_weights, positive
 
 
 class Process(NamedTuple):
@@ -229,17 +230,9 @@ def _rows(
 
     query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
     y_noise = processes[1].key_noise.to(dtype)[:, None, None]
-    variance = over.left * sources.variance + over.cross_left * y_noise + over.grown + floor
-    tiny = torch.finfo(dtype).tiny
-    variance = variance.clamp(min=tiny**0.5)
-    judged = variance + query_noise
-    judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square
+    variance = positive(over.left * sources.variance + over.cross_left * y_noise + over.grown + floor)
     difference = query[:, :, :, None] - key
-    distance = (difference.real.square() + difference.imag.square()).sum(-1) / (robustness * modes * judged)
-    evidence = (robustness + 1) * torch.log1p(distance) if weight == "student_t" else distance
-    score = temperature * (-torch.log(variance) - evidence)
-
-    empty = ~visible.any(-1, keepdim=True)
-    attention = score.masked_fill(~visible & ~empty, -torch.inf).softmax(-1)
-    estimate = (attention[..., None] * value).sum(-2)
-    return estimate.masked_fill(empty, 0.0)
+    residual = (difference.real.square() + difference.imag.square()).sum(-1)
+    distance = residual / (robustness * modes * judged(variance, query_noise))
+    score, empty = among_visible(log_weights(distance, variance, robustness, temperature, weight), visible)
+    return (score.softmax(-1)[..., None] * value).sum(-2).masked_fill(empty, 0.0)

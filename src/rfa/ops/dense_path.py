@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .fused import FusedPrior, Rotation, Score, Visibility
 from .inputs import row_blocks
+from .scores import among_visible, positive
 
 _LN2 = math.log(2)
 
@@ -33,7 +34,6 @@ def path_attention(
         raise NotImplementedError("dense_path: causal rows along a path in the common frame only")
     batch, heads, queries, _ = query.shape
     coefficient, share, key_noise, floor, query_noise, exponent = (x[:, None, None] for x in prior.scalars.to(query))
-    tiny = torch.finfo(query.dtype).tiny ** 0.5
     estimates, totals = [], []
     for rows in row_blocks(batch, heads, queries, key.shape[2]):
         visible = visibility.key_times[:, None, :] <= visibility.query_times[:, rows, None]
@@ -45,7 +45,7 @@ def path_attention(
         decay = torch.exp(-apart[0]).to(query.dtype)
         lost = -torch.expm1(-2 * apart[0])
         variance = (apart[1] + key_path[1][..., None, :] * lost).to(query.dtype)
-        variance = (variance + key_noise * decay.square() + floor).clamp(min=tiny)
+        variance = positive(variance + key_noise * decay.square() + floor)
         weight = share / (variance + query_noise) if gate else share
         if prior.key_bias is None:
             bias = -exponent * torch.log2(variance)
@@ -55,8 +55,7 @@ def path_attention(
         residual = part.square().sum(-1)[..., None] + decay.square() * key.square().sum(-1)[..., None, :]
         distance = weight * (residual - 2 * decay * (part @ key.mT)).clamp(min=0)
         z = bias - coefficient * (torch.log2(1 + distance) if score == "student_t" else distance)
-        empty = ~visible.any(-1, keepdim=True)
-        z = (z * _LN2).masked_fill(~visible & ~empty, -torch.inf)
+        z, empty = among_visible(z * _LN2, visible)
         estimates.append((z.softmax(-1) * decay @ value).masked_fill(empty, 0.0))
         totals.append((z.logsumexp(-1) / _LN2).masked_fill(empty[..., 0], -torch.inf))
     return torch.cat(estimates, dim=2), torch.cat(totals, dim=2).to(torch.float64)

@@ -9,6 +9,7 @@ from torch import Tensor
 from rfa.dynamics import TimeDependentNoise, decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, locate, row_blocks
+from .scores import among_visible
 from .validation import validate
 
 
@@ -167,8 +168,7 @@ def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positi
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
     residual = (squares - 2 * decay * (query @ key.mT)).clamp(min=0)  # rounding may leave a tiny negative number
 
-    empty = ~visible.any(-1, keepdim=True)
-    score = (-residual / judged - modes * judged.log()).masked_fill(~visible & ~empty, -torch.inf)
+    score, empty = among_visible(-residual / judged - modes * judged.log(), visible)
     responsibility = score.softmax(-1).masked_fill(empty, 0.0)
     gain = (head.query_noise / judged).expand_as(score)
     return Routes(responsibility, gain, decay.expand_as(score))

@@ -7,6 +7,7 @@ from torch import Tensor
 from rfa.dynamics import covariance, decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, Weight, locate, row_blocks
+from .scores import among_visible, judged, log_weights, positive
 from .validation import validate
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
@@ -159,20 +160,13 @@ def _rows(
     lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
 
     kept = decay_kernel(decay, lag)
-    smallest = torch.finfo(query.dtype).tiny ** 0.5  # keeps a variance that has underflown away from zero
-    variance = covariance(decay, process_noise, key_noise, noise_floor, lag).clamp(min=smallest)
-    judged = variance + query_noise
-    judged = torch.where(judged > 2 * smallest, judged, smallest**0.5)  # gradients divide by its square
-
+    variance = positive(covariance(decay, process_noise, key_noise, noise_floor, lag))
     real, imaginary = (query[..., :, None, part] - kept * key[..., None, :, part] for part in (0, 1))
-    distance = ((real.square() + imaginary.square()) / judged).sum(2, keepdim=True) / (robustness * modes)
-    evidence = (robustness + 1) * torch.log1p(distance) if options.weight == "student_t" else distance
-    score = inverse_temperature * (-torch.log(variance) - evidence)
-
-    empty = ~visible.any(-1, keepdim=True)
-    score = score.masked_fill(~visible & ~empty, -torch.inf)
-    attention = torch.softmax(score, dim=-1) * kept
-    estimate = (attention @ value).masked_fill(empty, 0.0).permute(0, 1, 3, 4, 2).flatten(-2)
+    shares = (real.square() + imaginary.square()) / judged(variance, query_noise)
+    distance = shares.sum(2, keepdim=True) / (robustness * modes)
+    score = log_weights(distance, variance, robustness, inverse_temperature, options.weight)
+    score, empty = among_visible(score, visible)
+    estimate = (score.softmax(-1) * kept @ value).masked_fill(empty, 0.0).permute(0, 1, 3, 4, 2).flatten(-2)
     if not options.log_precision:
         return estimate, None
     total = torch.logsumexp(score, dim=-1).masked_fill(empty[..., 0], -torch.inf)
