@@ -64,7 +64,8 @@ def robust_estimate(
         observation alone; `d_ij^2` is measured with it. Observations count as independent, a long past is overcounted.
     riccati: `N_ij = P_i^-1 Psi_ij K_j C Phi_ij^-1` with the exact Kalman gains K: correlations through shared forcing
         are accounted for. `d_ij^2` is measured with `Sigma_ij + P_i`. With `nu = inf` this is the Kalman filter, with
-        `direction="smooth"` the two-filter smoother.
+        `direction="smooth"` the two-filter smoother. A source whose share has grown beyond ten standard deviations
+        (coupled modes of very different decay) always counts as the filter counts it.
 
     No inverse of C is taken, so it may have any shape; what is missing (NaN) says nothing. Time is quadratic in T,
     except that the Kalman filter (`prior="riccati"`, `nu=inf`, `return_weights=False`) is linear.
@@ -94,9 +95,9 @@ def robust_estimate(
 
     Returns:
         An `Estimate`. Where a query sees nothing it is the stationary distribution, or, where there is none, zero with
-        an infinite variance. The covariance is `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the
+        an infinite variance; where it sees too little, the variance of what is unknown is infinite. The covariance is `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the
         M-estimator's variance if all is Gaussian (`Belief.consistency`). The objective, of observations alone, is
-        `sum_j rho(d_ij^2)`; with the Riccati prior each term has the weight `tr N_ij / tr (Sigma_ij + P_i)^-1`.
+        `sum_j rho(d_ij^2)`; with the Riccati prior each term has the weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
         Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may,
         by a little.
 

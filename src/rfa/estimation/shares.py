@@ -67,7 +67,7 @@ class Shares(NamedTuple):
         return Shares(torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0))
 
     def rest(self, state: Gaussian) -> "Shares":
-        """What is nobody's: the start's share, and that of sources left to the filter, `(models, 1, n, n)`, `(b, 1, n)`.
+        """M_0 `(models, 1, n, n)` and v_0 `(b, 1, n)`: the share of the start, and of sources left to the filter.
 
         Rounding in it must not outweigh sources that are hardly believed, so what may be rounding counts as zero.
         """
