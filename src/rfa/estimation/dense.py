@@ -55,7 +55,7 @@ def _correlated(
     ahead = _future_shares(grid, steps) if plan.smooth else None
     seen = sources_seen(grid, plan.smooth)
     shares = Shares.none(grid)
-    for k, moment in enumerate(kalman_filter(grid, steps, first_state(sde, grid, known))):
+    for k, moment in enumerate(kalman_filter(grid, steps, first_state(grid, steps, known))):
         if k:
             shares = shares.ahead(steps[k - 1][0], inverse[:, k - 1], moment.before.covariance)
         shares = shares.seen(grid, k, moment.correction)

@@ -26,7 +26,7 @@ class Filtered(NamedTuple):
 def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
     """Every query's row, `(b, queries, ...)`; there is nothing to iterate."""
     steps = Steps.of(sde, grid)
-    states = [moment.after for moment in kalman_filter(grid, steps, first_state(sde, grid, known))]
+    states = [moment.after for moment in kalman_filter(grid, steps, first_state(grid, steps, known))]
     if plan.smooth:
         future = kalman_future(grid, steps)
         states = [joined(state, ahead)[0] for state, ahead in zip(states, future, strict=True)]
@@ -43,14 +43,27 @@ def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | Non
     return Row(mean, covariance, weights, cost).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
 
 
-def first_state(sde: LinearSDE, grid: Grid, known: Information | None) -> Gaussian:
+def first_state(grid: Grid, steps: Steps, known: Information | None) -> Gaussian:
     """Before anything is seen; nothing is known by default."""
     least = grid.values.new_zeros(len(grid.times))
     if known is None:
-        identity = torch.eye(sde.state_size, dtype=least.dtype, device=least.device)[None]
-        return Gaussian(least[:, None].expand(-1, sde.state_size), 0 * identity, identity, identity, least)
+        unknown = torch.diag_embed(_scales(grid, steps).square())
+        return Gaussian(torch.zeros_like(grid.seen.vector[:, 0]), 0 * unknown, unknown, unknown, least)
     mean, covariance = known.solved(None)
     return Gaussian(mean, covariance, None, None, least)
+
+
+@torch.no_grad()
+def _scales(grid: Grid, steps: Steps) -> Tensor:
+    """How far each state must move for the first observations to tell, `(models, n)`: its unit while it is unknown."""
+    rows, n = grid.whitened[0], grid.seen.vector.shape[-1]
+    told, moved = rows.new_zeros(grid.models, n), torch.eye(n, dtype=rows.dtype, device=rows.device)[None]
+    for k in range(grid.times.shape[1]):
+        if k >= 4 * n and bool((told > 0).all()):
+            break
+        moved = steps[k - 1][0] @ moved if k else moved
+        told = told + (rows[:, k] @ moved).square().sum(-2)
+    return torch.where((told > 0) & told.isfinite(), told, 1.0).rsqrt()
 
 
 def kalman_filter(grid: Grid, steps: Steps, state: Gaussian) -> list[Filtered]:

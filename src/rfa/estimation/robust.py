@@ -95,9 +95,10 @@ def robust_estimate(
 
     Returns:
         An `Estimate`. Where a query sees nothing it is the stationary distribution, or, where there is none, zero with
-        an infinite variance; where it sees too little, the variance of what is unknown is infinite. The covariance is `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the
-        M-estimator's variance if all is Gaussian (`Belief.consistency`). The objective, of observations alone, is
-        `sum_j rho(d_ij^2)`; with the Riccati prior each term has the weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
+        an infinite variance; where it sees too little, the variance of what is unknown is infinite. The covariance is
+        `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the M-estimator's variance if all is Gaussian
+        (`Belief.consistency`). The objective, of observations alone, is `sum_j rho(d_ij^2)`; with the Riccati prior
+        each term has the weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
         Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may,
         by a little.
 
