@@ -1,5 +1,7 @@
 """One moment's estimate: iteratively reweighted least squares over its sources."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,9 @@ def estimate_row(
         share = _trace(matrix) / _trace(judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
     moments = [m for side in sides for m in side.moments]
     present = grid.present[:, moments]
-    usual, inflation = plan.belief.consistency()
+    calibration = plan.belief.calibration(grid.seen_components[:, moments])
+    # a row counts by what was seen of it: rows that show less have smaller distances, and weights nearer 1
+    share = share * math.prod(plan.belief.consistency()) / calibration
     state, costs, weight = first, [], torch.ones_like(share)
     for step in range(plan.iterations + 1):
         distance = judged.distance(state[:, None])
@@ -54,7 +58,7 @@ def estimate_row(
         weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=_FAINTEST), 0.0))
-        scaled = weight / (usual * inflation)
+        scaled = weight / calibration
         believed = Information(
             base.matrix + (scaled[..., None, None] * matrix).sum(1),
             base.vector + (scaled[..., None] * vector).sum(1),

@@ -25,6 +25,7 @@ class Grid:
         key: `(b, G)`: which observation a moment is, -1 for queries.
         wanted: `(b, queries)`: the moments that are asked for.
         present: `(b, G)`: whether anything was seen.
+        seen_components: `(b, G)`: how many of the m components were seen.
         rows: C where a component was seen, zeros elsewhere, `(models, G, m, n)`.
         values: z, zeros elsewhere, `(b, G, m)`.
         lags: `(b, G - 1)`.
@@ -37,6 +38,7 @@ class Grid:
     key: Tensor
     wanted: Tensor
     present: Tensor
+    seen_components: Tensor
     rows: Tensor
     values: Tensor
     lags: Tensor
@@ -49,12 +51,18 @@ def flat(x: Tensor, shape: torch.Size, kept: int) -> Tensor:
     return x.expand(*shape, *x.shape[x.dim() - kept :]).reshape(-1, *x.shape[x.dim() - kept :])
 
 
-def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: Tensor | None) -> Grid:
-    """The grid of one estimation.
+def make_grid(
+    sde: LinearSDE,
+    times: Tensor,
+    observations: Tensor,
+    query_times: Tensor | None,
+    starts: tuple[torch.Size, ...] = (),
+) -> Grid:
+    """The grid of one estimation; `starts`: the batch dimensions of what is known of the first moment.
 
     Raises:
         ValueError: for times that do not increase or are not finite, observations of another width or length, infinite
-            observations, or batch dimensions that do not broadcast.
+            observations, no series at all, or batch dimensions that do not broadcast.
     """
     times, observations = real("times", times), real("observations", observations)
     _check_times("times", times)
@@ -78,6 +86,16 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
     except RuntimeError:
         given = ", ".join(str(tuple(part)) for part in parts)
         raise ValueError(f"observations: got batch dimensions {given}, expected shapes that broadcast") from None
+    try:
+        shape = torch.broadcast_shapes(shape, *starts)
+    except RuntimeError:
+        given = ", ".join(str(tuple(part)) for part in starts)
+        raise ValueError(
+            f"initial: got batch dimensions {given} of mean and covariance, expected shapes that broadcast with "
+            f"{tuple(shape)}"
+        ) from None
+    if not shape.numel():
+        raise ValueError(f"observations: got batch dimensions {tuple(shape)}, expected at least one series")
     times, observations = flat(times, shape, 1), flat(observations, shape, 2)
     key = torch.arange(length, device=times.device).expand_as(times)
     wanted = key
@@ -99,7 +117,8 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
     rows, noise = masked(observation, noise, here[:models])
     values = observations.masked_fill(~here, 0.0)
     seen = Information.of(rows, noise, values)
-    return Grid(times, seen, key, wanted, here.any(-1), rows, values, times.diff(dim=-1), shape, models)
+    lags = times.diff(dim=-1)
+    return Grid(times, seen, key, wanted, here.any(-1), here.sum(-1), rows, values, lags, shape, models)
 
 
 @dataclass(frozen=True)
