@@ -2,7 +2,6 @@
 
 import functools
 import math
-import numbers
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -10,7 +9,10 @@ import torch
 from torch import Tensor
 
 Penalty = Literal["power", "welsch"]
-_LEAST = 1e-6  # degrees of freedom; next to none, all weight lies within sqrt(nu) of the estimate, and is lost to rounding
+_LEAST = (
+    1e-6  # degrees of freedom; next to none, all weight lies within sqrt(nu) of the estimate, and is lost to rounding
+)
+_NU, _KAPPA = f"degrees of freedom > 0, at least {_LEAST}", "a finite exponent > 0"
 _FAINTEST = 1e-30  # mean weight: what is divided by it stays finite
 _SPREAD = 12.0  # chi_m lies within that of sqrt(m): its deviation is about 0.7 for any m
 
@@ -39,14 +41,19 @@ class Belief:
     penalty: Penalty = "power"
 
     def __post_init__(self):
-        if not (_is_number(self.nu) and self.nu >= _LEAST):
-            raise ValueError(f"nu: got {self.nu!r}, expected degrees of freedom > 0, at least {_LEAST}")
-        if self.kappa is not None and not (_is_number(self.kappa) and 0 < self.kappa < math.inf):
-            raise ValueError(f"kappa: got {self.kappa!r}, expected a finite exponent > 0")
+        if not self.nu >= _LEAST:
+            raise ValueError(f"nu: got {self.nu}, expected {_NU}")
+        if self.kappa is not None and not 0 < self.kappa < math.inf:
+            raise ValueError(f"kappa: got {self.kappa}, expected {_KAPPA}")
         if self.penalty not in get_args(Penalty):
             raise ValueError(
                 f"penalty: got {self.penalty!r}, expected one of {', '.join(map(repr, get_args(Penalty)))}"
             )
+
+    @classmethod
+    def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "Belief":
+        """With nu and kappa as a caller gives them; raises as the class."""
+        return cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
 
     @property
     def gaussian(self) -> bool:
@@ -115,5 +122,10 @@ class Belief:
         return torch.tensor(table, dtype=torch.float64, device=seen.device)[place]
 
 
-def _is_number(given: object) -> bool:
-    return isinstance(given, numbers.Real) and not isinstance(given, bool)
+def _number(name: str, given: object, expected: str) -> float:
+    try:
+        if not isinstance(given, str | bool):
+            return float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name}: got {given!r}, expected {expected}")
