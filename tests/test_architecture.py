@@ -136,5 +136,14 @@ def test_import_is_light():
     assert done.stdout.split() == []
 
 
+def test_estimation_is_an_attribute_that_is_loaded_when_asked_for():
+    program = (
+        "import sys, rfa; assert 'rfa.estimation' not in sys.modules; print(rfa.estimation.LinearSDE.__module__); "
+        "print(hasattr(rfa, 'misspelt'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["rfa.estimation.linear_sde", "False"]
+
+
 def test_uninitialised_memory_is_nan():
     assert torch.empty(3).isnan().all()

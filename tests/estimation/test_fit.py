@@ -1,14 +1,18 @@
 """Maximum likelihood of the noises: published values, recovery, robustness."""
 
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy.stats
+import statsmodels.api as sm
 import torch
 
 from rfa.estimation import LinearSDE, fit, log_likelihood
 from rfa.estimation.fit import _standard_errors
 
-from .models import matrix, rotating
+from .models import coupled, matrix, rotating
 
 NILE = Path(__file__).parents[3] / "shared" / "data" / "series" / "nile.csv"
 
@@ -56,6 +60,69 @@ def test_student_t_predictions_resist_outliers():
     assert robust.parameters[key] < 3
 
 
+def test_no_row_is_left_out_where_the_start_is_known():
+    found = log_likelihood(level(0.0, 1.0), matrix([0.0]), matrix([[3.0]]), initial=(matrix([0.0]), matrix([[1.0]])))
+    assert found.item() == pytest.approx(scipy.stats.norm(0, math.sqrt(2)).logpdf(3.0), rel=1e-12)  # -3.5155
+    sde = rotating()
+    mean, covariance, seen = matrix([0.5, -1.0]), matrix([[2.0, 0.3], [0.3, 1.0]]), matrix([[1.0, 2.0]])
+    student = scipy.stats.multivariate_t(mean, covariance + sde.observation_noise, df=4.0)
+    robust = log_likelihood(sde, matrix([0.0]), seen, nu=4.0, initial=(mean, covariance))
+    assert robust.item() == pytest.approx(student.logpdf(seen[0]), rel=1e-10)
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
+def test_likelihood_from_a_known_start_is_statsmodels(gaps):
+    sde, times = coupled(), torch.arange(40, dtype=torch.float64)
+    observations = sde.simulate(times, torch.Generator().manual_seed(3), sample_shape=(2,)).observations
+    if gaps:
+        observations[:, [0, 7, 8]] = torch.nan
+        observations[:, 20, 1] = torch.nan
+    start = matrix([0.5, -1.0, 0.2]), matrix([[2.0, 0.3, 0.0], [0.3, 1.0, 0.0], [0.0, 0.0, 3.0]])
+    expected = []
+    for series in observations.numpy():
+        model = sm.tsa.statespace.MLEModel(series, k_states=3, k_posdef=3)
+        model["transition"] = sde.transition(1.0).numpy()
+        model["state_cov"], model["selection"] = sde.covariance(1.0).numpy(), np.eye(3)
+        model["design"], model["obs_cov"] = sde.observation.numpy(), sde.observation_noise.numpy()
+        model.initialize_known(*(part.numpy() for part in start))
+        expected.append(model.smooth([]).llf)
+    found = log_likelihood(sde, times, observations, initial=start)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    one_each = start[0].expand(2, 3), start[1]
+    torch.testing.assert_close(log_likelihood(sde, times, observations, initial=one_each), found)
+
+
+def test_a_variance_beside_which_the_noise_is_lost_is_named():
+    sde = LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(2, 1), torch.eye(2))
+    observations = torch.ones(5, 2).index_fill(0, torch.tensor([0]), torch.nan)
+    with pytest.raises(ValueError, match=r"initial: got a variance of the prediction of up to 1e\+18"):
+        log_likelihood(sde, torch.arange(5.0), observations, initial=(torch.zeros(1), matrix([[1e18]])))
+
+
+def test_a_likelihood_without_a_maximum_does_not_converge():
+    """All zeros: the smaller the noises the likelier, without end."""
+    for sde in (level(1.0, 1.0), LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(2, 1), torch.eye(2))):
+        found = fit(sde, torch.arange(12.0), torch.zeros(12, sde.observation_size))
+        assert not found.converged
+        assert found.log_likelihood > log_likelihood(sde, torch.arange(12.0), torch.zeros(12, sde.observation_size))
+        assert all(0 < value < math.inf for value in found.parameters.values())
+
+
+def test_nothing_predicted_is_not_a_maximum():
+    one = fit(level(1.0, 1.0), matrix([0.0]), matrix([[3.0]]))
+    assert not one.converged
+    assert one.parameters == {"diffusion[0]": 1.0, "observation_noise[0]": 1.0}
+    assert all(math.isinf(error) for error in one.standard_errors.values())
+
+
+def test_one_name_is_a_choice_of_one():
+    sde, times = level(1.0, 1.0), torch.arange(20, dtype=torch.float64)
+    observations = sde.simulate(times, torch.Generator().manual_seed(0)).observations
+    found = fit(sde, times, observations, free="diffusion")
+    assert found.parameters == fit(sde, times, observations, free=("diffusion",)).parameters
+    assert list(found.parameters) == ["diffusion[0]"]
+
+
 def test_standard_errors_where_the_curvature_says_nothing():
     """It is NaN where the search ended at the edge, with noises of 1e-8; the documented answer is infinite."""
     for curvature in ([[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]], [[torch.nan, 0.0], [0.0, 1.0]]):
@@ -75,6 +142,9 @@ def test_standard_errors_where_the_curvature_says_nothing():
             "batch dimensions",
         ),
         ({"nu": -1.0}, "nu: got -1"),
+        ({"nu": "x"}, "nu: got 'x'"),
+        ({"observations": [[0.0]] * 5}, "observations: got list, expected a tensor"),
+        ({"initial": (torch.zeros(2), torch.eye(1))}, "initial: got a mean of shape"),
     ],
 )
 def test_bad_input(given, message):

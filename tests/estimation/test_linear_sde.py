@@ -105,6 +105,16 @@ def test_samples_have_the_moments_of_the_process():
     assert (wild.observations - states).square().mean().item() == pytest.approx(0.25 * (0.9 + 0.1 * 100), rel=0.05)
 
 
+def test_series_that_differ_in_their_start_have_random_numbers_of_their_own():
+    """Also where only the covariance has a batch: the three first states were one vector."""
+    sde, times = rotating(), matrix([0.0, 1.0])
+    start = torch.zeros(2), EYE.expand(3, 2, 2)
+    states, observations = sde.simulate(times, torch.Generator().manual_seed(0), initial=start, sample_shape=(20000,))
+    assert states.shape == observations.shape == (20000, 3, 2, 2)
+    across = torch.einsum("sia,sjb->iajb", states[:, :, 0], states[:, :, 0]).reshape(6, 6) / len(states)
+    torch.testing.assert_close(across, torch.eye(6, dtype=torch.float64), rtol=0, atol=0.04)  # 4 / sqrt(20000) = 0.03
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -133,6 +143,9 @@ def test_bad_lags_times_and_outliers():
         (lambda: sde.transition(torch.nan), "dt: got NaN"),
         (lambda: sde.simulate(matrix([1.0, 0.0])), "times: got NaN, infinite or decreasing"),
         (lambda: sde.simulate(matrix([0.0, 1.0]), outliers=(2.0, 10.0)), "outliers: got"),
+        (lambda: sde.simulate(torch.zeros(0)), r"times: got shape \(0,\), expected"),
+        (lambda: sde.simulate(torch.zeros(2), initial=(torch.zeros(3), EYE)), r"initial: got a mean of shape \(3,\)"),
+        (lambda: sde.simulate(torch.zeros(2, 4), initial=(torch.zeros(3, 2), EYE)), "times: got batch dimensions"),
     ]:
         with pytest.raises(ValueError, match=message):
             call()

@@ -2,13 +2,11 @@
 
 import math
 
-import numpy as np
 import pytest
 import scipy.stats
 import torch
 
 from rfa.estimation import LinearSDE, robust_estimate
-from rfa.estimation.penalties import Belief
 
 from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
 
@@ -50,24 +48,6 @@ def test_the_papers_estimator(name, passes):
         torch.testing.assert_close(found.mean[i], state, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found.weights[i, : i + 1], weights, rtol=1e-7, atol=1e-9)
         assert not found.weights[i, i + 1 :].any()
-
-
-def test_weights_are_posterior_mean_inverse_scales():
-    """`E[1 / s | d^2]` under `s ~ InvGamma(nu / 2, nu / 2)`, by integration: `(nu + m) / nu` times the weight."""
-    nu, size = 5.0, 3
-    distance = torch.linspace(0, 30, 5, dtype=torch.float64)
-    weights = Belief(nu, 1.0, size).log_weight(distance).exp() * (nu + size) / nu
-    for d2, weight in zip(distance.tolist(), weights.tolist(), strict=True):
-        posterior = scipy.stats.invgamma((nu + size) / 2, scale=(nu + d2) / 2)
-        assert weight == pytest.approx(posterior.expect(lambda s: 1 / s), rel=1e-6)
-
-
-@pytest.mark.parametrize("penalty", ["power", "welsch"])
-def test_weights_are_slopes_of_the_penalty(penalty):
-    belief = Belief(4.0, None, 2, penalty)
-    distance = torch.linspace(0, 20, 9, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(belief.cost(distance).sum(), distance)
-    torch.testing.assert_close(slope, belief.log_weight(distance).exp().detach(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("penalty", ["power", "welsch"])
@@ -178,6 +158,23 @@ def test_series_of_a_batch_do_not_meet():
             torch.testing.assert_close(together.weights[k], alone.weights, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.parametrize("backend", ["dense", "fused"])
+@pytest.mark.parametrize("nu", [math.inf, 5.0])
+def test_one_series_with_three_starts_has_three_estimates(nu, backend):
+    sde, times = rotating(), irregular_times(8)
+    observations = sde.simulate(times, torch.Generator().manual_seed(8)).observations
+    means, sizes = matrix([[0.0, 0.0], [3.0, 1.0], [-2.0, 5.0]]), matrix([0.5, 1.0, 2.0])
+    covariances = sizes[:, None, None] * torch.eye(2, dtype=torch.float64)
+    options = {"prior": "riccati", "nu": nu, "return_weights": False, "backend": backend}
+    for start in ((means, covariances), (means, covariances[0]), (means[0], covariances)):
+        found = robust_estimate(sde, times, observations, initial=start, **options)
+        for k in range(3):
+            own = tuple(part[k] if part.shape[0] == 3 else part for part in start)
+            alone = robust_estimate(sde, times, observations, initial=own, **options)
+            torch.testing.assert_close(found.mean[k], alone.mean, rtol=1e-5, atol=1e-5)  # float32 of the fused kernels
+            torch.testing.assert_close(found.covariance[k], alone.covariance, rtol=1e-5, atol=1e-5)
+
+
 def test_nothing_seen_is_the_prior():
     times, nothing = torch.arange(4, dtype=torch.float64), torch.full((4, 2), torch.nan, dtype=torch.float64)
     for prior in ("lyapunov", "riccati"):
@@ -254,8 +251,11 @@ TIMES = torch.arange(5, dtype=torch.float64)
         ({"observations": torch.zeros(2, 5, 2), "times": torch.stack([TIMES] * 3)}, "batch dimensions"),
         ({"query_times": TIMES * torch.inf}, "query_times: got NaN or infinite"),
         ({"nu": 0.0}, "nu: got 0.0, expected degrees of freedom > 0"),
+        ({"nu": 1e-300}, "nu: got 1e-300, expected degrees of freedom > 0, at least 1e-06"),
         ({"nu": math.nan}, "nu: got nan"),
+        ({"nu": "x"}, "nu: got 'x', expected degrees of freedom"),
         ({"kappa": -1.0}, "kappa: got -1.0"),
+        ({"kappa": "x"}, "kappa: got 'x', expected a finite exponent"),
         ({"prior": "flat"}, "prior: got 'flat'"),
         ({"start": "anywhere"}, "start: got 'anywhere'"),
         ({"direction": "up"}, "direction: got 'up'"),
@@ -263,6 +263,10 @@ TIMES = torch.arange(5, dtype=torch.float64)
         ({"iterations": 0}, "iterations: got 0"),
         ({"initial": (torch.zeros(2), torch.zeros(2, 2))}, "initial: got a singular covariance"),
         ({"initial": (torch.zeros(3), torch.eye(2))}, "initial: got a mean of shape"),
+        ({"initial": torch.zeros(2)}, "initial: got Tensor, expected a mean and a covariance"),
+        ({"initial": (torch.zeros(5, 2), torch.eye(2)), "observations": torch.zeros(3, 5, 2)}, "initial: got batch"),
+        ({"initial": (torch.zeros(2), torch.eye(2).expand(4, 2, 2)), "times": TIMES.expand(3, 5)}, "initial: got"),
+        ({"observations": torch.zeros(0, 5, 2)}, r"observations: got batch dimensions \(0,\), expected at least one"),
     ],
 )
 def test_bad_input(given, message):
@@ -271,21 +275,7 @@ def test_bad_input(given, message):
         robust_estimate(rotating(), **(legal | given))
 
 
-def test_a_singular_innovation_covariance():
+def test_a_singular_observation_noise():
     sde = LinearSDE(-torch.eye(2), torch.eye(2), torch.eye(2), torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="observation_noise: got a singular innovation covariance"):
+    with pytest.raises(ValueError, match="observation_noise: got a singular observation noise"):
         robust_estimate(sde, TIMES, torch.zeros(5, 2))
-
-
-def test_consistency_is_that_of_samples():
-    belief = Belief(6.0, 2.0, 3)
-    mean, inflation = belief.consistency()
-    errors = np.random.default_rng(0).standard_normal((4000, 40, 3))
-    weights = belief.log_weight(torch.tensor((errors**2).sum(-1))).exp().numpy()
-    assert mean == pytest.approx(weights.mean(), rel=5e-3)
-    location = np.zeros((4000, 3))
-    for _ in range(20):
-        distance = torch.tensor(((errors - location[:, None]) ** 2).sum(-1))
-        weights = belief.log_weight(distance).exp().numpy()[..., None]
-        location = (weights * errors).sum(1) / weights.sum(1)
-    assert inflation == pytest.approx(location.var() * 40, rel=0.06)

@@ -245,6 +245,13 @@ def test_half_precision_keeps_dynamics_whole():
     torch.testing.assert_close(out.float(), layer.float()(x.float()), rtol=0.05, atol=0.05)  # 8 bits, some dozen terms
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_sequences_give_no_sequences(backend):
+    dtype, _ = BACKENDS[backend]
+    layer = layer_with(dtype, backend=backend)
+    assert layer(hidden(dtype=dtype)[:0]).shape == hidden()[:0].shape
+
+
 @pytest.mark.parametrize("length", [0, 1])
 def test_short_sequences(length):
     layer = layer_with()
@@ -266,6 +273,7 @@ def test_bad_input_is_refused():
             ({"frequency": torch.rand(HEADS, MODES)}, "frequency"),
             ({"frequency": torch.rand(HEADS, 3)}, "frequency"),
             ({"steady_state": -1.0}, "steady_state"),
+            ({"backend": "misspelt"}, "backend"),
         ):
             with pytest.raises(ValueError, match=rf"^{name}: got"):
                 ContentFilterAttention(SIZE, HEADS, **options)
@@ -280,8 +288,8 @@ def test_bad_input_is_refused():
                 layer(x, **given)
         with pytest.raises(ValueError, match="hidden_states: got"):
             layer(x[..., :5])
-        with pytest.raises(ValueError, match="backend: got 'misspelt'"):
-            layer_with(backend="misspelt")(x)
+        with pytest.raises(ValueError, match=r"hidden_states: got 'torch.int64 .*expected floating-point"):
+            layer(x.long())
 
 
 def test_rates_of_tokens_are_positive_and_paired():

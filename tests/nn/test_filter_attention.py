@@ -154,4 +154,4 @@ def test_an_unknown_choice_is_refused(name):
 
 def test_an_unknown_backend_is_refused():
     with pytest.raises(ValueError, match="backend: got 'misspelt'"):
-        RobustFilterAttention(SIZE, HEADS, backend="misspelt")(hidden(dtype=torch.float32))
+        RobustFilterAttention(SIZE, HEADS, backend="misspelt")

@@ -1,5 +1,6 @@
 """One moment's estimate: iteratively reweighted least squares over its sources."""
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -124,7 +125,9 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
     state = left_out if plan.leave_one_out else _at_observation(mean, covariance, grid, k)
     judged, share = consensus.judged(sources.alone)
     present = grid.present[:, sources.moments]
-    usual, inflation = plan.belief.consistency()
+    calibration = plan.belief.calibration(grid.seen_components[:, sources.moments])
+    # a row counts by what was seen of it: rows that show less have smaller distances, and weights nearer 1
+    share = share * math.prod(plan.belief.consistency()) / calibration
     costs, weight = [], ones
     for step in range(plan.iterations + 1):
         distance = judged.distance(state[:, None])
@@ -134,7 +137,7 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
         weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
-        state, covariance = consensus.weighed(weight / (usual * inflation))
+        state, covariance = consensus.weighed(weight / calibration)
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
 
 

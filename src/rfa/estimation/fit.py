@@ -9,11 +9,17 @@ from torch import Tensor
 
 from .information import masked
 from .linear_sde import LinearSDE
-from .matrices import symmetric
+from .matrices import check_start, real, symmetric
 from .observations import flat
+from .penalties import Belief
 from .robust import robust_estimate
 
 FREE = ("decay", "diffusion", "observation_noise")
+_FURTHEST = math.log(1e24)  # a parameter that has moved by that will go on for ever: the likelihood has no maximum
+
+
+class _EndOfSearch(Exception):
+    """A parameter has left the range that is searched."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +31,9 @@ class Fit:
         log_likelihood: of all one-step predictions, in nats; what a diffuse start cannot predict does not count.
         parameters: by name, the states that share one in brackets: `diffusion[0,1]` is the diagonal of Q there.
         standard_errors: of the parameters, from the curvature at the maximum; NaN-free, infinite where it is flat.
-        converged: whether the slope along every parameter's logarithm lies below 1e-3 of a nat.
+        converged: whether the slope along every parameter's logarithm lies below 1e-3 of a nat. False also where the
+            search ended before: at a parameter that is 1e24 times what it was, or a 1e-24th, or where
+            nothing can be computed; and where no row can be predicted. The model is then the best that was found.
     """
 
     sde: LinearSDE
@@ -53,11 +61,28 @@ def log_likelihood(
     Args: as `robust_estimate`, whose Riccati prior, started without a query's own observation, it uses.
 
     Returns:
-        `(...)`, differentiable. Rows before which nothing is known, under a diffuse start, do not count.
+        `(...)`, differentiable. Rows before which nothing is known, under a diffuse start, do not count; with `initial`
+        the first row does, as predicted from there.
 
     Raises:
-        ValueError: as `robust_estimate`.
+        ValueError: as `robust_estimate`, and where the noise of an observation is lost beside the variance of its
+            prediction.
     """
+    density, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)
+    return torch.where(counts, density, 0.0).sum(-1)
+
+
+def _densities(
+    sde: LinearSDE,
+    times: Tensor,
+    observations: Tensor,
+    nu: float,
+    kappa: float | None,
+    iterations: int,
+    initial: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    """`log p` of each row given what came before, `(..., T)`, the first one with `initial` only; and which count."""
+    belief = Belief.of(nu, kappa, sde.observation_size)
     estimate = robust_estimate(
         sde,
         times,
@@ -65,7 +90,7 @@ def log_likelihood(
         nu=nu,
         kappa=kappa,
         prior="riccati",
-        iterations=1 if math.isinf(nu) else iterations,
+        iterations=1 if belief.gaussian else iterations,
         start="leave_one_out",
         initial=initial,
         return_weights=False,
@@ -78,21 +103,35 @@ def log_likelihood(
     before = torch.where(known[..., None, None], estimate.covariance[..., :-1, :, :], 0.0)
     mean = (transition @ estimate.mean[..., :-1, :, None])[..., 0]
     spread = symmetric(transition @ before @ transition.mT) + variance
-    values = observations.to(torch.float64)[..., 1:, :]
+    values = observations.to(torch.float64)
+    if initial is None:
+        values = values[..., 1:, :]
+    else:
+        n = sde.state_size
+        first, covariance = check_start(n, initial)
+        mean = torch.cat([first[..., None, :].expand(*shape, 1, n), mean], dim=-2)
+        spread = torch.cat([covariance[..., None, :, :].expand(*shape, 1, n, n), spread], dim=-3)
+        known = torch.cat([known.new_ones(*shape, 1), known], dim=-1)
     here = ~values.isnan()
     rows, noise = masked(sde.observation[..., None, :, :], sde.observation_noise[..., None, :, :], here)
     values = values.masked_fill(~here, 0.0)
-    factor = torch.linalg.cholesky(symmetric(rows @ spread @ rows.mT) + noise)
+    factor, failed = torch.linalg.cholesky_ex(symmetric(rows @ spread @ rows.mT) + noise)
+    if bool((failed > 0).any()):
+        raise ValueError(
+            f"{'observation_noise' if initial is None else 'initial'}: got a variance of the prediction of up to "
+            f"{spread.detach().amax().item():.3g}, expected one beside which the noise of what is seen is not lost"
+        )
     missed = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
     distance, size = missed.square().sum((-2, -1)), here.sum(-1).to(torch.float64)
     density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component has scale 1 and no error
-    if math.isinf(nu):
+    if belief.gaussian:
         density = density - distance / 2 - size / 2 * math.log(2 * math.pi)
     else:
+        nu = belief.nu
         half = torch.tensor(nu / 2, dtype=torch.float64)
         density = density + torch.lgamma(half + size / 2) - torch.lgamma(half) - size / 2 * math.log(nu * math.pi)
         density = density - (nu + size) / 2 * torch.log1p(distance / nu)
-    return torch.where(known & here.any(-1), density, 0.0).sum(-1)
+    return density, known & here.any(-1)
 
 
 def fit(
@@ -116,42 +155,53 @@ def fit(
     Args:
         sde: where to start, and the structure.
         times, observations, nu, kappa, iterations, initial: as `log_likelihood`.
-        free: some of "decay", "diffusion", "observation_noise".
+        free: some of "decay", "diffusion", "observation_noise", or one of them.
         max_steps: of L-BFGS.
 
     Raises:
         ValueError: for nothing to fit, nothing observed, a model with batch dimensions, or as `robust_estimate`.
     """
+    free = (free,) if isinstance(free, str) else free
     unknown = set(free) - set(FREE)
     if unknown or not free:
         raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join(FREE)}")
     if sde.batch_shape:
         raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
-    if bool(observations.isnan().all()):
+    if bool(real("observations", observations).isnan().all()):
         raise ValueError("observations: got nothing but missing values, expected some observations")
     names, start, build = _parameters(sde, free)
     if not names:
         raise ValueError(f"free: got {', '.join(free)}, expected positive entries there to start from")
 
     def loss(values: Tensor) -> Tensor:
-        likelihood = log_likelihood(
-            build(values), times, observations, nu=nu, kappa=kappa, iterations=iterations, initial=initial
-        )
-        return -likelihood.sum()
+        density, counts = _densities(build(values), times, observations, nu, kappa, iterations, initial)
+        return -torch.where(counts, density, 0.0).sum()
 
+    _, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)
     logs = start.log().requires_grad_()
+    found: list[tuple[float, Tensor]] = []
     search = torch.optim.LBFGS([logs], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-6)
 
     def evaluate() -> Tensor:
         search.zero_grad()
+        if not bool((logs.detach() - start.log()).abs().max() < _FURTHEST):
+            raise _EndOfSearch
         value = loss(logs.exp())
         value.backward()
+        found.append((value.item(), logs.detach().clone()))
         return value
 
-    search.step(evaluate)  # type: ignore[no-untyped-call]
+    evaluate()  # what the caller gave must be right; later, it is the search that has gone too far
+    finished = True
+    try:
+        search.step(evaluate)  # type: ignore[no-untyped-call]
+    except (_EndOfSearch, ValueError, torch.linalg.LinAlgError):
+        finished = False
+    with torch.no_grad():
+        logs.copy_(min(found, key=lambda one: one[0])[1])
     evaluate()
     assert logs.grad is not None
-    converged = bool(logs.grad.abs().max() < 1e-3)
+    converged = finished and bool(counts.any()) and bool(logs.grad.abs().max() < 1e-3)
     values = logs.detach().exp()
     curvature = torch.autograd.functional.hessian(loss, values)
     errors = _standard_errors(curvature)  # type: ignore[arg-type]

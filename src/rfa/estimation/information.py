@@ -27,7 +27,7 @@ def whitened(rows: Tensor, noise: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     factor, failed = torch.linalg.cholesky_ex(noise)
     if bool((failed > 0).any()):
         raise ValueError(
-            "observation_noise: got a singular innovation covariance, expected a positive definite R for what is seen"
+            "observation_noise: got a singular observation noise, expected a positive definite R for what is seen"
         )
     identity = torch.eye(noise.shape[-1], dtype=noise.dtype, device=noise.device)
     whiten = torch.linalg.solve_triangular(factor, identity, upper=False)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
 
-from .matrices import check_covariance, check_matrix, real, root, symmetric
+from .matrices import check_covariance, check_matrix, check_start, real, root, symmetric
 
 _WORST_CONDITION = 1e8  # of eigenvectors: beyond, half the digits are lost
 _SHORT = 0.5  # |A| dt up to which a block exponential is taken as it is
@@ -206,26 +206,36 @@ class LinearSDE:
             times: `(T,)` or `(..., T)`, not decreasing.
             generator: of the random numbers.
             outliers: `(probability, scale)`: so often a row's measurement error is so many times as large.
-            initial: mean `(..., n)` and covariance `(..., n, n)` of the first state; by default the stationary
-                distribution, and where there is none the state starts at zero.
+            initial: mean `(..., n)` and covariance `(..., n, n)` of the first state, whose leading dimensions
+                broadcast with the others; by default the stationary distribution, and where there is none the state
+                starts at zero.
             sample_shape: leading dimensions of independent draws.
 
         Raises:
-            ValueError: for times that decrease or are not finite, or an impossible initial state or outlier.
+            ValueError: for no times, times that decrease or are not finite, an impossible initial state or outlier,
+                or batch dimensions that do not broadcast.
         """
         times = real("times", times)
+        if not times.dim() or not times.shape[-1]:
+            raise ValueError(f"times: got shape {tuple(times.shape)}, expected (..., T) with at least one time")
         steps = times.diff(dim=-1)
-        if not times.dim() or not bool(times.isfinite().all() & (steps >= 0).all()):
+        if not bool(times.isfinite().all() & (steps >= 0).all()):
             raise ValueError(
                 "times: got NaN, infinite or decreasing values, expected (..., T) numbers that do not decrease"
             )
         probability, scale = outliers or (0.0, 1.0)
         if not (0 <= probability <= 1 and 0 <= scale < math.inf):
             raise ValueError(f"outliers: got {outliers}, expected a probability and a finite scale >= 0")
-        mean, covariance = self._start() if initial is None else initial
-        mean, covariance = real("initial", mean), real("initial", covariance)
-        check_covariance("initial", covariance, self.state_size)
-        shape = (*sample_shape, *torch.broadcast_shapes(self.batch_shape, times.shape[:-1], mean.shape[:-1]))
+        mean, covariance = self._start() if initial is None else check_start(self.state_size, initial)
+        parts = self.batch_shape, times.shape[:-1], mean.shape[:-1], covariance.shape[:-2]
+        try:
+            shape = (*sample_shape, *torch.broadcast_shapes(*parts))
+        except RuntimeError:
+            given = ", ".join(str(tuple(part)) for part in parts)
+            raise ValueError(
+                f"times: got batch dimensions {given} of model, times, initial mean and covariance, "
+                "expected shapes that broadcast"
+            ) from None
 
         def normal(size: int) -> Tensor:
             return torch.randn(*shape, size, 1, generator=generator, dtype=torch.float64, device=times.device)
@@ -236,7 +246,7 @@ class LinearSDE:
         for k in range(steps.shape[-1]):
             state = transition[..., k, :, :] @ state + noise[..., k, :, :] @ normal(self.state_size)
             states.append(state)
-        path = torch.stack(states[: times.shape[-1]], dim=-3)[..., 0]
+        path = torch.stack(states, dim=-3)[..., 0]
         kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": times.device}
         errors = _each(root(self.observation_noise)) @ torch.randn(*path.shape[:-1], self.observation_size, 1, **kind)
         size = torch.where(torch.rand(*path.shape[:-1], 1, 1, **kind) < probability, scale, 1.0)

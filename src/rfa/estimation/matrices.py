@@ -43,6 +43,17 @@ def check_covariance(name: str, given: Tensor, size: int) -> None:
         )
 
 
+def check_start(size: int, initial: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """A mean `(..., size)` and a covariance `(..., size, size)` in float64; `ValueError` for anything else."""
+    if not isinstance(initial, tuple | list) or len(initial) != 2:
+        raise ValueError(f"initial: got {type(initial).__name__}, expected a mean and a covariance")
+    mean, covariance = (real("initial", part) for part in initial)
+    check_covariance("initial", covariance, size)
+    if mean.shape[-1:] != (size,) or not bool(mean.isfinite().all()):
+        raise ValueError(f"initial: got a mean of shape {tuple(mean.shape)}, expected {size} finite numbers")
+    return mean, covariance
+
+
 def symmetric(matrix: Tensor) -> Tensor:
     """Its symmetric part."""
     return (matrix + matrix.mT) / 2

@@ -21,6 +21,7 @@ class Grid:
         key: `(b, G)`: which observation a moment is, -1 for queries.
         wanted: `(b, queries)`: the moments that are asked for.
         present: `(b, G)`: whether anything was seen.
+        seen_components: `(b, G)`: how many of the m components were seen.
         whitened: rows `(models, G, m, n)` and values `(b, G, m)` as seen through unit noise, zeros where nothing was.
         values: z, zeros where nothing was seen, `(b, G, m)`.
         lags: `(b, G - 1)`.
@@ -33,6 +34,7 @@ class Grid:
     key: Tensor
     wanted: Tensor
     present: Tensor
+    seen_components: Tensor
     whitened: tuple[Tensor, Tensor]
     values: Tensor
     lags: Tensor
@@ -45,12 +47,18 @@ def flat(x: Tensor, shape: torch.Size, kept: int) -> Tensor:
     return x.expand(*shape, *x.shape[x.dim() - kept :]).reshape(-1, *x.shape[x.dim() - kept :])
 
 
-def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: Tensor | None) -> Grid:
-    """The grid of one estimation.
+def make_grid(
+    sde: LinearSDE,
+    times: Tensor,
+    observations: Tensor,
+    query_times: Tensor | None,
+    starts: tuple[torch.Size, ...] = (),
+) -> Grid:
+    """The grid of one estimation; `starts`: the batch dimensions of what is known of the first moment.
 
     Raises:
         ValueError: for times that do not increase or are not finite, observations of another width or length, infinite
-            observations, or batch dimensions that do not broadcast.
+            observations, no series at all, or batch dimensions that do not broadcast.
     """
     times, observations = real("times", times), real("observations", observations)
     _check_times("times", times)
@@ -74,6 +82,16 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
     except RuntimeError:
         given = ", ".join(str(tuple(part)) for part in parts)
         raise ValueError(f"observations: got batch dimensions {given}, expected shapes that broadcast") from None
+    try:
+        shape = torch.broadcast_shapes(shape, *starts)
+    except RuntimeError:
+        given = ", ".join(str(tuple(part)) for part in starts)
+        raise ValueError(
+            f"initial: got batch dimensions {given} of mean and covariance, expected shapes that broadcast with "
+            f"{tuple(shape)}"
+        ) from None
+    if not shape.numel():
+        raise ValueError(f"observations: got batch dimensions {tuple(shape)}, expected at least one series")
     times, observations = flat(times, shape, 1), flat(observations, shape, 2)
     key = torch.arange(length, device=times.device).expand_as(times)
     wanted = key
@@ -96,7 +114,8 @@ def make_grid(sde: LinearSDE, times: Tensor, observations: Tensor, query_times: 
     values = observations.masked_fill(~here, 0.0)
     white = whitened(rows, noise, values)
     lags, present = times.diff(dim=-1), here.any(-1)
-    return Grid(times, Information.of(*white), key, wanted, present, white, values, lags, shape, models)
+    components = here.sum(-1)
+    return Grid(times, Information.of(*white), key, wanted, present, components, white, values, lags, shape, models)
 
 
 def _check_times(name: str, given: Tensor) -> None:

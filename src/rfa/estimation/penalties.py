@@ -11,6 +11,12 @@ from torch import Tensor
 FAINTEST = -69.0  # log 1e-30: what was seen weighs no less, so that a row believes somebody and its variance is finite
 
 Penalty = Literal["power", "welsch"]
+_LEAST = (
+    1e-6  # degrees of freedom; next to none, all weight lies within sqrt(nu) of the estimate, and is lost to rounding
+)
+_NU, _KAPPA = f"degrees of freedom > 0, at least {_LEAST}", "a finite exponent > 0"
+_FAINTEST = 1e-30  # mean weight: what is divided by it stays finite
+_SPREAD = 12.0  # chi_m lies within that of sqrt(m): its deviation is about 0.7 for any m
 
 
 @dataclass(frozen=True)
@@ -22,7 +28,7 @@ class Belief:
     welsch: `w = exp(-s / m)`, `rho = m (1 - exp(-s / m))`, the limit of `kappa = (nu + m) / m`.
 
     Args:
-        nu: degrees of freedom > 0; infinite: all weights are 1, the Gaussian consensus.
+        nu: degrees of freedom >= 1e-6; infinite: all weights are 1, the Gaussian consensus.
         kappa: exponent > 0.
         size: m.
         penalty: "power" or "welsch".
@@ -37,14 +43,19 @@ class Belief:
     penalty: Penalty = "power"
 
     def __post_init__(self):
-        if not self.nu > 0:
-            raise ValueError(f"nu: got {self.nu}, expected degrees of freedom > 0")
+        if not self.nu >= _LEAST:
+            raise ValueError(f"nu: got {self.nu}, expected {_NU}")
         if self.kappa is not None and not 0 < self.kappa < math.inf:
-            raise ValueError(f"kappa: got {self.kappa}, expected a finite exponent > 0")
+            raise ValueError(f"kappa: got {self.kappa}, expected {_KAPPA}")
         if self.penalty not in get_args(Penalty):
             raise ValueError(
                 f"penalty: got {self.penalty!r}, expected one of {', '.join(map(repr, get_args(Penalty)))}"
             )
+
+    @classmethod
+    def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "Belief":
+        """With nu and kappa as a caller gives them; raises as the class."""
+        return cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
 
     @property
     def gaussian(self) -> bool:
@@ -53,7 +64,10 @@ class Belief:
 
     @property
     def exponent(self) -> float:
-        """kappa, by default `(nu + m) / m`: logits that do not grow with the dimension."""
+        """kappa, by default `(nu + m) / m`: logits that do not grow with the dimension.
+
+        m is the model's, also where components are missing: a row has one exponent, whatever of it was seen.
+        """
         return (self.nu + self.size) / self.size if self.kappa is None else self.kappa
 
     def log_weight(self, distance: Tensor) -> Tensor:
@@ -75,20 +89,45 @@ class Belief:
         return self.nu / (self.exponent - 1) * -torch.expm1((1 - self.exponent) * torch.log1p(distance / self.nu))
 
     @functools.cache  # noqa: B019 - holds on to a few numbers
-    def consistency(self) -> tuple[float, float]:
-        """Of `s ~ chi^2_m`, the model being right: the mean weight, and the estimate's variance over the Gaussian's.
+    def consistency(self, seen: int | None = None) -> tuple[float, float]:
+        """Of `s ~ chi^2_k`, the model being right: the mean weight, and the estimate's variance over the Gaussian's.
 
-        `E w` and `(E[w^2 s] / m) / (E w + 2 E[w' s] / m)^2`, the asymptotic variance of an M-estimator of location.
+        `E w` and `(E[w^2 s] / k) / (E w + 2 E[w' s] / k)^2`, the asymptotic variance of an M-estimator of location.
+
+        Args:
+            seen: k, how many of the m components a row shows; m by default.
         """
-        if self.gaussian:
+        k = self.size if seen is None else seen
+        if self.gaussian or not k:
             return 1.0, 1.0
-        # chi_m, the root of s, has a density without a singularity
-        root = torch.linspace(0, 12 + 2 * math.sqrt(self.size), 2**17, dtype=torch.float64)
-        density = torch.exp((self.size - 1) * torch.log(root.clamp(min=1e-300)) - root.square() / 2)
-        density, s = density / density.sum(), root.square()
-        weight = self.log_weight(s).exp()
+        # chi_k, the root of s, has a density without a singularity; by its logarithm, as powers of large k overflow
+        low, high = max(0.0, math.sqrt(k) - _SPREAD), math.sqrt(k) + _SPREAD
+        root = low + (high - low) * (torch.arange(2**17, dtype=torch.float64) + 0.5) / 2**17
+        density = torch.softmax((k - 1) * torch.log(root) - root.square() / 2, dim=0)
+        s = root.square()
+        log_weight = self.log_weight(s)
+        weight = torch.exp(log_weight - log_weight.max())  # both ratios are free of the scale
         slope = -weight / self.size if self.penalty == "welsch" else -self.exponent * weight / (self.nu + s)
-        spread = (density * weight.square() * s).sum() / self.size
+        spread = (density * weight.square() * s).sum() / k
         mean = (density * weight).sum()
-        sensitivity = mean + 2 * (density * slope * s).sum() / self.size
-        return mean.item(), (spread / sensitivity.clamp(min=1e-3).square()).item()
+        sensitivity = (mean + 2 * (density * slope * s).sum() / k).clamp(min=1e-4 * mean.item())
+        usual = max(_FAINTEST, (mean * log_weight.max().exp()).item())
+        return usual, (spread / sensitivity.square()).item()
+
+    def calibration(self, seen: Tensor) -> Tensor:
+        """The product of the two numbers of `consistency`, for as many components as each row shows.
+
+        Weights over it add up to the precision that the estimate has if all is Gaussian.
+        """
+        counts, place = seen.unique(return_inverse=True)
+        table = [math.prod(self.consistency(k)) for k in counts.tolist()]
+        return torch.tensor(table, dtype=torch.float64, device=seen.device)[place]
+
+
+def _number(name: str, given: object, expected: str) -> float:
+    try:
+        if not isinstance(given, str | bool):
+            return float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name}: got {given!r}, expected {expected}")

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from .information import Information
 from .linear_sde import LinearSDE
-from .matrices import check_covariance, real
 from .observations import Grid, flat
 from .penalties import Belief
 
@@ -61,16 +60,12 @@ def stacked(rows: list[Row]) -> Row:
     return Row(*map(together, zip(*rows, strict=True)))  # type: ignore[arg-type]
 
 
-def known_start(sde: LinearSDE, grid: Grid, mean: Tensor, covariance: Tensor) -> Information:
+def known_start(grid: Grid, mean: Tensor, covariance: Tensor) -> Information:
     """What `initial` says of the first moment; its precision has a batch of one where all series share it.
 
     Raises:
-        ValueError: for a mean or a covariance of another shape, not finite, or singular.
+        ValueError: for a covariance that is singular.
     """
-    mean, covariance = real("initial", mean), real("initial", covariance)
-    check_covariance("initial", covariance, sde.state_size)
-    if mean.shape[-1:] != (sde.state_size,) or not bool(mean.isfinite().all()):
-        raise ValueError(f"initial: got a mean of shape {tuple(mean.shape)}, expected {sde.state_size} finite numbers")
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if bool((failed > 0).any()):
         raise ValueError("initial: got a singular covariance, expected a positive definite one")

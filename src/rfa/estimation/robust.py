@@ -9,6 +9,7 @@ from .dense import dense_rows
 from .fused import fused_rows
 from .kalman import kalman_rows
 from .linear_sde import LinearSDE
+from .matrices import check_start
 from .observations import Grid, make_grid
 from .penalties import Belief, Penalty
 from .plan import Plan, Row, known_start
@@ -74,8 +75,8 @@ def robust_estimate(
         sde: of n states seen through m components.
         times: `(T,)` or `(..., T)`, strictly increasing; any intervals.
         observations: `(..., T, m)`, NaN where a component is missing.
-        nu: degrees of freedom of the Student-t residual, > 0; infinite: every weight is 1.
-        kappa: exponent, by default `(nu + m) / m`.
+        nu: degrees of freedom of the Student-t residual, >= 1e-6; infinite: every weight is 1.
+        kappa: exponent > 0, by default `(nu + m) / m`, with the model's m also for rows that are missing in part.
         penalty: "power" as above, or "welsch", `w = exp(-d^2 / m)`, which does not use nu.
         prior: "lyapunov" or "riccati".
         iterations: steps of EM, or of iteratively reweighted least squares, >= 1.
@@ -85,7 +86,8 @@ def robust_estimate(
         direction: "filter" uses the past and the present, "smooth" the future too.
         query_times: `(Tq,)` or `(..., Tq)` in any order; later than all observations is a forecast. `times` by default.
         initial: mean `(..., n)` and covariance `(..., n, n)` of the state at the first moment of all; by default
-            nothing is known of it (a diffuse start).
+            nothing is known of it (a diffuse start). Its leading dimensions broadcast with those of the series: one
+            series with three starts has three estimates.
         return_weights: off, `weights` is None.
         backend: "dense": any model, float64. "fused": isotropic models (`A = -mu I` and rotations of pairs of states,
             mu >= 0; Q, C and R multiples of the identity), `direction="filter"`, `return_weights=False`, whole rows
@@ -97,13 +99,16 @@ def robust_estimate(
         An `Estimate`. Where a query sees nothing it is the stationary distribution, or, where there is none, zero with
         an infinite variance; where it sees too little, the variance of what is unknown is infinite. The covariance is
         `(sum_j w_ij N_ij)^-1`, with weights over their mean and over the M-estimator's variance if all is Gaussian
-        (`Belief.consistency`). The objective, of observations alone, is `sum_j rho(d_ij^2)`; with the Riccati prior
-        each term has the weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
+        (`Belief.consistency`), both for as many components as each row shows. So where rows are missing in part, in
+        unlike ways, N_ij and u_ij count times the two numbers of a whole row over those of theirs. The objective, of
+        observations alone, is `sum_j rho(d_ij^2)`, with the same factor; with the Riccati prior each term also has the
+        weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
         Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may,
         by a little.
 
     Raises:
-        ValueError: naming the argument, what was given and what was expected.
+        ValueError: naming the argument, what was given and what was expected; also `observation_noise` where the R of
+            what is seen is singular, and `observations` where there is no series at all.
 
     Source: equations `precision_weighted_average` and `conditional_objective`; the Riccati prior is SPEC's section 7.
     """
@@ -117,12 +122,16 @@ def robust_estimate(
             raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise ValueError(f"iterations: got {iterations!r}, expected a whole number >= 1")
-    belief = Belief(float(nu), None if kappa is None else float(kappa), sde.observation_size, penalty)
+    belief = Belief.of(nu, kappa, sde.observation_size, penalty)
     plan = Plan(prior == "riccati", direction == "smooth", belief, iterations, start == "leave_one_out", return_weights)
     if backend == "fused":
         _check_fused(plan)
-    grid = make_grid(sde, times, observations, query_times)
-    known = None if initial is None else known_start(sde, grid, *initial)
+    if initial is None:
+        grid, known = make_grid(sde, times, observations, query_times), None
+    else:
+        mean, covariance = check_start(sde.state_size, initial)
+        grid = make_grid(sde, times, observations, query_times, (mean.shape[:-1], covariance.shape[:-2]))
+        known = known_start(grid, mean, covariance)
     rows = fused_rows if backend == "fused" else kalman_rows if plan.kalman else dense_rows
     return _shaped(grid, rows(sde, grid, plan, known))
 

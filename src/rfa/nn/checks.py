@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
+
+from rfa.ops.backends import BACKENDS
 
 # What the extensions of appendix E need of a filter's other choices
 _NEEDS: dict[tuple[str, str], dict[str, object]] = {
@@ -30,6 +33,18 @@ def check_extensions(chosen: Mapping[str, object]) -> None:
     for (extension, choice), needs in _NEEDS.items():
         for name, wanted in needs.items() if chosen[extension] == choice else ():
             require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
+
+
+def check_backend(name: str) -> None:
+    """Raise `ValueError` for a name that no backend has; whether it serves is known with the states."""
+    require(name in ("auto", *BACKENDS), "backend", name, f"'auto' or one of {list(BACKENDS)}")
+
+
+def check_states(name: str, given: Tensor, size: int) -> torch.Size:
+    """The shape of tokens; `ValueError` unless they are floating-point `(batch, length, size)`."""
+    fits = given.dim() == 3 and given.shape[-1] == size and given.is_floating_point()
+    require(fits, name, f"{given.dtype} {tuple(given.shape)}", f"floating-point (batch, length, {size})")
+    return given.shape
 
 
 def check_rates(name: str, given: Tensor, heads: int) -> None:

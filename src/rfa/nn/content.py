@@ -15,7 +15,7 @@ from rfa.ops.inputs import Weight, locate
 from rfa.ops.path import TokenDynamics
 from rfa.ops.validation import validate_positions
 
-from .checks import check_frequencies, check_rates, paired, require
+from .checks import check_backend, check_frequencies, check_rates, check_states, paired, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST
 from .positive import PositiveParameters, softplus_inverse
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
@@ -110,6 +110,7 @@ class ContentFilterAttention(nn.Module):
         fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0
         require(fits, "hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
+        check_backend(backend)
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         self.weight: Weight = weight
         self.backend = backend
@@ -154,10 +155,7 @@ class ContentFilterAttention(nn.Module):
         """
         given = None if past_key_values is None else type(past_key_values).__name__
         require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
-        fits = hidden_states.dim() == 3 and hidden_states.shape[-1] == self.hidden_size
-        expected = f"(batch, length, {self.hidden_size})"
-        require(fits, "hidden_states", tuple(hidden_states.shape), expected)
-        batch, length, _ = hidden_states.shape
+        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size)
         device = hidden_states.device
         validate_positions(batch, length, length, device, times, None, key_mask, segment_ids)
         hidden_states = finite_where_missing(hidden_states, key_mask)

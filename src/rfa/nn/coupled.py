@@ -12,7 +12,7 @@ from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_att
 from rfa.ops.inputs import Weight, times_dtype
 from rfa.ops.validation import validate_positions
 
-from .checks import check_frequencies, check_learnable, check_rates, require
+from .checks import check_frequencies, check_learnable, check_rates, check_states, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST
 from .positive import PositiveParameters
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
@@ -169,8 +169,8 @@ class CoupledFilterAttention(nn.Module):
         Raises:
             ValueError: for states, times or masks that do not fit together.
         """
-        batch, length, _ = _check_states("hidden_states", hidden_states, self.hidden_size)
-        others, sources, _ = _check_states("auxiliary_states", auxiliary_states, self.auxiliary_size)
+        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size)
+        others, sources, _ = check_states("auxiliary_states", auxiliary_states, self.auxiliary_size)
         require(others == batch, "auxiliary_states", others, f"batch {batch}, that of hidden_states")
         device = hidden_states.device
         require(auxiliary_states.device == device, "auxiliary_states", auxiliary_states.device, f"device {device}")
@@ -204,12 +204,6 @@ class CoupledFilterAttention(nn.Module):
         if self.innovation:
             estimate = estimate - value
         return self.output_projection(merge_heads(estimate))
-
-
-def _check_states(name: str, given: Tensor, size: int) -> torch.Size:
-    fits = given.dim() == 3 and given.shape[-1] == size and given.is_floating_point()
-    require(fits, name, f"{given.dtype} {tuple(given.shape)}", f"floating-point (batch, length, {size})")
-    return given.shape
 
 
 def _on_one_clock(

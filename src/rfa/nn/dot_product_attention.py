@@ -15,7 +15,7 @@ from rfa.ops.validation import validate_positions
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_frequencies, check_rates
+from .checks import check_backend, check_frequencies, check_rates
 from .precision import FullPrecision
 
 RotaryMap = Literal["complex", "as_released"]
@@ -102,6 +102,7 @@ class DotProductAttention(Attention):
             raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
         if rotate_values and (frequency is None or rotary_map != "complex"):
             raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
+        check_backend(backend)
         self.rotate_values, self.rotary_map, self.backend = rotate_values, rotary_map, backend
         self.geometry = Geometry(num_heads, self.modes, frequency, decay, slopes)
 

@@ -14,7 +14,7 @@ from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_extensions, check_frequencies, require
+from .checks import check_backend, check_extensions, check_frequencies, require
 from .dynamics import HeadDynamics, LayerPrior, Noise
 from .step import precision_gain
 
@@ -83,6 +83,7 @@ class RobustFilterAttention(Attention):
     ):
         super().__init__(hidden_size, num_heads, innovation, tie_key_value)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
+        check_backend(backend)
         require(gate or prior != "flat", "gate", gate, "a prior other than 'flat' with it")
         lyapunov = prior == "lyapunov"
         require(lyapunov or not query_noise_in_bias, "query_noise_in_bias", True, "prior='lyapunov' with it")

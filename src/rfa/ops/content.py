@@ -70,7 +70,7 @@ def content_filter_attention(
     """
     kernel = backend_for(backend, query, value).kernel
     dtype = torch.promote_types(query.dtype, torch.float32)
-    if not query.shape[2]:
+    if not query.numel():  # no tokens, or no sequences
         return torch.zeros_like(query)
     with torch.autocast(query.device.type, enabled=False):
         key_path, query_path, query_times = content_path(dynamics, positions)

@@ -1,0 +1,120 @@
+"""Weights, penalties, and what they make of a band when all is Gaussian."""
+
+import numpy as np
+import pytest
+import scipy.integrate
+import scipy.stats
+import torch
+
+from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation.penalties import Belief
+
+from .models import irregular_times, matrix
+
+
+def test_weights_are_posterior_mean_inverse_scales():
+    """`E[1 / s | d^2]` under `s ~ InvGamma(nu / 2, nu / 2)`, by integration: `(nu + m) / nu` times the weight."""
+    nu, size = 5.0, 3
+    distance = torch.linspace(0, 30, 5, dtype=torch.float64)
+    weights = Belief(nu, 1.0, size).log_weight(distance).exp() * (nu + size) / nu
+    for d2, weight in zip(distance.tolist(), weights.tolist(), strict=True):
+        posterior = scipy.stats.invgamma((nu + size) / 2, scale=(nu + d2) / 2)
+        assert weight == pytest.approx(posterior.expect(lambda s: 1 / s), rel=1e-6)
+
+
+@pytest.mark.parametrize("penalty", ["power", "welsch"])
+def test_weights_are_slopes_of_the_penalty(penalty):
+    belief = Belief(4.0, None, 2, penalty)
+    distance = torch.linspace(0, 20, 9, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(belief.cost(distance).sum(), distance)
+    torch.testing.assert_close(slope, belief.log_weight(distance).exp().detach(), rtol=1e-12, atol=0)
+
+
+def test_consistency_is_that_of_samples():
+    belief = Belief(6.0, 2.0, 3)
+    mean, inflation = belief.consistency()
+    errors = np.random.default_rng(0).standard_normal((4000, 40, 3))
+    weights = belief.log_weight(torch.tensor((errors**2).sum(-1))).exp().numpy()
+    assert mean == pytest.approx(weights.mean(), rel=5e-3)
+    location = np.zeros((4000, 3))
+    for _ in range(20):
+        distance = torch.tensor(((errors - location[:, None]) ** 2).sum(-1))
+        weights = belief.log_weight(distance).exp().numpy()[..., None]
+        location = (weights * errors).sum(1) / weights.sum(1)
+    assert inflation == pytest.approx(location.var() * 40, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("belief", "seen"),
+    [
+        (Belief(16.0, 2.0, 1), 1),
+        (Belief(16.0, 2.0, 8), 3),
+        (Belief(8.0, None, 8), 1),
+        (Belief(1.0, None, 3, "welsch"), 2),
+        (Belief(640.0, None, 320), 320),
+        (Belief(5000.0, 2.0, 5000), 5000),
+        (Belief(1e-6, 1.0, 1), 1),
+    ],
+)
+def test_consistency_is_scipys_quadrature(belief, seen):
+    root = scipy.stats.chi(seen)
+    low, high = root.ppf(1e-15), root.isf(1e-15)
+    points = [p for p in (1e-4, 1e-3, 1e-2, 0.1, root.mean()) if low < p < high]
+
+    def mean(function) -> float:
+        def integrand(r: float) -> float:
+            s = torch.tensor(r * r, dtype=torch.float64, requires_grad=True)
+            weight = belief.log_weight(s).exp()
+            (slope,) = torch.autograd.grad(weight, s)
+            return root.pdf(r) * function(r * r, weight.item(), slope.item())
+
+        return scipy.integrate.quad(integrand, low, high, points=points, epsabs=0, epsrel=1e-7, limit=200)[0]
+
+    usual = mean(lambda s, w, slope: w)
+    sensitivity = usual + 2 * mean(lambda s, w, slope: slope * s) / seen
+    inflation = mean(lambda s, w, slope: w * w * s) / seen / sensitivity**2
+    assert belief.consistency(seen) == pytest.approx((usual, inflation), rel=1e-5)
+
+
+def test_hundreds_of_components():
+    """They gave NaN: `r^(m - 1)` overflows from about m = 300 on."""
+    times = irregular_times(3)
+    sde = LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(320, 1), torch.eye(320))
+    observations = sde.simulate(times, torch.Generator().manual_seed(0)).observations
+    found = robust_estimate(sde, times, observations, nu=640.0)
+    for part in found:
+        assert part.isfinite().all()
+
+
+def test_what_is_never_seen_is_not_there():
+    """Three components of which one is ever seen are a model of that component: weights, estimate and band."""
+    times, noise = irregular_times(12), matrix([[0.5]])
+    alone = LinearSDE(matrix([[-0.4]]), matrix([[0.7]]), matrix([[1.0]]), noise)
+    wide = LinearSDE(alone.dynamics, alone.diffusion, matrix([[1.0], [2.0], [0.3]]), 0.5 * torch.eye(3))
+    observations = alone.simulate(times, torch.Generator().manual_seed(1), (0.2, 8.0)).observations
+    start = matrix([0.2]), matrix([[0.6]])
+    for prior in ("lyapunov", "riccati"):
+        options = {"prior": prior, "nu": 8.0, "kappa": 2.0, "iterations": 3, "initial": start}
+        expected = robust_estimate(alone, times, observations, **options)
+        padded = torch.cat([observations, torch.full((12, 2), torch.nan)], dim=-1)
+        found = robust_estimate(wide, times, padded, **options)
+        torch.testing.assert_close(found.mean, expected.mean, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=1e-12)
+
+
+def test_coverage_where_rows_show_one_of_eight_components():
+    """90 % bands held 79 % of the states while every row's distance was taken for that of eight components."""
+    sizes, times = torch.eye(8), torch.arange(50, dtype=torch.float64) * 0.1
+    sde = LinearSDE(-0.3 * sizes, 0.5 * sizes, sizes, sizes)
+    start, generator = (torch.zeros(8), sde.stationary_covariance()), torch.Generator().manual_seed(0)
+    states, observations = sde.simulate(times, generator, initial=start, sample_shape=(20,))
+    shown = torch.randint(8, (50,), generator=generator)
+    observations = observations.masked_fill(torch.arange(8) != shown[:, None], torch.nan)
+    found = robust_estimate(
+        sde, times, observations, prior="riccati", initial=start, nu=16.0, kappa=2.0, iterations=5,
+        start="leave_one_out", return_weights=False,
+    )  # fmt: skip
+    width = scipy.stats.norm.ppf(0.95) * found.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    # 8,000 states whose errors are correlated along a series: about 1 % of sampling error; an asymptotic band
+    assert 0.87 < ((found.mean - states).abs() < width).double().mean() < 0.92
