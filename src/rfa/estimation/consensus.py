@@ -12,7 +12,7 @@ from .information import Information
 from .matrices import inverse, symmetric
 from .observations import Grid
 from .penalties import FAINTEST
-from .plan import Plan, Row
+from .plan import VAGUEST, Plan, Row
 from .shares import Shares
 from .sources import Sources
 
@@ -24,7 +24,7 @@ class Consensus(Protocol):
         """Mean `(b, n)` and covariance `(b, n, n)` for weights `(b, j)`."""
 
     def others(self) -> tuple[Tensor, Tensor]:
-        """The mean of all weights 1 without what is seen at the moment, and whether it says enough, `(b,)`."""
+        """Mean and covariance of all weights 1 without what is seen at the moment."""
 
     def judged(self, alone: Information) -> tuple[Information, Tensor]:
         """By what distances are measured, and each source's weight in the objective, `(b, j)`."""
@@ -53,9 +53,7 @@ class Independent:
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
         alone = self.sources.without(self.moment).alone
-        total = self._sum(alone, torch.ones_like(alone.constant))
-        enough = total.determined()
-        return total.solved(self.settled)[0], enough if self.settled is None else enough | total.empty()
+        return self._sum(alone, torch.ones_like(alone.constant)).solved(self.settled)
 
     def judged(self, alone: Information) -> tuple[Information, Tensor]:
         """As `Consensus`."""
@@ -105,8 +103,10 @@ class Correlated:
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
-        enough = self.before.known().expand(len(self.seen))
-        return self.before.mean, enough if self.settled is None else enough | (self.elsewhere == 0)
+        spread = self.before.with_infinities().expand(*self.before.mean.shape, -1)
+        if self.settled is not None:
+            spread = torch.where((self.elsewhere == 0)[:, None, None], self.settled, spread)
+        return self.before.mean, spread
 
     def judged(self, alone: Information) -> tuple[Information, Tensor]:
         """As `Consensus`."""
@@ -120,9 +120,10 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
     """The estimate at moment k."""
     ones = torch.ones_like(sources.alone.constant)
     mean, covariance = consensus.weighed(ones)
-    own, (other, enough) = grid.present[:, k], consensus.others()
-    left_out = torch.where((own & enough)[:, None], other, mean)
-    state = left_out if plan.leave_one_out else _at_observation(mean, covariance, grid, k)
+    if plan.leave_one_out:
+        state = _left_out(mean, *consensus.others(), grid, k)
+    else:
+        state = _at_observation(mean, covariance, grid, k)
     judged, share = consensus.judged(sources.alone)
     present = grid.present[:, sources.moments]
     calibration = plan.belief.calibration(grid.seen_components[:, sources.moments])
@@ -139,6 +140,15 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
         state, covariance = consensus.weighed(weight / calibration)
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
+
+
+def _left_out(mean: Tensor, other: Tensor, spread: Tensor, grid: Grid, k: int) -> Tensor:
+    """The Gaussian estimate without what is seen at the moment, where it is fit to judge that."""
+    rows = grid.whitened[0][:, k]
+    finite = spread.isfinite().all(-1).all(-1)
+    predicted = (rows @ torch.where(finite[:, None, None], spread, 0.0) @ rows.mT).diagonal(dim1=-2, dim2=-1)
+    fit = finite & (predicted.amax(-1) <= VAGUEST) & grid.present[:, k]
+    return torch.where(fit[:, None], other, mean)
 
 
 def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Tensor:

@@ -52,16 +52,17 @@ def fused_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None
         if belief.gaussian:
             total = torch.where(weights.scale > 0, 0.0, -torch.inf)
             return Row(*series.restored(series.wanted(past.mean), total, weights.scale), None, None)
-        without, known_without = series.wanted(past.prediction), series.wanted(past.before) > 0
+        without, precision = series.wanted(past.prediction), series.wanted(past.before)
     else:
         weights = _lyapunov(series)
         without = torch.zeros_like(series.wanted(series.seen))
-        known_without = series.wanted(series.present)
-        if not belief.gaussian and (plan.leave_one_out or not bool(known_without.all())):
+        seen_here = series.wanted(series.present)
+        precision = torch.zeros_like(seen_here, dtype=without.dtype)
+        if not belief.gaussian and (plan.leave_one_out or not bool(seen_here.all())):
             alone = Belief(torch.inf, None, belief.size)
             without, total = _step(series, weights, alone, without, strictly_past=True)
-            known_without = total > -torch.inf
-    state = series.first(without, known_without, plan.leave_one_out)
+            precision = total.exp()
+    state = series.first(without, precision, plan.leave_one_out)
     for _ in range(1 if belief.gaussian else plan.iterations):
         state, total = _step(series, weights, belief, state)
     return Row(*series.restored(state, total, weights.scale), None, None)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .gaussian import Correction, Gaussian
+from .gaussian import Correction, Gaussian, Unknown
 from .information import Information
 from .linear_sde import LinearSDE
 from .observations import Grid
@@ -47,10 +47,11 @@ def first_state(grid: Grid, steps: Steps, known: Information | None) -> Gaussian
     """Before anything is seen; nothing is known by default."""
     least = grid.values.new_zeros(len(grid.times))
     if known is None:
-        unknown = torch.diag_embed(_scales(grid, steps).square())
-        return Gaussian(torch.zeros_like(grid.seen.vector[:, 0]), 0 * unknown, unknown, unknown, least)
+        root = torch.diag_embed(_scales(grid, steps))
+        unknown = Unknown(root, root, root.new_full(root.shape[:1], root.shape[-1]))
+        return Gaussian(torch.zeros_like(grid.seen.vector[:, 0]), 0 * root, unknown, least)
     mean, covariance = known.solved(None)
-    return Gaussian(mean, covariance, None, None, least)
+    return Gaussian(mean, covariance, None, least)
 
 
 @torch.no_grad()

@@ -11,6 +11,8 @@ from .linear_sde import LinearSDE
 from .observations import Grid, flat
 from .penalties import Belief
 
+VAGUEST = 100.0  # variance, in units of a measurement's, of a prediction that still may judge it
+
 
 @dataclass(frozen=True)
 class Plan:

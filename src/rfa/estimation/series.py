@@ -11,6 +11,7 @@ from .information import Information
 from .isotropic import Isotropic, is_scalar, mean_diagonal
 from .observations import Grid
 from .penalties import FAINTEST
+from .plan import VAGUEST
 
 
 @dataclass(frozen=True)
@@ -105,19 +106,23 @@ class Series:
         """At the observations."""
         return _taken(x, self.keys)
 
-    def first(self, without: Tensor, known: Tensor, leave_one_out: bool) -> Tensor:
+    def first(self, without: Tensor, precision: Tensor, leave_one_out: bool) -> Tensor:
         """Where the first weights are taken, `(b, queries, n)`.
 
         Args:
             without: the Gaussian estimate without what was seen at the query's time.
-            known: whether there is one.
+            precision: its own, in units of a measurement's, `(b, queries)`; 0 where there is none.
             leave_one_out: whether it counts where something was seen.
         """
         present, seen = self.wanted(self.present)[..., None], self.wanted(self.seen)
         if not leave_one_out:
             return torch.where(present, seen, without)
-        blank = -self.wanted(self.reference) if self.settles else seen
-        return torch.where(present & ~known[..., None], blank, without)
+        share = precision[..., None]
+        start = torch.where(share * VAGUEST >= 1, without, (share * without + seen) / (share + 1))
+        if self.settles:
+            blank = (share == 0) & (self.settled <= VAGUEST)[..., None]
+            start = torch.where(blank, -self.wanted(self.reference), start)
+        return torch.where(present, start, without)
 
     def restored(self, mean: Tensor, total: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and covariance in the units and the frame of the observations.
