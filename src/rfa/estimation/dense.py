@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .consensus import Consensus, Correlated, Independent, estimate_row
+from .gaussian import Correction
 from .information import Information
 from .kalman import first_state, joined, kalman_filter, kalman_future, sources_seen
 from .linear_sde import LinearSDE
@@ -58,7 +59,7 @@ def _correlated(
     for k, moment in enumerate(kalman_filter(grid, steps, first_state(grid, steps, known))):
         if k:
             shares = shares.ahead(steps[k - 1][0], inverse[:, k - 1], moment.before.covariance)
-        shares = shares.seen(grid, k, moment.correction)
+        shares = shares.seen(grid, k, Correction.of(grid.whitened[0][:, k], moment.gains))
         before, state, each = moment.before, moment.after, shares
         if ahead is not None:
             information, future = ahead[k]

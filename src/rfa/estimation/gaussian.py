@@ -17,6 +17,16 @@ class Correction(NamedTuple):
     keep: Tensor
     gain: Tensor
 
+    @classmethod
+    def of(cls, rows: Tensor, gains: list[Tensor]) -> "Correction":
+        """Of components that came one after the other, each with its gain `(models, n)`: `m -> m + k (z - h m)`."""
+        n = rows.shape[-1]
+        keep, found = torch.eye(n, dtype=rows.dtype, device=rows.device).expand(len(rows), n, n), list[Tensor]()
+        for row, gain in zip(rows.unbind(-2), gains, strict=True):
+            keep = keep - gain[..., :, None] * (row[..., None, :] @ keep)
+            found = [earlier - gain * (row * earlier).sum(-1, keepdim=True) for earlier in found] + [gain]
+        return cls(keep, torch.stack(found, dim=-1))
+
 
 class Unknown(NamedTuple):
     """Directions without any information: the columns of L, whose variance is infinite.
@@ -77,15 +87,14 @@ class Gaussian(NamedTuple):
         covariance = symmetric(transition @ self.covariance @ transition.mT) + variance
         return Gaussian(mean, covariance, None if self.unknown is None else self.unknown.moved(transition), self.least)
 
-    def corrected(self, rows: Tensor, values: Tensor) -> tuple["Gaussian", Correction]:
-        """After seeing `z = H x + e`, `e ~ N(0, I)`, one component after the other.
+    def corrected(self, rows: Tensor, values: Tensor) -> tuple["Gaussian", list[Tensor]]:
+        """After seeing `z = H x + e`, `e ~ N(0, I)`, one component after the other; and the gain of each.
 
         Args:
             rows: H, `(models, m, n)`; a row of zeros says nothing.
             values: z, `(b, m)`.
         """
         mean, covariance, unknown, least = self
-        keep = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device).expand_as(covariance)
         gains: list[Tensor] = []
         for row, value in zip(rows.unbind(-2), values.unbind(-1), strict=True):
             spread = (covariance @ row[..., None])[..., 0]
@@ -100,11 +109,10 @@ class Gaussian(NamedTuple):
             mean, least = mean + gain * missed[..., None], least + share
             cross = gain[..., :, None] * spread[..., None, :]
             covariance = covariance - cross - cross.mT + total[..., None] * gain[..., :, None] * gain[..., None, :]
-            keep = keep - gain[..., :, None] * (row[..., None, :] @ keep)
-            gains = [earlier - gain * (row * earlier).sum(-1, keepdim=True) for earlier in gains] + [gain]
+            gains.append(gain)
         if unknown is not None and not bool(unknown.root.any()):
             unknown = None
-        return Gaussian(mean, covariance, unknown, least), Correction(keep, torch.stack(gains, dim=-1))
+        return Gaussian(mean, covariance, unknown, least), gains
 
     def with_infinities(self) -> Tensor:
         """The covariance, infinite where a direction is unknown."""

@@ -16,11 +16,11 @@ _FAINT = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that
 
 
 class Filtered(NamedTuple):
-    """A moment: what is known before and after what is seen at it, and what lies between."""
+    """A moment: what is known before and after what is seen at it, and the gain of each component."""
 
     before: Gaussian
     after: Gaussian
-    correction: Correction
+    gains: list[Tensor]
 
 
 def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
@@ -73,8 +73,8 @@ def kalman_filter(grid: Grid, steps: Steps, state: Gaussian) -> list[Filtered]:
     found = []
     for k in range(grid.times.shape[1]):
         before = state.moved(*steps[k - 1]) if k else state
-        state, correction = before.corrected(rows[:, k], values[:, k])
-        found.append(Filtered(before, state, correction))
+        state, gains = before.corrected(rows[:, k], values[:, k])
+        found.append(Filtered(before, state, gains))
     return found
 
 
@@ -101,7 +101,8 @@ def joined(state: Gaussian, ahead: Information) -> tuple[Gaussian, Correction]:
     rows = torch.where(seen, root, 0.0)[..., None] * basis.mT / scale[..., None, :]
     back = torch.where(seen, 1 / root, 0.0)[..., None] * basis.mT * scale[..., None, :]
     values = (back @ ahead.vector[..., None])[..., 0]
-    after, (keep, gain) = state.corrected(rows, values)
+    after, gains = state.corrected(rows, values)
+    keep, gain = Correction.of(rows, gains)
     least = after.least + (ahead.constant - values.square().sum(-1)).clamp(min=0.0)
     return after._replace(least=least), Correction(keep, gain @ back)
 
