@@ -169,7 +169,8 @@ def _positive(covariance: Tensor) -> Tensor:
     if bool((eigenvalues[..., 0] >= 0).all()):
         return covariance
     fixed = (basis * eigenvalues.clamp(min=0.0)[..., None, :]) @ basis.mT
-    return torch.where((eigenvalues[..., 0] < 0)[:, None, None], fixed, covariance)
+    shift = torch.where((eigenvalues[..., 0] < 0)[:, None, None], fixed - covariance.detach(), 0.0)
+    return covariance + shift
 
 
 def _trace(matrix: Tensor) -> Tensor:

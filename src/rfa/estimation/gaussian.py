@@ -8,7 +8,7 @@ from torch import Tensor
 from .matrices import symmetric
 
 _TINY = 1e-7  # relative: as little of an unknown direction in what is seen is none of it
-_VISIBLE = 1e-9  # relative: an entry of a covariance that is said to be infinite
+_VISIBLE = 1e-9  # relative: a correlation of two unknown states that is none
 
 
 class Correction(NamedTuple):
@@ -42,8 +42,14 @@ class Unknown(NamedTuple):
     left: Tensor
 
     def moved(self, transition: Tensor) -> "Unknown":
-        """`L -> Phi L`."""
-        return Unknown(transition @ self.root, transition @ self.origin, self.left)
+        """`L -> Phi L`; all directions stay all directions, whatever has decayed."""
+        blank = self.blank()
+        root, origin = (torch.where(blank, x, transition @ x) for x in (self.root, self.origin))
+        return Unknown(root, origin, self.left)
+
+    def blank(self) -> Tensor:
+        """Whether nothing has been seen yet, `(models, 1, 1)`."""
+        return (self.left == self.root.shape[-1])[:, None, None]
 
     def seen(self, row: Tensor) -> tuple[Tensor, Tensor, "Unknown"]:
         """Whether `h x` shows a part of it, `(models, 1)`; then `L a / a^T a`, `a = L^T h`; and what is left."""
@@ -85,7 +91,10 @@ class Gaussian(NamedTuple):
         """`m -> Phi m`, `P -> Phi P Phi^T + V`."""
         mean = (transition @ self.mean[..., None])[..., 0]
         covariance = symmetric(transition @ self.covariance @ transition.mT) + variance
-        return Gaussian(mean, covariance, None if self.unknown is None else self.unknown.moved(transition), self.least)
+        if self.unknown is None:
+            return Gaussian(mean, covariance, None, self.least)
+        covariance = torch.where(self.unknown.blank(), self.covariance, covariance)
+        return Gaussian(mean, covariance, self.unknown.moved(transition), self.least)
 
     def corrected(self, rows: Tensor, values: Tensor) -> tuple["Gaussian", list[Tensor]]:
         """After seeing `z = H x + e`, `e ~ N(0, I)`, one component after the other; and the gain of each.
@@ -95,6 +104,7 @@ class Gaussian(NamedTuple):
             values: z, `(b, m)`.
         """
         mean, covariance, unknown, least = self
+        identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
         gains: list[Tensor] = []
         for row, value in zip(rows.unbind(-2), values.unbind(-1), strict=True):
             spread = (covariance @ row[..., None])[..., 0]
@@ -107,8 +117,8 @@ class Gaussian(NamedTuple):
                 gain = torch.where(first, all_of_it, gain)
                 share = torch.where(first[..., 0], 0.0, share)
             mean, least = mean + gain * missed[..., None], least + share
-            cross = gain[..., :, None] * spread[..., None, :]
-            covariance = covariance - cross - cross.mT + total[..., None] * gain[..., :, None] * gain[..., None, :]
+            keep = identity - gain[..., :, None] * row[..., None, :]  # Joseph's form: nothing cancels
+            covariance = symmetric(keep @ covariance @ keep.mT) + gain[..., :, None] * gain[..., None, :]
             gains.append(gain)
         if unknown is not None and not bool(unknown.root.any()):
             unknown = None
@@ -118,6 +128,9 @@ class Gaussian(NamedTuple):
         """The covariance, infinite where a direction is unknown."""
         if self.unknown is None:
             return self.covariance
-        size, blank = self.unknown.sizes(), self.unknown.root @ self.unknown.root.mT
-        infinite = torch.copysign(torch.full_like(blank, torch.inf), blank)
-        return torch.where(blank.abs() > _VISIBLE * size[..., :, None] * size[..., None, :], infinite, self.covariance)
+        root, size = self.unknown.root, self.unknown.sizes()
+        length = root.square().sum(-1).sqrt()
+        vague = length > _TINY * size
+        shared = (root @ root.mT).abs() > _VISIBLE * length[..., :, None] * length[..., None, :]
+        infinite = torch.copysign(torch.full_like(root, torch.inf), root @ root.mT)
+        return torch.where(vague[..., :, None] & vague[..., None, :] & shared, infinite, self.covariance)

@@ -54,9 +54,9 @@ class Information(NamedTuple):
         identity = torch.eye(variance.shape[-1], dtype=variance.dtype, device=variance.device)
         return inverse(identity + self.matrix @ variance)
 
-    def widened(self, variance: Tensor, gain: Tensor | None = None) -> "Information":
-        """Of `x + e`, `e ~ N(0, V)`: precision `(J^-1 + V)^-1 = (I + J V)^-1 J`; `gain`, where it is known already."""
-        gain = self.gain(variance) if gain is None else gain
+    def widened(self, variance: Tensor) -> "Information":
+        """Of `x + e`, `e ~ N(0, V)`: precision `(J^-1 + V)^-1 = (I + J V)^-1 J`."""
+        gain = self.gain(variance)
         vector = gain @ self.vector[..., None]
         taken = self.vector[..., None, :] @ (variance @ vector)
         return Information(symmetric(gain @ self.matrix), vector[..., 0], self.constant - taken[..., 0, 0])
@@ -103,10 +103,6 @@ class Information(NamedTuple):
             unsure = torch.where(self.empty()[..., None, None], settled, unsure)
         filled = (pseudo @ vector[..., None])[..., 0] * scale
         return torch.where(known[..., None], mean, filled), torch.where(known[..., None, None], covariance, unsure)
-
-    def determined(self) -> Tensor:
-        """Whether no direction is unknown, `(...)`."""
-        return _regular(self.scaled()[1])
 
     def empty(self) -> Tensor:
         """Whether nothing is said, `(...)`."""

@@ -63,6 +63,8 @@ def _scales(grid: Grid, steps: Steps) -> Tensor:
         if k >= 4 * n and bool((told > 0).all()):
             break
         moved = steps[k - 1][0] @ moved if k else moved
+        blank = ~(told > 0).any(-1)[:, None, None]
+        moved = torch.where(blank, torch.eye(n, dtype=rows.dtype, device=rows.device), moved)
         told = told + (rows[:, k] @ moved).square().sum(-2)
     return torch.where((told > 0) & told.isfinite(), told, 1.0).rsqrt()
 
@@ -73,6 +75,8 @@ def kalman_filter(grid: Grid, steps: Steps, state: Gaussian) -> list[Filtered]:
     found = []
     for k in range(grid.times.shape[1]):
         before = state.moved(*steps[k - 1]) if k else state
+        if not bool(before.covariance.isfinite().all()):
+            raise ValueError(f"times: got times up to number {k}, by which the state of an unstable model overflows")
         state, gains = before.corrected(rows[:, k], values[:, k])
         found.append(Filtered(before, state, gains))
     return found
@@ -92,14 +96,16 @@ def kalman_future(grid: Grid, steps: Steps) -> list[Information]:
 def joined(state: Gaussian, ahead: Information) -> tuple[Gaussian, Correction]:
     """A state corrected by what the future says of it, `m -> keep m + gain y`.
 
-    `J = U diag(l) U^T` is what the rows `l^1/2 U^T` say through unit noise.
+    `J = U diag(l) U^T` is what the rows `L^-1 U^T J` say through unit noise, `L L^T = U^T J U` where l > 0.
     """
     scale, matrix = ahead.scaled()
-    eigenvalues, basis = torch.linalg.eigh(matrix)
-    seen = eigenvalues > _FAINT * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny)
-    root = torch.where(seen, eigenvalues, 1.0).sqrt()
-    rows = torch.where(seen, root, 0.0)[..., None] * basis.mT / scale[..., None, :]
-    back = torch.where(seen, 1 / root, 0.0)[..., None] * basis.mT * scale[..., None, :]
+    eigenvalues, basis = torch.linalg.eigh(matrix.detach())  # equal ones would have no gradient
+    seen = (eigenvalues > _FAINT * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny))[..., None]
+    across = basis.mT * seen
+    told = across @ matrix
+    factor = torch.linalg.cholesky(told @ across.mT + torch.diag_embed((~seen[..., 0]).to(matrix.dtype)))
+    rows = torch.linalg.solve_triangular(factor, told, upper=False) / scale[..., None, :]
+    back = torch.linalg.solve_triangular(factor, across * scale[..., None, :], upper=False)
     values = (back @ ahead.vector[..., None])[..., 0]
     after, gains = state.corrected(rows, values)
     keep, gain = Correction.of(rows, gains)

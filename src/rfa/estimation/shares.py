@@ -10,9 +10,7 @@ from .information import Information
 from .observations import Grid
 from .steps import Steps
 
-_WORST = (
-    10.0  # a share as large as that, in standard deviations: to disbelieve its source would move the estimate too far
-)
+_WORST = 10.0  # a share, in standard deviations: to disbelieve its source would throw the estimate about
 _ROUNDING = 1e-14  # relative, a few times what a product loses
 
 
@@ -74,8 +72,9 @@ class Shares(NamedTuple):
         identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
         matrix, units = identity - self.matrix.sum(1), _units(state.covariance)
         noise = _ROUNDING * (identity + self.matrix.detach().abs().sum(1) + units)
-        matrix = matrix.masked_fill(matrix.abs() <= noise, 0.0)
-        vector = (state.mean - self.vector.sum(1)) * matrix.any(-1)
+        matrix = matrix - torch.where(matrix.detach().abs() <= noise, matrix.detach(), 0.0)  # its gradient stays
+        vector = state.mean - self.vector.sum(1)
+        vector = vector - torch.where(matrix.any(-1), 0.0, vector.detach())
         return Shares(matrix[:, None], vector[:, None])
 
     def seen_behind(self, grid: Grid, k: int) -> "Shares":

@@ -81,11 +81,16 @@ class Parts:
         inverse, variance = (_at(x, k, information) for x in (self.inverse, self.variance))
         for _ in range(self.counts[k]):
             information = information.pulled(inverse).bounded().widened(variance)
-        if bool(self.crossed[:, k].all()):
-            return information
-        kept = self.crossed[:, k].to(torch.float64).reshape(-1, *(1,) * (information.constant.dim() - 1))
         matrix, vector, constant = information
-        return Information(kept[..., None, None] * matrix, kept[..., None] * vector, kept * constant)
+        kept = self.crossed[:, k].reshape(-1, *(1,) * (constant.dim() - 1))
+        kept = kept & matrix.isfinite().all(-1).all(-1)  # beyond 1e34 times V, J of less than full rank is lost
+        if bool(kept.all()):
+            return information
+        return Information(
+            torch.where(kept[..., None, None], matrix, 0.0),
+            torch.where(kept[..., None], vector, 0.0),
+            torch.where(kept, constant, 0.0),
+        )
 
 
 def _flattened(of, sde: LinearSDE, grid: Grid, lags: Tensor) -> Tensor:
