@@ -63,7 +63,7 @@ class Yarn(NamedTuple):
         return (length / self.train_length).clamp(min=1.0)
 
     def rotate(self, x: Tensor, frequency: Tensor, times: Tensor, scale: Tensor) -> Tensor:
-        """States `(batch, heads, length, 2 d)` turned forwards at `times` and multiplied, each token by its own scale."""
+        """States `(batch, heads, length, 2 d)` turned forwards and multiplied, each token by its own scale."""
         share = self.interpolated(frequency.shape[-1], x.device)
         slower = 1 - share + share / scale[:, None, :, None].to(share)
         phase = times.to(share)[:, None, :, None] * frequency.to(share)[:, None, :] * slower

@@ -36,8 +36,8 @@ def decayed_dot_product_attention(
             stand in it.
         decay: mu >= 0, `(heads,)`; None for none.
         slopes: of ALiBi's bias, `(heads,)`; None for none.
-        log_gate: of forget gates, `log f <= 0` of each key, `(batch, heads, keys)`: `G_ij = sum_{l = j + 1 .. i} log f_l`
-            over the keys of a segment that take part. The queries are the last of the keys. None for none.
+        log_gate: of forget gates, `log f <= 0` of each key, `(batch, heads, keys)`: `G_ij` is their sum over
+            the keys from j + 1 to i of a segment that take part. The queries are the last of the keys. None for none.
         rotate_values: values are turned too, and the estimate back (RoPER).
         backend: as for `robust_filter_attention`.
 
