@@ -1,4 +1,4 @@
-"""The models of the paper and the controls that it lacks, each a choice of `RFAConfig` fields (SPEC section 3, appendix F.2)."""
+"""The models of the paper (SPEC section 3, appendix F.2) and controls that it lacks: choices of `RFAConfig` fields."""
 
 from types import MappingProxyType
 from typing import Any

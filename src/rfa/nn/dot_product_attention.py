@@ -196,14 +196,15 @@ class DotProductAttention(Attention):
         """The same over the keys and values of a cache, turned already; only what is new is turned.
 
         Raises:
-            ValueError: beyond the training length with YaRN, whose scale would turn the keys of the cache again.
+            ValueError: for more tokens beyond the training length with YaRN, whose scale would turn the past again.
         """
-        if self.yarn is not None and self.yarn.scale(positions) is not None:
+        scale = None if self.yarn is None else self.yarn.scale(positions)
+        if self.yarn is not None and scale is not None and past.get_seq_length():
             expected = f"at most train_length = {self.yarn.train_length}: YaRN's scale is that of the whole sequence"
             require(False, "past_key_values", f"a sequence of {positions.key_times.shape[-1]} keys", expected)
         log_gate = None if log_gate is None else past.forget(log_gate)
-        query = self._turn(query, positions.query_times)
-        key = self._turn(key, positions.query_times)
+        query = self._turn(query, positions.query_times, scale)
+        key = self._turn(key, positions.query_times, scale)
         if self.rotate_values:
             value = self._turn(value, positions.query_times)
         estimate = self._attend(query, *past.update(key, value), positions, log_gate)
@@ -212,7 +213,7 @@ class DotProductAttention(Attention):
         return estimate
 
     def _plain(self, positions: Positions) -> bool:
-        """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, and only later keys out of sight."""
+        """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
