@@ -56,7 +56,8 @@ def merged(layer, estimate):
 def riccati_slopes(layer):
     """`-log(1 - K)`, the gain from the recursion itself, run until it stays."""
     noise = {name.removeprefix("raw_"): softplus(p) for name, p in layer.dynamics.named_parameters()}
-    observed, variance = noise["key_noise"] + 0.01, noise["process_noise"]
+    observed = noise["key_noise"] + oracle.as_array(layer.dynamics.noise_floor)
+    variance = noise["process_noise"]
     for _ in range(10_000):
         gain = variance / (variance + observed)
         variance = (1 - gain) * variance + noise["process_noise"]

@@ -84,7 +84,7 @@ class DotProductAttention(Attention):
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
         window: only keys of lags below it take part, in units of time; None for all.
         forget_gate: the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, `f_l = sigmoid(w_h.x_l + b_h)` of
-            each token and head (Lin et al. 2025).
+            each token and head (Lin et al. 2025, arXiv:2503.02130).
         yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
