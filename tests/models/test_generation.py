@@ -122,7 +122,7 @@ def test_decoding_gives_the_full_logits(name, situation):
             assert_same(decode(model, ids, chunks, **given)[kept], whole[kept])
 
 
-@pytest.mark.parametrize("name", [name for name in FILTERS if name != "m2.6-pure-rotation"])
+@pytest.mark.parametrize("name", FILTERS)
 def test_a_horizon_with_a_cache(name):
     model, ids = small(name, horizon=0.7), tokens()
     with torch.no_grad():

@@ -1,5 +1,7 @@
 """The layers once more in plain numpy, from the specification; only the operator's oracle is shared."""
 
+import math
+
 import jaxtyping
 import numpy as np
 import torch
@@ -51,10 +53,45 @@ def merged(layer, estimate):
     return linear(layer.output_projection, np.moveaxis(estimate, 1, 2).reshape(batch, length, -1))
 
 
+def riccati_slopes(layer):
+    """`-log(1 - K)`, the gain from the recursion itself, run until it stays."""
+    noise = {name.removeprefix("raw_"): softplus(p) for name, p in layer.dynamics.named_parameters()}
+    observed = noise["key_noise"] + oracle.as_array(layer.dynamics.noise_floor)
+    variance = noise["process_noise"]
+    for _ in range(10_000):
+        gain = variance / (variance + observed)
+        variance = (1 - gain) * variance + noise["process_noise"]
+    return -np.log1p(-gain)
+
+
+def yarn_bank(omega, yarn, length):
+    """Peng et al. 2023, section 3.2 and 3.3, the ramp over the index of the pair as in their code."""
+    modes, scale = omega.shape[-1], max(1.0, length / yarn.train_length)
+
+    def pair_of(turns):  # the pair that turns so often within the training length
+        return modes * math.log(yarn.train_length / (turns * 2 * math.pi)) / math.log(yarn.base)
+
+    low, high = max(math.floor(pair_of(32)), 0), min(math.ceil(pair_of(1)), 2 * modes - 1)
+    ramp = np.array([min(max((m - low) / max(high - low, 1e-3), 0), 1) for m in range(modes)])
+    return omega / scale * ramp + omega * (1 - ramp), 0.1 * math.log(scale) + 1
+
+
 def dot_product(
-    layer, x, *, frequency=None, decay=None, slopes=None, rotate_values=False, innovation=False, times=None
+    layer,
+    x,
+    *,
+    frequency=None,
+    decay=None,
+    slopes=None,
+    learn_slopes=False,
+    window=math.inf,
+    forget_gate=False,
+    yarn=None,
+    rotate_values=False,
+    innovation=False,
+    times=None,
 ):
-    """`W_o [sum_j softmax_j(Re(q_i^H k_j e^{..}) / sqrt(2d) - slope lag) e^{-mu lag} v_j]`, in complex numbers."""
+    """`W_o [sum_j softmax_j(Re(q_i^H k_j e^{..}) / sqrt(2d) + bias) e^{-mu lag} v_j]`, in complex numbers."""
     q, k, v = (oracle.as_complex(s) for s in states(layer, x))
     batch, heads, length, modes = q.shape
     t = np.arange(length, dtype=np.float64) if times is None else oracle.as_array(times)
@@ -62,14 +99,21 @@ def dot_product(
     omega = np.zeros((heads, modes)) if frequency is None else oracle.as_array(frequency)
     mu = np.zeros(heads) if decay is None else oracle.as_array(decay)
     slope = np.zeros(heads) if slopes is None else oracle.as_array(slopes)
+    slope = riccati_slopes(layer) if learn_slopes else slope
+    log_gate = np.zeros((batch, length, heads))
+    if forget_gate:
+        log_gate = -np.log1p(np.exp(-linear(layer.gate_projection, oracle.as_array(x))))
     turn_sign = -1 if rotate_values else 1  # RoPE as published turns forwards: q^H k with e^{i w (t_j - t_i)}
     out = np.zeros_like(v)
     for b in range(batch):
+        turning, warmth = (omega, 1.0) if yarn is None else yarn_bank(omega, yarn, t[b, -1] - t[b, 0] + 1)
         for h in range(heads):
             for i in range(length):
                 lag = t[b, i] - t[b, : i + 1]
-                turned = np.exp(-1j * turn_sign * omega[h] * lag[:, None]) * k[b, h, : i + 1]
-                score = (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * lag
+                turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h, : i + 1]
+                score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * lag
+                score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(i + 1)]
+                score[lag >= window] = -np.inf
                 weight = np.exp(score - score.max())
                 weight = weight / weight.sum() * np.exp(-mu[h] * lag)
                 carried = v[b, h, : i + 1]

@@ -3,7 +3,7 @@
 import torch
 
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import DotProductAttention, FilterCache, RobustFilterAttention, alibi_slopes
+from rfa.nn import DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
 
 from .by_hand import perturb
 
@@ -24,6 +24,11 @@ LAYERS = {
     "b2": lambda: DotProductAttention(SIZE, HEADS, slopes=alibi_slopes(HEADS)),
     "b3": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, decay=DECAY),
     "RoPER with decay": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotate_values=True, decay=DECAY),
+    "c7": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, slopes=alibi_slopes(HEADS), innovation=True),
+    "learned slopes": lambda: DotProductAttention(SIZE, HEADS, slopes=alibi_slopes(HEADS), learn_slopes=True),
+    "window": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, window=3),
+    "yarn": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, yarn=Yarn(1000)),  # no text here is as long
+    "forget gate": lambda: DotProductAttention(SIZE, HEADS, forget_gate=True),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)

@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 import rfa.ops.inputs
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import DotProductAttention, alibi_slopes
+from rfa.nn import DotProductAttention, Yarn, alibi_slopes
 
 from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, only_our_own_checks, perturb, states
 
@@ -28,6 +28,23 @@ VARIANTS = {
     "decay and slopes": {"decay": DECAY, "slopes": SLOPES},
     "innovation": {"frequency": ROPE, "innovation": True},
     "RoPER": {"frequency": torch.linspace(-2, 2, 16).view(2, 8), "rotate_values": True, "innovation": True},
+    "c7": {"frequency": ROPE, "slopes": SLOPES, "innovation": True},
+    "x3": {
+        "frequency": torch.linspace(-2, 2, 16).view(2, 8),
+        "rotate_values": True,
+        "innovation": True,
+        "slopes": SLOPES,
+        "learn_slopes": True,
+    },
+    "window": {"frequency": ROPE, "window": 3},
+    "yarn": {"frequency": ROPE, "yarn": Yarn(4)},
+    "forget gate": {"forget_gate": True},
+    "forget gate with RoPER and decay": {
+        "forget_gate": True,
+        "frequency": ROPE,
+        "rotate_values": True,
+        "decay": DECAY,
+    },
     "RoPER with decay": {"frequency": ROPE, "rotate_values": True, "decay": DECAY},
 }
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, alibi_slopes
+from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, Yarn, alibi_slopes
 
 from .configuration import RFAConfig
 
@@ -12,19 +12,26 @@ from .configuration import RFAConfig
 def build_attention(config: RFAConfig) -> Attention:
     """The layer that `config` describes."""
     heads, frequency, decay = config.num_attention_heads, frequencies(config), decays(config)
+    slopes = alibi_slopes(heads) if config.prior == "alibi" or config.initial_slopes == "alibi" else None
+    if slopes is not None and config.initial_slopes == "alibi":  # head 0 is the slowest
+        slopes = slopes.sort().values
     if config.score == "dot_product":
         return DotProductAttention(
             config.hidden_size,
             heads,
             frequency=None if config.frequencies == "none" else frequency,
             decay=None if config.decay == "none" else decay,
-            slopes=alibi_slopes(heads) if config.prior == "alibi" else None,
+            slopes=slopes,
+            learn_slopes=config.prior == "riccati",
+            window=config.train_length if config.prior == "window" else None,
+            forget_gate=config.prior == "forget_gate",
+            yarn=Yarn(config.train_length, config.frequency_base) if config.frequencies == "yarn" else None,
             rotate_values=config.rotate_values,
             innovation=config.innovation,
             rotary_map="as_released" if config.frequencies == "as_released" else "complex",
             backend=config.backend,
         )
-    assert config.prior != "alibi"  # the configuration sees to it
+    assert config.prior in ("lyapunov", "riccati", "flat")  # the configuration sees to it
     return RobustFilterAttention(
         config.hidden_size,
         heads,
@@ -33,7 +40,7 @@ def build_attention(config: RFAConfig) -> Attention:
         weight=config.score,
         prior=config.prior,
         steady_state=config.steady_state,
-        slopes=alibi_slopes(heads).sort().values if config.initial_slopes == "alibi" else None,
+        slopes=slopes,
         gate=config.gate,
         rotate_values=config.rotate_values,
         innovation=config.innovation,

@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig
 from rfa.nn.checks import check_extensions, require
 
 Score = Literal["student_t", "exponential", "dot_product"]
-Prior = Literal["lyapunov", "riccati", "flat", "alibi"]
-Frequencies = Literal["rope", "paired_rope", "partitioned", "none", "as_released"]
+Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate"]
+Frequencies = Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"]
 Decay = Literal["none", "spectral", "length_scaled"]
 
 # The extensions of appendix E
@@ -47,9 +47,12 @@ class RFAConfig(PreTrainedConfig):
         train_length: tokens of a training block, T_train.
         layer_norm_eps, use_cache: as elsewhere in transformers.
         score: "student_t" or "exponential" (robust filter attention), or "dot_product" (the baselines).
-        prior: what a lag adds to the score. Filters: "lyapunov", "riccati", "flat". Dot products: "flat", "alibi".
+        prior: what a lag adds to the score. Filters: "lyapunov", "riccati", "flat". Dot products: "flat", "alibi",
+            "window" (nothing below `train_length`, all else is out of sight), "forget_gate" (the Forgetting
+            Transformer's gates of the tokens in between), "riccati" (slopes from learned noises, without decay).
         frequencies: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, equal in all
-            heads), "rope" (as published, for dot products), "as_released" (the map of the paper's code), "none".
+            heads), "rope" (as published, for dot products), "yarn" (that with YaRN where a sequence is longer than
+            `train_length`), "as_released" (the map of the paper's code), "none".
         frequency_base: ratio of the fastest to the slowest frequency of a bank.
         decay: "spectral" (`damping` times the fastest frequency of a head's band of the partitioned bank),
             "length_scaled" (that times `5 / (train_length - 1)`), "none".
@@ -156,8 +159,9 @@ class RFAConfig(PreTrainedConfig):
 
     def _validate_filter(self):
         lyapunov = self.prior == "lyapunov"
-        _require(self.prior != "alibi", self, "prior", f"'lyapunov', 'riccati' or 'flat' for score={self.score!r}")
-        _require(self.frequencies != "as_released", self, "frequencies", "score='dot_product' with it")
+        served = self.prior in ("lyapunov", "riccati", "flat")
+        _require(served, self, "prior", f"'lyapunov', 'riccati' or 'flat' for score={self.score!r}")
+        _require(self.frequencies not in ("as_released", "yarn"), self, "frequencies", "score='dot_product' with it")
         paired = self.frequencies != "rope" or not self.learn_frequencies
         _require(paired, self, "learn_frequencies", "frequencies='paired_rope' or 'partitioned' with it")
         _require(lyapunov or not self.query_noise_in_bias, self, "query_noise_in_bias", "prior='lyapunov' with it")
@@ -168,8 +172,14 @@ class RFAConfig(PreTrainedConfig):
         check_extensions(vars(self))
 
     def _validate_dot_product(self):
-        _require(self.prior in ("flat", "alibi"), self, "prior", "'flat' or 'alibi' for score='dot_product'")
-        turns = self.frequencies not in ("none", "as_released")
+        expected = "'flat', 'alibi', 'window', 'forget_gate' or 'riccati' for score='dot_product'"
+        _require(self.prior != "lyapunov", self, "prior", expected)
+        started = self.prior != "riccati" or self.initial_slopes == "alibi"
+        _require(started, self, "initial_slopes", "'alibi' for dot products with prior='riccati'")
+        alone = self.prior not in ("riccati", "window") or self.decay == "none"
+        _require(alone, self, "decay", f"'none' for dot products with prior={self.prior!r}")
+        _require(self.prior != "window" or not self.rotate_values, self, "rotate_values", "False with prior='window'")
+        turns = self.frequencies not in ("none", "as_released", "yarn")
         _require(turns or not self.rotate_values, self, "rotate_values", "frequencies that turn values")
         for name in ("query_noise_in_bias", "learn_frequencies", "learn_decay", "learn_horizon"):
             _require(not getattr(self, name), self, name, "False for score='dot_product'")

@@ -77,7 +77,7 @@ class RFAPreTrainedModel(PreTrainedModel):
         elif isinstance(module, FullPrecision):  # what a checkpoint lacks starts as the configuration has it
             with torch.random.fork_rng(), torch.device("cpu"):
                 fresh = build_attention(cast(RFAConfig, self.config))
-            initial = next(child for child in fresh.children() if isinstance(child, FullPrecision)).state_dict()
+            initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
             for name, tensor in module.state_dict().items():
                 initialization.copy_(tensor, initial[name])
 

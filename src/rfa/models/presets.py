@@ -1,4 +1,4 @@
-"""The models of the paper, each a choice of `RFAConfig` fields (SPEC section 3, appendix F.2)."""
+"""The models of the paper (SPEC section 3, appendix F.2) and controls that it lacks: choices of `RFAConfig` fields."""
 
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +17,12 @@ _DOT_PRODUCT = {
 _DECAYED = {**_DOT_PRODUCT, "decay": "spectral", "damping": 0.05}
 _M2: dict[str, Any] = {}  # the configuration's defaults
 _X1 = {**_M2, "prior": "riccati"}
+_ROPER = {  # an ablation of m2, which keeps m2's step
+    **_DOT_PRODUCT,
+    "frequencies": "partitioned",
+    "rotate_values": True,
+    "innovation": True,
+}
 
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
@@ -32,15 +38,20 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
         "m2.3-no-gate": {**_M2, "gate": False},
         "m2.4-no-value-rotation": {**_M2, "rotate_values": False},
         "m2.5-no-rotation": {**_M2, "frequencies": "none"},
-        "m2.6-pure-rotation": {
-            **_DOT_PRODUCT,
-            "frequencies": "partitioned",
-            "rotate_values": True,
-            "innovation": True,  # an ablation of m2, which keeps m2's step
-        },
+        "m2.6-pure-rotation": _ROPER,
         "b1-rope-as-released": {**_DOT_PRODUCT, "frequencies": "as_released"},
         "x1-riccati": _X1,
         "x2-riccati-alibi": {**_X1, "initial_slopes": "alibi"},
+        "x3-rotation-riccati": {**_ROPER, "prior": "riccati", "initial_slopes": "alibi"},
+        "m2-no-innovation": {**_M2, "innovation": False},
+        "m2-released-bias": {**_M2, "query_noise_in_bias": True},
+        "c1-nope": {**_DOT_PRODUCT, "frequencies": "none"},
+        "c2-window": {**_DOT_PRODUCT, "prior": "window"},
+        "c3-yarn": {**_DOT_PRODUCT, "frequencies": "yarn"},
+        "c4-fox": {**_DOT_PRODUCT, "frequencies": "none", "prior": "forget_gate"},
+        "c5-rope-innovation": {**_DOT_PRODUCT, "innovation": True},
+        "c6-alibi-innovation": {**_DOT_PRODUCT, "frequencies": "none", "prior": "alibi", "innovation": True},
+        "c7-rope-alibi-innovation": {**_DOT_PRODUCT, "prior": "alibi", "innovation": True},
     }
 )
 
@@ -61,6 +72,16 @@ _SUMMARIES = {
     "b1-rope-as-released": "b1 with the rotary map of the paper's released code",
     "x1-riccati": "m2 with the Riccati prior",
     "x2-riccati-alibi": "x1 started at ALiBi's slopes",
+    "x3-rotation-riccati": "m2.6 with learned Riccati slopes, started at ALiBi's",
+    "m2-no-innovation": "m2 that returns the estimate, not the step toward it",
+    "m2-released-bias": "m2 with the query's noise in the bias, as released",
+    "c1-nope": "dot product without positions",
+    "c2-window": "b1 that sees one training length",
+    "c3-yarn": "b1 with YaRN beyond the training length",
+    "c4-fox": "dot product with a forget gate (Forgetting Transformer)",
+    "c5-rope-innovation": "b1 with RFA's innovation step",
+    "c6-alibi-innovation": "b2 with RFA's innovation step",
+    "c7-rope-alibi-innovation": "b1 with ALiBi's slopes and RFA's innovation step",
 }
 
 

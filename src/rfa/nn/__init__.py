@@ -8,6 +8,7 @@ from .dot_product_attention import DotProductAttention, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
 from .projections import NormalLinear
+from .yarn import Yarn
 
 __all__ = [
     "Attention",
@@ -18,5 +19,6 @@ __all__ = [
     "HeadDynamics",
     "NormalLinear",
     "RobustFilterAttention",
+    "Yarn",
     "alibi_slopes",
 ]

@@ -82,15 +82,22 @@ class Attention(nn.Module, ABC):
         value = key
         if self.value_projection is not None:
             value = split_heads(self.value_projection(hidden_states), self.num_heads)
+        log_gate = self.log_gate(hidden_states)
+        gated = {} if log_gate is None else {"log_gate": log_gate}
         if past is None:
-            estimate = self.estimate(query, key, value, times=times, key_mask=key_mask, segment_ids=segment_ids)
+            given = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, **gated}
+            estimate = self.estimate(query, key, value, **given)
         else:
             batch, _, length, _ = query.shape
             positions = past.place(batch, length, query.device, times, key_mask, segment_ids)
-            estimate = self.estimate_with_past(query, key, value, past, positions)
+            estimate = self.estimate_with_past(query, key, value, past, positions, **gated)
         if self.innovation:
             estimate = estimate - value
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
+
+    def log_gate(self, hidden_states: Tensor) -> Tensor | None:
+        """The log forget gates `(batch, heads, length)` that estimates then receive; None in a layer without."""
+        return None
 
     @abstractmethod
     def estimate(

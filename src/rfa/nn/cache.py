@@ -32,6 +32,7 @@ class FilterLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Forget everything."""
         self._keys, self._values, self._key_norms, self._times = Buffer(2), Buffer(2), Buffer(2), Buffer(1)
+        self._log_gates = Buffer(2)
         self.origin: Tensor | None = None
         self.uniform = False
         self.kept = Kept()
@@ -155,6 +156,10 @@ class FilterLayer(CacheLayerMixin):
         self.kept.key_norm = self._key_norms.append(norms)
         return self._keys.append(key_states), self._values.append(value_states)
 
+    def forget(self, log_gate: Tensor) -> Tensor:
+        """Let the log forget gates of new tokens enter, `(batch, heads, length)`, and return those of all keys."""
+        return self._log_gates.append(log_gate)
+
     def get_seq_length(self) -> int:
         """The number of keys."""
         return self._keys.length
@@ -178,7 +183,7 @@ class FilterLayer(CacheLayerMixin):
         length = self.get_seq_length() + tokens_to_remove
         if length <= 0:
             return self.reset()
-        for buffer in (self._keys, self._values, self._key_norms, self._times):
+        for buffer in (self._keys, self._values, self._key_norms, self._log_gates, self._times):
             buffer.crop(length)
 
     def offload(self) -> None:
@@ -209,7 +214,7 @@ class FilterLayer(CacheLayerMixin):
         def take(x: Tensor) -> Tensor:
             return x.index_select(0, rows.to(x.device))
 
-        for buffer in (self._keys, self._values, self._key_norms):
+        for buffer in (self._keys, self._values, self._key_norms, self._log_gates):
             buffer.change(take)
         if self.times is not None and self.times.shape[0] > 1:  # one row of times is everyone's
             self._times.change(take)

@@ -1,24 +1,29 @@
-"""The baselines: dot-product attention with RoPE, ALiBi, decay or value rotation, on the same projections."""
+"""The baselines and controls: dot-product attention by RoPE, ALiBi, decay, turned values, a window or forget gates."""
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import rotate, rotation
+from rfa.dynamics import riccati_log_gain, rotate, rotation
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.inputs import Positions, locate
 from rfa.ops.validation import validate_positions
+from rfa.ops.window import windowed_attention
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates
+from .checks import check_backend, check_frequencies, check_rates, require
+from .dynamics import HeadDynamics
 from .precision import FullPrecision
+from .projections import NormalLinear
+from .yarn import Yarn
 
 RotaryMap = Literal["complex", "as_released"]
+GATE_DEVIATION = 0.02  # of the forget gates' initial weights (Lin et al. 2025), whose bias starts at 0
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
@@ -75,6 +80,12 @@ class DotProductAttention(Attention):
         frequency: turns queries and keys, `(heads, modes)` in radians per unit of time; None for no rotation.
         decay: multiplies the normalised weights by `exp(-mu tau)`, `(heads,)`; None for none.
         slopes: ALiBi's linear bias `-slope * lag`, `(heads,)`; None for none.
+        learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
+            noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
+        window: only keys of lags below it take part, in units of time; None for all.
+        forget_gate: the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, `f_l = sigmoid(w_h.x_l + b_h)` of
+            each token and head (Lin et al. 2025, arXiv:2503.02130).
+        yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
         rotary_map: "complex", or "as_released" for the map of the paper's code.
@@ -92,6 +103,10 @@ class DotProductAttention(Attention):
         frequency: Float[Tensor, "heads modes"] | None = None,
         decay: Float[Tensor, " heads"] | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
+        learn_slopes: bool = False,
+        window: int | None = None,
+        forget_gate: bool = False,
+        yarn: Yarn | None = None,
         rotate_values: bool = False,
         innovation: bool = False,
         rotary_map: RotaryMap = "complex",
@@ -104,7 +119,37 @@ class DotProductAttention(Attention):
             raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
         check_backend(backend)
         self.rotate_values, self.rotary_map, self.backend = rotate_values, rotary_map, backend
-        self.geometry = Geometry(num_heads, self.modes, frequency, decay, slopes)
+        turned = frequency is not None and rotary_map == "complex" and not rotate_values
+        require(
+            yarn is None or turned, "yarn", yarn, "frequencies, rotary_map='complex' and rotate_values=False with it"
+        )
+        require(window is None or window >= 1, "window", window, "None or a number >= 1")
+        require(slopes is not None or not learn_slopes, "learn_slopes", learn_slopes, "slopes to start from")
+        biases = [slopes is not None, forget_gate, window is not None]
+        require(sum(biases) < 2, "slopes, forget_gate, window", biases, "one of them")
+        lone = window is None or (decay is None and not rotate_values)
+        require(lone, "window", window, "no decay and rotate_values=False with it")
+        self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, None if learn_slopes else slopes)
+        if learn_slopes:
+            none = torch.zeros(num_heads, self.modes), torch.zeros(num_heads)
+            self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
+        self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION) if forget_gate else None
+
+    def log_gate(self, hidden_states: Tensor) -> Tensor | None:
+        """`log f` of each token and head, `(batch, heads, length)`, at least in float32."""
+        if self.gate_projection is None:
+            return None
+        score = self.gate_projection(hidden_states).transpose(1, 2)
+        return F.logsigmoid(score.to(torch.promote_types(score.dtype, torch.float32)))
+
+    def slopes(self) -> Tensor | None:
+        """Of the linear bias, `(heads,)`, fixed or from the learned noises."""
+        if not self.learn_slopes:
+            return self.geometry.slopes
+        held = self.dynamics()
+        noise = held["key_noise"] + held["noise_floor"]
+        return -riccati_log_gain(held["decay"], held["process_noise"], noise, torch.ones_like(noise))[1]
 
     def estimate(
         self,
@@ -115,15 +160,17 @@ class DotProductAttention(Attention):
         times: Tensor | None,
         key_mask: Tensor | None,
         segment_ids: Tensor | None,
+        log_gate: Tensor | None = None,
     ) -> Tensor:
         """Scaled dot-product attention of whole sequences."""
         batch, _, queries, _ = query.shape
         keys = key.shape[2]
         validate_positions(batch, queries, keys, query.device, times, None, key_mask, segment_ids)
         positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
-        if self._plain(positions) or self.rotary_map == "as_released":
-            query, key = self._turn(query, positions.query_times), self._turn(key, positions.key_times)
-            return self._attend(query, key, value, positions)
+        scale = None if self.yarn is None else self.yarn.scale(positions)
+        if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
+            query, key = (self._turn(x, positions.key_times, scale) for x in (query, key))
+            return self._attend(query, key, value, positions, log_gate)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
@@ -133,50 +180,68 @@ class DotProductAttention(Attention):
             value,
             positions=positions,
             frequency=frequency,
-            decay=self.geometry.decay,
-            slopes=self.geometry.slopes,
             rotate_values=self.rotate_values,
-            backend=self.backend,
+            **self._biases(log_gate),
         )
 
     def estimate_with_past(
-        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        past: FilterLayer,
+        positions: Positions,
+        log_gate: Tensor | None = None,
     ) -> Tensor:
-        """The same over the keys and values of a cache, turned already; only what is new is turned."""
-        query = self._turn(query, positions.query_times)
-        key = self._turn(key, positions.query_times)
+        """The same over the keys and values of a cache, turned already; only what is new is turned.
+
+        Raises:
+            ValueError: for more tokens beyond the training length with YaRN, whose scale would turn the past again.
+        """
+        scale = None if self.yarn is None else self.yarn.scale(positions)
+        if self.yarn is not None and scale is not None and past.get_seq_length():
+            expected = f"at most train_length = {self.yarn.train_length}: YaRN's scale is that of the whole sequence"
+            require(False, "past_key_values", f"a sequence of {positions.key_times.shape[-1]} keys", expected)
+        log_gate = None if log_gate is None else past.forget(log_gate)
+        query = self._turn(query, positions.query_times, scale)
+        key = self._turn(key, positions.query_times, scale)
         if self.rotate_values:
             value = self._turn(value, positions.query_times)
-        estimate = self._attend(query, *past.update(key, value), positions)
+        estimate = self._attend(query, *past.update(key, value), positions, log_gate)
         if self.rotate_values and self.geometry.frequency is not None:
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
 
     def _plain(self, positions: Positions) -> bool:
-        """Whether PyTorch's own kernel serves: no bias, no decay, no turned values and nothing masked."""
+        """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
-        return not (masked or self.rotate_values or self.geometry.slopes is not None or self.geometry.decay is not None)
+        biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
+        beyond = self.window is not None and not (positions.uniform and keys <= self.window)
+        return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, positions: Positions) -> Tensor:
+    def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:
+        """What the operator takes beside states and positions."""
+        geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
+        return {**geometry, "log_gate": log_gate, "backend": self.backend}
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, positions: Positions, log_gate: Tensor | None
+    ) -> Tensor:
         """Attention over turned states."""
         if self._plain(positions):
             return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
-        return decayed_dot_product_attention(
-            query,
-            key,
-            value,
-            positions=positions,
-            decay=self.geometry.decay,
-            slopes=self.geometry.slopes,
-            backend=self.backend,
-        )
+        if self.window is not None:
+            return windowed_attention(query, key, value, positions=positions, window=self.window)
+        return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
 
-    def _turn(self, x: Tensor, times: Tensor) -> Tensor:
+    def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:
         """RoPE turns forwards, as published; a common frame for the values needs the inverse."""
         frequency = self.geometry.frequency
         if frequency is None:
             return x
         if self.rotary_map == "as_released":
             return rotate_as_released(x, frequency, times)
+        if self.yarn is not None and scale is not None:
+            return self.yarn.rotate(x, frequency, times, scale)
         return rotate(x, frequency, times, inverse=self.rotate_values)

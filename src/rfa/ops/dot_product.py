@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel, rotate
+from rfa.dynamics import decay_kernel, rotate, time_dtype
 
 from .backends import backend_for
 from .fused import BITS, FusedPrior
 from .fused_backend import attend
-from .inputs import Positions, row_blocks
+from .inputs import Positions, by_segment, row_blocks
 
 
 def decayed_dot_product_attention(
@@ -23,10 +23,11 @@ def decayed_dot_product_attention(
     frequency: Tensor | None = None,
     decay: Tensor | None = None,
     slopes: Tensor | None = None,
+    log_gate: Tensor | None = None,
     rotate_values: bool = False,
     backend: str = "auto",
 ) -> Tensor:
-    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d) - slope tau) exp(-mu tau) v_j`, causal, with lags `tau = t_i - t_j`.
+    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d) - slope tau + G_ij) exp(-mu tau) v_j`, causal, `tau = t_i - t_j`.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`.
@@ -35,6 +36,8 @@ def decayed_dot_product_attention(
             stand in it.
         decay: mu >= 0, `(heads,)`; None for none.
         slopes: of ALiBi's bias, `(heads,)`; None for none.
+        log_gate: of forget gates, `log f <= 0` of each key, `(batch, heads, keys)`: `G_ij` is their sum over
+            the keys from j + 1 to i of a segment that take part. The queries are the last of the keys. None for none.
         rotate_values: values are turned too, and the estimate back (RoPER).
         backend: as for `robust_filter_attention`.
 
@@ -47,8 +50,9 @@ def decayed_dot_product_attention(
     """
     kernel = backend_for(backend, query, value).kernel
     with torch.autocast(query.device.type, enabled=False):
+        forgotten = None if log_gate is None else _forgotten(log_gate, positions)
         if kernel is None or not key.shape[2]:
-            estimate = _dense(query, key, value, positions, frequency, decay, slopes, rotate_values)
+            estimate = _dense(query, key, value, positions, frequency, decay, slopes, forgotten, rotate_values)
         else:
             estimate, _ = attend(
                 kernel(),
@@ -57,7 +61,7 @@ def decayed_dot_product_attention(
                 value,
                 frequency=frequency,
                 positions=positions,
-                prior=_prior(query, decay, slopes, positions),
+                prior=_prior(query, decay, slopes, forgotten, positions),
                 causal=True,
                 score="dot_product",
                 rotate_values=rotate_values,
@@ -65,8 +69,21 @@ def decayed_dot_product_attention(
     return estimate.to(query.dtype)
 
 
-def _prior(query: Tensor, decay: Tensor | None, slopes: Tensor | None, positions: Positions) -> FusedPrior:
-    """`E = exp(-mu tau)` and `b = -slope tau`, as tables over the lag or as a path whose third row is the bias."""
+def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
+    """`-sum_{l <= i} log f_l` of each key, right up to a constant within each segment, in `time_dtype`."""
+    log_gate = log_gate.to(time_dtype(log_gate.device))
+    if positions.key_mask is not None:
+        log_gate = log_gate.masked_fill(~positions.key_mask[:, None], 0.0)
+    if positions.key_segments is None:
+        return -log_gate.cumsum(-1)
+    order = by_segment(positions.key_times, None, positions.key_segments)[2][:, None].expand(log_gate.shape)
+    return -log_gate.gather(-1, order).cumsum(-1).gather(-1, order.argsort(-1))
+
+
+def _prior(
+    query: Tensor, decay: Tensor | None, slopes: Tensor | None, forgotten: Tensor | None, positions: Positions
+) -> FusedPrior:
+    """`E = exp(-mu tau)` and the bias, as tables over the lag or as a path whose third row is the bias."""
     heads, device = query.shape[1], query.device
     dtype = positions.key_times.dtype
     none = torch.zeros(heads, dtype=dtype, device=device)
@@ -74,15 +91,19 @@ def _prior(query: Tensor, decay: Tensor | None, slopes: Tensor | None, positions
     slope = BITS * (none if slopes is None else slopes.to(dtype))
     coefficient = torch.full((heads,), BITS / math.sqrt(query.shape[-1]), device=device)
     bound = torch.zeros(heads, device=device)
-    if positions.uniform:
+    if positions.uniform and forgotten is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
         tables = torch.stack([decay_kernel(mu[:, None], lag), -slope[:, None] * lag, torch.zeros_like(lag)])
         return FusedPrior(tables.to(torch.float32), None, None, None, coefficient[None], bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
+    added = torch.zeros_like(positions.key_times)[:, None] if forgotten is None else BITS * forgotten
+    ends = ((positions.key_times, added), (positions.query_times, added[..., added.shape[-1] - query.shape[2] :]))
     key, query_path = (
-        torch.stack([mu[:, None] * t, 0 * t.expand(-1, heads, -1), slope[:, None] * t]).to(torch.float64)
-        for t in (positions.key_times.to(dtype)[:, None], positions.query_times.to(dtype)[:, None])
+        torch.stack(torch.broadcast_tensors(mu[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0).to(
+            torch.float64
+        )
+        for t, bias in ((times.to(dtype)[:, None], bias) for times, bias in ends)
     )
     return FusedPrior(None, key, query_path, torch.zeros(key.shape[1:], device=device), scalars, bound)
 
@@ -95,6 +116,7 @@ def _dense(
     frequency: Tensor | None,
     decay: Tensor | None,
     slopes: Tensor | None,
+    forgotten: Tensor | None,
     rotate_values: bool,
 ) -> Tensor:
     """In ordinary autograd code, in float32 or float64."""
@@ -107,15 +129,34 @@ def _dense(
         if rotate_values:
             value = rotate(value, frequency, positions.key_times, inverse=True)
     blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    rows = [_rows(query[:, :, rows], key, value, positions.rows(rows), decay, slopes) for rows in blocks]
-    estimate = torch.cat(rows, dim=2)
+    first = key.shape[2] - query.shape[2]
+    estimate = torch.cat(
+        [
+            _rows(query[:, :, rows], key, value, positions.rows(rows), decay, slopes, _since(forgotten, first, rows))
+            for rows in blocks
+        ],
+        dim=2,
+    )
     if frequency is not None and rotate_values:
         estimate = rotate(estimate, frequency, positions.query_times)
     return estimate
 
 
+def _since(forgotten: Tensor | None, first: int, rows: slice) -> Tensor | None:
+    """What is forgotten between each key and some of the queries, which begin at the key `first`."""
+    if forgotten is None:
+        return None
+    return forgotten[:, :, first + rows.start : first + rows.stop, None] - forgotten[:, :, None]
+
+
 def _rows(
-    query: Tensor, key: Tensor, value: Tensor, positions: Positions, decay: Tensor | None, slopes: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Positions,
+    decay: Tensor | None,
+    slopes: Tensor | None,
+    forgotten: Tensor | None,
 ) -> Tensor:
     """Some rows of the attention, with bias, mask and decay."""
     visible = positions.visible(causal=True)[:, None]
@@ -125,6 +166,8 @@ def _rows(
     bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
     if slopes is not None:
         bias = bias - slopes[:, None, None] * lag
+    if forgotten is not None:
+        bias = bias - forgotten.masked_fill(~visible, 0.0).to(bias.dtype)
     if decay is None:
         estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     else:

@@ -107,6 +107,12 @@ class Positions(NamedTuple):
         segments = None if self.query_segments is None else self.query_segments[:, rows]
         return self._replace(query_times=self.query_times[:, rows], query_segments=segments)
 
+    def keys(self, keys: slice) -> "Positions":
+        """The same for some of the keys."""
+        mask = None if self.key_mask is None else self.key_mask[:, keys]
+        segments = None if self.key_segments is None else self.key_segments[:, keys]
+        return self._replace(key_times=self.key_times[:, keys], key_mask=mask, key_segments=segments)
+
 
 def times_dtype(times: Tensor, query_times: Tensor | None) -> torch.dtype:
     """Of differences of times: int64 where all are whole; nanoseconds since 1970 do not fit into a float."""
