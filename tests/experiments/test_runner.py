@@ -131,7 +131,10 @@ def test_a_result_that_was_deleted_is_made_anew(tmp_path, out, evaluated):
 def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     lock = out / ".claims" / f"{NAMES[0]}.lock"
-    program = "import sys, filelock\nlock = filelock.FileLock(sys.argv[1])\nlock.acquire()\nprint(flush=True)\nsys.stdin.read()"
+    program = (
+        "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); sys.stdin.read()"
+    )
     lock.parent.mkdir(parents=True)
     with subprocess.Popen(
         [sys.executable, "-c", program, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -44,7 +44,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node, deep=False):
         seen = set()
-        for key_node, _ in node.value:
+        for key_node in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key_node.value in seen:
                 line = key_node.start_mark.line + 1
                 raise yaml.constructor.ConstructorError(None, None, f"line {line}: {key_node.value!r} stands twice")

@@ -111,7 +111,8 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     path, faults = Path(path), Faults(str(path))
     given = take(read_yaml(path), _RECIPE, "recipe", faults, required=("name", "training", "runs", "evaluation"))
     name = given.get("name", "")
-    _check_name(name, "name", faults)
+    if "name" in given:
+        _check_name(name, "name", faults)
     training = dict(given.get("training", {}))
     if data is not None:
         training["data"] = data if data in NAMED_CORPORA else str(Path(data).resolve())
@@ -139,7 +140,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
 
 
 def _check_name(name: str, where: str, faults: Faults) -> None:
-    if name and not _NAME.fullmatch(name):
+    if not _NAME.fullmatch(name):
         faults.add(where, f"got {name!r}, expected letters, digits and _.=+-, for it names files")
 
 
@@ -148,7 +149,8 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
     where = f"runs[{index}]"
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
-    _check_name(suffix, f"{where}.label", faults)
+    if suffix:
+        _check_name(suffix, f"{where}.label", faults)
     for what, values in (("presets", presets), ("seeds", seeds)):
         if what in given and not values:
             faults.add(where, f"{what}: got none, expected at least one")
@@ -215,7 +217,7 @@ def _evaluation(given: Any, presets: set[str], faults: Faults) -> EvaluationPlan
             least = f"null or a number of tokens of at least {max([2, *lengths])}, the longest context"
             faults.add("evaluation", f"protocols: got {tokens!r} for {protocol}, expected {least}")
     for preset in plan.get("attention", []):
-        if preset not in presets:
+        if not isinstance(preset, str) or preset not in presets:
             faults.add("evaluation", f"attention: got {preset!r}, expected presets of the runs")
     options = {name: plan[name] for name in ("by_position", "passkey") if name in plan}
     return EvaluationPlan(
