@@ -70,7 +70,7 @@ def probe(
     - `passkey`: x is three random words of the text, named by a sentence. The first word needs the sentence to be
       understood as a pointer, the others only that the one before them is found again; `by_token` keeps them apart.
       `accuracy` is how often x's first word is the likeliest of 16 random words; `chance` is 1/16.
-    - `repeat`: x is a passage of real text, 32 tokens or a quarter of the training length, and there is no cue: what
+    - `repeat`: x is a passage of real text, 32 tokens or an eighth of the training length, and there is no cue: what
       a second copy is easier than it would be without the first (induction at a distance). The plain difference from
       the first copy's loss would also count that the second has more text before it; y in the first copy's place
       does not.
@@ -174,7 +174,7 @@ def make_trial(layout: Layout, stream: np.ndarray, distance: int, seed: Sequence
 def _layout(kind: Kind, stream: np.ndarray, train_length: int, tokenizer: Any) -> Layout:
     lead = train_length // 4
     if kind == "repeat":
-        return Layout(lead, [], [], max(1, min(PASSAGE_TOKENS, train_length // 4)), np.array([]))
+        return Layout(lead, [], [], max(1, min(PASSAGE_TOKENS, train_length // 8)), np.array([]))
     cue, stop = (tokenizer.encode(text, add_special_tokens=False) for text in (CUE, STOP))
     return Layout(lead, cue, stop, KEY_TOKENS, _words(stream, tokenizer))
 
