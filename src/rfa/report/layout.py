@@ -4,13 +4,14 @@ import csv
 import io
 from dataclasses import dataclass, field
 
+_MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
 _LATEX = {
+    _DASH: "--",
     "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "±": r"\ensuremath{\pm}",
-    "×": r"\ensuremath{\times}",
-    "−": r"\ensuremath{-}",
+    _MINUS: r"\ensuremath{-}",
     **{letter: "\\" + letter for letter in "&%$#_{}"},
 }
 
@@ -44,7 +45,7 @@ class Number:
         return text
 
     def _write(self, value: float) -> str:
-        return f"{value:{'+' if self.signed else ''}.{self.digits}f}".replace("-", "−")
+        return f"{value:{'+' if self.signed else ''}.{self.digits}f}".replace("-", _MINUS)
 
 
 Cell = Number | str | None
@@ -147,7 +148,7 @@ def comma_separated(table: Table) -> str:
 
 
 def _text(cell: Cell) -> str:
-    return "–" if cell is None else str(cell)  # noqa: RUF001
+    return _DASH if cell is None else str(cell)
 
 
 def _plain(cell: Cell) -> str:
@@ -165,4 +166,4 @@ def _alignment(table: Table) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text).replace("–", "--")  # noqa: RUF001
+    return "".join(_LATEX.get(letter, letter) for letter in text)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # One result file: run, label, preset, seed, train_length, curve (steps with tokens and valid_loss), dynamics, and
-# evaluations: protocol -> rows (length, loss, perplexity, targets, stderr) and books (book -> length -> [sum, targets]).
+# evaluations: protocol -> rows (length, loss, perplexity, targets, stderr), books (book -> length -> [sum, targets]).
 Run = Mapping[str, Any]
 
 

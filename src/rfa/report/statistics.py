@@ -1,5 +1,6 @@
 """Means over seeds, and paired differences of log perplexity with a bootstrap interval clustered by book."""
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -80,12 +81,17 @@ def paired_difference(
     value = float(difference.sum() / targets.sum())
     if len(books) == 1:
         return Difference(value, None, None, 1)
-    generator = np.random.default_rng(seed)
-    drawn = generator.multinomial(len(books), np.full(len(books), 1 / len(books)), size=resamples)
+    drawn = _draws(len(books), resamples, seed)
     scored = drawn @ targets
     samples = (drawn @ difference)[scored > 0] / scored[scored > 0]
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
     return Difference(value, float(low), float(high), len(books))
+
+
+@functools.lru_cache(maxsize=4)
+def _draws(books: int, resamples: int, seed: int) -> np.ndarray:
+    """How often each book is in each sample."""
+    return np.random.default_rng(seed).multinomial(books, np.full(books, 1 / books), size=resamples)
 
 
 def _column(books: Books, order: Sequence[str], column: int) -> np.ndarray:

@@ -42,9 +42,10 @@ def diffusive_and_integrative(
             parameters = mu, 2 * mu * steady, eta2, floor
             panels[row, 0].plot(lag, bias(*parameters, lag), color=colour, label=f"${symbol}$ = {value:g}")
             panels[row, 1].plot(lag, gate(*parameters, gamma2, lag), color=colour)
-        title = rf"{regime}, $\alpha {'<' if regime == 'diffusive' else '>'} 0$: {{}} (${fixed[row]}$ = {high:g})"
-        panels[row, 0].set(ylabel=r"bias $B_\tau$ (nats)", title=title.format("bias"))
-        panels[row, 1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title=title.format("gate"))
+        kind = rf"{regime}, $\alpha {'<>'[row]} 0$:"
+        level = f"(${fixed[row]}$ = {high:g})"
+        panels[row, 0].set(ylabel=r"bias $B_\tau$ (nats)", title=f"{kind} bias {level}")
+        panels[row, 1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title=f"{kind} gate {level}")
         panels[row, 0].legend(loc=("upper right", "lower right")[row], ncols=row + 1)
     for axes in panels[1]:
         axes.set_xlabel(r"lag $\tau$ (units of time)")

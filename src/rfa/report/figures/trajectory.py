@@ -8,7 +8,6 @@ from rfa.estimation import LinearSDE
 
 from .style import COLOURS, MARKERS, PAGE, letter, styled
 
-
 _FINER = 8  # steps of the path between two measurements
 
 
