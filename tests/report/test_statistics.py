@@ -15,7 +15,7 @@ def books(losses, targets):
 
 def test_mean_and_error():
     mean = mean_and_error([1.0, 2.0, 4.0])
-    assert (mean.value, mean.count) == (pytest.approx(7 / 3), 3)
+    assert (mean.value, mean.seeds) == (pytest.approx(7 / 3), 3)
     assert mean.error == pytest.approx(scipy.stats.sem([1.0, 2.0, 4.0]))
     assert mean_and_error([3.0]) == (3.0, None, 1)
     with pytest.raises(ValueError, match="got none"):

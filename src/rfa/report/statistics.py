@@ -15,7 +15,7 @@ class Mean(NamedTuple):
 
     value: float
     error: float | None
-    count: int
+    seeds: int
 
 
 class Difference(NamedTuple):

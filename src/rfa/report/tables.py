@@ -104,7 +104,7 @@ def perplexity_table(
     if trained != published_lengths[0]:
         notes.append(
             f"The runs were trained on {trained} tokens, the paper's on {published_lengths[0]}: columns stand side by "
-            "side at equal multiples of the training length, of other data and another size."
+            "side at equal multiples of the training length."
         )
     notes += _missing(labels, ours, lengths, protocol)
     return Table(name, caption, tuple(columns), tuple(map(tuple, _with_best(rows))), tuple(notes))
@@ -220,12 +220,15 @@ def _missing(
     if absent:
         notes.append(f"Not run here: {', '.join(absent)}.")
     every = sorted({seed for seeds in ours.values() for seed in seeds})
+    without: dict[str, list[str]] = {}
     for label, seeds in ours.items():
-        if gone := [seed for seed in every if seed not in seeds]:
-            notes.append(f"{label}: no run of seed {', '.join(map(str, gone))}.")
+        if gone := [str(seed) for seed in every if seed not in seeds]:
+            without.setdefault(", ".join(gone), []).append(label)
+    notes += [f"{', '.join(of)}: no run of seed {gone_seeds}." for gone_seeds, of in without.items()]
+    for label, seeds in ours.items():
         for seed, row in seeds.items():
             if not row:
                 notes.append(f"{label}, seed {seed}: not evaluated by {protocol}.")
-            elif gone := sorted(lengths - row.keys()):
-                notes.append(f"{label}, seed {seed}: not evaluated at L = {', '.join(map(str, gone))}.")
+            elif left := sorted(lengths - row.keys()):
+                notes.append(f"{label}, seed {seed}: not evaluated at L = {', '.join(map(str, left))}.")
     return notes

@@ -30,7 +30,8 @@ def speed_over_length(lines: Sequence[Line]) -> Figure:
             shares.plot(lengths[name], percents, **{**look[name], "linestyle": style})
     ratios.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
-    shares.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, 100))
+    shares.axhline(100, color=MUTED, linestyle=":", linewidth=1)  # a point above it tells of a peak measured too low
+    shares.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
     ticks = sorted({length for each in lengths.values() for length in each})
     for axes in (ratios, shares):
         lengths_axis(axes, ticks)

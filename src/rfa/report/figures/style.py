@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, ParamSpec
 
 import matplotlib
 
@@ -22,7 +22,7 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")  # the second eight, the third ...
 MUTED = "0.55"  # grey of what is there to compare with
 _SMALLEST = 7
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.labelsize": 7.5,
@@ -69,7 +69,7 @@ def shades(count: int) -> list[tuple[float, ...]]:
     return [scale(0.92 * index / max(count - 1, 1)) for index in range(count)]
 
 
-def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
+def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Colour, marker and line for what has no order: a name's place decides, whatever is drawn of it."""
     return {
         name: {"color": COLOURS[k % 8], "marker": MARKERS[(k + k // 8) % 8], "linestyle": LINES[k // 8 % 4]}

@@ -1,5 +1,6 @@
 """What training and evaluation measured: curves over tokens, perplexity over context length, the damping sweep."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -84,7 +85,7 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: s
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     grouped = by_label(runs)
     series: dict[str, Series] = {}
-    for label, marker in zip([name for name in grouped if name not in damping], MARKERS, strict=False):
+    for label, marker in zip([name for name in grouped if name not in damping], itertools.cycle(MARKERS), strict=False):
         series[label] = perplexity_series(grouped[label], protocol)
         _draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
     swept = sorted(damping, key=damping.__getitem__)

@@ -1,5 +1,7 @@
 """A state, its noisy measurements, and what each says of other times once transported there (the paper's figure 1)."""
 
+from typing import Any
+
 import matplotlib.pyplot as plt
 import torch
 from matplotlib.figure import Figure
@@ -54,7 +56,7 @@ def transported_measurements(
     for place, target in enumerate(chosen.tolist()):
         at = (sde.transition(times[target] - times) @ measured[..., None])[..., 0]
         past = times <= times[target]
-        look = {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": ""}
+        look: dict[str, Any] = {"color": COLOURS[place], "marker": MARKERS[place], "linestyle": ""}
         transported.plot(*at[~past].T, **look, markersize=2.2, alpha=0.25, markeredgewidth=0, zorder=2)
         transported.plot(*at[past].T, **look, markersize=2.2, markeredgewidth=0, zorder=3, alpha=0.8)
         label = f"$t_i$ = {times[target].item():.1f}"
