@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import typer
@@ -24,13 +25,14 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emo
 
 MANY: dict[str, Callable[[str], bool]] = {
     "--lengths": str.isdigit,
+    "--only": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),
     "--set": lambda value: "=" in value and not value.startswith("-"),
 }
 
 
 class ManyValues(TyperCommand):
-    """Lets `--lengths`, `--presets` and `--set` take several values in a row."""
+    """Lets `--lengths`, `--only`, `--presets` and `--set` take several values in a row."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
@@ -57,6 +59,18 @@ def assignment(text: str) -> tuple[str, Any]:
         return name, json.loads(value.lower() if value in ("True", "False") else value)
     except json.JSONDecodeError:
         return name, None if value == "None" else value
+
+
+@contextmanager
+def stoppable(hint: str) -> Iterator[None]:
+    """Say in one line where a run was stopped and how to go on."""
+    from rfa.training import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        errors.print(f"rfa: {stopped}; {hint}")
+        raise SystemExit(130) from None
 
 
 def main() -> None:

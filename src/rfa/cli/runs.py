@@ -4,8 +4,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +11,7 @@ import typer
 
 from rfa.report.console import comparison_table, evaluation_table, progress_bars, tokens_per_second
 
-from .app import ManyValues, app, assignment, console, errors
+from .app import ManyValues, app, assignment, console, stoppable
 
 DataOption = Annotated[
     str, typer.Option(help="stdlib, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D")
@@ -32,7 +30,7 @@ def demo(
 
     if resume and overwrite:
         raise ValueError("--resume: got --overwrite with it, expected one of them")
-    with _stoppable(f"go on with: rfa demo --resume --out {shlex.quote(str(out))}"), progress_bars() as bar:
+    with stoppable(f"go on with: rfa demo --resume --out {shlex.quote(str(out))}"), progress_bars() as bar:
         results = run_demo(
             out,
             overwrite=overwrite,
@@ -80,7 +78,7 @@ def train(
             names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
             raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
     go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
-    with _stoppable(go_on), progress_bars() as bar:
+    with stoppable(go_on), progress_bars() as bar:
         bars: dict[str, Any] = {
             "data_progress": lambda *task: bar("reading text", *task),
             "progress": lambda step, steps, figures: bar("training" + _figures(figures), step, steps, key="train"),
@@ -170,18 +168,6 @@ def generate(
 
     sample = generate_text(run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     sys.stdout.write(sample + "\n")
-
-
-@contextmanager
-def _stoppable(hint: str) -> Iterator[None]:
-    """Say in one line where a run was stopped and how to go on."""
-    from rfa.training import Stopped
-
-    try:
-        yield
-    except Stopped as stopped:
-        errors.print(f"rfa: {stopped}; {hint}")
-        raise SystemExit(130) from None
 
 
 def _figures(figures: dict[str, float]) -> str:

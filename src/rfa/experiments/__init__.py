@@ -1,1 +1,20 @@
-"""Several runs and their evaluations, joined into one result."""
+"""Several runs and their evaluations, joined into results."""
+
+from .plan import RunState, states
+from .reading import RecipeError
+from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
+from .results import read_result
+from .runner import Outcome, run_recipe
+
+__all__ = [
+    "EvaluationPlan",
+    "Outcome",
+    "PlannedRun",
+    "Recipe",
+    "RecipeError",
+    "RunState",
+    "load_recipe",
+    "read_result",
+    "run_recipe",
+    "states",
+]

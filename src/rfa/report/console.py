@@ -1,6 +1,6 @@
 """Results and progress on a terminal."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,33 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
         figures = [f"{row['perplexity']:.2f}" for row in model["rows"]]
         table.add_row(name, *figures, f"{result['parameters']:,}", tokens_per_second(result))
     return table
+
+
+def plan_table(title: str, states: Sequence[Any]) -> Table:
+    """The runs of a recipe (`rfa.experiments.RunState`): how far each is, tokens, and the time left where known."""
+    table = Table(title=Text(title))
+    for column in ("run", "state", "tokens", "time left"):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
+    for state in states:
+        at = f" at step {state.step:,} of {state.steps or '?'}" if state.state == "half done" else ""
+        tokens = "?" if state.tokens is None else f"{state.tokens:,}"
+        table.add_row(Text(state.run.name), state.state + at, tokens, _duration(state.seconds))
+    known = [state.seconds for state in states if state.seconds is not None]
+    total = sum(state.tokens or 0 for state in states)
+    unknown = " and more" if len(known) < len(states) and any(known) else ""
+    done = sum(state.state == "done" for state in states)
+    table.caption = Text(
+        f"{done} of {len(states)} runs done; {total:,} tokens"
+        + (f"; left to train: {_duration(sum(known))}{unknown}" if any(known) else "")
+    )
+    return table
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
 
 
 def tokens_per_second(result: Mapping[str, Any]) -> str:

@@ -1,0 +1,59 @@
+"""The command around recipes: experiment."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rfa.report.console import plan_table, progress_bars
+
+from .app import ManyValues, app, console, errors, stoppable
+
+
+@app.command(cls=ManyValues)
+def experiment(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, as in recipes/.", metavar="RECIPE")],
+    out: Annotated[Path, typer.Option(help="Folder for runs and results.", metavar="DIR")],
+    data: Annotated[
+        str | None, typer.Option(help="A corpus, file or folder instead of the recipe's.", metavar="D")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and how far each is.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there; it does so anyway.")] = False,
+) -> None:
+    """Make all runs and evaluations of a table: skip what is done, go on with what is half done.
+
+    Several processes may share a recipe and a folder. Exit status 1 where a run failed; the others are made.
+    """
+    from rfa.experiments import RecipeError, load_recipe, run_recipe, states
+
+    try:
+        planned = load_recipe(recipe, data)
+    except RecipeError as error:
+        for line in str(error).splitlines():
+            errors.print(f"rfa: {line}")
+        raise SystemExit(2) from None
+    if dry_run:
+        console.print(plan_table(planned.title, states(planned, out, only or ())))
+        return
+    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
+    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
+    hint = f"go on with: {shlex.join(again)}"
+    try:
+        with stoppable(hint), progress_bars() as bar:
+            outcome = run_recipe(
+                planned, out, only=only or (), progress=lambda task, *far: bar(task, *far, key=str(task == "runs"))
+            )
+    except KeyboardInterrupt:  # not while training: nothing was there to save
+        errors.print(f"rfa: stopped; {hint}")
+        raise SystemExit(130) from None
+    console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
+    for name in outcome.claimed:
+        console.print(f"{name}: another process is at it", highlight=False, soft_wrap=True)
+    for name, reason in outcome.failed.items():
+        errors.print(f"rfa: {name} failed: {' '.join(reason.split())}")
+    if outcome.failed:
+        raise typer.Exit(1)

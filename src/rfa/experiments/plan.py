@@ -1,0 +1,122 @@
+"""What a recipe comes to: its runs, how far each is, and what is left to do."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rfa.training import RunFolder, TrainingSpec
+
+from .recipe import PlannedRun, Recipe
+from .results import finished_result
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run is.
+
+    Args:
+        run: of the recipe.
+        state: "done", "to evaluate", "half done" or "to do".
+        step: of the newest checkpoint; the last one of a trained run.
+        steps: in all; None where that depends on a text that was not read yet.
+        tokens: to train on in all; None as `steps`.
+        seconds: that are left to train, by the speed of finished runs; None where there are none.
+    """
+
+    run: PlannedRun
+    state: str
+    step: int
+    steps: int | None
+    tokens: int | None
+    seconds: float | None
+
+
+def run_folder(out: Path, run: PlannedRun) -> RunFolder:
+    """The run folder of a run."""
+    return RunFolder(out / "runs" / run.name)
+
+
+def chosen(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]:
+    """The runs of a recipe that are named in `only`, all of them where it is empty; `*` stands for anything.
+
+    Raises:
+        ValueError: for a name that no run has.
+    """
+    for name in only:
+        if not any(fnmatchcase(run.name, name) for run in recipe.runs):
+            names = ", ".join(run.name for run in recipe.runs)
+            raise ValueError(f"only: got {name!r}, expected some of {names}")
+    return tuple(run for run in recipe.runs if not only or any(fnmatchcase(run.name, name) for name in only))
+
+
+def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[RunState]:
+    """How far each run is; nothing is written.
+
+    Raises:
+        ValueError: for an unknown name in `only`, a damaged result or run folder, or one of another recipe.
+    """
+    out = Path(out)
+    results = {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
+    return [_state(recipe, run, out, results) for run in chosen(recipe, only)]
+
+
+def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:
+    """The run.json of a run that was begun, None where there is none.
+
+    Raises:
+        ValueError: if it is damaged, or of another run than the recipe's.
+    """
+    folder = run_folder(out, run)
+    if not folder.record.exists():
+        return None
+    record = folder.read()
+    if record["spec"] != recipe.resolved(run).with_absolute_paths().to_dict():
+        raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
+    return record
+
+
+def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
+    """Whether a trained run has neither model nor result any more: there is nothing to go on from."""
+    return bool(record["finished"]) and not folder.model.is_dir()
+
+
+def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any]) -> RunState:
+    steps, tokens = _sizes(run.spec, results)
+    if run.name in results:
+        training = results[run.name]["training"]
+        return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
+    record, folder = started_record(recipe, run, out), run_folder(out, run)
+    state, step = "to do", 0
+    if record is not None and not is_lost(folder, record):
+        if record["finished"]:
+            state, step = "to evaluate", record["steps"]
+        elif (checkpoint := folder.latest_checkpoint()) is not None:
+            state, step = "half done", int(checkpoint.name.rpartition("-")[2])
+    left = tokens if tokens is None or not steps else tokens * max(steps - step, 0) / steps
+    speed = _speed(run, results)
+    return RunState(run, state, step, steps, tokens, None if left is None or speed is None else left / speed)
+
+
+def _sizes(spec: TrainingSpec, results: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Steps and tokens: by the specification, or as a finished run of the same sizes had them."""
+    if spec.max_steps is not None:
+        return spec.max_steps, spec.max_steps * spec.accumulate * spec.batch_size * spec.length
+    shape = ("epochs", "max_steps", "length", "batch_size", "accumulate")
+    for result in results.values():
+        if all(result["spec"][name] == getattr(spec, name) for name in shape):
+            return result["training"]["steps"], result["training"]["tokens"]
+    return None, None
+
+
+def _speed(run: PlannedRun, results: Mapping[str, Any]) -> float | None:
+    """Tokens a second of this model's finished runs, or of all where it has none."""
+    speeds = {
+        name: result["training"]["tokens_per_second"]
+        for name, result in results.items()
+        if result["training"]["tokens_per_second"]
+    }
+    own = [speed for name, speed in speeds.items() if results[name]["label"] == run.label]
+    return mean(own or speeds.values()) if speeds else None

@@ -1,0 +1,92 @@
+"""YAML as people write it, and everything that is wrong with it at once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false"}
+
+
+class RecipeError(ValueError):
+    """What is wrong with a recipe.
+
+    Args:
+        path: of its file.
+        faults: a line each.
+    """
+
+    def __init__(self, path: str, faults: Sequence[str]):
+        super().__init__("\n".join(f"{path}: {fault}" for fault in faults))
+
+
+class Faults:
+    """What was found wrong with a file so far; the same fault of several places is said once, of the first."""
+
+    def __init__(self, path: str):
+        self._path = path
+        self._places: dict[str, str] = {}
+
+    def add(self, where: str, message: str) -> None:
+        """Note a fault and go on."""
+        self._places.setdefault(" ".join(message.split()), where)
+
+    def raise_if_any(self) -> None:
+        """Raise `RecipeError` with all of them."""
+        if self._places:
+            raise RecipeError(self._path, [f"{where}: {message}" for message, where in self._places.items()])
+
+
+class _Loader(yaml.SafeLoader):
+    """Numbers such as 3e-3 are numbers, and a key stands once."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key_node.value in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.constructor.ConstructorError(None, None, f"line {line}: {key_node.value!r} stands twice")
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(  # YAML 1.1 wants a point and a sign in these, YAML 1.2 and people do not
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read_yaml(path: Path) -> Any:
+    """What a file holds.
+
+    Raises:
+        RecipeError: if it is no YAML.
+        OSError: if it cannot be read.
+    """
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise RecipeError(str(path), [f"no YAML: {' '.join(str(error).split())}"]) from error
+
+
+def take(
+    given: Any, kinds: Mapping[str, type], where: str, faults: Faults, required: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Those keys of a mapping that are known and of their kind; the others, and those that lack, are faults."""
+    if not isinstance(given, dict):
+        faults.add(where, f"got {given!r:.80}, expected a mapping with {', '.join(required or kinds)}")
+        return {}
+    for key in given:
+        if key not in kinds:
+            faults.add(where, f"{key}: unknown key, expected some of {', '.join(kinds)}")
+    for key in required:
+        if key not in given:
+            faults.add(where, f"{key}: missing")
+    taken = {}
+    for key, kind in kinds.items():
+        if key in given and isinstance(given[key], kind):
+            taken[key] = given[key]
+        elif key in given:
+            faults.add(where, f"{key}: got {given[key]!r:.80}, expected {_KINDS[kind]}")
+    return taken

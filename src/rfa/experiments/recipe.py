@@ -1,0 +1,225 @@
+"""A recipe: which models are trained on what and how they are evaluated, as frozen values read from YAML."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rfa.data import NAMED_CORPORA
+from rfa.evaluation import PROTOCOLS
+from rfa.models import PRESETS
+from rfa.training import TrainingSpec
+
+from .reading import Faults, read_yaml, take
+
+_RECIPE = {"name": str, "title": str, "training": dict, "runs": list, "evaluation": dict, "keep_models": bool}
+_RUNS = {"presets": list, "seeds": list, "model": dict, "label": str}
+_EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
+_OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that `runs` gives
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]*")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a recipe.
+
+    Args:
+        spec: as the recipe writes it: a path in it is meant from the recipe's folder.
+        suffix: tells it from other runs of its preset.
+    """
+
+    spec: TrainingSpec
+    suffix: str = ""
+
+    @property
+    def label(self) -> str:
+        """Of all seeds of this model."""
+        return f"{self.spec.preset} {self.suffix}".strip()
+
+    @property
+    def name(self) -> str:
+        """Of its run folder and its result."""
+        return f"{self.label.replace(' ', '-')}-seed{self.spec.seed}"
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """How each run is evaluated.
+
+    Args:
+        lengths: context lengths, ascending.
+        protocols: at most so many tokens of the test split for each protocol; None for all.
+        by_position: also the loss at each position.
+        passkey: also the retrieval probe.
+        attention: also the attention maps, of the first run of each of these presets.
+    """
+
+    lengths: tuple[int, ...]
+    protocols: Mapping[str, int | None]
+    by_position: bool = False
+    passkey: bool = False
+    attention: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that was read and found right.
+
+    Args:
+        path: of its file.
+        name, title: in a word, and in words.
+        runs: in the order in which they are made.
+        evaluation: of each run.
+        keep_models: keep the checkpoints and the model of a run whose result is written.
+    """
+
+    path: Path
+    name: str
+    title: str
+    runs: tuple[PlannedRun, ...]
+    evaluation: EvaluationPlan
+    keep_models: bool = False
+
+    def asked_of(self, run: PlannedRun) -> dict[str, Any]:
+        """What the evaluation of a run is to hold, as its result records it."""
+        preset, plan = run.spec.preset, self.evaluation
+        first = next(other for other in self.runs if other.spec.preset == preset)
+        asked = {**asdict(plan), "lengths": list(plan.lengths)}
+        return {**asked, "attention": preset in plan.attention and run == first}
+
+    def resolved(self, run: PlannedRun) -> TrainingSpec:
+        """The specification of a run with the recipe's paths made absolute."""
+        folder, spec = self.path.resolve().parent, run.spec
+        form, _, vocabulary = spec.tokenizer.partition(":")
+        if form == "gpt2" and vocabulary:
+            spec = replace(spec, tokenizer=f"gpt2:{(folder / vocabulary).resolve()}")
+        return spec if spec.data in NAMED_CORPORA else replace(spec, data=str((folder / spec.data).resolve()))
+
+
+def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
+    """Read a recipe and check all of it.
+
+    Args:
+        path: of a YAML file, as in `recipes/`.
+        data: a corpus, file or folder in the place of the recipe's.
+
+    Raises:
+        RecipeError: naming everything that is wrong with it.
+        OSError: if it cannot be read.
+    """
+    path, faults = Path(path), Faults(str(path))
+    given = take(read_yaml(path), _RECIPE, "recipe", faults, required=("name", "training", "runs", "evaluation"))
+    name = given.get("name", "")
+    if "name" in given:
+        _check_name(name, "name", faults)
+    training = dict(given.get("training", {}))
+    if data is not None:
+        training["data"] = data if data in NAMED_CORPORA else str(Path(data).resolve())
+    for field in sorted(training.keys() & _OF_A_RUN):
+        faults.add("training", f"{field}: not here, expected {field}s in runs")
+        del training[field]
+    kept = set()
+    for field in sorted(training.keys() - {f.name for f in fields(TrainingSpec)}, key=str):
+        expected = ", ".join(f.name for f in fields(TrainingSpec) if f.name not in _OF_A_RUN)
+        faults.add("training", f"{field}: unknown key, expected some of {expected}")
+        kept.add(field)
+    if not isinstance(training.get("model", {}), dict):
+        faults.add("training", f"model: got {training['model']!r}, expected a mapping")
+        kept.add("model")
+    training = {field: value for field, value in training.items() if field not in kept}
+    runs = [run for index, entry in enumerate(given.get("runs", [])) for run in _runs(entry, index, training, faults)]
+    if "runs" in given and not given["runs"]:
+        faults.add("runs", "got none, expected at least one")
+    names = [run.name for run in runs]
+    for twice in dict.fromkeys(name for name in names if names.count(name) > 1):
+        faults.add("runs", f"{twice}: named {names.count(twice)} times, expected once (a label tells runs apart)")
+    plan = _evaluation(given.get("evaluation", {}), {run.spec.preset for run in runs}, faults)
+    faults.raise_if_any()
+    return Recipe(path, name, given.get("title", name), tuple(runs), plan, given.get("keep_models", False))
+
+
+def _check_name(name: str, where: str, faults: Faults) -> None:
+    if not _NAME.fullmatch(name):
+        faults.add(where, f"got {name!r}, expected letters, digits and _.=+-, for it names files")
+
+
+def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> Iterator[PlannedRun]:
+    """The runs of one entry: the first seed of all its presets, then the next."""
+    where = f"runs[{index}]"
+    given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
+    presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
+    if suffix:
+        _check_name(suffix, f"{where}.label", faults)
+    for what, values in (("presets", presets), ("seeds", seeds)):
+        if what in given and not values:
+            faults.add(where, f"{what}: got none, expected at least one")
+        for twice in {repr(value): value for value in values if values.count(value) > 1}.values():
+            faults.add(where, f"{what}: got {twice} twice, expected once")
+    for seed in seeds:
+        if type(seed) is not int or not 0 <= seed < 2**32:
+            faults.add(where, f"seeds: got {seed!r}, expected a whole number from 0 to 2^32 - 1")
+    right = [seed for seed in seeds if type(seed) is int and 0 <= seed < 2**32]
+    good = []
+    for preset in dict.fromkeys(preset for preset in presets if isinstance(preset, str)):
+        if preset not in PRESETS:
+            faults.add(where, f"preset: got {preset!r}, expected one of those that `rfa doctor` lists")
+        elif not _check_spec(preset, training, given.get("model", {}), where, faults):
+            good.append(preset)
+    for other in (preset for preset in presets if not isinstance(preset, str)):
+        faults.add(where, f"presets: got {other!r}, expected a name")
+    for seed in dict.fromkeys(right):
+        for preset in good:
+            yield PlannedRun(_spec(preset, training, given.get("model", {}), seed), suffix)
+
+
+def _spec(preset: str, training: dict[str, Any], model: dict[str, Any], seed: int = 0) -> TrainingSpec:
+    values = {**asdict(TrainingSpec("m2-sc-rfa")), **training, "preset": preset, "seed": seed}
+    return TrainingSpec.from_dict({**values, "model": {**training.get("model", {}), **model}})
+
+
+def _check_spec(preset: str, training: dict[str, Any], model: dict[str, Any], where: str, faults: Faults) -> bool:
+    """Whether anything is wrong; each field that an error names is set aside to find what else is."""
+    training, shared, model = dict(training), dict(training.get("model", {})), dict(model)
+    wrong = False
+    while True:
+        try:
+            _spec(preset, {**training, "model": shared}, model)
+            return wrong
+        except ValueError as error:
+            wrong, field = True, str(error).partition(":")[0]
+            place = where
+            if field not in model and (field in shared or field in training):
+                place = "training"
+            faults.add(place, str(error))
+            source = next((given for given in (model, shared, training) if field in given), None)
+            if source is None:
+                return wrong
+            del source[field]
+
+
+def _evaluation(given: Any, presets: set[str], faults: Faults) -> EvaluationPlan:
+    plan = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols") if given else ())
+    lengths = [length for length in plan.get("lengths", []) if type(length) is int]
+    for length in plan.get("lengths", []):
+        if type(length) is not int or length < 2:
+            faults.add("evaluation", f"lengths: got {length!r}, expected whole numbers of at least 2")
+    for twice in sorted({length for length in lengths if lengths.count(length) > 1}):
+        faults.add("evaluation", f"lengths: got {twice} twice, expected once")
+    protocols = plan.get("protocols", {})
+    for what in ("lengths", "protocols"):
+        if what in plan and not plan[what]:
+            faults.add("evaluation", f"{what}: got none, expected at least one")
+    for protocol, tokens in protocols.items():
+        if protocol not in PROTOCOLS:
+            faults.add("evaluation", f"protocols: got {protocol!r}, expected some of {', '.join(PROTOCOLS)}")
+        if tokens is not None and (type(tokens) is not int or tokens < max([2, *lengths])):
+            least = f"null or a number of tokens of at least {max([2, *lengths])}, the longest context"
+            faults.add("evaluation", f"protocols: got {tokens!r} for {protocol}, expected {least}")
+    for preset in plan.get("attention", []):
+        if not isinstance(preset, str) or preset not in presets:
+            faults.add("evaluation", f"attention: got {preset!r}, expected presets of the runs")
+    options = {name: plan[name] for name in ("by_position", "passkey") if name in plan}
+    return EvaluationPlan(
+        tuple(sorted(lengths)), protocols, attention=tuple(map(str, plan.get("attention", []))), **options
+    )

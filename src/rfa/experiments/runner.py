@@ -1,0 +1,163 @@
+"""All runs of a recipe, by as many processes as there are, each run made once.
+
+<out>/runs/<run>/            run folders: records and metrics stay, models only where the recipe keeps them
+<out>/results/<run>.json     one result a run, whole
+<out>/.claims/<run>.lock     locked by the process that makes the run, and free when that process is gone
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from rfa import evaluation
+from rfa.data import prepare
+from rfa.training import RunFolder, resume, train
+
+from .plan import chosen, is_lost, run_folder, started_record
+from .recipe import PlannedRun, Recipe
+from .results import finished_result, make_result, result_path, write_result
+
+Progress = Callable[[str, int, int], None]
+ATTENTION = 8  # attention maps are of so many training lengths
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a process leaves behind.
+
+    Args:
+        done: runs that have a result.
+        claimed: runs that other processes are making.
+        failed: what stopped the others, by run.
+    """
+
+    done: tuple[str, ...]
+    claimed: tuple[str, ...]
+    failed: dict[str, str]
+
+
+def run_recipe(
+    recipe: Recipe, out: str | Path, *, only: Sequence[str] = (), progress: Progress | None = None
+) -> Outcome:
+    """Make every run of a recipe that has no result yet: train or go on, evaluate, write the result.
+
+    Several processes may share a recipe and a folder. A run that another one is making is passed over and looked at
+    again, until each run is done, or claimed by others, or has failed here; the rest is made when one fails.
+
+    Args:
+        recipe: what to run.
+        out: the folder of run folders and results.
+        only: names of runs; all of them where it is empty.
+        progress: called with what is being done, how far, and how far it goes; "runs" counts the runs.
+
+    Returns:
+        Which runs are done, claimed, failed.
+
+    Raises:
+        ValueError: before any run, for an unknown name in `only`, a result or run folder that is damaged or of another
+            recipe, bad data, or lengths that the test split does not have.
+        OSError: if the disk is full.
+        Stopped, KeyboardInterrupt: on Ctrl-C; a run that is being trained is saved.
+    """
+    out = Path(out)
+    runs = chosen(recipe, only)
+    say = progress or (lambda *_: None)
+    waiting = _unfinished(recipe, runs, out)
+    if waiting:
+        _check_text(recipe, waiting[0], say)
+    failed: dict[str, str] = {}
+    going = True
+    while waiting and going:
+        going = False
+        for run in waiting:
+            say("runs", len(runs) - len(waiting), len(runs))
+            with _claim(out, run) as mine:
+                if not mine:
+                    continue
+                going = True
+                if finished_result(recipe, run, out) is None:
+                    try:
+                        _make(recipe, run, out, say)
+                    except ValueError as error:
+                        failed[run.name] = str(error)
+            waiting = [other for other in waiting if other is not run]
+        waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
+    say("runs", len(runs) - len(waiting), len(runs))
+    claimed = tuple(run.name for run in waiting)
+    done = tuple(run.name for run in runs if run.name not in {*claimed, *failed})
+    return Outcome(done, claimed, failed)
+
+
+def _unfinished(recipe: Recipe, runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:
+    """The runs without a result; what is damaged or of another recipe raises before anything is run."""
+    waiting = [run for run in runs if finished_result(recipe, run, out) is None]
+    for run in waiting:
+        started_record(recipe, run, out)
+    return waiting
+
+
+def _check_text(recipe: Recipe, run: PlannedRun, say: Progress) -> None:
+    """Read the text, which all runs share, and raise `ValueError` where its test split is too short."""
+    spec = recipe.resolved(run)
+    text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=lambda *task: say("reading text", *task))
+    longest, found = max(recipe.evaluation.lengths), len(text.streams["test"])
+    if longest > found:
+        raise ValueError(f"lengths: got {longest}, expected at most the {found} tokens of the test split")
+    if recipe.evaluation.attention and ATTENTION * spec.length > found:
+        least = f"a test split of at least {ATTENTION * spec.length} tokens, {ATTENTION} training lengths"
+        raise ValueError(f"attention: got a test split of {found} tokens, expected {least}")
+
+
+@contextmanager
+def _claim(out: Path, run: PlannedRun) -> Iterator[bool]:
+    """Whether this process may make a run; the claim ends with the block, or with the process."""
+    path = out / ".claims" / f"{run.name}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except NotImplementedError:  # a file system without locks serves one process
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
+    """Train or go on, evaluate, write the result, and let go of the model."""
+
+    def training(step: int, steps: int, figures: dict[str, float]) -> None:
+        loss = f", loss {figures['loss']:.3f}" if "loss" in figures else ""
+        say(f"{run.name}: training{loss}", step, steps)
+
+    folder = run_folder(out, run)
+    bars: dict[str, Any] = {"progress": training, "data_progress": lambda *task: say(f"{run.name}: reading", *task)}
+    record = started_record(recipe, run, out)
+    if record is None or is_lost(folder, record):
+        record = train(recipe.resolved(run), folder.path, overwrite=record is not None, **bars)
+    else:
+        record = resume(folder.path, **bars)
+    asked, path = recipe.asked_of(run), result_path(out, run)
+    maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
+    evaluated = evaluation.full_evaluation(  # type: ignore[attr-defined]
+        folder.path, **{**asked, "attention": maps}, progress=lambda task, *far: say(f"{run.name}: {task}", *far)
+    )
+    write_result(path, make_result(recipe, run, folder, record, evaluated))
+    if not recipe.keep_models:
+        _let_go(folder)
+
+
+def _let_go(folder: RunFolder) -> None:
+    """Delete what is large: weights and checkpoints. Record, metrics and tokenizer stay."""
+    for path in (folder.model, folder.checkpoints):
+        shutil.rmtree(path, ignore_errors=True)

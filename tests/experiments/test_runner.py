@@ -1,0 +1,292 @@
+"""Runs of a recipe: made once, by however many processes, whatever stopped them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from training.runs import MODEL, command, contents, ctrl_c, messages
+
+from rfa.experiments import load_recipe, read_result, run_recipe, runner, states
+from rfa.training import RunFolder, Stopped
+
+from .recipes import NAMES, TRAINING, recipe, write_recipe
+
+TWO_PRESETS = [{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0]}]
+
+
+def at(task: str, step: int, act):
+    """A progress callback that acts at a step of a task, once."""
+    acted = []
+
+    def progress(doing, done, total):
+        if doing.startswith(task) and done == step and not acted:
+            acted.append(done)
+            act()
+
+    return progress
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def test_all_runs(tmp_path, out, evaluated):
+    path = write_recipe(tmp_path, evaluation={**recipe()["evaluation"], "attention": ["m2-sc-rfa"], "passkey": True})
+    seen = []
+    outcome = run_recipe(load_recipe(path), out, progress=lambda *step: seen.append(step))
+    assert (outcome.done, outcome.claimed, outcome.failed) == (tuple(NAMES), (), {})
+    assert evaluated == NAMES
+    assert ("runs", 0, 3) in seen
+    assert seen[-1] == ("runs", 3, 3)
+    assert {path.name for path in (out / "results").iterdir()} == {
+        *(f"{name}.json" for name in NAMES),
+        "m2-sc-rfa-seed0.attention.npz",
+    }
+    result = read_result(out / "results" / f"{NAMES[2]}.json")
+    folder = RunFolder(out / "runs" / NAMES[2])
+    record = folder.read()
+    assert (result["format"], result["recipe"], result["run"]) == (1, "tiny", NAMES[2])
+    assert (result["label"], result["preset"], result["seed"]) == ("m2-sc-rfa b=0.5", "m2-sc-rfa", 0)
+    assert result["train_length"] == 8
+    assert result["spec"]["model"] == {**MODEL, "damping": 0.5}
+    assert result["environment"] == record["environment"]
+    assert result["evaluation_environment"] == {"rfa": "elsewhere"}
+    assert result["training"]["steps"] == 4
+    assert result["training"]["tokens"] == 4 * 32
+    assert result["training"]["seconds"] == pytest.approx(128 / result["training"]["tokens_per_second"], abs=0.06)
+    assert [point["step"] for point in result["curve"]] == [2, 4]
+    assert set(result["evaluations"]) == {"blocks", "matched"}
+    assert result["passkey"] == {}
+    assert not folder.model.exists()  # a record keeps figures, not weights
+    assert not folder.checkpoints.exists()
+    assert folder.metrics.is_file()
+
+    dynamics = result["dynamics"]
+    assert dynamics["steps"] == [1, 2, 3, 4]
+    assert set(dynamics["layers"]) == {"0", "1"}
+    wanted = {"process_noise", "key_noise", "query_noise", "robustness", "inverse_temperature", "decay", "alpha"}
+    assert wanted <= set(dynamics["layers"]["0"])
+    assert [len(heads) for heads in dynamics["layers"]["1"]["robustness"]] == 4 * [MODEL["num_attention_heads"]]
+    plain = read_result(out / "results" / f"{NAMES[0]}.json")["dynamics"]
+    assert plain == {"steps": [], "tokens": [], "layers": {}}
+
+
+def test_what_is_done_is_skipped(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    assert run_recipe(planned, out, only=["b1-*"]).done == (NAMES[0],)
+    before = contents(out / "results")
+    (tmp_path / "corpus").rename(tmp_path / "text")
+    with pytest.raises(ValueError, match="corpus"):  # said before the next run begins
+        run_recipe(planned, out)
+    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)  # nothing left that needs the text
+    (tmp_path / "text").rename(tmp_path / "corpus")
+    assert run_recipe(planned, out).done == tuple(NAMES[:2])
+    assert evaluated == NAMES[:2]
+    assert before.items() <= contents(out / "results").items()
+    with pytest.raises(ValueError, match="got 'b2', expected some of b1-rope-seed0, m2-sc-rfa-seed0"):
+        run_recipe(planned, out, only=["b2"])
+
+
+def test_models_are_kept_where_the_recipe_says_so(tmp_path, out, evaluated):
+    run_recipe(load_recipe(write_recipe(tmp_path, keep_models=True)), out, only=[NAMES[0]])
+    assert RunFolder(out / "runs" / NAMES[0]).load_model() is not None
+
+
+def test_stopped_and_gone_on(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[1]}: training", 3, ctrl_c))
+    assert [(state.state, state.step) for state in states(planned, out)] == [("done", 4), ("half done", 3)]
+    steps = []
+    run_recipe(planned, out, progress=lambda task, done, total: steps.append(done) if "training" in task else None)
+    assert steps == [4]
+    assert read_result(out / "results" / f"{NAMES[1]}.json")["dynamics"]["steps"] == [1, 2, 3, 4]
+
+
+def test_stopped_between_training_and_result(tmp_path, out, evaluated, monkeypatch):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "write_result", lambda *_: ctrl_c())
+        with pytest.raises(KeyboardInterrupt):
+            run_recipe(planned, out)
+    assert [state.state for state in states(planned, out)] == ["to evaluate", "to do"]
+    assert run_recipe(planned, out).done == tuple(NAMES[:2])
+    assert evaluated == [NAMES[0], *NAMES[:2]]
+
+
+def test_a_result_that_was_deleted_is_made_anew(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    (out / "results" / f"{NAMES[0]}.json").unlink()
+    assert states(planned, out)[0].state == "to do"
+    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
+
+
+def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    lock = out / ".claims" / f"{NAMES[0]}.lock"
+    program = (
+        "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        outcome = run_recipe(planned, out)
+        assert (outcome.done, outcome.claimed) == ((NAMES[1],), (NAMES[0],))
+        process.kill()
+    assert run_recipe(planned, out).done == tuple(NAMES[:2])
+    assert evaluated == [NAMES[1], NAMES[0]]
+
+
+def test_two_processes(tmp_path, out, evaluated):
+    """This one joins when the other has begun."""
+    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}])
+    program = (
+        "import sys; from rfa import cli, evaluation; from experiments.recipes import stand_in\n"
+        "def noted(folder, **options):\n"
+        "    print('made', folder.name, flush=True)\n"
+        "    return stand_in(folder, **options)\n"
+        "evaluation.full_evaluation = noted; sys.argv[0] = 'rfa'; cli.main()"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")])
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, "experiment", path, "--out", out],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while other.poll() is None and not list(out.glob(".claims/*")):
+        time.sleep(0.05)
+    run_recipe(load_recipe(path), out)
+    said, err = other.communicate(timeout=120)
+    assert other.returncode == 0, err
+    made = [line.split()[1] for line in said.splitlines() if line.startswith("made")]
+    assert made, said
+    assert sorted([*made, *evaluated]) == sorted(run.name for run in load_recipe(path).runs)
+    assert len([read_result(file) for file in (out / "results").iterdir()]) == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "is damaged"),
+        (lambda text: "[]", "is damaged"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
+        (lambda text: text.replace('"curve"', '"curves"'), "it lacks curve"),
+        (lambda text: text.replace('"max_steps": 4', '"max_steps": 5'), "spec.max_steps: got 5, expected 4"),
+        (lambda text: text.replace('"matched": null', '"matched": 64'), "evaluation.protocols.matched: got 64"),
+        (lambda text: text.replace('"tiny"', '"huge"'), "recipe: got 'huge', expected 'tiny'"),
+    ],
+)
+def test_a_damaged_or_foreign_result(tmp_path, out, evaluated, damage, said):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    path = out / "results" / f"{NAMES[0]}.json"
+    path.write_text(damage(path.read_text()))
+    before = contents(out)
+    for look in (run_recipe, states):
+        with pytest.raises(ValueError, match=f"^result: {path}") as raised:
+            look(planned, out)
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+    assert contents(out) == before
+
+
+def test_a_foreign_run_folder(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
+    other = load_recipe(write_recipe(tmp_path, training={**recipe()["training"], "max_steps": 5}))
+    with pytest.raises(ValueError, match="another run than"):
+        run_recipe(other, out)
+
+
+def test_lengths_that_the_text_has_not(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, evaluation={"lengths": [8, 4096], "protocols": {"blocks": None}}))
+    with pytest.raises(ValueError, match=r"lengths: got 4096, expected at most the 70[01] tokens"):
+        run_recipe(planned, out)
+    assert not out.exists()
+
+
+def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypatch, capsys):
+    path = write_recipe(tmp_path, runs=TWO_PRESETS)
+    whole = runner.train
+
+    def train(spec, *given, **options):
+        if spec.preset == "b1-rope":
+            raise ValueError("training: got\nno number")
+        return whole(spec, *given, **options)
+
+    monkeypatch.setattr(runner, "train", train)
+    status, said, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
+    assert status == 1
+    assert messages(err) == [f"rfa: {NAMES[0]} failed: training: got no number"]
+    assert "1 runs done" in said
+    monkeypatch.setattr(runner, "train", whole)
+    assert command(monkeypatch, capsys, "experiment", path, "--out", out)[0] == 0
+
+
+def test_dry_run(tmp_path, out, evaluated, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    path = write_recipe(tmp_path)
+    arguments = ("experiment", path, "--out", out, "--dry-run")
+    status, said, _ = command(monkeypatch, capsys, *arguments)
+    assert status == 0
+    assert not out.exists()
+    assert all(any(name in line and "to do" in line and "128" in line for line in said.splitlines()) for name in NAMES)
+    assert "0 of 3 runs done; 384 tokens" in said
+    planned = load_recipe(path)
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[1]}: training", 1, ctrl_c))
+    before = contents(out)
+    first, second, third = states(planned, out)
+    assert contents(out) == before
+    speed = json.loads((out / "results" / f"{NAMES[0]}.json").read_text())["training"]["tokens_per_second"]
+    assert first.seconds == 0
+    assert second.seconds == pytest.approx(96 / speed)
+    assert third.seconds == pytest.approx(128 / speed)
+    _, said, _ = command(monkeypatch, capsys, *arguments)
+    assert "half done at step 1 of 4" in said
+    assert "1 of 3 runs done" in said
+    _, said, _ = command(monkeypatch, capsys, *arguments, "--only", NAMES[0], NAMES[2])
+    assert NAMES[1] not in said
+
+
+def test_dry_run_by_epochs(tmp_path, out, evaluated):
+    training = {**TRAINING, "data": "corpus", "model": MODEL, "epochs": 0.1}
+    del training["max_steps"]
+    planned = load_recipe(write_recipe(tmp_path, training=training))
+    assert [state.tokens for state in states(planned, out)] == 3 * [None]
+    run_recipe(planned, out, only=[NAMES[0]])
+    tokens = [state.tokens for state in states(planned, out)]
+    assert tokens == 3 * tokens[:1]
+    assert tokens[0] > 0
+
+
+def test_ctrl_c(tmp_path, out, evaluated, monkeypatch, capsys):
+    """While training, and where there is nothing to save."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    for task, step, said in ((NAMES[1], 2, "stopped at step 2 of 4"), (f"{NAMES[1]}: blocks", 1, "stopped")):
+
+        @contextmanager
+        def bars(task=task, step=step):
+            act = at(task, step, ctrl_c)
+            yield lambda *far, key: act(*far)
+
+        monkeypatch.setattr(sys.modules["rfa.cli.experiments"], "progress_bars", bars)
+        status, _, err = command(monkeypatch, capsys, "experiment", "tiny.yaml", "--out", "out", "--only", "m2*", "b1*")
+        assert status == 130
+        hint = "rfa experiment tiny.yaml --out out --only 'm2*' 'b1*'"
+        assert messages(err) == [f"rfa: {said}; go on with: {hint}"]
