@@ -37,7 +37,7 @@ def full_losses(model, ids):
 @pytest.mark.parametrize("held", [2**25, 40, 1])  # all rows at once, three, one
 @pytest.mark.parametrize("targets", [19, 7, 1])
 def test_token_losses(monkeypatch, name, held, targets):
-    monkeypatch.setattr(loss_module, "_LOGITS", held)
+    monkeypatch.setattr(loss_module, "LOGITS_HELD", held)
     model, ids = tiny(name), torch.randint(11, (3, 20))
     found = token_losses(model, ids, targets)
     assert found.shape == (3, targets)

@@ -6,7 +6,7 @@ from .blocks import TokenBlocks
 from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare
-from .stream import token_stream
+from .stream import document_of_token, token_stream
 from .tokenization import END_OF_TEXT, load_tokenizer
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "PreparedData",
     "TokenBlocks",
     "cache_folder",
+    "document_of_token",
     "fingerprint",
     "load_corpus",
     "load_documents",

@@ -66,6 +66,19 @@ def token_stream(
     return np.load(path, mmap_mode="r")
 
 
+def document_of_token(stream: np.ndarray, end: int) -> np.ndarray:
+    """Return the place, 0, 1, ..., of the document that each token of a stream belongs to, `(tokens,)`.
+
+    A text never holds the end-of-text id, so that it alone says where documents end; it belongs to the one it ends.
+
+    Args:
+        stream: from `token_stream`, or the beginning of one.
+        end: the tokenizer's end-of-text id.
+    """
+    ends = np.asarray(stream) == end
+    return np.cumsum(ends, dtype=np.int32) - ends
+
+
 def _plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     """Return a copy of the Rust tokenizer that neither truncates, pads nor sees special tokens in a text."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())

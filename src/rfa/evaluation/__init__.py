@@ -1,8 +1,24 @@
-"""Perplexity over context length."""
+"""Perplexity over context length, retrieval at a distance, maps of attention."""
 
-from .evaluate import evaluate
+from .attention_maps import attention_maps
+from .evaluate import evaluate, full_evaluation
 from .generation import generate
+from .observers import LossByDocument, LossByPosition
 from .perplexity import loss_by_position, perplexities
+from .probes import probe
 from .windows import PROTOCOLS, Window, windows
 
-__all__ = ["PROTOCOLS", "Window", "evaluate", "generate", "loss_by_position", "perplexities", "windows"]
+__all__ = [
+    "PROTOCOLS",
+    "LossByDocument",
+    "LossByPosition",
+    "Window",
+    "attention_maps",
+    "evaluate",
+    "full_evaluation",
+    "generate",
+    "loss_by_position",
+    "perplexities",
+    "probe",
+    "windows",
+]

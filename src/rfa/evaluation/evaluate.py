@@ -1,19 +1,22 @@
 """From a run folder and a text to a result that stands for itself."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import torch
-
-from rfa.data import fingerprint, load_corpus, load_documents, token_stream
-from rfa.training import RunFolder, TrainingSpec
+from rfa.files import write_whole
 from rfa.training.environment import environment
 
+from .attention_maps import attention_maps, middle_window, write_maps
+from .observers import LossByPosition
 from .perplexity import Progress, loss_by_position, perplexities
+from .probes import probe
+from .subject import load_subject
 from .windows import check_protocol
 
 RESULT_FORMAT = 1
+FACTORS = (1, 2, 4, 8)  # context lengths, in training lengths
 
 
 def evaluate(
@@ -42,45 +45,125 @@ def evaluate(
         progress: called with tokens scored and in all.
 
     Returns:
-        `rows` of `perplexities`, and what they are of: run, its weights (`model`, or a checkpoint where it is not
-        finished), preset, seed, data, training length, parameters, environment.
+        `rows` of `perplexities`, `books` as `full_evaluation` has them, and what they are of: run, its weights
+        (`model`, or a checkpoint where it is not finished), preset, seed, data, training length, parameters,
+        environment.
 
     Raises:
         ValueError: for a folder that is no run, bad data, or a length that does not fit the text.
     """
-    folder = RunFolder(run)
-    record = folder.read()
-    spec = TrainingSpec.from_dict(record["spec"])
-    source = folder.weights()
     check_protocol(protocol)
-    if max_tokens is not None and max_tokens < 2:
-        raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")
-    tokenizer = folder.load_tokenizer()
-    documents = load_corpus(spec.data, spec.split_by).documents("test") if data is None else load_documents(data)
-    content = fingerprint(documents)
-    if data is None and content != record["data"]["test_fingerprint"]:
-        raise ValueError(f"data: the test split of {spec.data} is no longer what run {folder.path} left out")
-    stream = token_stream(documents, tokenizer, None, data_progress)[:max_tokens]
-    lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in (1, 2, 4, 8)]
-    model = folder.load_model(source)
-    cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    _check_max_tokens(max_tokens)
+    subject = load_subject(run, data, data_progress)
+    spec, stream = subject.spec, subject.stream[:max_tokens]
+    lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
+    subject.check(protocol, lengths, max_tokens)
+    model, books = subject.model(device), subject.by_document()
     result = {
         "format": RESULT_FORMAT,
-        "run": str(folder.path),
+        "run": str(subject.folder.path),
         "preset": spec.preset,
         "model": spec.model,
         "seed": spec.seed,
-        "finished": record["finished"],
-        "weights": source.relative_to(folder.path).as_posix(),
+        "finished": subject.record["finished"],
+        "weights": subject.weights.relative_to(subject.folder.path).as_posix(),
         "train_length": spec.length,
         "parameters": model.num_parameters(),
         "data": data if data is not None else f"{spec.data} (test split)",
-        "fingerprint": content,
+        "fingerprint": subject.fingerprint,
         "tokens": len(stream),
         "environment": environment(),
-        "rows": perplexities(model, stream, lengths, protocol, progress=progress),
+        "rows": perplexities(model, stream, lengths, protocol, observe=books, progress=progress),
     }
+    result["books"] = books.totals()
     if by_position:
         losses = loss_by_position(model, stream, max(lengths), progress=progress)
         result["by_position"] = {"protocol": "blocks", "length": max(lengths), "loss": losses}
     return result
+
+
+def full_evaluation(
+    folder: str | Path,
+    *,
+    lengths: Sequence[int],
+    protocols: Mapping[str, int | None],
+    by_position: bool = False,
+    passkey: bool = False,
+    attention: Path | None = None,
+    device: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """All that a record needs of a run on its test split, from one loading.
+
+    Args:
+        folder: a run folder.
+        lengths: context lengths.
+        protocols: each protocol with the number of the text's first tokens that it is given, None for all.
+        by_position: also the loss at each position of the longest length, under `blocks`.
+        passkey: also the probes of `rfa.evaluation.probe`, at distances up to the longest length.
+        attention: where to write the last layer's maps at 8 times the training length (`.npz`); None for none.
+        device: "cuda" or "cpu"; the GPU where there is one.
+        progress: called with what is being done, how much of it is done, and all of it.
+
+    Returns:
+        `evaluations`, by protocol: `rows` of `perplexities`, and `books`, for each test document and length the
+        summed loss and the number of scored targets, which add up to the row's. `by_position` as `evaluate` has it.
+        `passkey`: `{"passkey": ..., "repeat": ...}`, what `probe` returns. `attention`: the file's name, with
+        `attention_summary`. All of these None where they were not asked for. `fingerprint` of the text, `environment`.
+
+    Raises:
+        ValueError: for a folder that is no run, a changed test split, or a length that does not fit the text.
+    """
+    lengths = sorted(set(lengths))
+    if not lengths:
+        raise ValueError("lengths: got none, expected at least one")
+    for protocol, cap in protocols.items():
+        check_protocol(protocol)
+        _check_max_tokens(cap)
+    bar = partial(partial, progress) if progress else lambda _: None
+    subject = load_subject(folder, None, bar("reading text"))
+    spec, stream, longest = subject.spec, subject.stream, lengths[-1]
+    for protocol, cap in protocols.items():
+        subject.check(protocol, lengths, cap)
+    window = None if attention is None else middle_window(len(stream), 8 * spec.length)
+    model = subject.model(device)
+
+    positions = LossByPosition(longest)
+    evaluations = {}
+    for protocol, cap in protocols.items():
+        books = subject.by_document()
+
+        def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
+            books(length, tokens, losses)
+            if protocol == "blocks" and by_position:
+                positions(length, tokens, losses)
+
+        rows = perplexities(model, stream[:cap], lengths, protocol, observe=observe, progress=bar(protocol))
+        evaluations[protocol] = {"rows": rows, "books": books.totals()}
+    if by_position and "blocks" not in protocols:
+        perplexities(model, stream, [longest], observe=positions, progress=bar("by position"))
+
+    probes = None
+    if passkey:
+        given = {"train_length": spec.length, "longest": longest, "tokenizer": subject.tokenizer}
+        probes = {kind: probe(kind, model, stream, **given, progress=bar(kind)) for kind in ("passkey", "repeat")}
+    summary = None
+    if attention is not None and window is not None:
+        maps, summary = attention_maps(model, stream[window], spec.length)
+        summary["start"] = window.start
+        write_whole(attention, partial(write_maps, maps))
+    by = {"protocol": "blocks", "length": longest, "loss": positions.means()} if by_position else None
+    return {
+        "evaluations": evaluations,
+        "by_position": by,
+        "passkey": probes,
+        "attention": None if attention is None else attention.name,
+        "attention_summary": summary,
+        "fingerprint": subject.fingerprint,
+        "environment": environment(),
+    }
+
+
+def _check_max_tokens(max_tokens: int | None) -> None:
+    if max_tokens is not None and max_tokens < 2:
+        raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")

@@ -12,7 +12,7 @@ from rfa.models import RFAForCausalLM
 
 from .windows import Window
 
-_LOGITS = 2**25  # logits held at once: 128 MB in float32
+LOGITS_HELD = 2**25  # logits held at once: 128 MB in float32
 
 
 @torch.inference_mode()
@@ -32,7 +32,7 @@ def token_losses(
     hidden_states = model.model(input_ids, use_cache=False).last_hidden_state[:, -targets - 1 : -1]
     labels = input_ids[:, -targets:]
     flat, wanted = hidden_states.reshape(-1, hidden_states.shape[-1]), labels.reshape(-1)
-    rows = max(1, _LOGITS // model.config.vocab_size)
+    rows = max(1, LOGITS_HELD // model.config.vocab_size)
     parts = [
         F.cross_entropy(model.lm_head(some).float(), ids, reduction="none")
         for some, ids in zip(flat.split(rows), wanted.split(rows), strict=True)

@@ -9,9 +9,11 @@ import numpy as np
 from rfa.models import RFAForCausalLM
 
 from .loss import batches, token_losses
+from .observers import LossByPosition
 from .windows import windows
 
 Progress = Callable[[int, int], None]
+Observe = Callable[[int, np.ndarray, np.ndarray], None]
 _BATCH_TOKENS = 4096
 
 
@@ -21,6 +23,7 @@ def perplexities(
     lengths: Sequence[int],
     protocol: str = "blocks",
     *,
+    observe: Observe | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """One row a context length: the token-weighted mean loss of the scored tokens, and its exponential.
@@ -30,6 +33,8 @@ def perplexities(
         stream: token ids.
         lengths: tokens of a window.
         protocol: "blocks", "matched" or "strided", see `windows`.
+        observe: sees every loss that the rows sum up: called with the length, the places of scored tokens in the
+            stream and their losses, both `(windows, targets)`.
         progress: called with tokens read and in all.
 
     Returns:
@@ -46,9 +51,13 @@ def perplexities(
     total = sum(length * len(plan[length]) for length in lengths)
     rows, done = [], 0
     for length in lengths:
-        sums, counts = [], []
+        sums: list[float] = []
+        counts: list[int] = []
         for input_ids, targets in batches(stream, plan[length], _BATCH_TOKENS, model.device):
             losses = token_losses(model, input_ids, targets).double()
+            if observe is not None:
+                stops = [window.stop for window in plan[length][len(sums) : len(sums) + len(losses)]]
+                observe(length, np.array(stops)[:, None] + np.arange(-targets, 0), losses.cpu().numpy())
             sums += losses.sum(-1).tolist()
             counts += [targets] * len(losses)
             done += input_ids.numel()
@@ -65,15 +74,9 @@ def loss_by_position(
 
     Args and raises as `perplexities`.
     """
-    plan = list(windows("blocks", len(stream), length, [length]))
-    total, count, done = np.zeros(length - 1), 0, 0
-    for input_ids, targets in batches(stream, plan, _BATCH_TOKENS, model.device):
-        total += token_losses(model, input_ids, targets).double().sum(0).cpu().numpy()
-        count += len(input_ids)
-        done += input_ids.numel()
-        if progress is not None:
-            progress(done, length * len(plan))
-    return (total / count).tolist()
+    positions = LossByPosition(length)
+    perplexities(model, stream, [length], observe=positions, progress=progress)
+    return positions.means()
 
 
 def _summary(sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
