@@ -3,7 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 
-from rfa.report.figures import save, training_and_extrapolation
+from rfa.report.figures import save, speed_over_length, training_and_extrapolation
 
 CURVES = {"b1-rope": [(64, 200.0), (128, 120.0)], "m2-sc-rfa": [(64, 190.0), (128, 100.0)]}
 ROWS = {
@@ -74,3 +74,26 @@ def test_save_is_whole_or_nothing(figure, tmp_path, monkeypatch):
         save(figure, tmp_path / "f.png")
     assert (tmp_path / "f.png").read_bytes() == b"the old figure"
     assert [path.name for path in tmp_path.iterdir()] == ["f.png"]
+
+
+def test_a_share_above_the_bound_is_shown():
+    """It cannot be, so that it must be seen: the machine's peak was measured too low."""
+    line = {
+        "benchmark": "operator",
+        "pass": "forward",
+        "preset": "m2-sc-rfa",
+        "peer": "sdpa",
+        "device": "cpu",
+        "processor": "any",
+        "threads": 1,
+        "dtype": "float32",
+        "length": 64,
+        "ratio": {"median": 0.9, "q1": 0.8, "q3": 1.0},
+        "bound": {"rfa": {"seconds": 3.0}, "peer": {"seconds": 0.5}},
+        "seconds": {"rfa": [2.0], "peer": [1.0]},
+    }
+    figure = speed_over_length([line])
+    shares = figure.axes[1]
+    assert sorted(line.get_ydata()[0] for line in shares.lines) == [50.0, 100, 150.0]
+    assert shares.get_ylim()[1] > 150
+    plt.close(figure)

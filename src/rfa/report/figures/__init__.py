@@ -1,0 +1,28 @@
+"""Figures in one style: of the theory, from its closed forms, and of what was measured, from result files."""
+
+from .regimes import bias_and_gate_over_decay, diffusive_and_integrative
+from .spectra import eigenvalue_spectra, temporal_scale_separation
+from .speed import speed_over_length
+from .style import COLOURS, COLUMN, PAGE, save
+from .training import damping_sweep, perplexity_over_length, training_and_extrapolation, training_curves
+from .trajectory import transported_measurements
+from .transport import rotate_aggregate_counter_rotate, transport_factorization
+
+__all__ = [
+    "COLOURS",
+    "COLUMN",
+    "PAGE",
+    "bias_and_gate_over_decay",
+    "damping_sweep",
+    "diffusive_and_integrative",
+    "eigenvalue_spectra",
+    "perplexity_over_length",
+    "rotate_aggregate_counter_rotate",
+    "save",
+    "speed_over_length",
+    "temporal_scale_separation",
+    "training_and_extrapolation",
+    "training_curves",
+    "transport_factorization",
+    "transported_measurements",
+]

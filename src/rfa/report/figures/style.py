@@ -1,0 +1,123 @@
+"""One style for every figure: set for print at its own width, colour-blind-safe, no text below seven points."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, NullFormatter, NullLocator
+
+from rfa.files import write_whole
+
+COLUMN, PAGE = 3.3, 6.8  # inches: the width of one column of text, and of a page's two
+# Okabe and Ito's palette, its yellow last before black: on white it is the hardest to see
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
+MARKERS = "osD^vPX*"
+LINES = ("-", "--", "-.", ":")  # the second eight, the third ...
+MUTED = "0.55"  # grey of what is there to compare with
+_SMALLEST = 7
+_STYLE: dict[Any, Any] = {
+    "font.size": 7.5,
+    "axes.titlesize": 8,
+    "axes.labelsize": 7.5,
+    "xtick.labelsize": _SMALLEST,
+    "ytick.labelsize": _SMALLEST,
+    "legend.fontsize": _SMALLEST,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "legend.labelspacing": 0.3,
+    "axes.linewidth": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.25,
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.3,
+    "lines.markersize": 3.5,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "figure.constrained_layout.use": True,
+}
+
+_Arguments = ParamSpec("_Arguments")
+
+
+def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
+    """A function that draws in this style, whatever the caller's matplotlib is set to."""
+
+    @functools.wraps(draw)
+    def drawing(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Figure:
+        with plt.rc_context(_STYLE):
+            figure = draw(*args, **kwargs)
+            for axes in figure.axes:  # ticks are made when they are shown, by then in another style
+                axes.tick_params(which="both", labelsize=_SMALLEST)
+            return figure
+
+    return drawing
+
+
+def shades(count: int) -> list[tuple[float, ...]]:
+    """Colours for what has an order, dark to light, told apart in grey and by every kind of eye."""
+    scale = matplotlib.colormaps["viridis"]
+    return [scale(0.92 * index / max(count - 1, 1)) for index in range(count)]
+
+
+def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour, marker and line for what has no order: a name's place decides, whatever is drawn of it."""
+    return {
+        name: {"color": COLOURS[k % 8], "marker": MARKERS[(k + k // 8) % 8], "linestyle": LINES[k // 8 % 4]}
+        for k, name in enumerate(names)
+    }
+
+
+def draw_lines(axes: Axes, lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Draw `(x, y)` by name; an empty line keeps its colour for the other panels."""
+    look = looks(list(lines))
+    for name, line in lines.items():
+        if line:
+            axes.plot(*line, label=name, **look[name])
+
+
+def lengths_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
+    """Context lengths in powers of two, each with its number, the training length dotted."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.xaxis.set_minor_locator(NullLocator())
+    label = "context length (tokens)"
+    if train_length is not None:
+        axes.axvline(train_length, color=MUTED, linestyle=":", linewidth=1, zorder=0)
+        label += "; dotted: training length"
+    axes.set_xlabel(label)
+
+
+def plain_numbers(axes: Axes) -> None:
+    """A logarithmic y-axis with numbers, not powers of ten; between the decades too where there are few."""
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    if high / low < 10:
+        axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
+        axes.yaxis.set_minor_locator(NullLocator())
+    elif high / low < 100:
+        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def letter(axes: Sequence[Axes]) -> None:
+    """Name the panels (a), (b), ... before their titles."""
+    for index, each in enumerate(axes):
+        each.set_title(f"({chr(ord('a') + index)}) {each.get_title()}".strip(), loc="left")
+        each.set_title("", loc="center")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, whole, in the format that its name says."""
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=300, format=path.suffix[1:]))
+    plt.close(figure)

@@ -1,0 +1,133 @@
+"""What training and evaluation measured: curves over tokens, perplexity over context length, the damping sweep."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from ..runs import Run, Series, by_label, perplexity_series, training_series
+from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
+
+
+@styled
+def training_and_extrapolation(
+    curves: Mapping[str, Sequence[tuple[int, float]]],
+    rows: Mapping[str, Sequence[Mapping[str, Any]]],
+    train_length: int,
+) -> Figure:
+    """Validation perplexity over training, and perplexity over context length (the paper's training figure).
+
+    Args:
+        curves: for each model, `(tokens seen, validation perplexity)`.
+        rows: for each model, the rows of `rfa.evaluation.perplexities`.
+        train_length: marked on the length axis.
+    """
+    figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
+    draw_lines(over_training, {name: list(zip(*points, strict=True)) for name, points in curves.items()})
+    _training_axes(over_training)
+    draw_lines(
+        over_length,
+        {name: ([row["length"] for row in each], [row["perplexity"] for row in each]) for name, each in rows.items()},
+    )
+    lengths_axis(over_length, sorted({row["length"] for each in rows.values() for row in each}), train_length)
+    over_length.set_ylabel("test perplexity")
+    over_length.legend()
+    return figure
+
+
+@styled
+def training_curves(runs: Sequence[Run]) -> Figure:
+    """Validation perplexity over training: the mean over seeds, and the band from the lowest to the highest seed.
+
+    Args:
+        runs: result files, any number of seeds a label. A label of which nothing was measured is named in the legend.
+    """
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
+    series = {label: training_series(seeds) for label, seeds in by_label(runs).items()}
+    look = looks(list(series))
+    for label, each in series.items():
+        _draw_series(axes, label, each, **{**look[label], "marker": ""})
+    _training_axes(axes)
+    _legend_below(axes)
+    return figure
+
+
+@styled
+def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks") -> Figure:
+    """Test perplexity over context length: the mean over seeds, and the band from the lowest to the highest seed.
+
+    Args:
+        runs: result files, any number of seeds a label. A label that was not evaluated is named in the legend.
+        protocol: which evaluation.
+    """
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
+    series = {label: perplexity_series(seeds, protocol) for label, seeds in by_label(runs).items()}
+    look = looks(list(series))
+    for label, each in series.items():
+        _draw_series(axes, label, each, **look[label])
+    _length_axes(axes, series, runs, protocol)
+    return figure
+
+
+@styled
+def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: str = "blocks") -> Figure:
+    """Perplexity over context length by damping coefficient, dark the smallest (the paper's table 2 as a figure).
+
+    Args:
+        runs: result files; those whose label is not in `damping` stand beside the sweep, in grey.
+        damping: the coefficient b of each label of the sweep.
+        protocol: which evaluation.
+    """
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
+    grouped = by_label(runs)
+    series: dict[str, Series] = {}
+    for label, marker in zip([name for name in grouped if name not in damping], itertools.cycle(MARKERS), strict=False):
+        series[label] = perplexity_series(grouped[label], protocol)
+        _draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
+    swept = sorted(damping, key=damping.__getitem__)
+    for label, colour in zip(swept, shades(len(swept)), strict=True):
+        name = f"$b$ = {damping[label]:g}"
+        series[name] = perplexity_series(grouped.get(label, []), protocol)
+        _draw_series(axes, name, series[name], color=colour, marker="o")
+    _length_axes(axes, series, runs, protocol)
+    return figure
+
+
+def _draw_series(axes: Axes, label: str, series: Series, **look: Any) -> None:
+    """A mean and its band. A label without results keeps its place in the legend, which says so."""
+    name = label if series.x else f"{label} (no results)"
+    if series.x and series.missing:
+        name += f" (without seed {', '.join(map(str, series.missing))})"
+    axes.plot(series.x, series.mean, label=name, **look)
+    if series.seeds > 1:
+        axes.fill_between(series.x, series.low, series.high, color=look["color"], alpha=0.2, linewidth=0)
+
+
+def _training_axes(axes: Axes) -> None:
+    axes.set(xlabel="training tokens", ylabel="validation perplexity")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    plain_numbers(axes)
+
+
+def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], protocol: str) -> None:
+    lengths = sorted({int(length) for each in series.values() for length in each.x})
+    trained = {run["train_length"] for run in runs}
+    lengths_axis(axes, lengths, trained.pop() if len(trained) == 1 else None)
+    axes.set_ylabel(f"test perplexity ({protocol})")
+    plain_numbers(axes)
+    _legend_below(axes)
+
+
+def _legend_below(axes: Axes) -> None:
+    figure = axes.get_figure(root=True)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles and figure is not None:
+        rows = -(-len(labels) // 2)
+        fits = sum(max(map(len, column), default=0) for column in (labels[:rows], labels[rows:])) < 42  # letters
+        columns = 2 if fits else 1
+        figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -1,0 +1,169 @@
+"""One table, three forms: Markdown, LaTeX (booktabs) and CSV."""
+
+import csv
+import io
+from dataclasses import dataclass, field
+
+_MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
+_LATEX = {
+    _DASH: "--",
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"\ensuremath{\pm}",
+    _MINUS: r"\ensuremath{-}",
+    **{letter: "\\" + letter for letter in "&%$#_{}"},
+}
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number and how sure it is: a standard error, or the two ends of an interval.
+
+    Args:
+        value: the number.
+        error: its standard error.
+        interval: its lower and upper end.
+        digits: behind the point.
+        best: set in bold.
+        signed: with a plus where it is positive.
+    """
+
+    value: float
+    error: float | None = None
+    interval: tuple[float, float] | None = None
+    digits: int = 2
+    best: bool = False
+    signed: bool = False
+
+    def __str__(self) -> str:
+        text = self._write(self.value)
+        if self.error is not None:
+            text += f" ± {self.error:.{self.digits}f}"
+        if self.interval is not None:
+            text += f" [{self._write(self.interval[0])}, {self._write(self.interval[1])}]"
+        return text
+
+    def _write(self, value: float) -> str:
+        return f"{value:{'+' if self.signed else ''}.{self.digits}f}".replace("-", _MINUS)
+
+
+Cell = Number | str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, rows and what must be said below them.
+
+    Args:
+        name: short, for file names and labels.
+        caption: what the numbers are.
+        columns: the heads.
+        rows: as many cells a row as there are columns; None where there is no number.
+        notes: what is missing or not as in the rest.
+    """
+
+    name: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise ValueError(f"rows: got one of {len(row)} cells, expected {len(self.columns)}: {row}")
+
+
+def markdown(table: Table) -> str:
+    """With the caption above and the notes below."""
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+    def cell(of: Cell) -> str:
+        text = _text(of)
+        return f"**{text}**" if isinstance(of, Number) and of.best else text
+
+    rules = ["---" if aligned == "l" else "---:" for aligned in _alignment(table)]
+    lines = [line(list(table.columns)), "| " + " | ".join(rules) + " |"]
+    lines += [line([cell(each) for each in row]) for row in table.rows]
+    notes = [f"- {note}" for note in table.notes]
+    return "\n".join([table.caption, "", *lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def latex(table: Table) -> str:
+    """A table environment that needs the package booktabs, and no other."""
+
+    def cell(of: Cell) -> str:
+        text = _escaped(_text(of))
+        return rf"\textbf{{{text}}}" if isinstance(of, Number) and of.best else text
+
+    body = [" & ".join(cell(each) for each in row) + r" \\" for row in table.rows]
+    return "\n".join(
+        [
+            r"\begin{table}[t]",
+            r"\centering",
+            rf"\caption{{{_escaped(table.caption)}}}",
+            rf"\label{{tab:{table.name}}}",
+            r"\small",
+            rf"\begin{{tabular}}{{{''.join(_alignment(table))}}}",
+            r"\toprule",
+            " & ".join(_escaped(column) for column in table.columns) + r" \\",
+            r"\midrule",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            *(rf"\par\smallskip {{\footnotesize {_escaped(note)}}}" for note in table.notes),
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def comma_separated(table: Table) -> str:
+    """Unrounded; a column whose numbers have errors or intervals is followed by columns of these."""
+    columns: list[str] = []
+    rows: list[list[str]] = [[] for _ in table.rows]
+    for index, name in enumerate(table.columns):
+        cells = [row[index] for row in table.rows]
+        numbers = [cell for cell in cells if isinstance(cell, Number)]
+        parts = [(name, [_plain(cell) for cell in cells])]
+        if any(number.error is not None for number in numbers):
+            errors = [_float(cell.error) if isinstance(cell, Number) else "" for cell in cells]
+            parts.append((f"{name} standard error", errors))
+        if any(number.interval is not None for number in numbers):
+            ends = [cell.interval if isinstance(cell, Number) else None for cell in cells]
+            for place, end in enumerate(("low", "high")):
+                parts.append((f"{name} {end}", [_float(each[place]) if each else "" for each in ends]))
+        for head, values in parts:
+            columns.append(head)
+            for row, value in zip(rows, values, strict=True):
+                row.append(value)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def _text(cell: Cell) -> str:
+    return _DASH if cell is None else str(cell)
+
+
+def _plain(cell: Cell) -> str:
+    return _float(cell.value) if isinstance(cell, Number) else cell or ""
+
+
+def _float(value: float | None) -> str:
+    return "" if value is None else repr(float(value))
+
+
+def _alignment(table: Table) -> list[str]:
+    """Columns of text to the left, of numbers to the right."""
+    texts = [any(isinstance(row[k], str) for row in table.rows) for k in range(len(table.columns))]
+    return ["l" if text or k == 0 else "r" for k, text in enumerate(texts)]
+
+
+def _escaped(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)

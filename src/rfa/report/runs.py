@@ -1,0 +1,72 @@
+"""Result files of runs, grouped by label and averaged over seeds; what is missing is named."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# One result file: run, label, preset, seed, train_length, curve (steps with tokens and valid_loss), dynamics, and
+# evaluations: protocol -> rows (length, loss, perplexity, targets, stderr), books (book -> length -> [sum, targets]).
+Run = Mapping[str, Any]
+
+
+class Series(NamedTuple):
+    """One label's measurements over x: mean, lowest and highest over its seeds; seeds that have none are `missing`."""
+
+    x: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    seeds: int
+    missing: list[int]
+
+
+def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs of each label by seed, labels in the order in which they first came.
+
+    Raises:
+        ValueError: where two runs share label and seed: their mean would count one seed twice.
+    """
+    groups: dict[str, dict[int, Run]] = {}
+    for run in runs:
+        seeds = groups.setdefault(run["label"], {})
+        if run["seed"] in seeds:
+            named = f"{seeds[run['seed']]['run']}, {run['run']}"
+            raise ValueError(f"runs: got {named} both of label {run['label']} and seed {run['seed']}, expected one")
+        seeds[run["seed"]] = run
+    return {label: [seeds[seed] for seed in sorted(seeds)] for label, seeds in groups.items()}
+
+
+def training_series(runs: Sequence[Run]) -> Series:
+    """Validation perplexity over tokens, where every seed that was measured at all has a value."""
+    curves = {
+        run["seed"]: {point["tokens"]: _exp(point["valid_loss"]) for point in run.get("curve") or ()} for run in runs
+    }
+    return _series(curves)
+
+
+def perplexity_series(runs: Sequence[Run], protocol: str) -> Series:
+    """Test perplexity over context length, where every seed that was evaluated has a value."""
+    return _series({run["seed"]: perplexity_by_length(run, protocol) for run in runs})
+
+
+def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
+    """Of one run; empty where it was not evaluated by this protocol."""
+    evaluation = (run.get("evaluations") or {}).get(protocol) or {}
+    return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
+
+
+def _series(curves: Mapping[int, Mapping[int, float]]) -> Series:
+    measured = {seed: curve for seed, curve in curves.items() if curve}
+    missing = sorted(curves.keys() - measured.keys())
+    if not measured:
+        return Series([], [], [], [], 0, missing)
+    x = sorted(set.intersection(*(set(curve) for curve in measured.values())))
+    values = np.array([[curve[point] for point in x] for curve in measured.values()])
+    bands = values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
+    return Series(list(map(float, x)), *bands, len(measured), missing)
+
+
+def _exp(loss: float) -> float:
+    return math.exp(min(loss, 700.0))

@@ -1,0 +1,234 @@
+"""The paper's tables with this library's numbers beside the published ones, and paired differences to the baselines."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .layout import Cell, Number, Table
+from .runs import Run, by_label, perplexity_by_length
+from .statistics import Books, mean_and_error, paired_difference
+
+BASELINES = ("b1-rope", "b2-alibi")
+
+
+def table1(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "blocks") -> Table:
+    """Perplexity over context length of all models, beside the paper's on WikiText-103.
+
+    Args:
+        runs: result files, any number of seeds a label; a label that the paper does not have stands below its rows.
+        published: the paper's figures, `lengths` and a mapping a table.
+        protocol: which evaluation.
+
+    Returns:
+        The table, whose notes name what is missing.
+
+    Raises:
+        ValueError: for runs of several training lengths, or two of the same label and seed.
+    """
+    caption = "Test perplexity over context length, beside the paper's on WikiText-103 (its table 1)."
+    return perplexity_table("table1", caption, runs, published["wikitext-103"], published["lengths"], protocol=protocol)
+
+
+def table2(
+    runs: Sequence[Run], published: Mapping[str, Any], damping: Mapping[str, float], protocol: str = "blocks"
+) -> Table:
+    """Perplexity by damping coefficient, beside the paper's on WikiText-103.
+
+    Args, returns and raises as `table1`, and
+        damping: the coefficient b of each label of the sweep; of the other labels the two baselines are kept.
+    """
+    paper = {label: published["wikitext-103"][label] for label in BASELINES}
+    sweep = {float(b): row for b, row in published["wikitext-103-damping"].items()}
+    names = {b: label for label, b in damping.items()}
+    display = {label: f"b = {b:g}" for label, b in damping.items()}
+    for b in sorted(sweep.keys() | names.keys()):
+        label = names.get(b, f"b = {b:g}")
+        paper[label] = sweep.get(b, ())
+    caption = "Test perplexity by damping coefficient b of SC-RFA, beside the paper's on WikiText-103 (its table 2)."
+    kept = [run for run in runs if run["label"] in paper]
+    return perplexity_table("table2", caption, kept, paper, published["lengths"], protocol=protocol, display=display)
+
+
+def table3(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "blocks") -> Table:
+    """Perplexity over context length, beside the paper's on BabyLM-2025. Args, returns and raises as `table1`."""
+    caption = "Test perplexity over context length, beside the paper's on BabyLM-2025 strict (its table 3)."
+    paper = published["babylm-2025-strict"]
+    return perplexity_table("table3", caption, runs, paper, published["lengths"], protocol=protocol)
+
+
+def perplexity_table(
+    name: str,
+    caption: str,
+    runs: Sequence[Run],
+    published: Mapping[str, Sequence[float]],
+    published_lengths: Sequence[int],
+    *,
+    protocol: str = "blocks",
+    display: Mapping[str, str] | None = None,
+) -> Table:
+    """Mean and standard error over seeds beside published figures, matched by multiples of the training length.
+
+    Args:
+        name, caption: of the table.
+        runs: result files.
+        published: perplexities by label, in the order of the rows.
+        published_lengths: their context lengths, the training length first.
+        protocol: which evaluation.
+        display: what a row is called if not by its label.
+    """
+    groups = by_label(runs)
+    trained = _train_length(runs) or published_lengths[0]
+    ours = {label: {run["seed"]: perplexity_by_length(run, protocol) for run in of} for label, of in groups.items()}
+    lengths = {length for seeds in ours.values() for row in seeds.values() for length in row}
+    theirs = {length / published_lengths[0]: place for place, length in enumerate(published_lengths)}
+    multiples = sorted({length / trained for length in lengths} | theirs.keys())
+
+    columns: list[str] = ["model", "seeds"]
+    for multiple in multiples:
+        columns.append(f"L = {multiple * trained:g}")
+        if multiple in theirs:
+            columns.append(f"paper, L = {published_lengths[theirs[multiple]]}")
+    labels = list(dict.fromkeys([*published, *groups]))
+    rows = []
+    for label in labels:
+        seeds = ours.get(label, {})
+        row: list[Cell] = [(display or {}).get(label, label), str(sum(map(bool, seeds.values())))]
+        for multiple in multiples:
+            values = [each[length] for each in seeds.values() if (length := round(multiple * trained)) in each]
+            row.append(_mean(values))
+            if multiple in theirs:
+                paper = published.get(label, ())
+                place = theirs[multiple]
+                row.append(Number(paper[place]) if place < len(paper) else None)
+        rows.append(row)
+    notes = [f"Protocol {protocol}; mean ± standard error over seeds; bold: the lowest of its column."]
+    if trained != published_lengths[0]:
+        notes.append(
+            f"The runs were trained on {trained} tokens, the paper's on {published_lengths[0]}: columns stand side by "
+            "side at equal multiples of the training length."
+        )
+    notes += _missing(labels, ours, lengths, protocol)
+    return Table(name, caption, tuple(columns), tuple(map(tuple, _with_best(rows))), tuple(notes))
+
+
+def difference_table(
+    runs: Sequence[Run],
+    baselines: Sequence[str] = BASELINES,
+    *,
+    protocol: str = "blocks",
+    level: float = 0.95,
+    resamples: int = 10_000,
+) -> Table:
+    """Differences of log perplexity to each baseline, on the same books, with intervals clustered by book.
+
+    Args:
+        runs: result files with losses by book. Only seeds that both sides have are compared.
+        baselines: labels.
+        protocol: which evaluation.
+        level, resamples: as `paired_difference`.
+
+    Returns:
+        The table, whose notes name what could not be compared.
+    """
+    groups = by_label(runs)
+    lengths = sorted({length for run in runs for length in perplexity_by_length(run, protocol)})
+    notes = [
+        f"Protocol {protocol}; nats per token, negative: better than the baseline; seeds averaged, "
+        f"{level:.0%} bootstrap intervals over books."
+    ]
+    rows: list[tuple[Cell, ...]] = []
+    for baseline in baselines:
+        if baseline not in groups:
+            notes.append(f"No run of {baseline}: nothing is compared with it.")
+            continue
+        against = {run["seed"]: run for run in groups[baseline]}
+        for label, of in groups.items():
+            if label == baseline:
+                continue
+            pairs = [(run, against[run["seed"]]) for run in of if run["seed"] in against]
+            row: list[Cell] = [label, baseline, str(len(pairs))]
+            if not pairs:
+                notes.append(f"{label} and {baseline} have no seed in common.")
+            for length in lengths:
+                cell, problem = _difference(pairs, length, protocol, level, resamples) if pairs else (None, "")
+                row.append(cell)
+                if problem:
+                    notes.append(f"{label} against {baseline} at L = {length}: {problem}.")
+            rows.append(tuple(row))
+    columns = ("model", "against", "seeds", *(f"L = {length}" for length in lengths))
+    caption = "Paired differences of log perplexity."
+    return Table("differences", caption, columns, tuple(rows), tuple(notes))
+
+
+def _difference(
+    pairs: Sequence[tuple[Run, Run]], length: int, protocol: str, level: float, resamples: int
+) -> tuple[Number | None, str]:
+    """The cell, and what is to be said of it."""
+    sides = [[_books(pair[side], protocol, length) for pair in pairs] for side in (0, 1)]
+    every = [each for side in sides for each in side]
+    common, known = set.intersection(*map(set, every)), set.union(*map(set, every))
+    if not common:
+        return None, "no losses by book" if not known else "no book in common"
+    kept = [[{book: each[book] for book in common} for each in side] for side in sides]
+    try:
+        found = paired_difference(*kept, level=level, resamples=resamples)
+    except ValueError as error:
+        return None, str(error)
+    problem = f"without {', '.join(sorted(known - common))}, not in every run" if known - common else ""
+    if found.low is None or found.high is None:
+        return Number(found.value, digits=3, signed=True), problem or "one book, no interval"
+    return Number(found.value, interval=(found.low, found.high), digits=3, signed=True), problem
+
+
+def _books(run: Run, protocol: str, length: int) -> Books:
+    books = ((run.get("evaluations") or {}).get(protocol) or {}).get("books") or {}
+    return {book: tuple(of[str(length)]) for book, of in books.items() if str(length) in of}
+
+
+def _mean(values: Sequence[float]) -> Number | None:
+    if not values:
+        return None
+    mean = mean_and_error(values)
+    return Number(mean.value, error=mean.error)
+
+
+def _with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+    """The lowest number of each column in bold, where there are two to choose from; ties as printed."""
+    done = [list(row) for row in rows]
+    for column in range(len(rows[0]) if rows else 0):
+        numbers = {k: row[column] for k, row in enumerate(rows) if isinstance(row[column], Number)}
+        values = {k: round(number.value, number.digits) for k, number in numbers.items() if isinstance(number, Number)}
+        for k, value in values.items():
+            number = numbers[k]
+            if len(values) > 1 and value == min(values.values()) and isinstance(number, Number):
+                done[k][column] = Number(number.value, number.error, number.interval, number.digits, best=True)
+    return done
+
+
+def _train_length(runs: Iterable[Run]) -> int | None:
+    trained = sorted({run["train_length"] for run in runs})
+    if len(trained) > 1:
+        raise ValueError(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
+    return trained[0] if trained else None
+
+
+def _missing(
+    labels: Sequence[str], ours: Mapping[str, Mapping[int, Mapping[int, float]]], lengths: set[int], protocol: str
+) -> list[str]:
+    """Labels without a run, seeds that only others have, runs without an evaluation or without a length of it."""
+    notes = []
+    absent = [label for label in labels if label not in ours]
+    if absent:
+        notes.append(f"Not run here: {', '.join(absent)}.")
+    every = sorted({seed for seeds in ours.values() for seed in seeds})
+    without: dict[str, list[str]] = {}
+    for label, seeds in ours.items():
+        if gone := [str(seed) for seed in every if seed not in seeds]:
+            without.setdefault(", ".join(gone), []).append(label)
+    notes += [f"{', '.join(of)}: no run of seed {gone_seeds}." for gone_seeds, of in without.items()]
+    for label, seeds in ours.items():
+        for seed, row in seeds.items():
+            if not row:
+                notes.append(f"{label}, seed {seed}: not evaluated by {protocol}.")
+            elif left := sorted(lengths - row.keys()):
+                notes.append(f"{label}, seed {seed}: not evaluated at L = {', '.join(map(str, left))}.")
+    return notes

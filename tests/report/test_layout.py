@@ -1,0 +1,78 @@
+"""One table in three forms."""
+
+import csv
+import io
+import re
+
+import pytest
+
+from rfa.report.layout import Number, Table, comma_separated, latex, markdown
+
+TABLE = Table(
+    "t",
+    "A & B: 5 % of x_1",
+    ("model", "a|b", "L = 64"),
+    (
+        ("m2_sc", Number(1.0, error=0.25, best=True), None),
+        ("c#1 ^~\\{}$", None, Number(-0.1234567, interval=(-0.2, 0.1), digits=3, signed=True)),
+    ),
+    ("a_note",),
+)
+
+
+def test_markdown():
+    assert markdown(TABLE).splitlines() == [
+        "A & B: 5 % of x_1",
+        "",
+        "| model | a\\|b | L = 64 |",
+        "| --- | ---: | ---: |",
+        "| m2_sc | **1.00 ± 0.25** | – |",  # noqa: RUF001
+        "| c#1 ^~\\{}$ | – | −0.123 [−0.200, +0.100] |",  # noqa: RUF001
+        "",
+        "- a_note",
+    ]
+
+
+def test_csv_is_unrounded():
+    rows = list(csv.reader(io.StringIO(comma_separated(TABLE))))
+    assert rows == [
+        ["model", "a|b", "a|b standard error", "L = 64", "L = 64 low", "L = 64 high"],
+        ["m2_sc", "1.0", "0.25", "", "", ""],
+        ["c#1 ^~\\{}$", "", "", "-0.1234567", "-0.2", "0.1"],
+    ]
+
+
+def check_latex(text):
+    """Environments nest, booktabs' rules stand once, rows fit their columns, nothing special is left unescaped."""
+    assert text.isascii()
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        if kind == "begin":
+            opened.append(name)
+        else:
+            assert opened.pop() == name
+    assert not opened
+    columns = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text).group(1)
+    head, body = re.search(r"\\toprule\n(.*)\\midrule\n(.*)\\bottomrule\n\\end\{tabular\}", text, re.S).groups()
+    for row in (head + body).splitlines():
+        assert row.endswith(r" \\")
+        assert len(re.findall(r"(?<!\\)&", row)) == len(columns) - 1
+    outside = re.sub(r"\\(begin|end|label)\{[^}]*\}", "", text)
+    assert not re.search(r"(?<!\\)[%$#_~^]", outside)
+    depth = 0
+    for brace in re.findall(r"(?<!\\)[{}]", outside):
+        depth += 1 if brace == "{" else -1
+        assert depth >= 0
+    assert depth == 0
+
+
+def test_latex():
+    text = latex(TABLE)
+    check_latex(text)
+    assert r"\caption{A \& B: 5 \% of x\_1}" in text
+    assert r"m2\_sc & \textbf{1.00 \ensuremath{\pm} 0.25} & -- \\" in text
+
+
+def test_rows_must_fit():
+    with pytest.raises(ValueError, match="got one of 1 cells, expected 2"):
+        Table("t", "", ("a", "b"), (("1",),))

@@ -1,0 +1,88 @@
+"""Figures from result files: means and bands over seeds; what is missing is named in the legend."""
+
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from rfa.report.figures import damping_sweep, perplexity_over_length, training_curves
+
+from .results import LENGTHS, result
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def line(figure, label):
+    (found,) = [each for each in figure.axes[0].lines if each.get_label() == label]
+    return np.array(found.get_xydata())
+
+
+def band(figure, place=0):
+    return figure.axes[0].collections[place].get_paths()[0].vertices
+
+
+def test_mean_and_band_over_seeds():
+    losses = [4.0, 4.2, 4.3]
+    figure = perplexity_over_length([result("m", seed, loss) for seed, loss in enumerate(losses)])
+    drawn = line(figure, "m")
+    assert drawn[:, 0].tolist() == list(LENGTHS)
+    perplexities = np.exp(np.array(losses)[:, None] + 0.1 * np.arange(4))
+    np.testing.assert_allclose(drawn[:, 1], perplexities.mean(0))
+    assert band(figure)[:, 1].min() == pytest.approx(perplexities.min())
+    assert band(figure)[:, 1].max() == pytest.approx(perplexities.max())
+    assert any(set(each.get_xdata()) == {16} for each in figure.axes[0].lines)  # the training length
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == list(map(str, LENGTHS))
+
+
+def test_training_curves():
+    figure = training_curves([result("m", seed, 4.0 + seed) for seed in range(2)])
+    expected = [(64 * s, (math.exp(4 + 1 / s) + math.exp(5 + 1 / s)) / 2) for s in (1, 2, 3)]
+    np.testing.assert_allclose(line(figure, "m"), expected)
+
+
+def test_a_curve_that_was_cut_off_ends_the_mean():
+    cut = result("m", 1)
+    cut["curve"] = cut["curve"][:2]
+    assert line(training_curves([result("m", 0), cut]), "m")[:, 0].tolist() == [64, 128]
+
+
+@pytest.mark.parametrize("draw", [training_curves, perplexity_over_length])
+def test_missing_results_are_named(draw):
+    bare = [{**result("m", seed), "curve": [], "evaluations": {}} for seed in (1, 2)]
+    none = {key: value for key, value in result("none").items() if key not in ("curve", "evaluations")}
+    figure = draw([result("m", 0), *bare, none])
+    assert legend(figure) == ["m (without seed 1, 2)", "none (no results)"]
+    assert len(line(figure, "m (without seed 1, 2)"))
+
+
+@pytest.mark.parametrize("draw", [training_curves, perplexity_over_length, lambda runs: damping_sweep(runs, {})])
+def test_no_runs(draw):
+    figure = draw([])
+    figure.draw_without_rendering()
+    assert not figure.legends
+
+
+def test_a_label_has_one_look_in_all_figures_and_nine_are_told_apart():
+    runs = [result(f"m{k}") for k in range(9)]
+    looks = [
+        {each.get_label(): (each.get_color(), each.get_linestyle()) for each in draw(runs).axes[0].lines}
+        for draw in (training_curves, perplexity_over_length)
+    ]
+    assert len({looks[0][f"m{k}"] for k in range(9)}) == 9
+    assert all(looks[0][f"m{k}"] == looks[1][f"m{k}"] for k in range(9))
+
+
+def test_damping_sweep():
+    runs = [result("b1-rope"), result("slow", loss=3.9), result("fast", loss=3.8)]
+    figure = damping_sweep(runs, {"fast": 5.0, "slow": 0.0005, "absent": 0.05})
+    assert legend(figure) == ["b1-rope", "$b$ = 0.0005", "$b$ = 0.05 (no results)", "$b$ = 5"]
+    assert line(figure, "$b$ = 5")[0, 1] == pytest.approx(math.exp(3.8))

@@ -1,0 +1,131 @@
+"""The paper's tables: published figures beside ours, what is missing named."""
+
+import json
+import math
+
+import pytest
+import scipy.stats
+
+from rfa.report.layout import Number, comma_separated, latex, markdown
+from rfa.report.tables import difference_table, table1, table2, table3
+
+from .results import LENGTHS, near, result
+from .test_layout import check_latex
+
+PUBLISHED = {
+    "lengths": [512, 1024, 2048, 4096],
+    "wikitext-103": {"b1-rope": [28.48, 30.94, 44.21, 72.69], "b2-alibi": [28.59, 27.3, 26.54, 26.3]},
+    "wikitext-103-damping": {"0.05": [27.54, 26.73, 29.46, 37.19], "5.0": [27.91, 26.68, 26.37, 28.16]},
+    "babylm-2025-strict": {"b1-rope": [17.7, 18.78, 23.33, 33.29], "m1-rfa": [17.51, 17.71, 20.61, 31.04]},
+}
+RUNS = [result("b1-rope", seed, 4.0 + 0.1 * seed) for seed in range(3)] + [result("x2", 1, 3.5, -0.1)]
+
+
+def row(table, label):
+    return dict(zip(table.columns, next(row for row in table.rows if row[0] == label), strict=True))
+
+
+def test_ours_beside_the_published():
+    table = table1(RUNS, PUBLISHED)
+    assert table.columns[:6] == ("model", "seeds", "L = 16", "paper, L = 512", "L = 32", "paper, L = 1024")
+    assert [each[0] for each in table.rows] == ["b1-rope", "b2-alibi", "x2"]  # the paper's order, then our own
+    rope = row(table, "b1-rope")
+    perplexities = [math.exp(4.3 + 0.1 * seed) for seed in range(3)]
+    assert rope["seeds"] == "3"
+    assert (rope["L = 128"].value, rope["L = 128"].error) == near(
+        sum(perplexities) / 3, float(scipy.stats.sem(perplexities))
+    )
+    assert rope["paper, L = 4096"].value == 72.69
+    assert rope["L = 128"].best is False
+    own = row(table, "x2")
+    assert (own["L = 128"].value, own["L = 128"].error) == (pytest.approx(math.exp(3.2)), None)
+    assert own["L = 128"].best
+    assert own["paper, L = 4096"] is None
+
+
+def test_missing_runs_and_seeds_are_named():
+    partial = result("m1-rfa", 0)
+    partial["evaluations"]["blocks"]["rows"].pop()
+    unfinished = {**result("m1-rfa", 1), "evaluations": {}}
+    table = table1([*RUNS, partial, unfinished], PUBLISHED)
+    notes = "\n".join(table.notes)
+    assert "trained on 16 tokens, the paper's on 512" in notes
+    assert "Not run here: b2-alibi." in notes
+    assert "x2: no run of seed 0, 2." in notes
+    assert "m1-rfa, seed 0: not evaluated at L = 128." in notes
+    assert "m1-rfa, seed 1: not evaluated by blocks." in notes
+    assert row(table, "m1-rfa")["L = 128"] is None
+    assert row(table, "m1-rfa")["seeds"] == "1"
+    assert all(cell is None for name, cell in row(table, "b2-alibi").items() if name.startswith("L ="))
+
+
+@pytest.mark.parametrize("make", [table1, lambda *args: table2(*args, {"sweep": 0.05}), table3])
+def test_no_runs_at_all(make):
+    table = make([], PUBLISHED)
+    assert "paper, L = 512" in table.columns
+    assert "L = 512" in table.columns
+    assert not any(isinstance(each["L = 512"], Number) for each in (row(table, r[0]) for r in table.rows))
+
+
+def test_at_the_papers_length():
+    table = table3([result("m1-rfa", lengths=(512, 1024), train_length=512)], PUBLISHED)
+    assert "trained on" not in "\n".join(table.notes)
+    assert "not evaluated at L" not in "\n".join(table.notes)
+    assert row(table, "m1-rfa")["L = 1024"].value == pytest.approx(math.exp(4.1))
+    assert row(table, "m1-rfa")["paper, L = 1024"].value == 17.71
+
+
+def test_damping():
+    runs = [result("b1-rope"), result("sweep", loss=3.9), result("other")]
+    table = table2(runs, PUBLISHED, {"sweep": 0.05, "more": 0.1})
+    assert [each[0] for each in table.rows] == ["b1-rope", "b2-alibi", "b = 0.05", "b = 0.1", "b = 5"]
+    assert row(table, "b = 0.05")["L = 16"].value == pytest.approx(math.exp(3.9))
+    assert row(table, "b = 0.05")["paper, L = 512"].value == 27.54
+    assert row(table, "b = 5")["L = 16"] is None
+
+
+def test_differences():
+    table = difference_table(RUNS, resamples=200)
+    assert table.columns == ("model", "against", "seeds", *(f"L = {n}" for n in LENGTHS))
+    assert [each[:3] for each in table.rows] == [("x2", "b1-rope", "1")]
+    for place, cell in enumerate(table.rows[0][3:]):
+        expected = 3.5 - 0.1 * place - (4.1 + 0.1 * place)  # seed 1 of both
+        assert (cell.value, *cell.interval) == near(expected, expected, expected)  # the same in every book
+    assert "No run of b2-alibi" in "\n".join(table.notes)
+
+
+def test_differences_of_partial_results():
+    one = result("m1-rfa", 1)
+    del one["evaluations"]["blocks"]["books"]["emma"]
+    two = result("m2", 1, books={"emma": 41, "persuasion": 10, "ulysses": 25})
+    three = {**result("m3", 1), "evaluations": {"blocks": {"rows": []}}}
+    table = difference_table([*RUNS, one, two, three, result("m4", 7)], ("b1-rope",), resamples=200)
+    notes = "\n".join(table.notes)
+    assert "m1-rfa against b1-rope at L = 16: without emma, not in every run." in notes
+    assert "m2 against b1-rope at L = 16: books: got different numbers of targets" in notes
+    assert "m3 against b1-rope at L = 16: no book in common." in notes
+    assert "m4 and b1-rope have no seed in common." in notes
+    assert row(table, "m1-rfa")["L = 16"].value == pytest.approx(-0.1)
+    for label in ("m2", "m3", "m4"):
+        assert all(cell is None for name, cell in row(table, label).items() if name.startswith("L ="))
+
+
+@pytest.mark.parametrize("table", [table1(RUNS, PUBLISHED), difference_table(RUNS, resamples=50)], ids=["1", "d"])
+def test_all_forms(table):
+    check_latex(latex(table))
+    assert markdown(table).count("\n| ") == len(table.rows) + 2
+    assert len(comma_separated(table).splitlines()) == len(table.rows) + 1
+
+
+def test_two_runs_of_one_seed_are_refused():
+    with pytest.raises(ValueError, match="b1-rope-seed0, b1-rope-seed0 both of label b1-rope and seed 0"):
+        table1([*RUNS, RUNS[0]], PUBLISHED)
+
+
+def test_two_training_lengths_are_refused():
+    with pytest.raises(ValueError, match="got training lengths 16, 32"):
+        table1([*RUNS, result("m1-rfa", train_length=32)], PUBLISHED)
+
+
+def test_result_files_are_json():
+    assert table1(json.loads(json.dumps(RUNS)), json.loads(json.dumps(PUBLISHED))) == table1(RUNS, PUBLISHED)

@@ -1,0 +1,134 @@
+"""What the artists of the theory's figures hold, against the paper's closed forms, scipy, and print's demands."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.special
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.text import Text
+
+from rfa.report import figures
+
+from .results import result
+
+RUNS = [result(label, seed, 4.0 + 0.1 * seed) for label in ("b1-rope", "b2-alibi", "x") for seed in range(2)]
+DRAWN = {
+    "transported_measurements": (),
+    "transport_factorization": (),
+    "rotate_aggregate_counter_rotate": (),
+    "diffusive_and_integrative": (),
+    "bias_and_gate_over_decay": (),
+    "eigenvalue_spectra": (),
+    "temporal_scale_separation": (),
+    "training_curves": (RUNS,),
+    "perplexity_over_length": (RUNS,),
+    "damping_sweep": (RUNS, {"x": 0.05}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def curves(axes):
+    return [np.array(line.get_xydata(), dtype=float) for line in axes.lines]
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_fit_for_print(name):
+    with plt.rc_context({"font.size": 3, "xtick.labelsize": 3, "axes.labelsize": 3}):  # the caller's style is not ours
+        figure = getattr(figures, name)(*DRAWN[name])
+        figure.draw_without_rendering()
+    width, height = figure.get_size_inches()
+    assert width in (figures.COLUMN, figures.PAGE)
+    assert height <= 4.5
+    assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 7
+    box = figure.get_tightbbox()
+    assert box.x0 >= -0.01  # of an inch: half a line's width
+    assert box.y0 >= -0.01
+    assert box.x1 <= width + 0.01
+    assert box.y1 <= height + 0.01
+    for axes in figure.axes:
+        if axes.axison:
+            below = axes.get_subplotspec().is_last_row()
+            assert bool(axes.get_xlabel()) == below
+            assert axes.get_ylabel() or not axes.get_subplotspec().is_first_col()
+
+
+def test_regimes_are_the_papers_closed_forms():
+    """Appendix C.2: a logarithm in the diffusive regime, mirrored softplus and sigmoid in the integrative one."""
+    mu, high, floor, gamma2 = 0.02, 1.0, 0.01, 0.1
+    low = (0.05, 0.1, 0.2, 0.4)
+    figure = figures.diffusive_and_integrative(mu, low, high, floor, gamma2)
+    bias_above, gate_above, bias_below, gate_below = map(curves, figure.axes)
+    for k, value in enumerate(low):
+        tau = bias_above[k][:, 0]
+        beta, alpha = floor + high, high - value  # diffusive: alpha' = sigma~^2 - eta^2
+        np.testing.assert_allclose(
+            bias_above[k][:, 1], -np.log(beta) - np.log1p(-alpha / beta * np.exp(-2 * mu * tau)), atol=1e-9
+        )
+        np.testing.assert_allclose(gate_above[k][:, 1], 1 / (beta + gamma2 - alpha * np.exp(-2 * mu * tau)), atol=1e-9)
+        beta = floor + value
+        softplus = np.logaddexp(0, np.log(alpha / beta) - 2 * mu * tau)
+        np.testing.assert_allclose(bias_below[k][:, 1], -np.log(beta) - softplus, atol=1e-9)
+        opening = scipy.special.expit(2 * mu * tau - np.log(alpha / (beta + gamma2)))
+        np.testing.assert_allclose(gate_below[k][:, 1], opening / (beta + gamma2), atol=1e-9)
+
+
+def test_brownian_limit_and_settled_end():
+    figure = figures.bias_and_gate_over_decay((0.0, 0.1), 0.02, 0.05, 0.01, 0.1)
+    (brownian, settled), (gate, _) = map(curves, figure.axes)
+    np.testing.assert_allclose(brownian[:, 1], -np.log(0.02 * brownian[:, 0] + 0.06), atol=1e-9)
+    np.testing.assert_allclose(gate[:, 1], 1 / (0.02 * gate[:, 0] + 0.16), atol=1e-9)
+    assert settled[-1, 1] == pytest.approx(-np.log(0.02 / 0.2 + 0.01), abs=1e-9)
+
+
+def test_spectra():
+    heads, modes = 4, 8
+    figure = figures.eigenvalue_spectra(heads, modes, damping=1.0)
+    rfa, coupled = (curves(axes)[:heads] for axes in figure.axes)
+    bands = np.sort(10000.0 ** -(np.arange(16) / 16)).reshape(4, 4)
+    bank = 10000.0 ** -(np.arange(4) / 4)
+    for head in range(heads):
+        for drawn, positive in ((rfa[head], bank), (coupled[head], bands[head])):
+            np.testing.assert_allclose(drawn[:, 0], -bands[head].max(), rtol=1e-6)  # frequencies are float32
+            np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort([*positive, *-positive]), rtol=1e-6)
+
+
+def test_time_scales():
+    figure = figures.temporal_scale_separation(heads=4, modes=8, damping=0.05, shown=2)
+    kept, ringing = map(curves, figure.axes)
+    fastest = np.sort(10000.0 ** -(np.arange(16) / 16)).reshape(4, 4).max(-1)
+    for head, frequency in enumerate(fastest):
+        np.testing.assert_allclose(kept[head][:, 1], np.exp(-0.05 * frequency * kept[head][:, 0]), atol=1e-6)
+    modes = [line for line in ringing if len(line) > 2]
+    for place, head in enumerate((0, 3)):
+        tau = modes[place][:, 0]
+        expected = np.exp((-0.05 + 1j) * fastest[head] * tau).real
+        np.testing.assert_allclose(modes[place][:, 1] - 2.4 * place, expected, atol=1e-4)  # float32 times 100 radians
+
+
+def test_measurements_are_transported_by_the_matrix_exponential():
+    figure = figures.transported_measurements(0.05, 0.5, length=12, duration=11.0, targets=3)
+    path, transported = figure.axes
+    measured = curves(path)[1]
+    dynamics = np.array([[-0.05, -0.5], [0.5, -0.05]])
+    later, past = curves(transported)[1::3], curves(transported)[2::3]
+    for place, target in enumerate((3, 7, 11)):
+        expected = [scipy.linalg.expm(dynamics * (target - j)) @ z for j, z in enumerate(measured)]
+        np.testing.assert_allclose(past[place], expected[: target + 1], atol=1e-9)
+        np.testing.assert_allclose(later[place].reshape(-1, 2), np.reshape(expected[target + 1 :], (-1, 2)), atol=1e-9)
+
+
+def test_trajectory_is_drawn_the_same_every_time():
+    first, second = (figures.transported_measurements(seed=3) for _ in range(2))
+    np.testing.assert_array_equal(curves(first.axes[0])[1], curves(second.axes[0])[1])
+
+
+def test_a_common_frame_needs_fewer_transports():
+    direct, factored = figures.transport_factorization(times=5).axes
+    count = [sum(isinstance(patch, FancyArrowPatch) for patch in axes.patches) for axes in (direct, factored)]
+    assert count == [5 * 6 / 2, 2 * 5]
