@@ -1,10 +1,13 @@
-"""Files and folders that are whole or absent."""
+"""Files and folders that are whole or absent, and locks that one process holds."""
 
 import os
 import shutil
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -36,3 +39,25 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def write_text_whole(path: Path, text: str) -> None:
     """Write a UTF-8 text file, whole; raises as `write_whole`."""
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+@contextmanager
+def held(path: Path) -> Iterator[bool]:
+    """Whether this process alone holds the lock file, until the block ends, or the process.
+
+    A file system without locks serves one process: it always holds.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        yield False
+        return
+    except NotImplementedError:
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

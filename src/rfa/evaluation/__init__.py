@@ -1,6 +1,6 @@
 """Perplexity over context length, retrieval at a distance, maps of attention."""
 
-from .attention_maps import attention_maps
+from .attention_maps import MAP_LENGTHS, attention_maps
 from .evaluate import evaluate, full_evaluation
 from .generation import generate
 from .observers import LossByDocument, LossByPosition
@@ -9,6 +9,7 @@ from .probes import probe
 from .windows import PROTOCOLS, Window, windows
 
 __all__ = [
+    "MAP_LENGTHS",
     "PROTOCOLS",
     "LossByDocument",
     "LossByPosition",

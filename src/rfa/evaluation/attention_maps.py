@@ -12,6 +12,7 @@ from rfa.dynamics import rotate
 from rfa.models import RFAForCausalLM
 
 MAP_SIZE = 128
+MAP_LENGTHS = 8  # of the window that a record maps, in training lengths
 
 
 def middle_window(tokens: int, length: int) -> slice:

@@ -8,7 +8,7 @@ from typing import Any
 from rfa.files import write_whole
 from rfa.training.environment import environment
 
-from .attention_maps import attention_maps, middle_window, write_maps
+from .attention_maps import MAP_LENGTHS, attention_maps, middle_window, write_maps
 from .observers import LossByPosition
 from .perplexity import Progress, loss_by_position, perplexities
 from .probes import probe
@@ -125,7 +125,7 @@ def full_evaluation(
     spec, stream, longest = subject.spec, subject.stream, lengths[-1]
     for protocol, cap in protocols.items():
         subject.check(protocol, lengths, cap)
-    window = None if attention is None else middle_window(len(stream), 8 * spec.length)
+    window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
     model = subject.model(device)
 
     positions = LossByPosition(longest)

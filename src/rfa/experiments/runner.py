@@ -6,16 +6,14 @@
 """
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from rfa import evaluation
 from rfa.data import prepare
+from rfa.files import held
 from rfa.training import RunFolder, resume, train
 
 from .plan import chosen, is_lost, run_folder, started_record
@@ -23,7 +21,6 @@ from .recipe import PlannedRun, Recipe
 from .results import finished_result, make_result, result_path, write_result
 
 Progress = Callable[[str, int, int], None]
-ATTENTION = 8  # attention maps are of so many training lengths
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ def run_recipe(
         going = False
         for run in waiting:
             say("runs", len(runs) - len(waiting), len(runs))
-            with _claim(out, run) as mine:
+            with held(out / ".claims" / f"{run.name}.lock") as mine:
                 if not mine:
                     continue
                 going = True
@@ -108,29 +105,10 @@ def _check_text(recipe: Recipe, run: PlannedRun, say: Progress) -> None:
     longest, found = max(recipe.evaluation.lengths), len(text.streams["test"])
     if longest > found:
         raise ValueError(f"lengths: got {longest}, expected at most the {found} tokens of the test split")
-    if recipe.evaluation.attention and ATTENTION * spec.length > found:
-        least = f"a test split of at least {ATTENTION * spec.length} tokens, {ATTENTION} training lengths"
+    window = evaluation.MAP_LENGTHS * spec.length
+    if recipe.evaluation.attention and window > found:
+        least = f"a test split of at least {window} tokens, {evaluation.MAP_LENGTHS} training lengths"
         raise ValueError(f"attention: got a test split of {found} tokens, expected {least}")
-
-
-@contextmanager
-def _claim(out: Path, run: PlannedRun) -> Iterator[bool]:
-    """Whether this process may make a run; the claim ends with the block, or with the process."""
-    path = out / ".claims" / f"{run.name}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        yield False
-        return
-    except NotImplementedError:  # a file system without locks serves one process
-        yield True
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
 
 
 def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
@@ -149,7 +127,7 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
         record = resume(folder.path, **bars)
     asked, path = recipe.asked_of(run), result_path(out, run)
     maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
-    evaluated = evaluation.full_evaluation(  # type: ignore[attr-defined]
+    evaluated = evaluation.full_evaluation(
         folder.path, **{**asked, "attention": maps}, progress=lambda task, *far: say(f"{run.name}: {task}", *far)
     )
     write_result(path, make_result(recipe, run, folder, record, evaluated))

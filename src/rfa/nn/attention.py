@@ -11,6 +11,7 @@ from rfa.ops.inputs import Positions
 from rfa.ops.validation import check_flags
 
 from .cache import FilterLayer, check_cache
+from .checks import check_sizes
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
 
@@ -32,8 +33,7 @@ class Attention(nn.Module, ABC):
 
     def __init__(self, hidden_size: int, num_heads: int, innovation: bool, tie_key_value: bool = False):
         super().__init__()
-        if num_heads < 1 or hidden_size < 1 or hidden_size % num_heads:
-            raise ValueError(f"hidden_size: got {hidden_size}, expected a multiple of num_heads = {num_heads}")
+        check_sizes(hidden_size, num_heads)
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         self.modes = hidden_size // num_heads
         deviation = complex_deviation(hidden_size, hidden_size)

@@ -47,6 +47,12 @@ def check_states(name: str, given: Tensor, size: int) -> torch.Size:
     return given.shape
 
 
+def check_sizes(hidden_size: int, num_heads: int) -> None:
+    """Raise `ValueError` unless the heads share the model's size evenly."""
+    fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0
+    require(fits, "hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
+
+
 def check_rates(name: str, given: Tensor, heads: int) -> None:
     """Raise `ValueError` unless there is one finite number >= 0 a head."""
     require(tuple(given.shape) == (heads,), name, tuple(given.shape), f"shape {(heads,)}, one number a head")

@@ -9,14 +9,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from rfa.dynamics import partitioned_frequencies, spectral_decay
 from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.inputs import Weight, locate
 from rfa.ops.path import TokenDynamics
 from rfa.ops.validation import validate_positions
 
-from .checks import check_backend, check_frequencies, check_rates, check_states, paired, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST
+from .checks import check_backend, check_rates, check_sizes, check_states, paired, require
+from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
 from .positive import PositiveParameters, softplus_inverse
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
@@ -107,19 +106,14 @@ class ContentFilterAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0
-        require(fits, "hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
+        check_sizes(hidden_size, num_heads)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
         check_backend(backend)
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         self.weight: Weight = weight
         self.backend = backend
         modes = hidden_size // num_heads
-        if frequency is None:
-            frequency = partitioned_frequencies(num_heads, modes)
-        check_frequencies("frequency", frequency, num_heads, modes)
-        if decay is None:
-            decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
+        frequency, decay = bank(num_heads, modes, frequency, decay)
         deviation = complex_deviation(hidden_size, hidden_size)
         self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
         self.key_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)

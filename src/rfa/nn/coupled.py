@@ -7,13 +7,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rfa.dynamics import partitioned_frequencies, spectral_decay
 from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
 from rfa.ops.inputs import Weight, times_dtype
 from rfa.ops.validation import validate_positions
 
-from .checks import check_frequencies, check_learnable, check_rates, check_states, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST
+from .checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states, require
+from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
 from .positive import PositiveParameters
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
@@ -109,25 +108,20 @@ class CoupledFilterAttention(nn.Module):
     ):
         super().__init__()
         auxiliary_size = hidden_size if auxiliary_size is None else auxiliary_size
-        fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0
-        require(fits, "hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
+        check_sizes(hidden_size, num_heads)
         require(auxiliary_size >= 1, "auxiliary_size", auxiliary_size, "a number >= 1")
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
         require(math.isfinite(coupling), "coupling", coupling, "a finite number")
         require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
         self.hidden_size, self.num_heads, self.auxiliary_size = hidden_size, num_heads, auxiliary_size
         modes = hidden_size // num_heads
-        if frequency is None:
-            frequency = partitioned_frequencies(num_heads, modes)
-        check_frequencies("frequency", frequency, num_heads, modes)
-        if decay is None:
-            decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
+        frequency, decay = bank(num_heads, modes, frequency, decay)
         auxiliary_frequency = frequency if auxiliary_frequency is None else auxiliary_frequency
         auxiliary_decay = decay if auxiliary_decay is None else auxiliary_decay
         check_frequencies("auxiliary_frequency", auxiliary_frequency, num_heads, modes)
-        for name, bank in (("frequency", frequency), ("auxiliary_frequency", auxiliary_frequency)):
+        for name, given in (("frequency", frequency), ("auxiliary_frequency", auxiliary_frequency)):
             if learn_rates:
-                check_learnable("learn_rates", name, bank)
+                check_learnable("learn_rates", name, given)
         check_rates("decay", decay, num_heads)
         check_rates("auxiliary_decay", auxiliary_decay, num_heads)
         self.weight, self.innovation = weight, innovation

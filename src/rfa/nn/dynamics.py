@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.dynamics import TimeDependentNoise, accumulated_variance
+from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
 from .checks import check_frequencies, check_learnable, check_rates, require
 from .positive import PositiveParameters, softplus_inverse
@@ -22,6 +22,20 @@ TEMPERING = 1.0  # transported observations count as independent, as in the pape
 # Of the noise's exponential and periodic parts: a tenth of the white one each, over tens of units of time
 NOISE_SHARE, NOISE_RATE, NOISE_FREQUENCY, NOISE_PHASE = 0.1, 0.1, 0.1, 0.0
 SMALLEST = 1e-6  # where mu = 0, a steady state would leave no process noise at all
+
+
+def bank(
+    heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None
+) -> tuple[Float[Tensor, "heads modes"], Float[Tensor, " heads"]]:
+    """What heads begin with: by default SC-RFA's partitioned bank, damped by 0.05 in all heads but the first two.
+
+    Raises:
+        ValueError: for frequencies of another shape, or not finite.
+    """
+    if frequency is None:
+        frequency = partitioned_frequencies(heads, modes)
+    check_frequencies("frequency", frequency, heads, modes)
+    return frequency, spectral_decay(frequency, damping=0.05, zero_heads=2) if decay is None else decay
 
 
 def process_noise_of_slope(

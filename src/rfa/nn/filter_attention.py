@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import partitioned_frequencies, rotation, spectral_decay, turn
+from rfa.dynamics import rotation, turn
 from rfa.ops import robust_filter_attention
 from rfa.ops.in_frame import robust_filter_attention_in_frame
 from rfa.ops.inputs import Positions, Weight
@@ -14,8 +14,8 @@ from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_extensions, check_frequencies, require
-from .dynamics import HeadDynamics, LayerPrior, Noise
+from .checks import check_backend, check_extensions, require
+from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 from .step import precision_gain
 
 Step = Literal["learned", "precision"]
@@ -94,11 +94,7 @@ class RobustFilterAttention(Attention):
         precise, routed = step == "precision", aggregation == "routing"
         for name, given, served in (("weight", weight, ("student_t",)), ("backend", backend, ("auto", "reference"))):
             require(given in served or not routed, name, given, f"one of {served} with aggregation='routing'")
-        if frequency is None:
-            frequency = partitioned_frequencies(num_heads, self.modes)
-        check_frequencies("frequency", frequency, num_heads, self.modes)
-        if decay is None:
-            decay = spectral_decay(frequency, damping=0.05, zero_heads=2)
+        frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = HeadDynamics(
             frequency,
             decay,

@@ -15,11 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
-from filelock import FileLock, Timeout
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import rfa.version
-from rfa.files import write_text_whole
+from rfa.files import held, write_text_whole
 from rfa.models import RFAForCausalLM
 
 from .checkpoints import checkpoints_in, missing_files, read_all
@@ -78,19 +77,14 @@ class RunFolder:
         Raises:
             ValueError: if another one does.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.path / _LOCK, timeout=0)
-        try:
-            with suppress(NotImplementedError):  # a file system without locks
-                lock.acquire()
-        except Timeout:
-            raise ValueError(f"out: run {self.path} is in use by another process, expected one at a time") from None
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                (self.path / _LOCK).unlink()
-            lock.release()
+        with held(self.path / _LOCK) as mine:
+            if not mine:
+                raise ValueError(f"out: run {self.path} is in use by another process, expected one at a time")
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    (self.path / _LOCK).unlink()
 
     def _is_run(self) -> bool:
         try:
