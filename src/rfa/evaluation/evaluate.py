@@ -98,7 +98,7 @@ def full_evaluation(
     Args:
         folder: a run folder.
         lengths: context lengths.
-        protocols: each protocol with the number of the text's first tokens that it is given, None for all.
+        protocols: each protocol with the number of tokens that it scores, spread evenly over the text; None for all.
         by_position: also the loss at each position of the longest length, under `blocks`.
         passkey: also the probes of `rfa.evaluation.probe`, at distances up to the longest length.
         attention: where to write the last layer's maps at 8 times the training length (`.npz`); None for none.
@@ -117,20 +117,21 @@ def full_evaluation(
     lengths = sorted(set(lengths))
     if not lengths:
         raise ValueError("lengths: got none, expected at least one")
-    for protocol, cap in protocols.items():
+    for protocol, scored in protocols.items():
         check_protocol(protocol)
-        _check_max_tokens(cap)
+        if scored is not None and scored < lengths[-1]:
+            raise ValueError(f"{protocol}: got {scored} tokens to score, expected at least {lengths[-1]}, the longest")
     bar = partial(partial, progress) if progress else lambda _: None
     subject = load_subject(folder, None, bar("reading text"))
     spec, stream, longest = subject.spec, subject.stream, lengths[-1]
-    for protocol, cap in protocols.items():
-        subject.check(protocol, lengths, cap)
+    for protocol in protocols:
+        subject.check(protocol, lengths)
     window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
     model = subject.model(device)
 
     positions = LossByPosition(longest)
     evaluations = {}
-    for protocol, cap in protocols.items():
+    for protocol, scored in protocols.items():
         books = subject.by_document()
 
         def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
@@ -138,15 +139,16 @@ def full_evaluation(
             if protocol == "blocks" and by_position:
                 positions(length, tokens, losses)
 
-        rows = perplexities(model, stream[:cap], lengths, protocol, observe=observe, progress=bar(protocol))
+        given = {"scored": scored, "observe": observe, "progress": bar(protocol)}
+        rows = perplexities(model, stream, lengths, protocol, **given)
         evaluations[protocol] = {"rows": rows, "books": books.totals()}
     if by_position and "blocks" not in protocols:
         perplexities(model, stream, [longest], observe=positions, progress=bar("by position"))
 
     probes = None
     if passkey:
-        given = {"train_length": spec.length, "longest": longest, "tokenizer": subject.tokenizer}
-        probes = {kind: probe(kind, model, stream, **given, progress=bar(kind)) for kind in ("passkey", "repeat")}
+        about = {"train_length": spec.length, "longest": longest, "tokenizer": subject.tokenizer}
+        probes = {kind: probe(kind, model, stream, **about, progress=bar(kind)) for kind in ("passkey", "repeat")}
     summary = None
     if attention is not None and window is not None:
         maps, summary = attention_maps(model, stream[window], spec.length)

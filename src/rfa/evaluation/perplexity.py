@@ -10,7 +10,7 @@ from rfa.models import RFAForCausalLM
 
 from .loss import batches, token_losses
 from .observers import LossByPosition
-from .windows import windows
+from .windows import spread, windows
 
 Progress = Callable[[int, int], None]
 Observe = Callable[[int, np.ndarray, np.ndarray], None]
@@ -23,6 +23,7 @@ def perplexities(
     lengths: Sequence[int],
     protocol: str = "blocks",
     *,
+    scored: int | None = None,
     observe: Observe | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
@@ -33,6 +34,8 @@ def perplexities(
         stream: token ids.
         lengths: tokens of a window.
         protocol: "blocks", "matched" or "strided", see `windows`.
+        scored: about so many tokens only, in segments of the longest length spread evenly over the stream; at least
+            the longest length.
         observe: sees every loss that the rows sum up: called with the length, the places of scored tokens in the
             stream and their losses, both `(windows, targets)`.
         progress: called with tokens read and in all.
@@ -47,7 +50,11 @@ def perplexities(
     lengths = sorted(set(lengths))
     if not lengths:
         raise ValueError("lengths: got none, expected at least one")
+    if scored is not None and scored < lengths[-1]:
+        raise ValueError(f"scored: got {scored}, expected at least {lengths[-1]}, the longest context length")
     plan = {length: list(windows(protocol, len(stream), length, lengths)) for length in lengths}
+    if scored is not None:
+        plan = {length: spread(plan[length], len(stream), lengths[-1], scored) for length in lengths}
     total = sum(length * len(plan[length]) for length in lengths)
     rows, done = [], 0
     for length in lengths:

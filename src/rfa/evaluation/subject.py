@@ -40,7 +40,7 @@ class Subject:
     fingerprint: str
     stream: np.ndarray
 
-    def check(self, protocol: str, lengths: Sequence[int], max_tokens: int | None) -> None:
+    def check(self, protocol: str, lengths: Sequence[int], max_tokens: int | None = None) -> None:
         """Raise `ValueError` for a protocol or a length that does not fit the text, before any work."""
         for length in lengths:
             windows(protocol, len(self.stream[:max_tokens]), length, list(lengths))

@@ -48,6 +48,23 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
     return {"blocks": _blocks, "matched": _matched, "strided": _strided}[protocol](tokens, length, lengths)
 
 
+def spread(plan: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
+    """Those of a protocol's windows that end in evenly spaced segments of the text, so that each document has its part.
+
+    Lengths that divide the segment score the same tokens under `blocks`, and all lengths do under `matched`.
+
+    Args:
+        plan: windows of the whole stream.
+        tokens: length of the stream.
+        segment: tokens of a segment: the longest of the compared lengths.
+        scored: score about so many tokens, in whole segments, at least one.
+    """
+    segments = tokens // segment
+    count = min(max(scored // segment, 1), segments)
+    chosen = {(2 * place + 1) * segments // (2 * count) for place in range(count)}
+    return [window for window in plan if (window.stop - 1) // segment in chosen] if count < segments else plan
+
+
 def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:
     for start in range(0, tokens - length + 1, length):
         yield Window(start, start + length, length - 1)

@@ -49,7 +49,7 @@ class EvaluationPlan:
 
     Args:
         lengths: context lengths, ascending.
-        protocols: at most so many tokens of the test split for each protocol; None for all.
+        protocols: how many tokens of the test split each protocol scores, spread evenly over it; None for all.
         by_position: also the loss at each position.
         passkey: also the retrieval probe.
         attention: also the attention maps, of the first run of each of these presets.
