@@ -92,7 +92,7 @@ TIMES = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torc
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
 SITUATIONS = {
     "left padding": {"attention_mask": PADDED},
-    "left padding, times of each row": {"attention_mask": PADDED, "times": torch.stack([TIMES, 2 * TIMES + 1])},
+    "left padding, times of each row": {"attention_mask": PADDED, "times": torch.stack([TIMES, 1.5 * TIMES + 1])},
     "times": {"times": TIMES},
     "times far off": {"times": 1e9 + TIMES},
     "segments": {"segment_ids": torch.tensor([[0, 0, 0, 1, 1, 1, 1, 5, 5], [2, 2, 2, 2, 2, 2, 0, 0, 0]])},

@@ -31,6 +31,7 @@ LAYERS = {
     "forget gate": lambda: DotProductAttention(SIZE, HEADS, forget_gate=True),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
+UNTURNED = ("plain", "b2", "learned slopes", "forget gate")  # layers without frequencies
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)
 

@@ -12,7 +12,7 @@ from rfa.nn import FilterCache
 from rfa.nn.buffer import Buffer
 
 from .by_hand import EXACT, hidden
-from .cached import IRREGULAR, LAYERS, build, mask_of_left_padding, read
+from .cached import IRREGULAR, LAYERS, UNTURNED, build, mask_of_left_padding, read
 
 
 def test_norms_are_those_of_the_stored_keys():
@@ -45,7 +45,7 @@ def turned(monkeypatch):
     [{}, {"times": IRREGULAR}, {"key_mask": mask_of_left_padding(2, 0)}],
     ids=["plain", "times", "left padding"],
 )
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("plain", "b2")])
+@pytest.mark.parametrize("name", [name for name in LAYERS if name not in UNTURNED])
 def test_the_past_is_never_turned_again(name, given, turned):
     layer, x = build(name), hidden(length=9)
     with torch.no_grad():

@@ -132,7 +132,7 @@ class DotProductAttention(Attention):
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
         self.geometry = Geometry(num_heads, self.modes, frequency, decay, None if learn_slopes else slopes)
         if learn_slopes:
-            none = torch.zeros(num_heads, self.modes), torch.zeros(num_heads)
+            none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
         self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION) if forget_gate else None
 
