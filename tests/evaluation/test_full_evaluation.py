@@ -45,15 +45,17 @@ def test_everything(books, tmp_path):
     assert all(done == total for done, total in seen.values())
     model, data = RunFolder(run).load_model(), prepare(str(folder), "bytes")
     stream = data.streams["test"]
-    for protocol, cap in (("blocks", None), ("matched", 900)):
+    for protocol, scored in (("blocks", None), ("matched", 900)):
         found = result["evaluations"][protocol]
-        assert found["rows"] == perplexities(model, stream[:cap], [32, 64, 256], protocol)
+        assert found["rows"] == perplexities(model, stream, [32, 64, 256], protocol, scored=scored)
         for row in found["rows"]:
             parts = [book[str(row["length"])] for book in found["books"].values()]
             assert sum(targets for _, targets in parts) == row["targets"]
             assert sum(loss for loss, _ in parts) == pytest.approx(row["loss"] * row["targets"], rel=1e-12)
     assert list(result["evaluations"]["blocks"]["books"]) == list(BOOKS)
-    assert list(result["evaluations"]["matched"]["books"]) == ["Mine_A.txt"]  # the first 900 tokens
+    scored = [row["targets"] for row in result["evaluations"]["matched"]["rows"]]
+    assert scored == [3 * 256] * 3  # of some 2,000 tokens: three segments of the longest length
+    assert {"Mine_A.txt", "Yours_C.txt"} <= set(result["evaluations"]["matched"]["books"])
     losses = loss_by_position(model, stream, 256)
     assert result["by_position"] == {"protocol": "blocks", "length": 256, "loss": losses}
     given = {"train_length": 32, "longest": 256, "tokenizer": RunFolder(run).load_tokenizer()}
@@ -90,7 +92,7 @@ def test_by_position_without_blocks(books):
         ({"lengths": []}, "lengths: got none"),
         ({"lengths": [1]}, "lengths: got 1, expected at least 2"),
         ({"protocols": {"blocks": None, "sliding": None}}, "protocol: got 'sliding'"),
-        ({"protocols": {"blocks": 1}}, "max_tokens: got 1"),
+        ({"protocols": {"blocks": 31}}, "blocks: got 31 tokens to score, expected at least 32"),
         ({"lengths": [32, 4096]}, "got 4096 for a text of"),
     ],
 )

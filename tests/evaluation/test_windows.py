@@ -1,8 +1,11 @@
 """The protocols of SPEC section 4, by brute force over every window."""
 
+from itertools import pairwise
+
 import pytest
 
 from rfa.evaluation import PROTOCOLS, windows
+from rfa.evaluation.windows import spread
 
 STREAMS = [(2, 2), (7, 2), (16, 16), (17, 16), (31, 16), (50, 7), (100, 10), (101, 10), (64, 33), (65, 3)]
 
@@ -69,3 +72,30 @@ def test_matched_needs_a_text_as_long_as_the_longest():
 def test_unknown_protocol():
     with pytest.raises(ValueError, match="protocol: got 'sliding', expected one of blocks, matched, strided"):
         windows("sliding", 100, 10, [10])
+
+
+@pytest.mark.parametrize("scored", [64, 200, 640])
+@pytest.mark.parametrize("protocol", ["blocks", "matched"])
+def test_spread_scores_the_same_tokens_of_evenly_spaced_segments_at_every_length(protocol, scored):
+    tokens, lengths, segment = 1000, [16, 32, 64], 64
+    seen = {}
+    for length in lengths:
+        plan = list(windows(protocol, tokens, length, lengths))
+        kept = spread(plan, tokens, segment, scored)
+        assert set(kept) <= set(plan)
+        stops = [window.stop for window in kept]
+        assert stops == sorted(stops)
+        seen[length] = {(stop - 1) // segment for stop in stops}
+        gaps = {after - before for before, after in pairwise(sorted(seen[length]))}
+        assert not gaps or max(gaps) - min(gaps) <= 1  # evenly
+        assert len(seen[length]) == min(scored // segment, tokens // segment)
+        if protocol == "blocks":  # whole segments, each of its tokens in one window
+            assert sum(window.stop - window.start for window in kept) == len(seen[length]) * segment
+    assert seen[16] == seen[32] == seen[64]
+
+
+def test_spread_over_less_than_there_is_keeps_everything():
+    plan = list(windows("strided", 100, 16, [16]))
+    assert spread(plan, 100, 16, 96) == plan
+    assert spread(plan, 100, 16, 1000) == plan
+    assert spread(plan, 100, 16, 1) == [window for window in plan if (window.stop - 1) // 16 == 3]  # in the middle

@@ -96,17 +96,12 @@ class Correlated:
         matrix, vector = (rest[:, 0] for rest in self.rest)
         kept = inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
         mean = kept @ (vector + (weight[..., None] * self.shares.vector).sum(1))[..., None]
-        spread = self.state._replace(covariance=symmetric(kept @ self.state.covariance)).with_infinities()
-        if self.settled is not None:
-            spread = torch.where((self.seen == 0)[:, None, None], self.settled, spread)
-        return mean[..., 0], spread
+        state = self.state._replace(covariance=symmetric(kept @ self.state.covariance))
+        return mean[..., 0], state.spread(self.settled, self.seen)
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
-        spread = self.before.with_infinities().expand(*self.before.mean.shape, -1)
-        if self.settled is not None:
-            spread = torch.where((self.elsewhere == 0)[:, None, None], self.settled, spread)
-        return self.before.mean, spread
+        return self.before.mean, self.before.spread(self.settled, self.elsewhere)
 
     def judged(self, alone: Information) -> tuple[Information, Tensor]:
         """As `Consensus`."""

@@ -11,19 +11,19 @@ from .information import Information
 from .kalman import first_state, joined, kalman_filter, kalman_future, sources_seen
 from .linear_sde import LinearSDE
 from .observations import Grid
-from .plan import Plan, Row, settled, stacked
+from .plan import Known, Plan, Row, settled, stacked
 from .shares import Shares
 from .sources import Sources
 from .steps import Parts, Steps
 
 
-def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
+def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> Row:
     """Every query's row, `(b, queries, ...)`."""
     steps, parts = Steps.of(sde, grid), Parts.of(sde, grid)
     prior, moments = settled(sde, grid, known), grid.wanted.unique()
     future = _futures(grid, steps) if plan.smooth else None
     correlated = _correlated(sde, grid, plan, known, steps, prior) if plan.riccati else None
-    start = Information(*(torch.zeros_like(part[:, 0]) for part in grid.seen)) if known is None else known
+    start = Information(*(torch.zeros_like(part[:, 0]) for part in grid.seen)) if known is None else known.information()
     past, wanted, rows = Sources.none(grid), set(moments.tolist()), []
     for k in range(grid.times.shape[1]):
         if k:
@@ -49,7 +49,7 @@ def _futures(grid: Grid, steps: Steps) -> list[Sources]:
 
 
 def _correlated(
-    sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None, steps: Steps, prior: Tensor | None
+    sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None, steps: Steps, prior: Tensor | None
 ) -> Iterator[Correlated]:
     """Moment by moment, with the Riccati prior."""
     inverse = Steps.inverse(sde, grid)

@@ -25,12 +25,11 @@ from rfa.ops.fused_backend import Kernel, attend
 from rfa.ops.inputs import Positions
 
 from .gains import Filtered, filtered
-from .information import Information
 from .isotropic import Isotropic
 from .linear_sde import LinearSDE
 from .observations import Grid
 from .penalties import Belief
-from .plan import Plan, Row
+from .plan import Known, Plan, Row
 from .series import Series
 
 _SMALLEST = 1e-18  # variance that a float32 kernel can divide by
@@ -38,7 +37,7 @@ _NEGLIGIBLE = 28.0  # -log 1e-12: what lies behind a block's first key may weigh
 _ROWS = 96  # queries of a block, as in the CPU kernels
 
 
-def fused_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
+def fused_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> Row:
     """Every query's row of `robust_estimate`, without weights and objective, in O(T) memory a series.
 
     Raises:

@@ -124,8 +124,17 @@ class Gaussian(NamedTuple):
             unknown = None
         return Gaussian(mean, covariance, unknown, least), gains
 
-    def with_infinities(self) -> Tensor:
-        """The covariance, infinite where a direction is unknown."""
+    def spread(self, settled: Tensor | None, seen: Tensor) -> Tensor:
+        """The covariance `(b, n, n)`, infinite where a direction is unknown.
+
+        Args:
+            settled: the stationary covariance, which stands for it where nothing was seen.
+            seen: how many observations were, `(b,)`.
+        """
+        known = self._with_infinities().expand(*self.mean.shape, -1)
+        return known if settled is None else torch.where((seen == 0)[:, None, None], settled, known)
+
+    def _with_infinities(self) -> Tensor:
         if self.unknown is None:
             return self.covariance
         root, size = self.unknown.root, self.unknown.sizes()

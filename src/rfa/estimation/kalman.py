@@ -9,7 +9,7 @@ from .gaussian import Correction, Gaussian, Unknown
 from .information import Information
 from .linear_sde import LinearSDE
 from .observations import Grid
-from .plan import Plan, Row, settled
+from .plan import Known, Plan, Row, settled
 from .steps import Steps
 
 _FAINT = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that is rounding
@@ -23,7 +23,7 @@ class Filtered(NamedTuple):
     gains: list[Tensor]
 
 
-def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | None) -> Row:
+def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> Row:
     """Every query's row, `(b, queries, ...)`; there is nothing to iterate."""
     steps = Steps.of(sde, grid)
     states = [moment.after for moment in kalman_filter(grid, steps, first_state(grid, steps, known))]
@@ -33,25 +33,21 @@ def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Information | Non
     moments = grid.wanted[: grid.models].unique()
     wanted = [states[k] for k in moments.tolist()]
     mean, least = (torch.stack(parts, dim=1) for parts in zip(*((x.mean, x.least) for x in wanted), strict=True))
-    covariance = torch.stack([state.with_infinities() for state in wanted], dim=1)
-    covariance, prior = covariance.expand(*mean.shape, mean.shape[-1]), settled(sde, grid, known)
-    if prior is not None:
-        blank = sources_seen(grid, plan.smooth)[:, moments] == 0
-        covariance = torch.where(blank[..., None, None], prior[:, None], covariance)
+    prior, seen = settled(sde, grid, known), sources_seen(grid, plan.smooth)[:, moments].unbind(1)
+    covariance = torch.stack([x.spread(prior, count) for x, count in zip(wanted, seen, strict=True)], dim=1)
     cost = least.clamp(min=0.0)[..., None].expand(*mean.shape[:2], plan.iterations + 1)
     weights = _believed(grid, moments, plan.smooth) if plan.with_weights else None
     return Row(mean, covariance, weights, cost).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
 
 
-def first_state(grid: Grid, steps: Steps, known: Information | None) -> Gaussian:
+def first_state(grid: Grid, steps: Steps, known: Known | None) -> Gaussian:
     """Before anything is seen; nothing is known by default."""
     least = grid.values.new_zeros(len(grid.times))
     if known is None:
         root = torch.diag_embed(_scales(grid, steps))
         unknown = Unknown(root, root, root.new_full(root.shape[:1], root.shape[-1]))
         return Gaussian(torch.zeros_like(grid.seen.vector[:, 0]), 0 * root, unknown, least)
-    mean, covariance = known.solved(None)
-    return Gaussian(mean, covariance, None, least)
+    return Gaussian(known.mean, known.covariance, None, least)
 
 
 @torch.no_grad()

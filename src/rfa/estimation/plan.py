@@ -62,24 +62,33 @@ def stacked(rows: list[Row]) -> Row:
     return Row(*map(together, zip(*rows, strict=True)))  # type: ignore[arg-type]
 
 
-def known_start(grid: Grid, mean: Tensor, covariance: Tensor) -> Information:
-    """What `initial` says of the first moment; its precision has a batch of one where all series share it.
+class Known(NamedTuple):
+    """Of the first moment: mean `(b, n)` and covariance `(b, n, n)`, which has a batch of one where all share it."""
+
+    mean: Tensor
+    covariance: Tensor
+
+    def information(self) -> Information:
+        """The same as a quadratic."""
+        precision = torch.cholesky_inverse(torch.linalg.cholesky(self.covariance))
+        vector = (precision @ self.mean[..., None])[..., 0]
+        return Information(precision, vector, (vector * self.mean).sum(-1))
+
+
+def known_start(grid: Grid, mean: Tensor, covariance: Tensor) -> Known:
+    """What `initial` says.
 
     Raises:
         ValueError: for a covariance that is singular.
     """
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if bool((failed > 0).any()):
+    if bool((torch.linalg.cholesky_ex(covariance)[1] > 0).any()):
         raise ValueError("initial: got a singular covariance, expected a positive definite one")
-    precision = torch.cholesky_inverse(factor)
     alike = covariance.shape[:-2].numel() == 1
-    precision = precision.reshape(1, *precision.shape[-2:]) if alike else flat(precision, grid.shape, 2)
-    mean = flat(mean, grid.shape, 1)
-    vector = (precision @ mean[..., None])[..., 0]
-    return Information(precision, vector, (vector * mean).sum(-1))
+    covariance = covariance.reshape(1, *covariance.shape[-2:]) if alike else flat(covariance, grid.shape, 2)
+    return Known(flat(mean, grid.shape, 1), covariance)
 
 
-def settled(sde: LinearSDE, grid: Grid, known: Information | None) -> Tensor | None:
+def settled(sde: LinearSDE, grid: Grid, known: Known | None) -> Tensor | None:
     """The stationary covariance, `(b, n, n)`, where there is one and nothing is known of the start."""
     try:
         return None if known is not None else flat(sde.stationary_covariance().detach(), grid.shape, 2)

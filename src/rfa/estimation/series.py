@@ -7,11 +7,10 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
 
-from .information import Information
 from .isotropic import Isotropic, is_scalar, mean_diagonal
 from .observations import Grid
 from .penalties import FAINTEST
-from .plan import VAGUEST
+from .plan import VAGUEST, Known
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Series:
     keys: Tensor
 
     @classmethod
-    def of(cls, model: Isotropic, grid: Grid, known: Information | None) -> "Series":
+    def of(cls, model: Isotropic, grid: Grid, known: Known | None) -> "Series":
         """Of a grid, and what is known of the first moment.
 
         Raises:
@@ -64,14 +63,12 @@ class Series:
         reference = torch.exp(-damping)[..., None] * _middle(seen, grid.present & (damping < 1))
         start = None
         if known is not None:
-            precision = mean_diagonal(known.matrix)
-            if not is_scalar(known.matrix):
+            if not is_scalar(known.covariance):
                 raise ValueError(
                     "initial: got a covariance that is not a multiple of the identity, expected one with "
                     "backend='fused'"
                 )
-            mean = known.vector / precision[:, None] / unit - reference[:, 0]
-            start = mean, 1 / (precision * unit[:, 0].square())
+            start = known.mean / unit - reference[:, 0], mean_diagonal(known.covariance) / unit[:, 0].square()
         keys = (grid.key < 0).int().argsort(dim=-1, stable=True)[:, : int(grid.key.max()) + 1]
         seen = torch.where(grid.present[..., None], seen - reference, 0.0)
         grown = forcing * accumulated_variance(model.decay, elapsed)
