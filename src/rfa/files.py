@@ -1,6 +1,7 @@
 """Files and folders that are whole or absent, and locks that one process holds."""
 
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
@@ -34,6 +35,12 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def whole_name(path: Path) -> str:
+    """The name under which `write_whole` would have left this file or folder, had it not been killed."""
+    unfinished = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}(\.old)?", path.name)
+    return unfinished[1] if unfinished else path.name
 
 
 def write_text_whole(path: Path, text: str) -> None:

@@ -97,9 +97,12 @@ def test_equal_to_dense_weights(name, changes, block):
     if changes.get("tie_key_value"):
         model.model.layers[-1].attention.value_projection = None
     maps, summary = attention_maps(model, ids, 8, size=-(-LENGTH // block))
-    assert maps.dtype == np.float16
+    assert {of.dtype for of in maps.values()} == {np.dtype(np.float16)}
     assert (summary["length"], summary["block"], summary["layer"]) == (LENGTH, block, 0)
-    np.testing.assert_allclose(maps.astype(np.float64), pooled(expected, block), **HALF)
+    np.testing.assert_allclose(maps["weights"].astype(np.float64), pooled(expected, block), **HALF)
+    size = -(-LENGTH // block)
+    near = expected[:, -size:, max(LENGTH - 2 * size, 0) :]
+    np.testing.assert_allclose(maps["near"].astype(np.float64), near, **HALF)
     kept = [head["kept"] for head in summary["heads"]]
     np.testing.assert_allclose(kept, expected.sum(-1).mean(-1), rtol=1e-6)
     if block == 1:
@@ -110,11 +113,22 @@ def test_equal_to_dense_weights(name, changes, block):
         np.testing.assert_allclose([head["beyond_training"] for head in summary["heads"]], beyond, atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "name", ["c3-yarn", "c4-fox", "c7-rope-alibi-innovation", "x3-rotation-riccati", "x4-content-riccati"]
+)
+def test_weights_without_decay_are_a_distribution(name):
+    model, ids = model_and_window(name)
+    maps, summary = attention_maps(model, ids, 8, size=LENGTH)
+    assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
+    np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)
+    assert (np.triu(maps["weights"], 1) == 0).all()
+
+
 @pytest.mark.parametrize(("name", "without_decay"), [("b1-rope", [0, 1, 2, 3]), ("m2-sc-rfa", [0, 1])])
 def test_rows_sum_to_one_where_nothing_decays(name, without_decay):
     model, ids = model_and_window(name)
     maps, summary = attention_maps(model, ids, 8, size=6)
-    sums = maps.astype(np.float64).sum(-1)
+    sums = maps["weights"].astype(np.float64).sum(-1)
     np.testing.assert_allclose(sums[without_decay], 1, atol=2e-3)  # six float16 numbers
     kept = np.array([head["kept"] for head in summary["heads"]])
     np.testing.assert_allclose(kept[without_decay], 1, atol=1e-6)
@@ -135,6 +149,7 @@ def test_the_window_and_the_file(tmp_path):
     with pytest.raises(ValueError, match="attention: got a text of 10 tokens, expected at least 40"):
         middle_window(10, 40)
     maps = np.eye(3, dtype=np.float16)[None]
-    write_maps(maps, tmp_path / "maps.aside")
+    write_maps({"weights": maps, "near": 2 * maps}, tmp_path / "maps.aside")
     with np.load(tmp_path / "maps.aside") as file:
         np.testing.assert_array_equal(file["weights"], maps)
+        np.testing.assert_array_equal(file["near"], 2 * maps)

@@ -57,7 +57,10 @@ def test_everything(books, tmp_path):
     assert scored == [3 * 256] * 3  # of some 2,000 tokens: three segments of the longest length
     assert {"Mine_A.txt", "Yours_C.txt"} <= set(result["evaluations"]["matched"]["books"])
     losses = loss_by_position(model, stream, 256)
-    assert result["by_position"] == {"protocol": "blocks", "length": 256, "loss": losses}
+    by = result["by_position"]
+    assert (by["protocol"], by["length"], by["loss"], by["windows"]) == ("blocks", 256, losses, len(stream) // 256)
+    alone = np.array([loss_by_position(model, stream[place : place + 256], 256) for place in range(0, 1537, 256)])
+    np.testing.assert_allclose(by["stderr"], alone.std(0, ddof=1) / len(alone) ** 0.5, rtol=1e-5)
     given = {"train_length": 32, "longest": 256, "tokenizer": RunFolder(run).load_tokenizer()}
     assert result["passkey"] == {kind: probe(kind, model, stream, **given) for kind in ("passkey", "repeat")}
     start = (len(stream) - 256) // 2
@@ -66,7 +69,9 @@ def test_everything(books, tmp_path):
     assert result["attention_summary"] == {**summary, "start": start}
     with np.load(tmp_path / "maps.npz") as file:
         assert file["weights"].shape == (4, 128, 128)
-        np.testing.assert_array_equal(file["weights"], maps)
+        assert file["near"].shape == (4, 128, 256)
+        for name, of in maps.items():
+            np.testing.assert_array_equal(file[name], of)
     assert [path.name for path in tmp_path.iterdir()] == ["maps.npz"]
     evaluated = evaluate(run, lengths=[32, 64, 256])
     assert evaluated["books"] == result["evaluations"]["blocks"]["books"]

@@ -134,8 +134,20 @@ def test_without_forgetting_it_is_nope():
     assert_same(logits(fox, ids), logits(nope, ids), EXACT)
 
 
+def test_constant_gains_are_alibi():
+    """`log K + sum log(1 - K)` is linear in the lag where the content says nothing: c7."""
+    gains, alibi = as_("x4-content-riccati", "c7-rope-alibi-innovation", dtype=torch.float64)
+    ids = tokens(length=20)
+    assert (logits(gains, ids) - logits(alibi, ids)).abs().max() > 1e-3
+    for layer, other in zip(gains.model.layers, alibi.model.layers, strict=True):
+        torch.nn.init.zeros_(layer.attention.gate_projection.weight)
+        remembered = torch.exp(-other.attention.slopes())
+        layer.attention.gate_projection.bias.data.copy_(torch.log(remembered / (1 - remembered)))
+    assert_same(logits(gains, ids), logits(alibi, ids), EXACT)
+
+
 @pytest.mark.parametrize("situation", ["plain", "segments", "padding", "irregular"])
-@pytest.mark.parametrize("name", ["c4-fox", "x3-rotation-riccati", "c7-rope-alibi-innovation"])
+@pytest.mark.parametrize("name", ["c4-fox", "x3-rotation-riccati", "x4-content-riccati", "c7-rope-alibi-innovation"])
 def test_fused_gradients_are_the_dense_ones(name, situation):
     """float32 on the fused kernel against float64 in autograd code, every parameter."""
     ids = tokens(length=37)

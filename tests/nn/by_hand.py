@@ -85,7 +85,7 @@ def dot_product(
     slopes=None,
     learn_slopes=False,
     window=math.inf,
-    forget_gate=False,
+    gates=None,
     yarn=None,
     rotate_values=False,
     innovation=False,
@@ -101,8 +101,11 @@ def dot_product(
     slope = np.zeros(heads) if slopes is None else oracle.as_array(slopes)
     slope = riccati_slopes(layer) if learn_slopes else slope
     log_gate = np.zeros((batch, length, heads))
-    if forget_gate:
+    log_gain = np.zeros((batch, length, heads))
+    if gates is not None:
         log_gate = -np.log1p(np.exp(-linear(layer.gate_projection, oracle.as_array(x))))
+    if gates == "gain":
+        log_gain, slope = np.log(1 - np.exp(log_gate)), np.zeros(heads)
     turn_sign = -1 if rotate_values else 1  # RoPE as published turns forwards: q^H k with e^{i w (t_j - t_i)}
     out = np.zeros_like(v)
     for b in range(batch):
@@ -113,6 +116,7 @@ def dot_product(
                 turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h, : i + 1]
                 score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * lag
                 score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(i + 1)]
+                score += log_gain[b, : i + 1, h]
                 score[lag >= window] = -np.inf
                 weight = np.exp(score - score.max())
                 weight = weight / weight.sum() * np.exp(-mu[h] * lag)

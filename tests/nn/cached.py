@@ -28,7 +28,8 @@ LAYERS = {
     "learned slopes": lambda: DotProductAttention(SIZE, HEADS, slopes=alibi_slopes(HEADS), learn_slopes=True),
     "window": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, window=3),
     "yarn": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, yarn=Yarn(1000)),  # no text here is as long
-    "forget gate": lambda: DotProductAttention(SIZE, HEADS, forget_gate=True),
+    "forget gate": lambda: DotProductAttention(SIZE, HEADS, gates="forget"),
+    "gains": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, gates="gain", slopes=alibi_slopes(HEADS)),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = ("plain", "b2", "learned slopes", "forget gate")  # layers without frequencies

@@ -38,9 +38,10 @@ VARIANTS = {
     },
     "window": {"frequency": ROPE, "window": 3},
     "yarn": {"frequency": ROPE, "yarn": Yarn(4)},
-    "forget gate": {"forget_gate": True},
+    "forget gate": {"gates": "forget"},
+    "gains from the content": {"gates": "gain", "slopes": SLOPES, "frequency": ROPE, "innovation": True},
     "forget gate with RoPER and decay": {
-        "forget_gate": True,
+        "gates": "forget",
         "frequency": ROPE,
         "rotate_values": True,
         "decay": DECAY,

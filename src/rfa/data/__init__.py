@@ -2,7 +2,7 @@
 
 from rfa.cache import cache_folder
 
-from .blocks import TokenBlocks
+from .blocks import TokenBlocks, evenly_spaced
 from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare
@@ -18,6 +18,7 @@ __all__ = [
     "TokenBlocks",
     "cache_folder",
     "document_of_token",
+    "evenly_spaced",
     "fingerprint",
     "load_corpus",
     "load_documents",

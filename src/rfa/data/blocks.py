@@ -39,3 +39,9 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
         block = self.stream[index * self.length : (index + 1) * self.length]
         ids = torch.from_numpy(block.astype(np.int64))
         return {"input_ids": ids, "labels": ids.clone()}
+
+
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """`count` of the numbers 0 .. total - 1, each in the middle of an equal part; at least one, at most all."""
+    count = min(max(count, 1), total)
+    return [(2 * place + 1) * total // (2 * count) for place in range(count)]

@@ -1,5 +1,6 @@
 """Maps of a layer's attention, read off its own operator."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from rfa.dynamics import rotate
 from rfa.models import RFAForCausalLM
+from rfa.nn import DotProductAttention
 
 MAP_SIZE = 128
 MAP_LENGTHS = 8  # of the window that a record maps, in training lengths
@@ -30,7 +32,7 @@ def middle_window(tokens: int, length: int) -> slice:
 @torch.inference_mode()
 def attention_maps(
     model: RFAForCausalLM, ids: np.ndarray, train_length: int, size: int = MAP_SIZE
-) -> tuple[Float[np.ndarray, "heads queries keys"], dict[str, Any]]:
+) -> tuple[dict[str, Float[np.ndarray, "heads queries keys"]], dict[str, Any]]:
     """What each head of the last layer takes from where, on one window.
 
     An estimate is linear in the values: `out_i = sum_j W_ij R_ij v_j`, with the rotation R where values turn. W_ij is
@@ -46,16 +48,18 @@ def attention_maps(
         size: at most so many blocks of queries, and of keys.
 
     Returns:
-        Means over blocks of queries of sums over blocks of keys, `(heads, blocks, blocks)` in float16; and a summary:
-        `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (tokens, of what is kept) and
-        `beyond_training` (the share of what is kept that lies more than the training length back), the last two to
-        the width of a block.
+        `weights`, means over blocks of queries of sums over blocks of keys, `(heads, blocks, blocks)`, and `near`, the
+        last `size` queries and `2 size` keys one by one, which alone shows periods shorter than two blocks, both in
+        float16; and a summary: `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (tokens, of what is
+        kept) and `beyond_training` (the share of what is kept that lies more than the training length back), the last
+        two to the width of a block.
     """
     layer = len(model.model.layers) - 1
     attention = model.model.layers[layer].attention
     block = -(-len(ids) // size)
-    sums = _over_keys(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device), block)
-    weights = sums[0].double().cpu()
+    given = _states(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
+    weights = _over_keys(attention, given, 0, block)
+    near = _over_keys(attention, given, max(len(ids) - 2 * size, 0), 1)[:, -size:]
     _, length, blocks = weights.shape
     starts = block * torch.arange(blocks)
     centre = (starts + (starts + block).clamp(max=length) - 1) / 2
@@ -76,19 +80,18 @@ def attention_maps(
         "heads": [dict(zip(names, head, strict=True)) for head in figures],
     }
     rows = [part.mean(1) for part in weights.split(block, dim=1)]
-    return torch.stack(rows, dim=1).numpy().astype(np.float16), summary
+    maps = {"weights": torch.stack(rows, dim=1), "near": near}
+    return {name: of.numpy().astype(np.float16) for name, of in maps.items()}, summary
 
 
-def write_maps(maps: np.ndarray, path: Path) -> None:
-    """Write the maps as `weights` of an `.npz` file of exactly this name."""
+def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write the maps as an `.npz` file of exactly this name."""
     with path.open("wb") as file:
-        np.savez_compressed(file, weights=maps)
+        np.savez_compressed(file, allow_pickle=False, **maps)
 
 
-def _over_keys(
-    model: RFAForCausalLM, attention: Any, ids: Tensor, block: int
-) -> Float[Tensor, "1 heads length blocks"]:
-    """W summed over blocks of keys."""
+def _states(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:
+    """What a layer's `estimate` is given on these tokens."""
     given: dict[str, Any] = {}
     estimate = attention.estimate
 
@@ -101,13 +104,19 @@ def _over_keys(
         model.model(ids, use_cache=False)
     finally:
         del attention.estimate
-    value, length = given["value"], ids.shape[1]
-    times = torch.arange(length, device=ids.device)
+    return given
+
+
+def _over_keys(attention: Any, given: dict[str, Any], start: int, block: int) -> Float[Tensor, "heads length blocks"]:
+    """W summed over blocks of keys from `start` on."""
+    estimate, value = attention.estimate, given["value"]
+    length = value.shape[2]
+    times = torch.arange(length, device=value.device)
     frequency, horizon = _turning(attention)
     parts = []
-    for first in range(0, length, block * value.shape[-1]):
+    for first in range(start, length, block * value.shape[-1]):
         of_block = (times - first).div(block, rounding_mode="floor")[:, None]
-        ones = (of_block == torch.arange(value.shape[-1], device=ids.device)).to(value.dtype).expand_as(value)
+        ones = (of_block == torch.arange(value.shape[-1], device=value.device)).to(value.dtype).expand_as(value)
         if frequency is not None:
             ones = rotate(ones, frequency, times)
         sums = estimate(given["query"], given["key"], ones.contiguous(), **given["rest"])
@@ -116,14 +125,14 @@ def _over_keys(
             if horizon is not None:
                 sums = rotate(sums, frequency * horizon[:, None], torch.ones_like(times), inverse=True)
         parts.append(sums)
-    return torch.cat(parts, dim=-1)[..., : -(-length // block)]
+    return torch.cat(parts, dim=-1)[0, ..., : -(-(length - start) // block)].double().cpu()
 
 
 def _turning(attention: Any) -> tuple[Tensor | None, Tensor | None]:
     """The frequencies that turn a layer's values, and its horizon; None where there are none."""
     if not attention.rotate_values:
         return None, None
-    if (dynamics := getattr(attention, "dynamics", None)) is not None:
-        held = dynamics()
-        return held["frequency"], held.get("horizon")
-    return attention.geometry.frequency, None
+    if isinstance(attention, DotProductAttention):  # its dynamics, where it learns slopes, do not turn
+        return attention.geometry.frequency, None
+    held = attention.dynamics()
+    return held["frequency"], held.get("horizon")

@@ -101,13 +101,14 @@ def full_evaluation(
         protocols: each protocol with the number of tokens that it scores, spread evenly over the text; None for all.
         by_position: also the loss at each position of the longest length, under `blocks`.
         passkey: also the probes of `rfa.evaluation.probe`, at distances up to the longest length.
-        attention: where to write the last layer's maps at 8 times the training length (`.npz`); None for none.
+        attention: where to write what `attention_maps` makes of 8 times the training length (`.npz`); None for none.
         device: "cuda" or "cpu"; the GPU where there is one.
         progress: called with what is being done, how much of it is done, and all of it.
 
     Returns:
         `evaluations`, by protocol: `rows` of `perplexities`, and `books`, for each test document and length the
-        summed loss and the number of scored targets, which add up to the row's. `by_position` as `evaluate` has it.
+        summed loss and the number of scored targets, which add up to the row's. `by_position` as `evaluate` has it,
+        with the number of windows and the standard errors over them.
         `passkey`: `{"passkey": ..., "repeat": ...}`, what `probe` returns. `attention`: the file's name, with
         `attention_summary`. All of these None where they were not asked for. `fingerprint` of the text, `environment`.
 
@@ -154,7 +155,10 @@ def full_evaluation(
         maps, summary = attention_maps(model, stream[window], spec.length)
         summary["start"] = window.start
         write_whole(attention, partial(write_maps, maps))
-    by = {"protocol": "blocks", "length": longest, "loss": positions.means()} if by_position else None
+    by = None
+    if by_position:
+        errors = {"windows": positions.windows, "stderr": positions.errors()}
+        by = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
     return {
         "evaluations": evaluations,
         "by_position": by,

@@ -48,14 +48,22 @@ class LossByPosition:
 
     def __init__(self, length: int):
         self.length = length
-        self._total, self._windows = np.zeros(max(length - 1, 0)), 0
+        self._sum, self._squares, self.windows = np.zeros(max(length - 1, 0)), np.zeros(max(length - 1, 0)), 0
 
     def __call__(self, length: int, tokens: np.ndarray, losses: np.ndarray) -> None:
         """Add windows' losses."""
         if length == self.length:
-            self._total += losses.sum(0)
-            self._windows += len(losses)
+            self._sum += losses.sum(0)
+            self._squares += np.square(losses).sum(0)
+            self.windows += len(losses)
 
     def means(self) -> list[float]:
         """Of the positions 1 .. length - 1, in nats."""
-        return (self._total / self._windows).tolist()
+        return (self._sum / self.windows).tolist()
+
+    def errors(self) -> list[float] | None:
+        """The means' standard errors over windows; None where there is one window only."""
+        if self.windows < 2:
+            return None
+        variance = np.maximum(self._squares / self.windows - np.square(self._sum / self.windows), 0.0)
+        return np.sqrt(variance / (self.windows - 1)).tolist()

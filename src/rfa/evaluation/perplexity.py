@@ -70,6 +70,8 @@ def perplexities(
             done += input_ids.numel()
             if progress is not None:
                 progress(done, total)
+        if not math.isfinite(sum(sums)):
+            raise ValueError(f"model: got losses that are no finite numbers at a context of {length} tokens")
         rows.append({"protocol": protocol, "length": length, **_summary(np.array(sums), np.array(counts))})
     return rows
 

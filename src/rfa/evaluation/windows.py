@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
 
+from rfa.data import evenly_spaced
+
 Protocol = Literal["blocks", "matched", "strided"]
 PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
@@ -60,9 +62,10 @@ def spread(plan: list[Window], tokens: int, segment: int, scored: int) -> list[W
         scored: score about so many tokens, in whole segments, at least one.
     """
     segments = tokens // segment
-    count = min(max(scored // segment, 1), segments)
-    chosen = {(2 * place + 1) * segments // (2 * count) for place in range(count)}
-    return [window for window in plan if (window.stop - 1) // segment in chosen] if count < segments else plan
+    if scored // segment >= segments:
+        return plan
+    chosen = set(evenly_spaced(segments, scored // segment))
+    return [window for window in plan if (window.stop - 1) // segment in chosen]
 
 
 def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:

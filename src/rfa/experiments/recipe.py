@@ -134,7 +134,9 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     names = [run.name for run in runs]
     for twice in dict.fromkeys(name for name in names if names.count(name) > 1):
         faults.add("runs", f"{twice}: named {names.count(twice)} times, expected once (a label tells runs apart)")
-    plan = _evaluation(given.get("evaluation", {}), {run.spec.preset for run in runs}, faults)
+    plan = EvaluationPlan((), {})
+    if "evaluation" in given:
+        plan = _evaluation(given["evaluation"], {run.spec.preset for run in runs}, faults)
     faults.raise_if_any()
     return Recipe(path, name, given.get("title", name), tuple(runs), plan, given.get("keep_models", False))
 
@@ -199,7 +201,7 @@ def _check_spec(preset: str, training: dict[str, Any], model: dict[str, Any], wh
 
 
 def _evaluation(given: Any, presets: set[str], faults: Faults) -> EvaluationPlan:
-    plan = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols") if given else ())
+    plan = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols"))
     lengths = [length for length in plan.get("lengths", []) if type(length) is int]
     for length in plan.get("lengths", []):
         if type(length) is not int or length < 2:

@@ -15,8 +15,8 @@ from .recipe import PlannedRun, Recipe
 RESULT_FORMAT = 1
 _POINTS = 64  # of each head's course through training
 _KEYS = (
-    *("recipe", "run", "label", "preset", "seed", "train_length", "spec", "evaluation", "training", "environment"),
-    *("data", "curve", "dynamics", "evaluations", "by_position", "passkey", "attention"),
+    *("recipe", "run", "label", "preset", "seed", "train_length", "spec", "config", "evaluation", "training"),
+    *("environment", "data", "curve", "dynamics", "evaluations", "by_position", "passkey", "attention"),
 )
 
 
@@ -57,7 +57,9 @@ def make_result(
             "steps": record["steps"],
             "seconds": round(measured["tokens"] / speed, 1) if speed else None,
         },
+        "config": record["config"],
         "environment": record["environment"],
+        "resumed": record.get("resumed", []),
         "evaluation_environment": evaluated.get("environment"),
         "data": record["data"],
         "curve": [
@@ -99,7 +101,7 @@ def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result whole, a line for each of its parts."""
-    parts = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in result.items())
+    parts = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in result.items())
     write_text_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 

@@ -4,15 +4,20 @@ import torch
 from torch import Tensor
 
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, Yarn, alibi_slopes
+from rfa.nn import Attention, DotProductAttention, Gates, RobustFilterAttention, Yarn, alibi_slopes
 
 from .configuration import RFAConfig
+
+_GATES: dict[str, Gates] = {"forget_gate": "forget", "content_riccati": "gain"}
 
 
 def build_attention(config: RFAConfig) -> Attention:
     """The layer that `config` describes."""
     heads, frequency, decay = config.num_attention_heads, frequencies(config), decays(config)
-    slopes = alibi_slopes(heads) if config.prior == "alibi" or config.initial_slopes == "alibi" else None
+    slopes = None
+    if config.prior == "alibi" or config.initial_slopes == "alibi":
+        with torch.device("cpu" if config.prior == "content_riccati" else torch.get_default_device()):
+            slopes = alibi_slopes(heads)  # gains start at its numbers, which a model on "meta" has not
     if slopes is not None and config.initial_slopes == "alibi":  # head 0 is the slowest
         slopes = slopes.sort().values
     if config.score == "dot_product":
@@ -24,7 +29,7 @@ def build_attention(config: RFAConfig) -> Attention:
             slopes=slopes,
             learn_slopes=config.prior == "riccati",
             window=config.train_length if config.prior == "window" else None,
-            forget_gate=config.prior == "forget_gate",
+            gates=_GATES.get(config.prior),
             yarn=Yarn(config.train_length, config.frequency_base) if config.frequencies == "yarn" else None,
             rotate_values=config.rotate_values,
             innovation=config.innovation,

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from rfa.nn.checks import check_extensions, require
 
 Score = Literal["student_t", "exponential", "dot_product"]
-Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate"]
+Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate", "content_riccati"]
 Frequencies = Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"]
 Decay = Literal["none", "spectral", "length_scaled"]
 
@@ -49,7 +49,8 @@ class RFAConfig(PreTrainedConfig):
         score: "student_t" or "exponential" (robust filter attention), or "dot_product" (the baselines).
         prior: what a lag adds to the score. Filters: "lyapunov", "riccati", "flat". Dot products: "flat", "alibi",
             "window" (nothing below `train_length`, all else is out of sight), "forget_gate" (the Forgetting
-            Transformer's gates of the tokens in between), "riccati" (slopes from learned noises, without decay).
+            Transformer's gates of the tokens in between), "riccati" (slopes from learned noises, without decay),
+            "content_riccati" (Kalman gains that depend on the content, without decay).
         frequencies: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, equal in all
             heads), "rope" (as published, for dot products), "yarn" (that with YaRN where a sequence is longer than
             `train_length`), "as_released" (the map of the paper's code), "none".
@@ -59,7 +60,7 @@ class RFAConfig(PreTrainedConfig):
         damping: the dimensionless coefficient b.
         zero_heads: this many first heads do not decay.
         steady_state: initial steady-state process variance.
-        initial_slopes: "alibi" starts the Riccati prior at ALiBi's slopes.
+        initial_slopes: "alibi" starts a Riccati prior at ALiBi's slopes.
         gate: off, the residual is not divided by its variance.
         rotate_values: transport values by rotation too.
         innovation: attention returns the correction toward its estimate, not the estimate.
@@ -139,8 +140,8 @@ class RFAConfig(PreTrainedConfig):
         _require(0 <= self.zero_heads <= heads, self, "zero_heads", f"a number from 0 to {heads}")
         _require(self.horizon is None or 0 <= self.horizon < math.inf, self, "horizon", "None or a number >= 0")
         _require(self.horizon is not None or not self.learn_horizon, self, "learn_horizon", "a horizon to start from")
-        riccati = self.prior == "riccati"
-        _require(riccati or self.initial_slopes is None, self, "initial_slopes", "prior='riccati' with it")
+        riccati = self.prior in ("riccati", "content_riccati")
+        _require(riccati or self.initial_slopes is None, self, "initial_slopes", "a Riccati prior with it")
         if self.score == "dot_product":
             self._validate_dot_product()
         else:
@@ -172,11 +173,12 @@ class RFAConfig(PreTrainedConfig):
         check_extensions(vars(self))
 
     def _validate_dot_product(self):
-        expected = "'flat', 'alibi', 'window', 'forget_gate' or 'riccati' for score='dot_product'"
+        expected = "anything but 'lyapunov' for score='dot_product'"
         _require(self.prior != "lyapunov", self, "prior", expected)
-        started = self.prior != "riccati" or self.initial_slopes == "alibi"
-        _require(started, self, "initial_slopes", "'alibi' for dot products with prior='riccati'")
-        alone = self.prior not in ("riccati", "window") or self.decay == "none"
+        riccati = self.prior in ("riccati", "content_riccati")
+        started = not riccati or self.initial_slopes == "alibi"
+        _require(started, self, "initial_slopes", f"'alibi' for dot products with prior={self.prior!r}")
+        alone = not (riccati or self.prior == "window") or self.decay == "none"
         _require(alone, self, "decay", f"'none' for dot products with prior={self.prior!r}")
         _require(self.prior != "window" or not self.rotate_values, self, "rotate_values", "False with prior='window'")
         turns = self.frequencies not in ("none", "as_released", "yarn")

@@ -23,7 +23,8 @@ from .projections import NormalLinear
 from .yarn import Yarn
 
 RotaryMap = Literal["complex", "as_released"]
-GATE_DEVIATION = 0.02  # of the forget gates' initial weights (Lin et al. 2025), whose bias starts at 0
+Gates = Literal["forget", "gain"]
+GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
@@ -83,8 +84,10 @@ class DotProductAttention(Attention):
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
         window: only keys of lags below it take part, in units of time; None for all.
-        forget_gate: the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, `f_l = sigmoid(w_h.x_l + b_h)` of
-            each token and head (Lin et al. 2025, arXiv:2503.02130).
+        gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
+            `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). "gain"
+            adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement noise
+            depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
         yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
@@ -105,7 +108,7 @@ class DotProductAttention(Attention):
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
         window: int | None = None,
-        forget_gate: bool = False,
+        gates: Gates | None = None,
         yarn: Yarn | None = None,
         rotate_values: bool = False,
         innovation: bool = False,
@@ -125,16 +128,23 @@ class DotProductAttention(Attention):
         )
         require(window is None or window >= 1, "window", window, "None or a number >= 1")
         require(slopes is not None or not learn_slopes, "learn_slopes", learn_slopes, "slopes to start from")
-        biases = [slopes is not None, forget_gate, window is not None]
-        require(sum(biases) < 2, "slopes, forget_gate, window", biases, "one of them")
+        if gates not in (None, *get_args(Gates)):
+            raise ValueError(f"gates: got {gates!r}, expected None or one of {get_args(Gates)}")
+        require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
+        require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
+        biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
+        require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
-        self.geometry = Geometry(num_heads, self.modes, frequency, decay, None if learn_slopes else slopes)
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, None if learn_slopes or gates else slopes)
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
-        self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION) if forget_gate else None
+        self.gates, self.gate_projection = gates, None
+        if gates is not None:
+            start = None if slopes is None else -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
+            self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION, start)
 
     def log_gate(self, hidden_states: Tensor) -> Tensor | None:
         """`log f` of each token and head, `(batch, heads, length)`, at least in float32."""
@@ -223,7 +233,7 @@ class DotProductAttention(Attention):
     def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:
         """What the operator takes beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
-        return {**geometry, "log_gate": log_gate, "backend": self.backend}
+        return {**geometry, "log_gate": log_gate, "gains": self.gates == "gain", "backend": self.backend}
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, positions: Positions, log_gate: Tensor | None

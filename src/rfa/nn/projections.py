@@ -2,26 +2,34 @@
 
 import math
 
+import torch
 from torch import Tensor, nn
 
 
 class NormalLinear(nn.Linear):
-    """A linear layer whose weights start as normal numbers of a given deviation, its bias at 0.
+    """A linear layer whose weights start as normal numbers of a given deviation, its bias at 0 or at given numbers.
 
     Args:
         in_features: input size.
         out_features: output size.
         deviation: of the initial weights; `in_features ** -0.5`, which keeps the input's variance.
+        start: the initial bias, `(out_features,)`; None for 0.
     """
 
-    def __init__(self, in_features: int, out_features: int, deviation: float | None = None):
+    def __init__(
+        self, in_features: int, out_features: int, deviation: float | None = None, start: Tensor | None = None
+    ):
         self.deviation = in_features**-0.5 if deviation is None else deviation
+        self.start = None if start is None else tuple(start.tolist())
         super().__init__(in_features, out_features)
 
     def reset_parameters(self) -> None:
         """Draw the initial weights."""
         nn.init.normal_(self.weight, std=self.deviation)
         nn.init.zeros_(self.bias)
+        if self.start is not None:
+            with torch.no_grad():
+                self.bias.copy_(torch.tensor(self.start, dtype=torch.float32))
 
 
 def complex_deviation(fan_in: int, fan_out: int) -> float:

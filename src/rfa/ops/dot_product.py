@@ -1,6 +1,7 @@
 """The baselines' operator: softmax attention with a linear bias, decay after normalisation, and turned values."""
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,8 @@ from .fused import BITS, FusedPrior
 from .fused_backend import attend
 from .inputs import Positions, by_segment, row_blocks
 
+LEAST_GAIN = 1e-30  # whose logarithm float32 can hold
+
 
 def decayed_dot_product_attention(
     query: Tensor,
@@ -24,6 +27,7 @@ def decayed_dot_product_attention(
     decay: Tensor | None = None,
     slopes: Tensor | None = None,
     log_gate: Tensor | None = None,
+    gains: bool = False,
     rotate_values: bool = False,
     backend: str = "auto",
 ) -> Tensor:
@@ -38,6 +42,8 @@ def decayed_dot_product_attention(
         slopes: of ALiBi's bias, `(heads,)`; None for none.
         log_gate: of forget gates, `log f <= 0` of each key, `(batch, heads, keys)`: `G_ij` is their sum over
             the keys from j + 1 to i of a segment that take part. The queries are the last of the keys. None for none.
+        gains: the gates are `f = 1 - K` of Kalman gains, and `G_ij` holds `log K_j` too: what a Kalman filter whose
+            gains depend on the content gives to a past observation (SPEC section 7).
         rotate_values: values are turned too, and the estimate back (RoPER).
         backend: as for `robust_filter_attention`.
 
@@ -50,9 +56,9 @@ def decayed_dot_product_attention(
     """
     kernel = backend_for(backend, query, value).kernel
     with torch.autocast(query.device.type, enabled=False):
-        forgotten = None if log_gate is None else _forgotten(log_gate, positions)
+        path = None if log_gate is None else _path(log_gate, gains, positions)
         if kernel is None or not key.shape[2]:
-            estimate = _dense(query, key, value, positions, frequency, decay, slopes, forgotten, rotate_values)
+            estimate = _dense(query, key, value, positions, frequency, decay, slopes, path, rotate_values)
         else:
             estimate, _ = attend(
                 kernel(),
@@ -61,7 +67,7 @@ def decayed_dot_product_attention(
                 value,
                 frequency=frequency,
                 positions=positions,
-                prior=_prior(query, decay, slopes, forgotten, positions),
+                prior=_prior(query, decay, slopes, path, positions),
                 causal=True,
                 score="dot_product",
                 rotate_values=rotate_values,
@@ -69,9 +75,21 @@ def decayed_dot_product_attention(
     return estimate.to(query.dtype)
 
 
-def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
-    """`-sum_{l <= i} log f_l` of each key, right up to a constant within each segment, in `time_dtype`."""
+class _Path(NamedTuple):
+    """`G_ij = entered_j - left_i`, in `time_dtype`; within a segment both may be off by the same constant."""
+
+    entered: Tensor
+    left: Tensor
+
+
+def _path(log_gate: Tensor, gains: bool, positions: Positions) -> _Path:
+    """`left_i = -sum_{l <= i} log f_l` of each key, and what enters there: the same, with gains `log K_j` more."""
     log_gate = log_gate.to(time_dtype(log_gate.device))
+    left = _forgotten(log_gate, positions)
+    return _Path(left + torch.log(-torch.expm1(log_gate.clamp(max=-LEAST_GAIN))) if gains else left, left)
+
+
+def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
     if positions.key_mask is not None:
         log_gate = log_gate.masked_fill(~positions.key_mask[:, None], 0.0)
     if positions.key_segments is None:
@@ -81,7 +99,7 @@ def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
 
 
 def _prior(
-    query: Tensor, decay: Tensor | None, slopes: Tensor | None, forgotten: Tensor | None, positions: Positions
+    query: Tensor, decay: Tensor | None, slopes: Tensor | None, path: _Path | None, positions: Positions
 ) -> FusedPrior:
     """`E = exp(-mu tau)` and the bias, as tables over the lag or as a path whose third row is the bias."""
     heads, device = query.shape[1], query.device
@@ -91,14 +109,15 @@ def _prior(
     slope = BITS * (none if slopes is None else slopes.to(dtype))
     coefficient = torch.full((heads,), BITS / math.sqrt(query.shape[-1]), device=device)
     bound = torch.zeros(heads, device=device)
-    if positions.uniform and forgotten is None:
+    if positions.uniform and path is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
         tables = torch.stack([decay_kernel(mu[:, None], lag), -slope[:, None] * lag, torch.zeros_like(lag)])
         return FusedPrior(tables.to(torch.float32), None, None, None, coefficient[None], bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
-    added = torch.zeros_like(positions.key_times)[:, None] if forgotten is None else BITS * forgotten
-    ends = ((positions.key_times, added), (positions.query_times, added[..., added.shape[-1] - query.shape[2] :]))
+    entered, left = path or _Path(*[torch.zeros_like(positions.key_times)[:, None]] * 2)
+    first = left.shape[-1] - query.shape[2]
+    ends = ((positions.key_times, BITS * entered), (positions.query_times, BITS * left[..., first:]))
     key, query_path = (
         torch.stack(torch.broadcast_tensors(mu[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0).to(
             torch.float64
@@ -116,7 +135,7 @@ def _dense(
     frequency: Tensor | None,
     decay: Tensor | None,
     slopes: Tensor | None,
-    forgotten: Tensor | None,
+    path: _Path | None,
     rotate_values: bool,
 ) -> Tensor:
     """In ordinary autograd code, in float32 or float64."""
@@ -132,7 +151,7 @@ def _dense(
     first = key.shape[2] - query.shape[2]
     estimate = torch.cat(
         [
-            _rows(query[:, :, rows], key, value, positions.rows(rows), decay, slopes, _since(forgotten, first, rows))
+            _rows(query[:, :, rows], key, value, positions.rows(rows), decay, slopes, _gates(path, first, rows))
             for rows in blocks
         ],
         dim=2,
@@ -142,11 +161,11 @@ def _dense(
     return estimate
 
 
-def _since(forgotten: Tensor | None, first: int, rows: slice) -> Tensor | None:
-    """What is forgotten between each key and some of the queries, which begin at the key `first`."""
-    if forgotten is None:
+def _gates(path: _Path | None, first: int, rows: slice) -> Tensor | None:
+    """`G_ij` of some of the queries, which begin at the key `first`."""
+    if path is None:
         return None
-    return forgotten[:, :, first + rows.start : first + rows.stop, None] - forgotten[:, :, None]
+    return path.entered[:, :, None] - path.left[:, :, first + rows.start : first + rows.stop, None]
 
 
 def _rows(
@@ -156,7 +175,7 @@ def _rows(
     positions: Positions,
     decay: Tensor | None,
     slopes: Tensor | None,
-    forgotten: Tensor | None,
+    gates: Tensor | None,
 ) -> Tensor:
     """Some rows of the attention, with bias, mask and decay."""
     visible = positions.visible(causal=True)[:, None]
@@ -166,8 +185,8 @@ def _rows(
     bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
     if slopes is not None:
         bias = bias - slopes[:, None, None] * lag
-    if forgotten is not None:
-        bias = bias - forgotten.masked_fill(~visible, 0.0).to(bias.dtype)
+    if gates is not None:
+        bias = bias + gates.masked_fill(~visible, 0.0).to(bias.dtype)
     if decay is None:
         estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     else:

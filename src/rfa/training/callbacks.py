@@ -79,6 +79,7 @@ class MetricsLogger(TrainerCallback):
             for layer, parameters in dynamics.items()
             for name, heads in parameters.items()
             for head, value in enumerate(heads)
+            if value is not None
         }
         if self._board is not None:
             self._board.add(figures | by_head, state.global_step)
@@ -157,8 +158,11 @@ def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     return lines
 
 
-def _per_head(parameters: dict[str, torch.Tensor]) -> dict[str, list[float]]:
-    """The logged dynamics: decay, noises, robustness, temperature, and the regime's alpha."""
+def _per_head(parameters: dict[str, torch.Tensor]) -> dict[str, list[float | None]]:
+    """The logged dynamics: decay, noises, robustness, temperature, and the regime's alpha, None without decay."""
     values = {name: value.detach() for name, value in parameters.items() if name != "frequency"}
-    values["alpha"] = regime(values["decay"], values["process_noise"], values["key_noise"]).clamp(min=-1e30)
-    return {name: [float(f"{number:.6g}") for number in value.tolist()] for name, value in values.items()}
+    values["alpha"] = regime(values["decay"], values["process_noise"], values["key_noise"])
+    return {
+        name: [float(f"{number:.6g}") if math.isfinite(number) else None for number in value.tolist()]
+        for name, value in values.items()
+    }

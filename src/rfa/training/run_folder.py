@@ -18,7 +18,7 @@ from typing import Any, cast
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import rfa.version
-from rfa.files import held, write_text_whole
+from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 
 from .checkpoints import checkpoints_in, missing_files, read_all
@@ -51,7 +51,8 @@ class RunFolder:
         if not self.path.exists():
             return
         own = {_LOCK, *(path.name for path in self._own())}
-        if self.path.is_dir() and not self.record.exists() and all(path.name in own for path in self.path.iterdir()):
+        begun = self.path.is_dir() and not self.record.exists()
+        if begun and all(whole_name(path) in own for path in self.path.iterdir()):
             return  # empty, or what a process left that was killed before its run began
         if not self._is_run():
             raise ValueError(f"out: {self.path} exists and is no run folder, expected a new or an empty folder")
@@ -64,7 +65,9 @@ class RunFolder:
 
     def clear(self) -> None:
         """Delete what a run writes; anything else in the folder stays, as does what a link leads to."""
-        for path in self._own():
+        own = {path.name for path in self._own()}
+        unfinished = [path for path in self.path.glob(".*") if path.name not in own and whole_name(path) in own]
+        for path in (*unfinished, *self._own()):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

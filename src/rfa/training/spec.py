@@ -26,7 +26,7 @@ class TrainingSpec:
         max_steps: optimiser steps in all.
         learning_rate: the peak.
         seed: of initialisation and data order.
-        valid_tokens: at most so many tokens of the validation split; None for all.
+        valid_tokens: at most so many tokens of the validation split, in blocks spread over it; None for all.
         eval_steps: validate and save every so many steps; None for each epoch.
         log_steps: write a line of metrics every so many steps.
         bf16: train in bfloat16 autocast.

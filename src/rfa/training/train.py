@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
+from torch.utils.data import Dataset, Subset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from rfa.data import PreparedData, TokenBlocks, load_corpus, prepare
+from rfa.data import PreparedData, TokenBlocks, evenly_spaced, load_corpus, prepare
 from rfa.files import write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
 
@@ -130,11 +131,13 @@ def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
         raise
 
 
-def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, TokenBlocks]:
-    return (
-        TokenBlocks(data.streams["train"], spec.length, "training split"),
-        TokenBlocks(data.streams["valid"][: spec.valid_tokens], spec.length, "validation split"),
-    )
+def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:
+    """Those of the training split, and of the validation split all or as many as the specification asks for."""
+    train_blocks = TokenBlocks(data.streams["train"], spec.length, "training split")
+    valid_blocks = TokenBlocks(data.streams["valid"], spec.length, "validation split")
+    if spec.valid_tokens is None:
+        return train_blocks, valid_blocks
+    return train_blocks, Subset(valid_blocks, evenly_spaced(len(valid_blocks), spec.valid_tokens // spec.length))
 
 
 def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
