@@ -34,7 +34,7 @@ def report(
             f"rfa: missing: {name}: {reason}", highlight=False, soft_wrap=True
         )
     tables, figures = len(written.tables), len(written.figures)
-    console.print(f"{len(found.runs)} runs, {tables} tables, {figures} figures", highlight=False)
+    console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)
     console.print(f"page: {written.page}", highlight=False, soft_wrap=True)
     if found.refused:
         raise typer.Exit(1)

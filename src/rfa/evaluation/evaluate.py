@@ -139,7 +139,7 @@ def full_evaluation(
             if protocol == "blocks" and by_position:
                 positions(length, tokens, losses)
 
-        given = {"scored": scored, "observe": observe, "progress": bar(protocol)}
+        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": bar(protocol)}
         rows = perplexities(model, stream, lengths, protocol, **given)
         evaluations[protocol] = {"rows": rows, "books": books.totals()}
     if by_position and "blocks" not in protocols:

@@ -86,15 +86,14 @@ def tablings(runs: Sequence[Run]) -> list[Tabling]:
     found: list[Tabling] = []
     swept, others = [run for run in runs if _is_swept(run)], [run for run in runs if not _is_swept(run)]
     for protocol in protocols(runs):
+        makers: dict[str, Callable[[], Table]] = {}
         if any(run["label"] not in BASELINES for run in others) or not swept:
             of = "table3" if any(map(_is_babylm, runs)) else "table1"
-            make = {"table1": table1, "table3": table3}[of]
-            found.append(_beside_published(of, protocol, partial(make, others, published, protocol)))
+            makers[of] = partial({"table1": table1, "table3": table3}[of], others, published, protocol)
         if swept:
-            found.append(_beside_published("table2", protocol, partial(_sweep_table, runs, published, protocol)))
-        found.append(
-            Tabling(f"differences-{protocol}", partial(_named, f"differences-{protocol}", _differences(runs, protocol)))
-        )
+            makers["table2"] = partial(_sweep_table, runs, published, protocol)
+        makers["differences"] = partial(difference_table, runs, protocol=protocol)
+        found += [_by(protocol, name, make) for name, make in makers.items()]
     found += [Tabling(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
     found.append(Tabling("probe-accuracy", partial(accuracy_table, runs)))
     return [*found, Tabling("runs", partial(runs_table, runs))]
@@ -145,16 +144,14 @@ def _sweep_table(runs: Sequence[Run], published: Mapping[str, Any], protocol: st
     return table2(runs, published, damping_by_label(runs), protocol)
 
 
-def _differences(runs: Sequence[Run], protocol: str) -> Callable[[], Table]:
-    return partial(difference_table, runs, protocol=protocol)
-
-
-def _beside_published(of: str, protocol: str, make: Callable[[], Table]) -> Tabling:
+def _by(protocol: str, of: str, make: Callable[[], Table]) -> Tabling:
+    """The table of a protocol: so named, and saying so."""
     name = f"{of}-{protocol}"
-    notes = () if protocol == "blocks" else ("The paper's figures are of the protocol blocks.",)
-    return Tabling(name, partial(_named, name, make, notes))
 
+    def named() -> Table:
+        table = make()
+        aside = ("The paper's figures are of the protocol blocks.",) * (of != "differences" and protocol != "blocks")
+        caption = f"{table.caption} Protocol {protocol}."
+        return replace(table, name=name, caption=caption, notes=(*table.notes, *aside))
 
-def _named(name: str, make: Callable[[], Table], notes: tuple[str, ...] = ()) -> Table:
-    table = make()
-    return replace(table, name=name, notes=(*table.notes, *notes))
+    return Tabling(name, named)

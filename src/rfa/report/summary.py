@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from rfa.evaluation import PROTOCOLS
+
 from .layout import Cell, Number, Table
 from .runs import Run
 
@@ -41,8 +43,9 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def protocols(runs: Iterable[Run]) -> list[str]:
-    """By which runs were evaluated, in the order in which they first come."""
-    return list(dict.fromkeys(name for run in runs for name in run["evaluations"] or {}))
+    """By which any run was evaluated; of the protocols that there are, for they name files."""
+    found = {name for run in runs for name in run["evaluations"] or {}}
+    return [name for name in PROTOCOLS if name in found]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:

@@ -9,7 +9,7 @@
 //             the lag at which the prior response is largest
 // Each svg carries the range of its axes as data-x and data-y ("low high"), each curve's path its points in pixels.
 (function () {
-  const STEPS = 400, POINTS = 257, RESIDUALS = [0.01, 100];
+  const PER_DECADE = 60, POINTS = 257, RESIDUALS = [0.01, 100];
   const BOX = { left: 48, top: 8, width: 300, height: 168 };
   const SVG = "http://www.w3.org/2000/svg";
   const CHARTS = {
@@ -24,14 +24,13 @@
   // sliders: equal steps are equal factors; one with zero has it at its left end
 
   function valueOf(input) {
-    const { low, high } = input.dataset, place = Number(input.value);
+    const { low } = input.dataset, place = Number(input.value);
     if (place === 0 && "zero" in input.dataset) return 0;
-    return Number((Number(low) * (high / low) ** (place / STEPS)).toPrecision(3));
+    return Number((low * 10 ** (place / PER_DECADE)).toPrecision(3));
   }
 
   function placeOf(input) {
-    const { low, high, value } = input.dataset;
-    return Math.round(STEPS * Math.log(value / low) / Math.log(high / low));
+    return Math.round(PER_DECADE * Math.log10(input.dataset.value / input.dataset.low));
   }
 
   const values = () => Object.fromEntries(inputs.map((input) => [input.id, valueOf(input)]));
@@ -73,14 +72,16 @@
 
   const short = (value) => {
     if (!Number.isFinite(value)) return value < 0 ? "−∞" : "∞";
-    const text = value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5) ? value.toExponential(2) : String(Number(value.toPrecision(3)));
-    return text.replace("-", "−");
+    const long = value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e5);
+    const text = long ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+    return text.replaceAll("-", "−");
   };
 
   function range(chart, ys) {
-    const low = chart.from ?? Math.min(...ys), high = chart.to ?? Math.max(...ys);
-    const room = "to" in chart ? 0 : 0.05 * (high - low) || 0.5 * Math.abs(high) || 0.5;
-    return ["from" in chart ? low : low - room, high + room];
+    if ("from" in chart) return [chart.from, chart.to ?? 1.05 * Math.max(...ys)];
+    const low = Math.min(...ys), high = Math.max(...ys);
+    const room = high - low > 1e-9 ? 0.05 * (high - low) : 0.5; // a constant has rounding errors, not a course
+    return [low - room, high + room];
   }
 
   function ticks([low, high], logarithmic) {
@@ -151,9 +152,8 @@
       document.getElementById(`${input.id}-value`).textContent = text;
       input.setAttribute("aria-valuetext", text);
     }
-    const names = { process_noise: "σ²", decay: "μ", key_noise: "η²", query_noise: "γ²", noise_floor: "σ₀²", robustness: "ν", at: "τ of the residual" };
     document.getElementById("setting").textContent =
-      Object.entries(names).map(([id, name]) => `${name} = ${short(p[id])}`).join(", ");
+      inputs.map((input) => `${input.dataset.symbol} = ${short(p[input.id])}`).join(", ");
     const brownian = p.decay === 0 ? ", Brownian: the process never settles" : "";
     const beyond = peak > shown ? " (beyond the lags shown)" : "";
     document.getElementById("regime").textContent =
@@ -168,7 +168,10 @@
 
   function restart(event) {
     event?.preventDefault();
-    inputs.forEach((input) => { input.value = placeOf(input); });
+    for (const input of inputs) {
+      input.max = Math.round(PER_DECADE * Math.log10(input.dataset.high / input.dataset.low));
+      input.value = placeOf(input);
+    }
     update();
   }
 
