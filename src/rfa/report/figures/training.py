@@ -13,6 +13,8 @@ from matplotlib.ticker import EngFormatter
 from ..runs import Run, Series, by_label, perplexity_series, position_series, training_series
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
+_MANY = 12  # labels
+
 
 @styled
 def training_and_extrapolation(
@@ -148,11 +150,20 @@ def _trained(runs: Sequence[Run]) -> int | None:
 
 
 def _legend_below(axes: Axes) -> None:
+    """In as many columns as fit; a figure of many labels takes the width of a page."""
     figure = axes.get_figure(root=True)
     handles, labels = axes.get_legend_handles_labels()
-    if handles and figure is not None:
-        rows = -(-len(labels) // 2)
-        fits = sum(max(map(len, column), default=0) for column in (labels[:rows], labels[rows:])) < 42  # letters
-        columns = 2 if fits else 1
-        figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    if not handles or figure is None:
+        return
+    if len(labels) > _MANY:
+        figure.set_figwidth(PAGE)
+    columns = max(count for count in (1, 2, 3, 4) if count == 1 or _fits(labels, count, figure.get_figwidth()))
+    figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _fits(labels: Sequence[str], columns: int, width: float) -> bool:
+    """Whether a legend of so many columns is no wider than a figure: a line takes half an inch, a letter 0.055."""
+    rows = -(-len(labels) // columns)
+    letters = sum(max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
+    return 0.5 * columns + 0.055 * letters < width
