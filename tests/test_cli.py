@@ -152,7 +152,7 @@ def chosen(out):
     return [line.split("auto chooses")[1].strip() for line in out.splitlines() if "auto chooses" in line]
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "generate", "experiment", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "generate", "experiment", "report", "doctor"])
 def test_help(rfa, command):
     status, out, err = rfa("--help")
     assert (status, err) == (0, "")

@@ -2,7 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
+
+from rfa.experiments.results import RESULT_FORMAT, write_result
 
 LENGTHS = (16, 32, 64, 128)
 BOOKS = {"emma": 40, "persuasion": 10, "ulysses": 25}
@@ -36,3 +39,48 @@ def result(label, seed=0, loss=4.0, slope=0.1, lengths=LENGTHS, train_length=16,
 
 def near(*values):
     return pytest.approx(values, rel=1e-12)  # sums of a few float64
+
+
+def whole_result(label, seed=0, *, preset=None, recipe="tiny", data="../corpus", maps=False, **changes):
+    """All that a result file holds, two protocols, losses by position and both probes."""
+    made = result(label, seed, **changes)
+    rows = made["evaluations"]["blocks"]
+    return {
+        **made,
+        "format": RESULT_FORMAT,
+        "recipe": recipe,
+        "preset": preset or label,
+        "spec": {"data": data, "tokenizer": "bytes", "split_by": "file", "model": {"hidden_size": 16}},
+        "evaluation": {"lengths": list(LENGTHS), "protocols": {"blocks": None, "matched": 64}},
+        "training": {
+            "valid_perplexity": 50.0 + seed,
+            "tokens": 192,
+            "tokens_per_second": 1234.5,
+            "parameters": 98765,
+            "steps": 3,
+            "seconds": 90.0,
+        },
+        "environment": {"commit": "c0ffee", "machine": "x86_64, 2 CPUs", "torch": "2.13.0", "device": "cpu"},
+        "data": {},
+        "evaluations": {"blocks": rows, "matched": rows},
+        "by_position": {"protocol": "blocks", "length": 128, "loss": [4 + 1 / place for place in range(1, 128)]},
+        "passkey": {"passkey": probe("passkey", 1 / 16), "repeat": probe("repeat", None)},
+        "attention": f"{made['run']}.attention.npz" if maps else None,
+    }
+
+
+def probe(kind, chance):
+    rows = [
+        {"distance": distance, "score": 2.0 / distance, "stderr": 0.125, "accuracy": chance and 0.5}
+        for distance in (8, 16, 32)
+    ]
+    return {"kind": kind, "chance": chance, "rows": rows}
+
+
+def write_results(out, runs):
+    """As `rfa experiment` leaves them."""
+    for run in runs:
+        write_result(out / "results" / f"{run['run']}.json", run)
+        if run["attention"]:
+            np.savez_compressed(out / "results" / run["attention"], weights=np.ones((2, 3, 3), np.float16))
+    return out

@@ -6,9 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from rfa.report.figures import damping_sweep, perplexity_over_length, training_curves
+from rfa.models import PRESETS
+from rfa.report.figures import COLUMN, PAGE, damping_sweep, loss_over_position, perplexity_over_length, training_curves
+from rfa.report.runs import log_bins
 
-from .results import LENGTHS, result
+from .results import LENGTHS, result, whole_result
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +66,9 @@ def test_missing_results_are_named(draw):
     assert len(line(figure, "m (without seed 1, 2)"))
 
 
-@pytest.mark.parametrize("draw", [training_curves, perplexity_over_length, lambda runs: damping_sweep(runs, {})])
+@pytest.mark.parametrize(
+    "draw", [training_curves, perplexity_over_length, loss_over_position, lambda runs: damping_sweep(runs, {})]
+)
 def test_no_runs(draw):
     figure = draw([])
     figure.draw_without_rendering()
@@ -81,8 +85,48 @@ def test_a_label_has_one_look_in_all_figures_and_nine_are_told_apart():
     assert all(looks[0][f"m{k}"] == looks[1][f"m{k}"] for k in range(9))
 
 
+def test_many_labels_take_a_page():
+    """All presets, as in a whole record: told apart, legible, within a page's width."""
+    figure = perplexity_over_length([result(label) for label in PRESETS])
+    figure.draw_without_rendering()
+    assert legend(figure) == list(PRESETS)
+    assert figure.get_figwidth() == PAGE
+    assert figure.get_figheight() <= 4.5
+    box = figure.get_tightbbox()
+    assert box.x0 >= -0.01  # of an inch: half a line's width
+    assert box.x1 <= PAGE + 0.01
+    assert perplexity_over_length([result(label) for label in list(PRESETS)[:12]]).get_figwidth() == COLUMN
+
+
 def test_damping_sweep():
     runs = [result("b1-rope"), result("slow", loss=3.9), result("fast", loss=3.8)]
     figure = damping_sweep(runs, {"fast": 5.0, "slow": 0.0005, "absent": 0.05})
     assert legend(figure) == ["b1-rope", "$b$ = 0.0005", "$b$ = 0.05 (no results)", "$b$ = 5"]
     assert line(figure, "$b$ = 5")[0, 1] == pytest.approx(math.exp(3.8))
+
+
+@pytest.mark.parametrize("positions", [1, 2, 3, 127, 1023])
+def test_bins_of_equal_factors_cover_every_position_once(positions):
+    """A loss that is the position: a bin's mean is the middle of its ends, and its place their geometric middle."""
+    bins = log_bins([float(position) for position in range(1, positions + 1)])
+    first = 1
+    for place, mean in bins.items():
+        last = round(2 * mean - first)
+        assert place == pytest.approx(math.sqrt(first * last))
+        assert last == first or last / first < 2**0.25 * 1.2  # a quarter of an octave, and the rounding of small ends
+        first = last + 1
+    assert first == positions + 1
+    assert log_bins([]) == {}
+
+
+def test_loss_over_position():
+    runs = [whole_result("m", seed) for seed in range(2)]
+    runs[1]["by_position"] = {**runs[1]["by_position"], "loss": [6.0] * 127}
+    figure = loss_over_position([*runs, result("none")])
+    drawn = line(figure, "m")
+    assert drawn[0].tolist() == [1.0, (5.0 + 6.0) / 2]  # position 1 alone
+    first = round(drawn[-1][0] ** 2 / 127)  # of the last bin
+    assert drawn[-1][1] == pytest.approx((4 + np.mean([1 / place for place in range(first, 128)]) + 6) / 2)
+    assert band(figure)[:, 1].max() == 6.0
+    assert legend(figure) == ["m", "none (no results)"]
+    assert any(set(each.get_xdata()) == {16} for each in figure.axes[0].lines)  # the training length

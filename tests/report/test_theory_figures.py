@@ -10,7 +10,7 @@ from matplotlib.text import Text
 
 from rfa.report import figures
 
-from .results import result
+from .results import result, whole_result
 
 RUNS = [result(label, seed, 4.0 + 0.1 * seed) for label in ("b1-rope", "b2-alibi", "x") for seed in range(2)]
 DRAWN = {
@@ -23,6 +23,7 @@ DRAWN = {
     "temporal_scale_separation": (),
     "training_curves": (RUNS,),
     "perplexity_over_length": (RUNS,),
+    "loss_over_position": ([whole_result(label) for label in ("b1-rope", "x")],),
     "damping_sweep": (RUNS, {"x": 0.05}),
 }
 

@@ -1,5 +1,6 @@
 """Several runs and their evaluations, joined into results."""
 
+from .folder import Results, read_results
 from .plan import RunState, states
 from .reading import RecipeError
 from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
@@ -12,9 +13,11 @@ __all__ = [
     "PlannedRun",
     "Recipe",
     "RecipeError",
+    "Results",
     "RunState",
     "load_recipe",
     "read_result",
+    "read_results",
     "run_recipe",
     "states",
 ]

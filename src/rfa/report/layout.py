@@ -27,6 +27,7 @@ class Number:
         digits: behind the point.
         best: set in bold.
         signed: with a plus where it is positive.
+        grouped: thousands apart.
     """
 
     value: float
@@ -35,6 +36,7 @@ class Number:
     digits: int = 2
     best: bool = False
     signed: bool = False
+    grouped: bool = False
 
     def __str__(self) -> str:
         text = self._write(self.value)
@@ -45,7 +47,8 @@ class Number:
         return text
 
     def _write(self, value: float) -> str:
-        return f"{value:{'+' if self.signed else ''}.{self.digits}f}".replace("-", _MINUS)
+        sign, comma = "+" * self.signed, "," * self.grouped
+        return f"{value:{sign}{comma}.{self.digits}f}".replace("-", _MINUS)
 
 
 Cell = Number | str | None
@@ -82,10 +85,10 @@ def markdown(table: Table) -> str:
         return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
     def cell(of: Cell) -> str:
-        text = _text(of)
+        text = text_of(of)
         return f"**{text}**" if isinstance(of, Number) and of.best else text
 
-    rules = ["---" if aligned == "l" else "---:" for aligned in _alignment(table)]
+    rules = ["---" if aligned == "l" else "---:" for aligned in alignment(table)]
     lines = [line(list(table.columns)), "| " + " | ".join(rules) + " |"]
     lines += [line([cell(each) for each in row]) for row in table.rows]
     notes = [f"- {note}" for note in table.notes]
@@ -96,7 +99,7 @@ def latex(table: Table) -> str:
     """A table environment that needs the package booktabs, and no other."""
 
     def cell(of: Cell) -> str:
-        text = _escaped(_text(of))
+        text = _escaped(text_of(of))
         return rf"\textbf{{{text}}}" if isinstance(of, Number) and of.best else text
 
     body = [" & ".join(cell(each) for each in row) + r" \\" for row in table.rows]
@@ -107,7 +110,7 @@ def latex(table: Table) -> str:
             rf"\caption{{{_escaped(table.caption)}}}",
             rf"\label{{tab:{table.name}}}",
             r"\small",
-            rf"\begin{{tabular}}{{{''.join(_alignment(table))}}}",
+            rf"\begin{{tabular}}{{{''.join(alignment(table))}}}",
             r"\toprule",
             " & ".join(_escaped(column) for column in table.columns) + r" \\",
             r"\midrule",
@@ -147,7 +150,8 @@ def comma_separated(table: Table) -> str:
     return out.getvalue()
 
 
-def _text(cell: Cell) -> str:
+def text_of(cell: Cell) -> str:
+    """A cell as it is read; a dash where there is no number."""
     return _DASH if cell is None else str(cell)
 
 
@@ -159,8 +163,8 @@ def _float(value: float | None) -> str:
     return "" if value is None else repr(float(value))
 
 
-def _alignment(table: Table) -> list[str]:
-    """Columns of text to the left, of numbers to the right."""
+def alignment(table: Table) -> list[str]:
+    """For each column `l` where it holds text, `r` where it holds numbers."""
     texts = [any(isinstance(row[k], str) for row in table.rows) for k in range(len(table.columns))]
     return ["l" if text or k == 0 else "r" for k, text in enumerate(texts)]
 

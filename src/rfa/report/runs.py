@@ -51,13 +51,34 @@ def perplexity_series(runs: Sequence[Run], protocol: str) -> Series:
     return _series({run["seed"]: perplexity_by_length(run, protocol) for run in runs})
 
 
+def position_series(runs: Sequence[Run]) -> Series:
+    """Loss in nats over the position in the window, smoothed by `log_bins`."""
+    return _series({run["seed"]: log_bins((run.get("by_position") or {}).get("loss") or ()) for run in runs})
+
+
+def log_bins(losses: Sequence[float], per_octave: int = 4) -> dict[float, float]:
+    """Means over bins of positions that grow by equal factors, at the geometric middle of each bin.
+
+    Args:
+        losses: of the positions 1, 2, ...; a bin holds at least one.
+        per_octave: bins from a position to its double.
+    """
+    if not len(losses):
+        return {}
+    past = len(losses) + 1
+    edges = 2.0 ** (np.arange(math.ceil(per_octave * math.log2(past)) + 1) / per_octave)
+    starts = [int(edge) for edge in dict.fromkeys(edges.round()) if edge < past]
+    parts = zip(starts, [*starts[1:], past], strict=True)
+    return {math.sqrt(start * (stop - 1)): float(np.mean(losses[start - 1 : stop - 1])) for start, stop in parts}
+
+
 def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
     """Of one run; empty where it was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
 
 
-def _series(curves: Mapping[int, Mapping[int, float]]) -> Series:
+def _series(curves: Mapping[int, Mapping[Any, float]]) -> Series:
     measured = {seed: curve for seed, curve in curves.items() if curve}
     missing = sorted(curves.keys() - measured.keys())
     if not measured:

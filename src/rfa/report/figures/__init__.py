@@ -4,7 +4,13 @@ from .regimes import bias_and_gate_over_decay, diffusive_and_integrative
 from .spectra import eigenvalue_spectra, temporal_scale_separation
 from .speed import speed_over_length
 from .style import COLOURS, COLUMN, PAGE, save
-from .training import damping_sweep, perplexity_over_length, training_and_extrapolation, training_curves
+from .training import (
+    damping_sweep,
+    loss_over_position,
+    perplexity_over_length,
+    training_and_extrapolation,
+    training_curves,
+)
 from .trajectory import transported_measurements
 from .transport import rotate_aggregate_counter_rotate, transport_factorization
 
@@ -16,6 +22,7 @@ __all__ = [
     "damping_sweep",
     "diffusive_and_integrative",
     "eigenvalue_spectra",
+    "loss_over_position",
     "perplexity_over_length",
     "rotate_aggregate_counter_rotate",
     "save",

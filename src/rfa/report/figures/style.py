@@ -118,6 +118,7 @@ def letter(axes: Sequence[Axes]) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole, in the format that its name says."""
-    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=300, format=path.suffix[1:]))
+    """Write a figure, whole, in the format that its name says; the same figure gives the same file."""
+    undated: dict[str, Any] = {"metadata": {"CreationDate": None}} if path.suffix == ".pdf" else {}
+    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=300, format=path.suffix[1:], **undated))
     plt.close(figure)

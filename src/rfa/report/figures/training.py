@@ -1,6 +1,7 @@
 """What training and evaluation measured: curves over tokens, perplexity over context length, the damping sweep."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from ..runs import Run, Series, by_label, perplexity_series, training_series
+from ..runs import Run, Series, by_label, perplexity_series, position_series, training_series
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
+
+_MANY = 12  # labels
 
 
 @styled
@@ -74,6 +77,25 @@ def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks") -> Fig
 
 
 @styled
+def loss_over_position(runs: Sequence[Run]) -> Figure:
+    """Loss over the position in the longest window, smoothed in bins of equal factors: mean over seeds and their band.
+
+    Args:
+        runs: result files, any number of seeds a label. A label without losses by position is named in the legend.
+    """
+    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
+    series = {label: position_series(seeds) for label, seeds in by_label(runs).items()}
+    look = looks(list(series))
+    for label, each in series.items():
+        _draw_series(axes, label, each, **{**look[label], "marker": ""})
+    last = max((each.x[-1] for each in series.values() if each.x), default=1.0)
+    lengths_axis(axes, [2**power for power in range(0, int(math.log2(last)) + 1, 2)], _trained(runs))
+    axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
+    _legend_below(axes)
+    return figure
+
+
+@styled
 def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: str = "blocks") -> Figure:
     """Perplexity over context length by damping coefficient, dark the smallest (the paper's table 2 as a figure).
 
@@ -115,19 +137,33 @@ def _training_axes(axes: Axes) -> None:
 
 def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], protocol: str) -> None:
     lengths = sorted({int(length) for each in series.values() for length in each.x})
-    trained = {run["train_length"] for run in runs}
-    lengths_axis(axes, lengths, trained.pop() if len(trained) == 1 else None)
+    lengths_axis(axes, lengths, _trained(runs))
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
     _legend_below(axes)
 
 
+def _trained(runs: Sequence[Run]) -> int | None:
+    """The training length that all runs share."""
+    trained = {run["train_length"] for run in runs}
+    return trained.pop() if len(trained) == 1 else None
+
+
 def _legend_below(axes: Axes) -> None:
+    """In as many columns as fit; a figure of many labels takes the width of a page."""
     figure = axes.get_figure(root=True)
     handles, labels = axes.get_legend_handles_labels()
-    if handles and figure is not None:
-        rows = -(-len(labels) // 2)
-        fits = sum(max(map(len, column), default=0) for column in (labels[:rows], labels[rows:])) < 42  # letters
-        columns = 2 if fits else 1
-        figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
-        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    if not handles or figure is None:
+        return
+    if len(labels) > _MANY:
+        figure.set_figwidth(PAGE)
+    columns = max(count for count in (1, 2, 3, 4) if count == 1 or _fits(labels, count, figure.get_figwidth()))
+    figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+
+
+def _fits(labels: Sequence[str], columns: int, width: float) -> bool:
+    """Whether a legend of so many columns is no wider than a figure: a line takes half an inch, a letter 0.055."""
+    rows = -(-len(labels) // columns)
+    letters = sum(max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
+    return 0.5 * columns + 0.055 * letters < width

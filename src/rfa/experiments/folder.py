@@ -1,0 +1,98 @@
+"""What lies in a folder of result files: runs that can be reported, and what is missing there and why."""
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rfa.models import PRESETS
+
+from .results import read_result
+
+
+class Results(NamedTuple):
+    """What a folder holds.
+
+    Args:
+        folder: of the result files.
+        runs: contents of whole result files, by preset, label and seed; each with `maps`, its attention maps
+            `(heads, queries, keys)` or None.
+        refused: why a file could not be read, by its name.
+        unfinished: runs that were begun and have no result yet.
+    """
+
+    folder: Path
+    runs: list[dict[str, Any]]
+    refused: dict[str, str]
+    unfinished: tuple[str, ...]
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Why a file or a run is not among `runs`, by its name."""
+        return {**self.refused, **dict.fromkeys(self.unfinished, "begun, no result yet")}
+
+
+def read_results(folder: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Results:
+    """All result files of one recipe.
+
+    Args:
+        folder: what `rfa experiment RECIPE --out FOLDER` made, or a folder of result files itself.
+        progress: called with what is being done, how many files are read, and how many there are.
+
+    Raises:
+        ValueError: where there are none, none that can be read, files of several recipes, or one run twice.
+    """
+    folder = Path(folder)
+    source = folder / "results" if (folder / "results").is_dir() else folder
+    files = sorted(source.glob("*.json")) if source.is_dir() else []
+    if not files:
+        found = "without *.json files" if source.is_dir() else "no folder" if source.exists() else "not there"
+        raise ValueError(
+            f"folder: got {source}, {found}, expected result files as `rfa experiment RECIPE --out DIR` leaves them"
+        )
+    runs: dict[Path, dict[str, Any]] = {}
+    refused: dict[str, str] = {}
+    for done, file in enumerate(files, 1):
+        try:
+            runs[file] = read_result(file)
+            runs[file]["maps"], fault = _maps(file, runs[file]["attention"])
+            refused.update(fault)
+        except ValueError as error:
+            refused[file.name] = str(error)
+        if progress is not None:
+            progress("reading results", done, len(files))
+    if not runs:
+        more = f" (and {len(files) - 1} more files)" if len(files) > 1 else ""
+        raise ValueError(f"{refused[files[0].name]}{more}")
+    _check_one_recipe(runs)
+    begun = source.parent / "runs"
+    names = sorted(each.name for each in begun.iterdir() if each.is_dir()) if begun.is_dir() else []
+    unfinished = tuple(name for name in names if not (source / f"{name}.json").exists())
+    places = {preset: place for place, preset in enumerate(PRESETS)}
+    ordered = sorted(runs.values(), key=lambda run: (places.get(run["preset"], len(places)), run["label"], run["seed"]))
+    return Results(source, ordered, refused, unfinished)
+
+
+def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:
+    recipes = sorted({run["recipe"] for run in runs.values()})
+    if len(recipes) > 1:
+        raise ValueError(f"folder: got results of the recipes {', '.join(recipes)}, expected those of one")
+    seen: dict[tuple[str, int], str] = {}
+    for file, run in runs.items():
+        other = seen.setdefault((run["label"], run["seed"]), file.name)
+        if other != file.name:
+            raise ValueError(f"folder: got {other} and {file.name} of the same label and seed, expected one of them")
+
+
+def _maps(file: Path, name: str | None) -> tuple[np.ndarray | None, dict[str, str]]:
+    """The attention maps that lie beside a result, and what is wrong with them."""
+    if name is None:
+        return None, {}
+    path = file.with_name(Path(name).name)
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return held["weights"], {}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        return None, {path.name: f"attention: {path} cannot be read ({error}), expected maps of {file.name}"}

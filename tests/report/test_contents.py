@@ -1,0 +1,108 @@
+"""Which tables and figures belong to results, and what is said where one is not there."""
+
+import pytest
+
+from rfa.report.contents import damping_by_label, drawings, tablings
+from rfa.report.layout import markdown
+
+from .results import whole_result
+
+
+def names(planned):
+    return [each.name for each in planned]
+
+
+def table(runs, name):
+    return next(each for each in tablings(runs) if each.name == name).make()
+
+
+def swept(b, **changes):
+    return whole_result(f"m2-sc-rfa b={b}", preset="m2-sc-rfa", **changes)
+
+
+RUNS = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
+PROBES = ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
+
+
+def test_models():
+    assert names(tablings(RUNS)) == [
+        "table1-blocks",
+        "differences-blocks",
+        "table1-matched",
+        "differences-matched",
+        *PROBES,
+    ]
+    assert names(drawings(RUNS)) == ["length-blocks", "length-matched", "training", "position"]
+
+
+@pytest.mark.parametrize(("recipe", "data"), [("table3-babylm", "../mine"), ("mine", "babylm-2025")])
+def test_babylm_stands_beside_table_3(recipe, data):
+    runs = [whole_result("b1-rope", recipe=recipe, data=data)]
+    assert names(tablings(runs))[:2] == ["table3-blocks", "differences-blocks"]
+    assert "17.70" in markdown(table(runs, "table3-blocks"))
+
+
+def test_other_text_stands_beside_table_1():
+    assert "28.48" in markdown(table(RUNS, "table1-blocks"))
+
+
+def test_the_papers_protocol_is_said():
+    aside = "The paper's figures are of the protocol blocks."
+    assert aside not in table(RUNS, "table1-blocks").notes
+    assert aside in table(RUNS, "table1-matched").notes
+    assert aside not in table(RUNS, "differences-matched").notes
+    assert table(RUNS, "differences-matched").caption.endswith("Protocol matched.")
+
+
+def test_a_sweep_alone_has_table_2_only():
+    runs = [whole_result("b1-rope"), swept("0.05"), swept("5.0")]
+    assert names(tablings(runs))[:2] == ["table2-blocks", "differences-blocks"]
+    assert names(drawings(runs))[:4] == ["length-blocks", "length-matched", "damping-blocks", "damping-matched"]
+    assert [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"] == ["b1-rope", "b = 0.05", "b = 5"]
+
+
+def test_a_sweep_beside_models_has_both():
+    runs = [*RUNS, swept("0.5")]
+    assert names(tablings(runs))[:3] == ["table1-blocks", "table2-blocks", "differences-blocks"]
+    assert "m2-sc-rfa b=0.5" not in markdown(table(runs, "table1-blocks"))
+
+
+def test_damping_of_a_label():
+    runs = [whole_result("b1-rope"), swept("0.5"), swept("5e-4"), swept("fast"), swept("0.5", seed=1)]
+    assert damping_by_label(runs) == {"m2-sc-rfa b=0.5": 0.5, "m2-sc-rfa b=5e-4": 0.0005}
+    with pytest.raises(ValueError, match=r"labels m2-sc-rfa b=0.5 and m2-sc-rfa b=.50 both of b = 0.5"):
+        damping_by_label([*runs, swept(".50")])
+
+
+def test_an_unknown_protocol_names_no_file():
+    run = whole_result("b1-rope")
+    run["evaluations"] = {"../../elsewhere": run["evaluations"]["blocks"]}
+    assert names(tablings([run])) == PROBES
+    assert names(drawings([run])) == ["training", "position"]
+
+
+def test_probes():
+    other = whole_result("b2-alibi")
+    other["passkey"]["passkey"]["rows"].pop()
+    bare = {**whole_result("c1-nope"), "passkey": None}
+    made = table([*RUNS, other, bare], "probe-passkey")
+    assert made.columns == ("run", "seed", "D = 8", "D = 16", "D = 32")
+    assert [row[0] for row in made.rows] == ["b1-rope", "m2-sc-rfa", "b2-alibi"]
+    assert (made.rows[0][2].value, made.rows[0][2].error) == (0.25, 0.125)
+    assert made.rows[2][4] is None
+    accuracy = table([*RUNS, bare], "probe-accuracy")
+    assert accuracy.rows[0][2].value == 0.5
+    assert accuracy.notes == ("By chance: 0.0625.",)
+    for name in PROBES[:3]:
+        with pytest.raises(ValueError, match="got none with the probe"):
+            table([bare], name)
+
+
+def test_runs():
+    resumed = whole_result("b2-alibi", 1)
+    resumed["training"] |= {"tokens_per_second": None, "seconds": None}
+    made = table([RUNS[0], resumed], "runs")
+    assert [list(map(str, row)) for row in made.rows] == [
+        ["b1-rope", "0", "98,765", "192", "1,234", "1.5", "50.00"],
+        ["b2-alibi", "1", "98,765", "192", "None", "None", "51.00"],
+    ]

@@ -1,0 +1,188 @@
+"""The explorer of one head, in a browser: its numbers and its SVG against `rfa.dynamics` in float64."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from rfa import dynamics
+
+# Places of the sliders; 0 is zero for decay and lag, 1000 is beyond every right end.
+DEFAULT, END = {}, 1000
+BALANCED = {"decay": 240, "process_noise": 318, "key_noise": 240}  # mu 0.1, sigma^2 0.2, eta^2 1
+SETTINGS = {
+    "default": DEFAULT,
+    "brownian": {"decay": 0},
+    "slowest": {"decay": 1, "longest": END},
+    "diffusive": {"process_noise": 300, "key_noise": 60},
+    "no future": {"decay": END, "longest": END, "at": END},
+    "loud": {"process_noise": END, "key_noise": END, "query_noise": END, "noise_floor": END, "robustness": END},
+    "quiet": {"process_noise": 0, "key_noise": 0, "query_noise": 0, "noise_floor": 0, "robustness": 0, "at": 0},
+    "late peak": {"decay": 30, "process_noise": 0, "key_noise": END, "noise_floor": 0},
+    "balanced": BALANCED,
+}
+PRIOR = ("decay", "process_noise", "key_noise", "noise_floor")
+
+
+def move(page, places):
+    for name, place in places.items():
+        slider = page.locator(f"#{name}")
+        slider.fill(str(min(place, int(slider.get_attribute("max")))))
+
+
+@pytest.fixture
+def page(visit, report):
+    return visit(report.page)
+
+
+def expected(values):
+    """The curves by `rfa.dynamics`, over 257 lags and 257 residuals of equal factors."""
+    of = {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+    prior = [of[name] for name in PRIOR]
+    lag = torch.arange(257, dtype=torch.float64) / 256 * of["longest"]
+    residual = 10 ** torch.linspace(-2, 2, 257, dtype=torch.float64)
+    judged = 1 / dynamics.gate(*prior, of["query_noise"], of["at"])
+    nu = of["robustness"]
+    return {
+        "lag": lag,
+        "bias": dynamics.bias(*prior, lag),
+        "gate": dynamics.gate(*prior, of["query_noise"], lag),
+        "response": dynamics.prior_response(*prior, lag),
+        "residual": residual,
+        "student_t": (1 + residual**2 / (nu * judged)) ** -(nu + 1),
+        "exponential": torch.exp(-(residual**2) / (nu * judged)),
+        "gaussian": torch.exp(-(residual**2) / judged),
+    }
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_curves_are_the_closed_forms(page, name):
+    move(page, SETTINGS[name])
+    values, curves = page.evaluate("[explorer.values(), explorer.curves()]")
+    if name == "brownian":
+        assert values["decay"] == 0
+    for curve, wanted in expected(values).items():
+        # 1e-11: powers with exponents of 1000; 1e-14 absolute: a bias that passes through zero
+        torch.testing.assert_close(torch.tensor(curves[curve], dtype=torch.float64), wanted, rtol=1e-11, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_svg_is_the_curves(page, name):
+    """Each path, read back through the axes' ranges, to half of the hundredth of a pixel it is written with."""
+    move(page, SETTINGS[name])
+    wanted = expected(page.evaluate("explorer.values()"))
+    paths = page.eval_on_selector_all(
+        "path.curve",
+        """paths => paths.map(path => {
+          const svg = path.closest("svg"), rect = svg.querySelector("rect");
+          const frame = ["x", "y", "width", "height"].map(of => Number(rect.getAttribute(of)));
+          return {name: path.dataset.curve, d: path.getAttribute("d"), ...svg.dataset, frame};
+        })""",
+    )
+    assert [path["name"] for path in paths] == ["bias", "gate", "response", "student_t", "exponential", "gaussian"]
+    for path in paths:
+        left, top, width, height = path["frame"]
+        (x0, x1), (y0, y1) = (map(float, path[axis].split()) for axis in "xy")
+        pixels = torch.tensor([[float(at) for at in pair.split(",")] for pair in path["d"][1:].split("L")])
+        over = path["name"] in ("student_t", "exponential", "gaussian")
+        x = wanted["residual"].log() if over else wanted["lag"]
+        if over:
+            x0, x1 = math.log(x0), math.log(x1)
+        shares = (x - x0) / (x1 - x0), 1 - (wanted[path["name"]] - y0) / (y1 - y0)
+        torch.testing.assert_close(pixels[:, 0].double(), left + width * shares[0], rtol=0, atol=0.0051)
+        torch.testing.assert_close(pixels[:, 1].double(), top + height * shares[1], rtol=0, atol=0.0051)
+        assert ((pixels[:, 1] >= top) & (pixels[:, 1] <= top + height)).all()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_regime_and_peak(page, name):
+    move(page, SETTINGS[name])
+    values, head = page.evaluate("[explorer.values(), explorer.head()]")
+    of = [torch.tensor(values[each], dtype=torch.float64) for each in PRIOR]
+    alpha, peak = dynamics.regime(*of[:3]).item(), dynamics.peak_lag(*of).item()
+    regime = "diffusive" if alpha < 0 else "integrative" if alpha > 0 else "balanced"
+    assert head["alpha"] == pytest.approx(alpha, rel=1e-12)
+    assert head["peak"] == pytest.approx(peak, rel=1e-12)
+    assert head["regime"] == regime
+    assert (regime == "balanced") == (name == "balanced")
+
+    text = page.inner_text("#regime").replace("\N{MINUS SIGN}", "-").replace("\N{INFINITY}", "inf")
+    said = re.fullmatch(r"Regime: (\w+), \S = .* = (\S+?)(, Brownian: .*)?\. Prior .* lag (\S+?)( \(.*\))?\.", text)
+    assert said, text
+    assert said[1] == regime
+    assert float(said[2]) == pytest.approx(alpha, rel=0.006)  # three digits
+    assert bool(said[3]) == (values["decay"] == 0)
+    assert float(said[4]) == pytest.approx(peak, rel=0.006)
+    assert bool(said[5]) == (peak > values["longest"])
+
+    mark = page.locator(".peak")
+    assert (mark.get_attribute("visibility") == "visible") == (peak <= values["longest"])
+    at = 48 + 300 * min(peak / values["longest"], 1)
+    assert float(mark.get_attribute("x1")) == float(mark.get_attribute("x2")) == pytest.approx(at, abs=0.0051)
+    response = expected(values)["response"]
+    if peak <= values["longest"]:  # the mark stands where the drawn curve is highest, to one of its 256 steps
+        assert abs(response.argmax().item() / 256 * values["longest"] - peak) <= values["longest"] / 256
+
+
+def test_the_settings_reach_every_case(page):
+    """Both regimes and neither; a peak at once, within the lags and beyond: else the tests above see too little."""
+    seen = set()
+    for places in SETTINGS.values():
+        page.get_by_role("button", name="Start again").click()
+        move(page, places)
+        values, head = page.evaluate("[explorer.values(), explorer.head()]")
+        place = "beyond" if head["peak"] > values["longest"] else "within" if head["peak"] else "at once"
+        seen |= {head["regime"], place}
+    assert seen == {"diffusive", "integrative", "balanced", "at once", "within", "beyond"}
+
+
+OVER_LAG, WEIGHTS = {"bias", "gate", "response"}, {"student_t", "exponential", "gaussian"}
+
+
+@pytest.mark.parametrize(
+    ("slider", "moved"),
+    {
+        "decay": OVER_LAG | WEIGHTS,
+        "process_noise": OVER_LAG | WEIGHTS,
+        "key_noise": OVER_LAG | WEIGHTS,
+        "noise_floor": OVER_LAG | WEIGHTS,
+        "query_noise": {"gate"} | WEIGHTS,
+        "robustness": {"student_t", "exponential"},
+        "longest": OVER_LAG,
+        "at": WEIGHTS,
+    }.items(),
+)
+def test_each_slider_moves_its_curves_by_keyboard(page, slider, moved):
+    def drawn():
+        return page.eval_on_selector_all(
+            "path.curve", "all => Object.fromEntries(all.map(path => [path.dataset.curve, path.getAttribute('d')]))"
+        )
+
+    before, value = drawn(), page.evaluate("explorer.values()")
+    page.locator(f"#{slider}").focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowRight")
+    after, now = drawn(), page.evaluate("explorer.values()")
+    assert {name for name in before if before[name] != after[name]} == moved
+    assert now == {**value, slider: now[slider]}
+    assert now[slider] == pytest.approx(value[slider] * 10 ** (20 / 60), rel=0.01)  # shown and used with three digits
+
+
+def test_values_are_shown_and_start_again(page):
+    start = page.evaluate("explorer.values()")
+    assert len(start) == page.get_by_role("slider").count() == 8
+    move(page, {name: 7 for name in start})
+    moved = page.evaluate("explorer.values()")
+    assert all(moved[name] != start[name] for name in start)
+    for name, value in moved.items():
+        text = page.inner_text(f"#{name}-value")
+        assert float(text.replace("\N{MINUS SIGN}", "-")) == value  # what is shown is what is used
+        assert page.locator(f"#{name}").get_attribute("aria-valuetext") == text
+    page.locator("#decay").focus()
+    page.keyboard.press("Home")
+    assert page.evaluate("explorer.values()")["decay"] == 0
+    page.keyboard.press("End")
+    assert page.evaluate("explorer.values()")["decay"] == 10
+    page.get_by_role("button", name="Start again").click()
+    assert page.evaluate("explorer.values()") == start

@@ -1,0 +1,177 @@
+"""`rfa report`: from result files to a folder of tables, figures and a page; what is missing is named."""
+
+import json
+from functools import partial
+
+import pytest
+from training.runs import command, contents, messages
+
+from rfa.report import write
+
+from .results import whole_result, write_results
+
+TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched"]
+TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
+FIGURES = ["length-blocks", "length-matched", "training", "position"]
+FILES = {"index.html", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
+FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
+RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
+
+
+@pytest.fixture
+def rfa(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return partial(command, monkeypatch, capsys)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return write_results(tmp_path / "out", RUNS)
+
+
+@pytest.fixture
+def one_figure(monkeypatch):
+    """Only the quickest of the figures, where they are not what is tested."""
+    drawn = write.drawings
+    monkeypatch.setattr(write, "drawings", lambda runs: [each for each in drawn(runs) if each.name == "training"])
+
+
+def test_everything_is_written_and_the_same_again(rfa, out, tmp_path):
+    status, said, err = rfa("report", "out")
+    assert (status, messages(err)) == (0, [])
+    assert said.splitlines() == ["runs: 2, tables: 8, figures: 4", "page: out/report/index.html"]
+    first = contents(out / "report")
+    assert set(first) == FILES
+    for name, data in first.items():
+        magic = {"png": b"\x89PNG", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}.get(name.rpartition(".")[2], b"")
+        assert data.strip().startswith(magic)
+    assert b"b1-rope" in first["tables/table1-blocks.md"]
+    assert list(first["tables/runs.csv"].decode().splitlines())[1].startswith("b1-rope,0,98765.0,")  # presets' order
+    # a folder of result files itself, elsewhere: the same bytes
+    assert rfa("report", "out/results", "--out", "elsewhere")[0] == 0
+    assert contents(tmp_path / "elsewhere") == first
+
+
+def fails(rfa, tmp_path, *arguments):
+    before = contents(tmp_path)
+    status, said, err = rfa("report", *arguments)
+    assert (status, said, len(messages(err))) == (2, "", 1)
+    assert contents(tmp_path) == before
+    return err
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"), [("nowhere", "not there"), ("empty", "without *.json"), ("a", "no folder")]
+)
+def test_nothing_to_report(rfa, tmp_path, folder, says):
+    (tmp_path / "empty" / "results").mkdir(parents=True)
+    (tmp_path / "a").write_text("file")
+    err = fails(rfa, tmp_path, folder)
+    assert says in err
+    assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
+
+
+def test_nothing_can_be_read(rfa, out, tmp_path):
+    for file in (out / "results").glob("*.json"):
+        file.write_text(file.read_text()[:-9])
+    err = fails(rfa, tmp_path, "out")
+    assert "b1-rope-seed0.json is damaged" in err
+    assert "(and 1 more files)" in err
+
+
+def test_partial(rfa, out, one_figure):
+    results = out / "results"
+    (results / "cut.json").write_text((results / "b1-rope-seed0.json").read_text()[:99])
+    (results / "foreign.json").write_text('{"name": "something"}')
+    (results / "lists.json").write_text("[1, 2]")
+    (results / "newer.json").write_text(json.dumps({**RUNS[0], "maps": None, "format": 99}))
+    (results / "m2-sc-rfa-seed0.attention.npz").write_bytes(b"PK\x03\x04 cut")
+    (out / "runs" / "x1-riccati-seed0").mkdir(parents=True)
+    (out / "runs" / "b1-rope-seed0").mkdir()
+    status, said, err = rfa("report", "out")
+    assert status == 1
+    page = (out / "report" / "index.html").read_text()
+    for name, reason in {
+        "cut.json": "cut.json is damaged",
+        "foreign.json": "foreign.json is damaged",
+        "lists.json": "lists.json is damaged",
+        "newer.json": "newer.json has format 99, expected 1",
+        "m2-sc-rfa-seed0.attention.npz": "cannot be read",
+    }.items():
+        (line,) = [line for line in messages(err) if line.startswith(f"rfa: missing: {name}: ")]
+        assert reason in line
+        assert f"<b>{name}</b>: " in page
+    assert "missing: x1-riccati-seed0: begun, no result yet" in said
+    assert "<b>x1-riccati-seed0</b>: begun, no result yet" in page
+    assert "missing: b1-rope-seed0" not in said
+    assert "runs: 2, tables: 8, figures: 1" in said
+
+
+def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
+    bare = {"curve": [], "by_position": None, "passkey": None}
+    second = {**whole_result("m2-sc-rfa"), **bare}
+    second["evaluations"] = {"blocks": second["evaluations"]["blocks"]}
+    out = write_results(tmp_path / "out", [{**whole_result("b1-rope"), **bare}, second])
+    status, said, _ = rfa("report", "out")
+    assert status == 0  # nothing is damaged
+    missing = dict(line.removeprefix("rfa: missing: ").split(": ", 1) for line in said.splitlines()[:-2])
+    assert missing["figure training"] == "no run has validations"
+    assert missing["figure position"] == "no run has losses by position"
+    assert {*missing} == {
+        "figure training",
+        "figure position",
+        *(f"table {name}" for name in TABLES if "probe" in name),
+    }
+    assert "got none with the probe passkey" in missing["table probe-passkey"]
+    page = (out / "report" / "index.html").read_text()
+    for name in missing:
+        assert f"<b>{name}</b>" in page
+    assert "Without evaluations by matched: m2-sc-rfa-seed0." in page
+    assert {path.stem for path in (out / "report" / "figures").iterdir()} == {"length-blocks", "length-matched"}
+
+
+def test_several_recipes_or_one_run_twice(rfa, out, tmp_path):
+    other = out / "results" / "other.json"
+    run = json.loads((out / "results" / "b1-rope-seed0.json").read_text())
+    other.write_text(json.dumps({**run, "recipe": "another"}))
+    assert "got results of the recipes another, tiny, expected those of one" in fails(rfa, tmp_path, "out")
+    other.write_text(json.dumps(run))
+    assert "got b1-rope-seed0.json and other.json of the same label and seed" in fails(rfa, tmp_path, "out")
+
+
+@pytest.mark.parametrize(("fault", "status"), [(KeyboardInterrupt(), 130), (OSError(28, "No space left"), 2)])
+def test_stopped_midway_files_are_whole(rfa, out, one_figure, monkeypatch, fault, status):
+    """What was there stays or is replaced whole; the page comes last."""
+    assert rfa("report", "out")[0] == 0
+    before = contents(out / "report")
+    write_results(out, [whole_result("b1-rope", loss=5.0)])
+
+    def half(figure, path, **_):
+        path.write_bytes(b"half")
+        raise fault
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", half)
+    found, _, err = rfa("report", "out")
+    assert found == status
+    assert len(messages(err)) == 1
+    after = contents(out / "report")
+    assert set(after) == set(before)  # no file under a temporary name
+    assert after["index.html"] == before["index.html"]
+    assert after["figures/training.pdf"] == before["figures/training.pdf"]
+    assert after["tables/table1-blocks.md"] != before["tables/table1-blocks.md"]
+
+
+def test_a_file_in_the_reports_place(rfa, out, tmp_path):
+    (out / "report").write_text("mine")
+    assert "report" in fails(rfa, tmp_path, "out")
+
+
+def test_maps_are_read_with_their_runs(out):
+    from rfa.experiments import read_results
+
+    found = read_results(out)
+    assert [run["label"] for run in found.runs] == ["b1-rope", "m2-sc-rfa"]
+    assert found.runs[0]["maps"] is None
+    assert found.runs[1]["maps"].shape == (2, 3, 3)
+    assert (found.refused, found.unfinished) == ({}, ())
