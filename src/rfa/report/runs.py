@@ -38,6 +38,23 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return {label: [seeds[seed] for seed in sorted(seeds)] for label, seeds in groups.items()}
 
 
+def labels_with_dynamics(runs: Iterable[Run]) -> list[str]:
+    """Labels of which a run has the parameters of its heads over training."""
+    return list(dict.fromkeys(run["label"] for run in runs if _has_dynamics(run)))
+
+
+def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
+    """The first seed of a label that has the parameters of its heads over training.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    found = [run for run in runs if run["label"] == label and _has_dynamics(run)]
+    if not found:
+        raise ValueError(f"runs: got none of {label} with its parameters over training, expected at least one")
+    return min(found, key=lambda run: run["seed"])
+
+
 def training_series(runs: Sequence[Run]) -> Series:
     """Validation perplexity over tokens, where every seed that was measured at all has a value."""
     curves = {
@@ -55,6 +72,10 @@ def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
     """Of one run; empty where it was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
+
+
+def _has_dynamics(run: Run) -> bool:
+    return bool((run.get("dynamics") or {}).get("steps"))
 
 
 def _series(curves: Mapping[int, Mapping[int, float]]) -> Series:
