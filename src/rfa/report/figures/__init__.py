@@ -1,5 +1,6 @@
 """Figures in one style: of the theory, from its closed forms, and of what was measured, from result files."""
 
+from .comparison import differences, retrieval
 from .dynamics import noises_over_training, regimes_over_training, robustness_over_training
 from .maps import attention_maps
 from .regimes import bias_and_gate_over_decay, diffusive_and_integrative
@@ -17,11 +18,13 @@ __all__ = [
     "attention_maps",
     "bias_and_gate_over_decay",
     "damping_sweep",
+    "differences",
     "diffusive_and_integrative",
     "eigenvalue_spectra",
     "noises_over_training",
     "perplexity_over_length",
     "regimes_over_training",
+    "retrieval",
     "robustness_over_training",
     "rotate_aggregate_counter_rotate",
     "save",

@@ -9,8 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from ..groups import BASELINE, by_group
 from ..runs import Run, Series, by_label, perplexity_series, training_series
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
+
+_TOLD_APART = 9  # labels of one panel
 
 
 @styled
@@ -45,14 +48,12 @@ def training_curves(runs: Sequence[Run]) -> Figure:
 
     Args:
         runs: result files, any number of seeds a label. A label of which nothing was measured is named in the legend.
+            More than nine labels have a panel a group, each with b1-rope in grey.
     """
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     series = {label: training_series(seeds) for label, seeds in by_label(runs).items()}
-    look = looks(list(series))
-    for label, each in series.items():
-        _draw_series(axes, label, each, **{**look[label], "marker": ""})
-    _training_axes(axes)
-    _legend_below(axes)
+    figure, panels = _draw_panels(runs, series, marker="")
+    for axes in panels:
+        _training_axes(axes)
     return figure
 
 
@@ -62,14 +63,13 @@ def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks") -> Fig
 
     Args:
         runs: result files, any number of seeds a label. A label that was not evaluated is named in the legend.
+            More than nine labels have a panel a group, each with b1-rope in grey.
         protocol: which evaluation.
     """
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     series = {label: perplexity_series(seeds, protocol) for label, seeds in by_label(runs).items()}
-    look = looks(list(series))
-    for label, each in series.items():
-        _draw_series(axes, label, each, **look[label])
-    _length_axes(axes, series, runs, protocol)
+    figure, panels = _draw_panels(runs, series)
+    for axes in panels:
+        _length_axes(axes, series, runs, protocol)
     return figure
 
 
@@ -94,7 +94,33 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: s
         series[name] = perplexity_series(grouped.get(label, []), protocol)
         _draw_series(axes, name, series[name], color=colour, marker="o")
     _length_axes(axes, series, runs, protocol)
+    _legend_below(axes)
     return figure
+
+
+def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any) -> tuple[Figure, list[Axes]]:
+    """All labels in one panel where they can be told apart, else a panel a group; legends below."""
+    groups = by_group(runs) if len(series) > _TOLD_APART else {"": list(series)}
+    columns = min(len(groups), 2)
+    rows = -(-len(groups) // columns)
+    size = (PAGE, 2.9 * rows) if columns > 1 else (COLUMN, 2.7)
+    figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    used = list(zip(panels.flat, groups.items(), strict=False))
+    for axes in panels.flat[len(groups) :]:
+        axes.set_visible(False)
+    for axes, (group, labels) in used:
+        axes.set_title(group)
+        axes.tick_params(labelbottom=True, labelleft=True)
+        coloured = looks([label for label in labels if len(groups) == 1 or label != BASELINE])
+        if len(groups) > 1 and BASELINE in series:
+            _draw_series(axes, BASELINE, series[BASELINE], **{"color": MUTED, "linestyle": "--", "marker": "", **look})
+        for label, own in coloured.items():
+            _draw_series(axes, label, series[label], **{**own, **look})
+        if len(groups) > 1:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+    if len(groups) == 1:
+        _legend_below(panels[0, 0])
+    return figure, [axes for axes, _ in used]
 
 
 def _draw_series(axes: Axes, label: str, series: Series, **look: Any) -> None:
@@ -119,7 +145,6 @@ def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], 
     lengths_axis(axes, lengths, trained.pop() if len(trained) == 1 else None)
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
-    _legend_below(axes)
 
 
 def _legend_below(axes: Axes) -> None:
