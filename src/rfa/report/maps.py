@@ -23,7 +23,16 @@ def read_maps(path: str | Path) -> np.ndarray:
             maps = held["weights"].astype(np.float32)
     except FileNotFoundError:
         raise ValueError(f"maps: got no file {path}, expected one beside the results") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        zipfile.BadZipFile,
+        zlib.error,
+    ) as error:
         raise ValueError(f"maps: {path} is damaged ({error}), expected maps of attention") from error
     check_maps(maps, str(path))
     return maps

@@ -95,7 +95,9 @@ def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
     for distance in distances:
         trials = [each[distance] for each in scores]
         if len({len(each) for each in trials}) > 1:
-            raise ValueError(f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many")
+            raise ValueError(
+                f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many"
+            )
         averaged = np.mean(trials, axis=0)
         mean.append(float(averaged.mean()))
         error.append(float(averaged.std(ddof=1) / len(averaged) ** 0.5))

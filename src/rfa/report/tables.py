@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .damping import damping_by_label
 from .differences import Pairs, compare, pairs_of
 from .layout import Cell, Number, Table
 from .runs import Run, by_label, perplexity_by_length
@@ -30,13 +31,18 @@ def table1(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "b
 
 
 def table2(
-    runs: Sequence[Run], published: Mapping[str, Any], damping: Mapping[str, float], protocol: str = "blocks"
+    runs: Sequence[Run],
+    published: Mapping[str, Any],
+    damping: Mapping[str, float] | None = None,
+    protocol: str = "blocks",
 ) -> Table:
     """Perplexity by damping coefficient, beside the paper's on WikiText-103.
 
     Args, returns and raises as `table1`, and
-        damping: the coefficient b of each label of the sweep; of the other labels the two baselines are kept.
+        damping: the coefficient b of each label of the sweep, by default as `damping_by_label` reads it off the runs;
+            of the other labels the two baselines are kept.
     """
+    damping = damping_by_label(runs) if damping is None else damping
     paper = {label: published["wikitext-103"][label] for label in BASELINES}
     sweep = {float(b): row for b, row in published["wikitext-103-damping"].items()}
     names = {b: label for label, b in damping.items()}
@@ -159,9 +165,7 @@ def difference_table(
     return Table("differences", caption, columns, tuple(rows), tuple(notes))
 
 
-def _difference(
-    pairs: Pairs, length: int, protocol: str, level: float, resamples: int
-) -> tuple[Number | None, str]:
+def _difference(pairs: Pairs, length: int, protocol: str, level: float, resamples: int) -> tuple[Number | None, str]:
     """The cell, and what is to be said of it."""
     found, problem = compare(pairs, length, protocol, level, resamples)
     if found is None:

@@ -104,7 +104,9 @@ def retrieval(runs: Sequence[Run]) -> Figure:
                 distances |= set(scores.distances)
                 style = look.get(label, {"color": MUTED, "linestyle": "--"})
                 name = label if scores.distances else f"{label} (no results)"
-                axes.errorbar(scores.distances, scores.mean, scores.error, label=name, linewidth=1, capsize=1.5, **style)
+                axes.errorbar(
+                    scores.distances, scores.mean, scores.error, label=name, linewidth=1, capsize=1.5, **style
+                )
         row[0].set_ylabel("score (nats / token)")
         place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "alignment": "left"}
         row[1].legend(title=group, title_fontproperties={"weight": "bold", "size": 7}, **place)

@@ -78,14 +78,17 @@ def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figu
         over_training.plot(run["dynamics"]["tokens"], alpha[:, head], color=colour, label=f"head {head}")
         if not any(np.isfinite(course[:, head]).any() for course in courses.values()):
             words = r"$\leftarrow$ $\alpha = -\infty$ ($\mu$ = 0)"
-            place = {"transform": by_head.get_xaxis_transform(), "ha": "center", "va": "center", "rotation": 90}
-            by_head.text(head, 0.55, words, **place)
+            at: dict[str, Any] = {"transform": by_head.get_xaxis_transform(), "ha": "center", "va": "center"}
+            by_head.text(head, 0.55, words, rotation=90, **at)
     _mark_regimes(by_head, over_training)
     by_head.set(xlabel="head", xlim=(-0.6, heads - 0.4), title="all layers, side by side")
     by_head.set(xticks=range(heads), ylabel=r"$\alpha = \eta^2 - \tilde{\sigma}^2$ (variance)")
     over_training.set(title=f"layer {last} over training")
     _tokens_axis(over_training)
-    looks = {"start": ("_", MUTED), **{f"layer {name}": (m, "0.3") for name, m in zip(courses, itertools.cycle(MARKERS))}}
+    looks = {
+        "start": ("_", MUTED),
+        **{f"layer {name}": (m, "0.3") for name, m in zip(courses, itertools.cycle(MARKERS))},
+    }
     points = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (m, c) in looks.items()]
     lines = over_training.get_legend_handles_labels()[0]
     figure.legend(handles=[*points, *lines], loc="outside right center")
@@ -98,7 +101,7 @@ def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: 
     """A row a parameter, a column a layer, a line a head."""
     run = run_with_dynamics(runs, label)
     layers = run["dynamics"]["layers"]
-    look = {"sharex": True, "sharey": "row", "squeeze": False}
+    look: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
     figure, panels = plt.subplots(len(rows), len(layers), figsize=(PAGE, height), **look)
     for column, (name, parameters) in zip(panels.T, layers.items(), strict=True):
         column[0].set_title(f"layer {name}")
@@ -135,7 +138,7 @@ def _mark_regimes(*panels: Axes) -> None:
         axes.axhline(0, color="0.3", linewidth=0.8, zorder=0)
         axes.axhspan(axes.get_ylim()[0], 0, color="0.93", linewidth=0, zorder=-1)
         for words, place, side in (("integrative", 2, "bottom"), ("diffusive", -2, "top")):
-            at = {"textcoords": "offset points", "va": side, "ha": "left", "color": "0.3"}
+            at: dict[str, Any] = {"textcoords": "offset points", "va": side, "ha": "left", "color": "0.3"}
             axes.annotate(words, (0.02, 0), (0, place), xycoords=axes.get_yaxis_transform(), **at)
 
 

@@ -1,6 +1,5 @@
 """What training and evaluation measured: curves over tokens, perplexity over context length, the damping sweep."""
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,8 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from ..damping import damping_by_label
 from ..groups import BASELINE, by_group
 from ..runs import Run, Series, by_label, perplexity_series, training_series
+from ..tables import BASELINES
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
 _TOLD_APART = 9  # labels of one panel
@@ -74,18 +75,19 @@ def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks") -> Fig
 
 
 @styled
-def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: str = "blocks") -> Figure:
+def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = None, protocol: str = "blocks") -> Figure:
     """Perplexity over context length by damping coefficient, dark the smallest (the paper's table 2 as a figure).
 
     Args:
-        runs: result files; those whose label is not in `damping` stand beside the sweep, in grey.
-        damping: the coefficient b of each label of the sweep.
+        runs: result files; of those whose label is not in `damping`, the two baselines stand beside it, in grey.
+        damping: the coefficient b of each label of the sweep, by default as `damping_by_label` reads it off the runs.
         protocol: which evaluation.
     """
+    damping = damping_by_label(runs) if damping is None else damping
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     grouped = by_label(runs)
     series: dict[str, Series] = {}
-    for label, marker in zip([name for name in grouped if name not in damping], itertools.cycle(MARKERS), strict=False):
+    for label, marker in zip((name for name in BASELINES if name in grouped), MARKERS, strict=False):
         series[label] = perplexity_series(grouped[label], protocol)
         _draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
     swept = sorted(damping, key=damping.__getitem__)
