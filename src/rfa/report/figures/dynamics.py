@@ -131,7 +131,8 @@ def _course(parameters: Mapping[str, Any], name: str) -> np.ndarray:
 
 def _mark_regimes(*panels: Axes) -> None:
     """Name the two sides of zero, and leave room for the names on both; panels share the axis."""
-    low, high = min(panels[0].dataLim.y0, 0.0), max(panels[0].dataLim.y1, 0.0)
+    low = min(0.0, *(axes.dataLim.y0 for axes in panels))
+    high = max(0.0, *(axes.dataLim.y1 for axes in panels))
     room = 0.13 * (high - low)
     panels[0].set_ylim(min(low - room / 3, -room), max(high + room / 3, room))
     for axes in panels:

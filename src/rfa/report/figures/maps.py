@@ -74,4 +74,4 @@ def _array(of: np.ndarray | str | Path, label: str) -> np.ndarray:
     if not isinstance(of, np.ndarray):
         return read_maps(of)
     check_maps(of, label)
-    return of
+    return of.astype(np.float32)
