@@ -8,11 +8,16 @@ import scipy.special
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 
+from rfa.models import PRESETS
 from rfa.report import figures
 
 from .results import result, whole_result
+from .test_comparison_figures import probed
+from .test_dynamics_figures import learned
+from .test_maps import maps
 
 RUNS = [result(label, seed, 4.0 + 0.1 * seed) for label in ("b1-rope", "b2-alibi", "x") for seed in range(2)]
+EVERY = [probed(label, seed) for label in PRESETS for seed in range(2)]
 DRAWN = {
     "transported_measurements": (),
     "transport_factorization": (),
@@ -25,7 +30,14 @@ DRAWN = {
     "perplexity_over_length": (RUNS,),
     "loss_over_position": ([whole_result(label) for label in ("b1-rope", "x")],),
     "damping_sweep": (RUNS, {"x": 0.05}),
+    "noises_over_training": ([learned()],),
+    "robustness_over_training": ([learned()],),
+    "regimes_over_training": ([learned()],),
+    "attention_maps": ({label: maps(8, 16) for label in ("b1-rope", "b2-alibi", "m1-rfa", "m2-sc-rfa")}, 512),
+    "differences": (EVERY,),
+    "retrieval": (EVERY,),
 }
+LARGE = {"perplexity_over_length": (EVERY,), "training_curves": (EVERY,), "attention_maps": ({"m": maps(8, 16)}, 512)}
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +50,14 @@ def curves(axes):
     return [np.array(line.get_xydata(), dtype=float) for line in axes.lines]
 
 
-@pytest.mark.parametrize("name", DRAWN)
-def test_fit_for_print(name):
+@pytest.mark.parametrize(("name", "given"), [*DRAWN.items(), *LARGE.items()])
+def test_fit_for_print(name, given):
     with plt.rc_context({"font.size": 3, "xtick.labelsize": 3, "axes.labelsize": 3}):  # the caller's style is not ours
-        figure = getattr(figures, name)(*DRAWN[name])
+        figure = getattr(figures, name)(*given)
         figure.draw_without_rendering()
     width, height = figure.get_size_inches()
     assert width in (figures.COLUMN, figures.PAGE)
-    assert height <= 4.5
+    assert height <= (9.0 if EVERY in given else 5.0)  # of a page, or of half
     assert min(text.get_fontsize() for text in figure.findobj(Text) if text.get_text()) >= 7
     box = figure.get_tightbbox()
     assert box.x0 >= -0.01  # of an inch: half a line's width
@@ -53,10 +65,10 @@ def test_fit_for_print(name):
     assert box.x1 <= width + 0.01
     assert box.y1 <= height + 0.01
     for axes in figure.axes:
-        if axes.axison:
-            below = axes.get_subplotspec().is_last_row()
-            assert bool(axes.get_xlabel()) == below
-            assert axes.get_ylabel() or not axes.get_subplotspec().is_first_col()
+        place = axes.get_subplotspec()
+        if axes.axison and place is not None:  # a colour bar has none
+            assert axes.get_xlabel() or figure.get_supxlabel() or not place.is_last_row()
+            assert axes.get_ylabel() or figure.get_supylabel() or name == "differences" or not place.is_first_col()
 
 
 def test_regimes_are_the_papers_closed_forms():

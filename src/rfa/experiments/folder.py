@@ -1,6 +1,5 @@
 """What lies in a folder of result files: runs that can be reported, and what is missing there and why."""
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rfa.models import PRESETS
+from rfa.report.maps import read_maps
 
 from .results import read_result
 
@@ -92,7 +92,6 @@ def _maps(file: Path, name: str | None) -> tuple[np.ndarray | None, dict[str, st
         return None, {}
     path = file.with_name(Path(name).name)
     try:
-        with np.load(path, allow_pickle=False) as held:
-            return held["weights"], {}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        return None, {path.name: f"attention: {path} cannot be read ({error}), expected maps of {file.name}"}
+        return read_maps(path), {}
+    except ValueError as error:
+        return None, {path.name: str(error)}

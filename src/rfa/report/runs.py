@@ -22,6 +22,14 @@ class Series(NamedTuple):
     missing: list[int]
 
 
+class Retrieval(NamedTuple):
+    """Scores in nats a token over distance in tokens: mean, and its standard error over trials; seeds averaged."""
+
+    distances: list[float]
+    mean: list[float]
+    error: list[float]
+
+
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs of each label by seed, labels in the order in which they first came.
 
@@ -36,6 +44,23 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
             raise ValueError(f"runs: got {named} both of label {run['label']} and seed {run['seed']}, expected one")
         seeds[run["seed"]] = run
     return {label: [seeds[seed] for seed in sorted(seeds)] for label, seeds in groups.items()}
+
+
+def labels_with_dynamics(runs: Iterable[Run]) -> list[str]:
+    """Labels of which a run has the parameters of its heads over training."""
+    return list(dict.fromkeys(run["label"] for run in runs if _has_dynamics(run)))
+
+
+def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
+    """The first seed of a label that has the parameters of its heads over training.
+
+    Raises:
+        ValueError: where there is none.
+    """
+    found = [run for run in runs if run["label"] == label and _has_dynamics(run)]
+    if not found:
+        raise ValueError(f"runs: got none of {label} with its parameters over training, expected at least one")
+    return min(found, key=lambda run: run["seed"])
 
 
 def training_series(runs: Sequence[Run]) -> Series:
@@ -76,6 +101,32 @@ def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
     """Of one run; empty where it was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
+
+
+def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
+    """Of one label, at the distances of every seed that was probed.
+
+    Raises:
+        ValueError: where seeds had different trials.
+    """
+    probed = [run["passkey"][kind]["rows"] for run in runs if (run.get("passkey") or {}).get(kind)]
+    scores = [{row["distance"]: row["scores"] for row in rows} for rows in probed]
+    distances = sorted(set.intersection(*map(set, scores))) if scores else []
+    mean, error = [], []
+    for distance in distances:
+        trials = [each[distance] for each in scores]
+        if len({len(each) for each in trials}) > 1:
+            raise ValueError(
+                f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many"
+            )
+        averaged = np.mean(trials, axis=0)
+        mean.append(float(averaged.mean()))
+        error.append(float(averaged.std(ddof=1) / len(averaged) ** 0.5))
+    return Retrieval(list(map(float, distances)), mean, error)
+
+
+def _has_dynamics(run: Run) -> bool:
+    return bool((run.get("dynamics") or {}).get("steps"))
 
 
 def _series(curves: Mapping[int, Mapping[Any, float]]) -> Series:

@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from .damping import damping_by_label
+from .differences import Pairs, compare, pairs_of
 from .layout import Cell, Number, Table
 from .runs import Run, by_label, perplexity_by_length
-from .statistics import Books, mean_and_error, paired_difference
+from .statistics import mean_and_error
 
 BASELINES = ("b1-rope", "b2-alibi")
 
@@ -29,13 +31,18 @@ def table1(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "b
 
 
 def table2(
-    runs: Sequence[Run], published: Mapping[str, Any], damping: Mapping[str, float], protocol: str = "blocks"
+    runs: Sequence[Run],
+    published: Mapping[str, Any],
+    damping: Mapping[str, float] | None = None,
+    protocol: str = "blocks",
 ) -> Table:
     """Perplexity by damping coefficient, beside the paper's on WikiText-103.
 
     Args, returns and raises as `table1`, and
-        damping: the coefficient b of each label of the sweep; of the other labels the two baselines are kept.
+        damping: the coefficient b of each label of the sweep, by default as `damping_by_label` reads it off the runs;
+            of the other labels the two baselines are kept.
     """
+    damping = damping_by_label(runs) if damping is None else damping
     paper = {label: published["wikitext-103"][label] for label in BASELINES}
     sweep = {float(b): row for b, row in published["wikitext-103-damping"].items()}
     names = {b: label for label, b in damping.items()}
@@ -140,11 +147,10 @@ def difference_table(
         if baseline not in groups:
             notes.append(f"No run of {baseline}: nothing is compared with it.")
             continue
-        against = {run["seed"]: run for run in groups[baseline]}
         for label, of in groups.items():
             if label == baseline:
                 continue
-            pairs = [(run, against[run["seed"]]) for run in of if run["seed"] in against]
+            pairs = pairs_of(of, groups[baseline])
             row: list[Cell] = [label, baseline, str(len(pairs))]
             if not pairs:
                 notes.append(f"{label} and {baseline} have no seed in common.")
@@ -159,29 +165,13 @@ def difference_table(
     return Table("differences", caption, columns, tuple(rows), tuple(notes))
 
 
-def _difference(
-    pairs: Sequence[tuple[Run, Run]], length: int, protocol: str, level: float, resamples: int
-) -> tuple[Number | None, str]:
+def _difference(pairs: Pairs, length: int, protocol: str, level: float, resamples: int) -> tuple[Number | None, str]:
     """The cell, and what is to be said of it."""
-    sides = [[_books(pair[side], protocol, length) for pair in pairs] for side in (0, 1)]
-    every = [each for side in sides for each in side]
-    common, known = set.intersection(*map(set, every)), set.union(*map(set, every))
-    if not common:
-        return None, "no losses by book" if not known else "no book in common"
-    kept = [[{book: each[book] for book in common} for each in side] for side in sides]
-    try:
-        found = paired_difference(*kept, level=level, resamples=resamples)
-    except ValueError as error:
-        return None, str(error)
-    problem = f"without {', '.join(sorted(known - common))}, not in every run" if known - common else ""
-    if found.low is None or found.high is None:
-        return Number(found.value, digits=3, signed=True), problem or "one book, no interval"
-    return Number(found.value, interval=(found.low, found.high), digits=3, signed=True), problem
-
-
-def _books(run: Run, protocol: str, length: int) -> Books:
-    books = ((run.get("evaluations") or {}).get(protocol) or {}).get("books") or {}
-    return {book: tuple(of[str(length)]) for book, of in books.items() if str(length) in of}
+    found, problem = compare(pairs, length, protocol, level, resamples)
+    if found is None:
+        return None, problem
+    interval = None if found.low is None or found.high is None else (found.low, found.high)
+    return Number(found.value, interval=interval, digits=3, signed=True), problem
 
 
 def _mean(values: Sequence[float]) -> Number | None:

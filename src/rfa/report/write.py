@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from rfa.files import write_text_whole
 
-from .contents import Drawing, drawings, tablings
+from .contents import tablings
+from .drawings import Drawing, drawings
 from .figures import save
 from .layout import Table, comma_separated, latex, markdown
 from .page import Shown, render_page
@@ -89,5 +90,5 @@ def _draw(drawing: Drawing, runs: Sequence[Run], folder: Path) -> Shown:
     figure = drawing.draw(runs)
     for path in (image.with_suffix(".pdf"), image):
         save(figure, path)
-    lacking = f"Without {drawing.what}: {', '.join(without)}." if without else ""
+    lacking = f"Without {drawing.what}: {', '.join(without)}." if without and drawing.what else ""
     return Shown(drawing.name, drawing.caption, lacking, image.read_bytes(), figure.get_figwidth())

@@ -1,5 +1,8 @@
 """Figures in one style: of the theory, from its closed forms, and of what was measured, from result files."""
 
+from .comparison import differences, retrieval
+from .dynamics import noises_over_training, regimes_over_training, robustness_over_training
+from .maps import attention_maps
 from .regimes import bias_and_gate_over_decay, diffusive_and_integrative
 from .spectra import eigenvalue_spectra, temporal_scale_separation
 from .speed import speed_over_length
@@ -18,12 +21,18 @@ __all__ = [
     "COLOURS",
     "COLUMN",
     "PAGE",
+    "attention_maps",
     "bias_and_gate_over_decay",
     "damping_sweep",
+    "differences",
     "diffusive_and_integrative",
     "eigenvalue_spectra",
     "loss_over_position",
+    "noises_over_training",
     "perplexity_over_length",
+    "regimes_over_training",
+    "retrieval",
+    "robustness_over_training",
     "rotate_aggregate_counter_rotate",
     "save",
     "speed_over_length",

@@ -1,6 +1,5 @@
 """What training and evaluation measured: curves over tokens, perplexity over context length, the damping sweep."""
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,10 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from ..damping import damping_by_label
+from ..groups import BASELINE, by_group
 from ..runs import Run, Series, by_label, perplexity_series, position_series, training_series
+from ..tables import BASELINES
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
-_MANY = 12  # labels
+_TOLD_APART = 9  # labels of one panel
 
 
 @styled
@@ -48,14 +50,12 @@ def training_curves(runs: Sequence[Run]) -> Figure:
 
     Args:
         runs: result files, any number of seeds a label. A label of which nothing was measured is named in the legend.
+            More than nine labels have a panel a group, each with b1-rope in grey.
     """
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.6))
     series = {label: training_series(seeds) for label, seeds in by_label(runs).items()}
-    look = looks(list(series))
-    for label, each in series.items():
-        _draw_series(axes, label, each, **{**look[label], "marker": ""})
-    _training_axes(axes)
-    _legend_below(axes)
+    figure, panels = _draw_panels(runs, series, marker="")
+    for axes in panels:
+        _training_axes(axes)
     return figure
 
 
@@ -65,14 +65,13 @@ def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks") -> Fig
 
     Args:
         runs: result files, any number of seeds a label. A label that was not evaluated is named in the legend.
+            More than nine labels have a panel a group, each with b1-rope in grey.
         protocol: which evaluation.
     """
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     series = {label: perplexity_series(seeds, protocol) for label, seeds in by_label(runs).items()}
-    look = looks(list(series))
-    for label, each in series.items():
-        _draw_series(axes, label, each, **look[label])
-    _length_axes(axes, series, runs, protocol)
+    figure, panels = _draw_panels(runs, series)
+    for axes in panels:
+        _length_axes(axes, series, runs, protocol)
     return figure
 
 
@@ -82,32 +81,31 @@ def loss_over_position(runs: Sequence[Run]) -> Figure:
 
     Args:
         runs: result files, any number of seeds a label. A label without losses by position is named in the legend.
+            More than nine labels have a panel a group, each with b1-rope in grey.
     """
-    figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     series = {label: position_series(seeds) for label, seeds in by_label(runs).items()}
-    look = looks(list(series))
-    for label, each in series.items():
-        _draw_series(axes, label, each, **{**look[label], "marker": ""})
+    figure, panels = _draw_panels(runs, series, marker="")
     last = max((each.x[-1] for each in series.values() if each.x), default=1.0)
-    lengths_axis(axes, [2**power for power in range(0, int(math.log2(last)) + 1, 2)], _trained(runs))
-    axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
-    _legend_below(axes)
+    for axes in panels:
+        lengths_axis(axes, [2**power for power in range(0, int(math.log2(last)) + 1, 2)], _trained(runs))
+        axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
     return figure
 
 
 @styled
-def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: str = "blocks") -> Figure:
+def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = None, protocol: str = "blocks") -> Figure:
     """Perplexity over context length by damping coefficient, dark the smallest (the paper's table 2 as a figure).
 
     Args:
-        runs: result files; those whose label is not in `damping` stand beside the sweep, in grey.
-        damping: the coefficient b of each label of the sweep.
+        runs: result files; of those whose label is not in `damping`, the two baselines stand beside it, in grey.
+        damping: the coefficient b of each label of the sweep, by default as `damping_by_label` reads it off the runs.
         protocol: which evaluation.
     """
+    damping = damping_by_label(runs) if damping is None else damping
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     grouped = by_label(runs)
     series: dict[str, Series] = {}
-    for label, marker in zip([name for name in grouped if name not in damping], itertools.cycle(MARKERS), strict=False):
+    for label, marker in zip((name for name in BASELINES if name in grouped), MARKERS, strict=False):
         series[label] = perplexity_series(grouped[label], protocol)
         _draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
     swept = sorted(damping, key=damping.__getitem__)
@@ -116,7 +114,33 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float], protocol: s
         series[name] = perplexity_series(grouped.get(label, []), protocol)
         _draw_series(axes, name, series[name], color=colour, marker="o")
     _length_axes(axes, series, runs, protocol)
+    _legend_below(axes)
     return figure
+
+
+def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any) -> tuple[Figure, list[Axes]]:
+    """All labels in one panel where they can be told apart, else a panel a group; legends below."""
+    groups = by_group(runs) if len(series) > _TOLD_APART else {"": list(series)}
+    columns = min(len(groups), 2)
+    rows = -(-len(groups) // columns)
+    size = (PAGE, 2.9 * rows) if columns > 1 else (COLUMN, 2.7)
+    figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    used = list(zip(panels.flat, groups.items(), strict=False))
+    for axes in panels.flat[len(groups) :]:
+        axes.set_visible(False)
+    for axes, (group, labels) in used:
+        axes.set_title(group)
+        axes.tick_params(labelbottom=True, labelleft=True)
+        coloured = looks([label for label in labels if len(groups) == 1 or label != BASELINE])
+        if len(groups) > 1 and BASELINE in series:
+            _draw_series(axes, BASELINE, series[BASELINE], **{"color": MUTED, "linestyle": "--", "marker": "", **look})
+        for label, own in coloured.items():
+            _draw_series(axes, label, series[label], **{**own, **look})
+        if len(groups) > 1:
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+    if len(groups) == 1:
+        _legend_below(panels[0, 0])
+    return figure, [axes for axes, _ in used]
 
 
 def _draw_series(axes: Axes, label: str, series: Series, **look: Any) -> None:
@@ -140,7 +164,6 @@ def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], 
     lengths_axis(axes, lengths, _trained(runs))
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
-    _legend_below(axes)
 
 
 def _trained(runs: Sequence[Run]) -> int | None:
@@ -150,13 +173,11 @@ def _trained(runs: Sequence[Run]) -> int | None:
 
 
 def _legend_below(axes: Axes) -> None:
-    """In as many columns as fit; a figure of many labels takes the width of a page."""
+    """In as many columns as fit."""
     figure = axes.get_figure(root=True)
     handles, labels = axes.get_legend_handles_labels()
     if not handles or figure is None:
         return
-    if len(labels) > _MANY:
-        figure.set_figwidth(PAGE)
     columns = max(count for count in (1, 2, 3, 4) if count == 1 or _fits(labels, count, figure.get_figwidth()))
     figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)

@@ -46,7 +46,7 @@ def transported_measurements(
     path_states, path_measured = sde.simulate(fine, torch.Generator().manual_seed(seed), initial=start)
     times, states, measured = fine[::_FINER], path_states[::_FINER], path_measured[::_FINER]
 
-    figure, (path, transported) = plt.subplots(1, 2, figsize=(PAGE, 3.2), sharex=True, sharey=True)
+    figure, (path, transported) = plt.subplots(1, 2, figsize=(PAGE, 3.2), sharex=True, sharey=True, layout="compressed")
     path.plot(*path_states.T, color="black", linewidth=1, label="state $x(t)$")
     path.plot(*measured.T, "o", color=COLOURS[0], markersize=2.5, label="measurements $z_i$")
     path.set(title="trajectory and measurements", ylabel="second component")

@@ -1,0 +1,38 @@
+"""Which runs are of the sweep over the damping b (the paper's table 2)."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from rfa.models import preset
+
+from .runs import Run
+
+_SWEPT = ("m2-sc-rfa", "m3-sc-rfa")  # as in the paper, b = 5 is m3: no heads without decay, steady state 0.5
+_SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
+
+
+def damping_of(run: Run) -> float | None:
+    """The damping b of a run of SC-RFA; None for another model, or one that differs in more than b and its size."""
+    spec = run.get("spec") or {}
+    model: dict[str, Any] = spec.get("model") or {}
+    if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"}:
+        return None
+    return preset(spec["preset"], **model).damping
+
+
+def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
+    """The damping b of each label of the sweep, smallest first.
+
+    Raises:
+        ValueError: where two labels have one b, or one label has two: a row of the table holds one.
+    """
+    found: dict[str, float] = {}
+    for run in runs:
+        label, damping = run["label"], damping_of(run)
+        if damping is None:
+            continue
+        if found.setdefault(label, damping) != damping:
+            raise ValueError(f"runs: got b = {found[label]:g} and {damping:g} of label {label}, expected one")
+        if twins := [other for other, b in found.items() if b == damping and other != label]:
+            raise ValueError(f"runs: got labels {twins[0]} and {label} both of b = {damping:g}, expected one")
+    return dict(sorted(found.items(), key=lambda item: item[1]))

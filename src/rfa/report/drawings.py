@@ -1,0 +1,166 @@
+"""Which figures belong to results: those of the paper's theory, which need none, and those of what was measured."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from . import figures
+from .contents import is_sweep
+from .runs import Run, labels_with_dynamics, perplexity_by_length
+from .summary import protocols
+
+_SEEDS = "mean over seeds; band: lowest to highest seed"
+
+
+class Drawing(NamedTuple):
+    """A figure of a report.
+
+    Args:
+        name: of its files.
+        caption: what it shows.
+        draw: of all runs, those that have nothing to show among them; may raise `ValueError` with a reason.
+        has: whether a run has anything to show; the figure is drawn where one has.
+        what: that is, in words, for the runs that lack it; empty where not every run is meant to have it.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[[Sequence[Run]], Figure]
+    has: Callable[[Run], object]
+    what: str
+
+
+def drawings(runs: Sequence[Run]) -> list[Drawing]:
+    """The figures that belong to these results, in their order on the page."""
+    measured = [
+        *(drawing for protocol in protocols(runs) for drawing in _evaluated(runs, protocol)),
+        Drawing(
+            "training",
+            f"Validation perplexity over training: {_SEEDS}.",
+            figures.training_curves,
+            lambda run: run["curve"],
+            "validations",
+        ),
+        Drawing(
+            "position",
+            "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
+            f"factors: {_SEEDS}.",
+            figures.loss_over_position,
+            lambda run: (run["by_position"] or {}).get("loss"),
+            "losses by position",
+        ),
+        Drawing(
+            "retrieval",
+            "How much likelier a key is because it stands in the past, by its distance: nats a token, with the "
+            "standard error over trials. A model that does not use what lies that far back scores 0.",
+            figures.retrieval,
+            lambda run: run["passkey"],
+            "retrieval probes",
+        ),
+        *_heads(runs),
+    ]
+    if any(run.get("maps") is not None for run in runs):
+        measured.append(
+            Drawing(
+                "attention",
+                "Where the heads of the last layer look, on a window of 8 training lengths: what reaches the estimate "
+                "(the softmax weight times the decay; the paper's figures leave the decay out), averaged over 8 by 8 "
+                "tokens where the training length is 128, which hides shorter periods.",
+                _maps,
+                lambda run: run.get("maps") is not None,
+                "",
+            )
+        )
+    return [*measured, *THEORY]
+
+
+def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> Drawing:
+    return Drawing(name, f"{caption} From the closed forms; no run has a part in it.", lambda _: draw(), bool, "")
+
+
+THEORY = (
+    _of_theory(
+        "theory-trajectory",
+        "A latent trajectory, its noisy measurements, and past ones transported to the present (the paper's fig. 1).",
+        figures.transported_measurements,
+    ),
+    _of_theory(
+        "theory-transport",
+        "The transport between two times as a product of what each time needs alone.",
+        figures.transport_factorization,
+    ),
+    _of_theory(
+        "theory-rotate",
+        "Rotate, aggregate, rotate back: attention in one frame.",
+        figures.rotate_aggregate_counter_rotate,
+    ),
+    _of_theory(
+        "theory-regimes",
+        "Bias and gate in the diffusive and the integrative regime.",
+        figures.diffusive_and_integrative,
+    ),
+    _of_theory("theory-decay", "Bias and gate over the decay.", figures.bias_and_gate_over_decay),
+    _of_theory("theory-spectra", "Eigenvalues of RFA's and SC-RFA's dynamics by head.", figures.eigenvalue_spectra),
+    _of_theory(
+        "theory-time-scales", "How SC-RFA's heads part the time scales among them.", figures.temporal_scale_separation
+    ),
+)
+
+
+def _evaluated(runs: Sequence[Run], protocol: str) -> list[Drawing]:
+    """What perplexities by one protocol give."""
+
+    def drawing(name: str, caption: str, draw: Callable[..., Figure]) -> Drawing:
+        def has(run: Run) -> object:
+            return perplexity_by_length(run, protocol)
+
+        return Drawing(
+            f"{name}-{protocol}", caption, partial(draw, protocol=protocol), has, f"evaluations by {protocol}"
+        )
+
+    by = f"protocol {protocol}"
+    found = [
+        drawing("length", f"Test perplexity over context length, {by}: {_SEEDS}.", figures.perplexity_over_length),
+        drawing(
+            "differences",
+            f"Differences of log perplexity to b1-rope at the training length and at the longest, {by}; intervals: "
+            "bootstrap over books, which says nothing of other seeds; grey: single seeds.",
+            figures.differences,
+        ),
+    ]
+    if is_sweep(runs):
+        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey."
+        found.append(drawing("damping", caption, figures.damping_sweep))
+    return found
+
+
+def _heads(runs: Sequence[Run]) -> list[Drawing]:
+    """Parameters of each head over training: of the paper's two models, and where a start is in the other regime."""
+    found = []
+    for label in labels_with_dynamics(runs):
+        paper, kinds = label in ("m1-rfa", "m2-sc-rfa"), {}
+        if paper:
+            kinds["noises"] = ("Measurement and process noises", figures.noises_over_training)
+            kinds["robustness"] = ("Robustness and inverse temperature", figures.robustness_over_training)
+        if paper or label.endswith(" diffusive"):
+            kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
+        for name, (words, draw) in kinds.items():
+            caption = f"{words} of each head over training: {label}, its first seed."
+            of = partial(_is_of, label)
+            found.append(Drawing(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
+    return found
+
+
+def _is_of(label: str, run: Run) -> bool:
+    return run["label"] == label
+
+
+def _maps(runs: Sequence[Run]) -> Figure:
+    """Of each label's first run that has maps."""
+    held = [run for run in runs if run.get("maps") is not None]
+    lengths = sorted({run["train_length"] for run in held})
+    if len(lengths) > 1:
+        raise ValueError(f"runs: got maps of training lengths {lengths}, expected one")
+    return figures.attention_maps({run["label"]: run["maps"] for run in reversed(held)}, lengths[0])

@@ -1,0 +1,125 @@
+"""What each choice is worth: differences of log perplexity to a baseline, and what is retrieved at a distance."""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..differences import Pairs, compare, pairs_of
+from ..groups import BASELINE, by_group
+from ..runs import Run, by_label, retrieval_scores
+from .style import COLOURS, MUTED, PAGE, lengths_axis, looks, styled
+
+_LONG = 8  # training lengths
+_KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
+
+
+@styled
+def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "blocks") -> Figure:
+    """`log perplexity - log perplexity(baseline)` of each label, at the training length and at 8 times that.
+
+    Negative is better. Bars are 95 % bootstrap intervals over books, points the mean over the seeds that both have,
+    grey ticks the single seeds where there are several. Grouped, and sorted by the difference at the longer context.
+
+    Args:
+        runs: result files with losses by book.
+        baseline: a label.
+        protocol: which evaluation.
+
+    Raises:
+        ValueError: where there is no run of the baseline, or nothing else.
+    """
+    grouped = by_label(runs)
+    if baseline not in grouped or len(grouped) == 1:
+        raise ValueError(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
+    trained = grouped[baseline][0]["train_length"]
+    pairs = {label: pairs_of(of, grouped[baseline]) for label, of in grouped.items() if label != baseline}
+    values = {
+        length: {label: compare(of, length, protocol).difference if of else None for label, of in pairs.items()}
+        for length in (trained, _LONG * trained)
+    }
+    long = {label: found.value if found else np.inf for label, found in values[_LONG * trained].items()}
+    groups = {name: sorted(set(labels) & pairs.keys(), key=long.__getitem__) for name, labels in by_group(runs).items()}
+    rows = [row for name, labels in groups.items() if labels for row in (name, *labels)]
+    height = 0.15 * len(rows) + 1.0
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, height), sharey=True, squeeze=False)
+    for axes, (length, found) in zip(panels[0], values.items(), strict=True):
+        axes.axvline(0, color=MUTED, linewidth=0.8, zorder=0)
+        for label, each in found.items():
+            place = rows.index(label)
+            if each is None:
+                axes.text(0, place, " no results", va="center")
+                continue
+            if len(pairs[label]) > 1:
+                for pair in pairs[label]:
+                    alone = compare([pair], length, protocol, resamples=1).difference
+                    if alone is not None:
+                        axes.plot(alone.value, place, "|", color=MUTED, markersize=6)
+            if each.low is not None and each.high is not None:
+                axes.plot((each.low, each.high), (place, place), color=COLOURS[0], linewidth=1.2)
+            axes.plot(each.value, place, "o", color=COLOURS[0], label=label)
+        axes.set_title(f"L = {length}" + (" (training length)" if length == trained else ""))
+        axes.set_xlabel("difference (nats / token)")
+        axes.grid(visible=False, axis="y")
+    figure.suptitle(f"log perplexity minus that of {baseline} ({protocol}; negative: better)")
+    panels[0, 0].tick_params(axis="y", length=0)
+    panels[0, 0].set_yticks(range(len(rows)), [_name(row, pairs) for row in rows])
+    panels[0, 0].set_ylim(len(rows) - 0.4, -0.6)
+    for row, text in zip(rows, panels[0, 0].get_yticklabels(), strict=True):
+        text.set_fontweight("normal" if row in pairs else "bold")
+    return figure
+
+
+@styled
+def retrieval(runs: Sequence[Run]) -> Figure:
+    """How much likelier a key is because it stands in the past, over its distance, by `rfa.evaluation.probe`.
+
+    The score is in nats a token, 0 where what lies that far back is not used; bars are one standard error over trials,
+    seeds averaged. A row a group of models, each with the baseline in grey.
+
+    Args:
+        runs: result files; a label that was not probed is named in the legend.
+
+    Raises:
+        ValueError: where nothing was probed.
+    """
+    grouped = by_label(runs)
+    if not any(run.get("passkey") for run in runs):
+        raise ValueError("runs: got none with retrieval probes, expected at least one")
+    groups = by_group(runs)
+    size = (PAGE, 1.5 * len(groups) + 0.5)
+    figure, panels = plt.subplots(len(groups), 2, figsize=size, sharex=True, sharey="col", squeeze=False)
+    trained = {run["train_length"] for run in runs}
+    length = trained.pop() if len(trained) == 1 else None
+    distances: set[float] = set()
+    for axes, (kind, words) in zip(panels[0], _KINDS.items(), strict=True):
+        axes.set_title(f"{kind}: {words}")
+    for row, (group, labels) in zip(panels, groups.items(), strict=True):
+        look = looks([label for label in labels if label != BASELINE])
+        for axes, kind in zip(row, _KINDS, strict=True):
+            axes.axhline(0, color="0.3", linewidth=0.6, zorder=0)
+            for label in dict.fromkeys([*labels, *([BASELINE] if BASELINE in grouped else [])]):
+                scores = retrieval_scores(grouped[label], kind)
+                distances |= set(scores.distances)
+                style = look.get(label, {"color": MUTED, "linestyle": "--"})
+                name = label if scores.distances else f"{label} (no results)"
+                axes.errorbar(
+                    scores.distances, scores.mean, scores.error, label=name, linewidth=1, capsize=1.5, **style
+                )
+        row[0].set_ylabel("score (nats / token)")
+        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "alignment": "left"}
+        row[1].legend(title=group, title_fontproperties={"weight": "bold", "size": 7}, **place)
+    for axes in panels.flat:
+        lengths_axis(axes, sorted(map(int, distances)), length)
+        axes.set_xlabel("")
+    for axes in panels[-1]:
+        axes.set_xlabel("distance (tokens)" + ("\ndotted: training length" if length else ""))
+    return figure
+
+
+def _name(row: str, pairs: Mapping[str, Pairs]) -> str:
+    if row not in pairs:
+        return row
+    seeds = len(pairs[row])
+    return f"{row} ({seeds} seeds)" if seeds > 1 else row

@@ -1,0 +1,77 @@
+"""Where the heads of the last layer look: attention maps on one window, a row a model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from ..maps import check_maps, read_maps
+from .style import PAGE, styled
+
+_FAINTEST = 1e-5  # of a row's weight in a block of keys; an even spread over 128 blocks is 8e-3
+_ALONE = 4  # heads in a row where there is one model
+
+
+@styled
+def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: int, length: int | None = None) -> Figure:
+    """The share of each query's weight that lies on each block of keys, by head, on one logarithmic colour scale.
+
+    The weights are those that reach the estimate, `A_ij exp(-mu tau)`, summed over the block's keys and averaged over
+    a block of queries. What lies left of the dotted line is more than the training length back, farther than any key
+    in training; what is fainter than the scale has its faintest colour, keys after the query have none.
+
+    Args:
+        maps: by label, as `rfa.evaluation.attention_maps` returns them, or the `.npz` file that holds them. Of one
+            model heads stand in rows of four, of several each has its row.
+        train_length: in tokens.
+        length: of the mapped window, in tokens; 8 times the training length.
+
+    Raises:
+        ValueError: for no maps, or a file or array that holds none.
+    """
+    if not maps:
+        raise ValueError("maps: got none, expected those of at least one model")
+    shown = {label: _array(of, label) for label, of in maps.items()}
+    length = 8 * train_length if length is None else length
+    most = max(len(of) for of in shown.values())
+    alone = len(shown) == 1
+    columns = min(most, _ALONE) if alone else most
+    rows = -(-most // columns) if alone else len(shown)
+    size = (PAGE - 0.6) / columns
+    look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "compressed"}
+    figure, panels = plt.subplots(rows, columns, figsize=(PAGE, rows * size + 0.95), **look)
+    scale, norm = matplotlib.colormaps["viridis"].with_extremes(bad="white"), LogNorm(_FAINTEST, 1)
+    for axes in panels.flat:
+        axes.set_visible(False)
+    for row, (label, of) in enumerate(shown.items()):
+        places = panels.ravel() if alone else panels[row]
+        blocks = of.shape[1]
+        after = np.triu(np.ones((blocks, blocks), dtype=bool), 1)
+        end = blocks * -(-length // blocks)  # the last block may be short
+        for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
+            axes.set_visible(True)
+            drawn = np.ma.array(np.clip(weights, _FAINTEST, None), mask=after)
+            image = axes.imshow(drawn, cmap=scale, norm=norm, extent=(0, end, end, 0), interpolation="nearest")
+            axes.plot((0, length - train_length), (train_length, length), color="white", linestyle=":", linewidth=0.9)
+            axes.set(xlim=(0, length), ylim=(length, 0), xticks=(0, length), yticks=(0, length))
+            axes.grid(visible=False)
+            if alone or row == 0:
+                axes.set_title(f"head {head}", fontsize=7.5, pad=2)
+        places[0].set_ylabel(label)
+    figure.supxlabel("key (tokens); dotted: one training length before the query", fontsize=7.5)
+    figure.supylabel("query (tokens)", fontsize=7.5)
+    words = f"share of a query's weight on {-(-length // blocks)} neighbouring keys"
+    figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
+    return figure
+
+
+def _array(of: np.ndarray | str | Path, label: str) -> np.ndarray:
+    if not isinstance(of, np.ndarray):
+        return read_maps(of)
+    check_maps(of, label)
+    return of.astype(np.float32)

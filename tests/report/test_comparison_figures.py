@@ -1,0 +1,168 @@
+"""Differences to a baseline and retrieval at a distance, as drawn; and a panel a group where labels are many."""
+
+import math
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import scipy.stats
+
+from rfa.models import PRESETS
+from rfa.report.figures import differences, perplexity_over_length, retrieval, training_curves
+from rfa.report.groups import by_group
+from rfa.report.statistics import paired_difference
+
+from .results import BOOKS, LENGTHS, result
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def uneven(label, seed, loss):
+    """Its losses by book are not a constant away from the others'."""
+    run = result(label, seed, loss)
+    for place, book in enumerate(BOOKS):
+        for sums in run["evaluations"]["blocks"]["books"][book].values():
+            sums[0] += 0.3 * place * sums[1]
+    return run
+
+
+def books(run, length):
+    return {book: tuple(of[str(length)]) for book, of in run["evaluations"]["blocks"]["books"].items()}
+
+
+BASE = [result("b1-rope", seed, 4.0 + 0.1 * seed) for seed in range(2)]
+RUNS = [
+    *BASE,
+    uneven("m2-sc-rfa", 0, 3.7),
+    uneven("m2-sc-rfa", 1, 3.9),
+    uneven("c1-nope", 0, 3.0),
+    result("b2-alibi", 5),
+]
+
+
+def rows(figure):
+    return [text.get_text() for text in figure.axes[0].get_yticklabels()]
+
+
+def test_differences_are_those_of_the_statistics():
+    figure = differences(RUNS)
+    assert rows(figure) == [
+        *("the paper's models", "m2-sc-rfa (2 seeds)", "b2-alibi"),
+        *("controls", "c1-nope"),
+    ]
+    for axes, length in zip(figure.axes, (16, 128), strict=True):
+        assert axes.get_title().startswith(f"L = {length}")
+        assert axes.get_xlabel() == "difference (nats / token)"
+        points = {line.get_label(): line for line in axes.lines if line.get_marker() == "o"}
+        assert list(points) == ["m2-sc-rfa", "c1-nope"]
+        bars = {line.get_ydata()[0]: list(line.get_xdata()) for line in axes.lines if line.get_marker() == "None"}
+        for label, seeds, place in (("m2-sc-rfa", 2, 1), ("c1-nope", 1, 4)):
+            sides = [
+                [books(run, length) for run in RUNS if run["label"] == each][:seeds] for each in (label, "b1-rope")
+            ]
+            found = paired_difference(*sides)
+            assert points[label].get_xdata() == [found.value]
+            assert points[label].get_ydata() == [place]
+            assert bars[place] == [found.low, found.high]
+            assert found.low < found.value < found.high
+        single = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "|"]
+        assert single == pytest.approx(
+            [np.average((0, 0.3, 0.6), weights=list(BOOKS.values())) - gap for gap in (0.3, 0.2)]
+        )
+        assert [text.get_text().strip() for text in axes.texts] == ["no results"]  # b2-alibi has no seed in common
+
+
+def test_sorted_by_the_longer_context():
+    steep = result("m1-rfa", 0, 3.0, slope=0.9)
+    assert rows(differences([*BASE, steep, result("m2-sc-rfa", 0, 3.9)])) == [
+        *("the paper's models", "m2-sc-rfa", "m1-rfa"),
+    ]
+
+
+@pytest.mark.parametrize("runs", [[], BASE, [result("m2-sc-rfa")]])
+def test_nothing_to_compare(runs):
+    with pytest.raises(ValueError, match=r"runs: got .*, expected b1-rope and one to compare with it"):
+        differences(runs)
+
+
+def probed(label, seed=0, distances=(8, 16, 32), kinds=("passkey", "repeat"), trials=12):
+    random = np.random.default_rng([seed, *label.encode()])
+    probes = {
+        kind: {
+            "kind": kind,
+            "rows": [{"distance": n, "scores": random.normal(size=trials).tolist()} for n in distances],
+        }
+        for kind in kinds
+    }
+    return {**result(label, seed), "passkey": probes}
+
+
+def drawn(axes):
+    return {bar.get_label(): bar for bar in axes.containers}
+
+
+def test_retrieval():
+    runs = [probed("b1-rope"), probed("m2-sc-rfa", 0), probed("m2-sc-rfa", 1), probed("c1-nope"), result("m1-rfa")]
+    figure = retrieval(runs)
+    panels = np.array(figure.axes).reshape(2, 2)  # groups, kinds
+    assert [axes.get_title().split(":")[0] for axes in panels[0]] == ["passkey", "repeat"]
+    for column, kind in enumerate(("passkey", "repeat")):
+        both = [[row["scores"] for row in run["passkey"][kind]["rows"]] for run in runs[1:3]]
+        averaged = np.mean(both, axis=0)
+        line, _, (bars,) = drawn(panels[0, column])["m2-sc-rfa"]
+        np.testing.assert_allclose(line.get_xydata(), np.stack([(8, 16, 32), averaged.mean(1)], axis=1))
+        error = scipy.stats.sem(averaged, axis=1)
+        for place, bar in enumerate(bars.get_segments()):
+            np.testing.assert_allclose(bar[:, 1], averaged[place].mean() + np.array((-1, 1)) * error[place])
+    for row, labels in zip(
+        panels, ({"b1-rope", "m2-sc-rfa", "m1-rfa (no results)"}, {"c1-nope", "b1-rope"}), strict=True
+    ):
+        assert set(drawn(row[0])) == set(drawn(row[1])) == labels
+        assert {text.get_text() for text in row[1].get_legend().get_texts()} == labels
+        assert row[0].get_ylabel() == "score (nats / token)"
+    assert panels[1, 0].get_xlabel() == "distance (tokens)\ndotted: training length"
+
+
+def test_retrieval_of_partial_results():
+    short = probed("m2-sc-rfa", 1, distances=(8, 16), kinds=("repeat",))
+    figure = retrieval([probed("m2-sc-rfa"), short])
+    lengths = [len(next(iter(drawn(axes).values())).lines[0].get_xdata()) for axes in figure.axes]
+    assert lengths == [3, 2]  # where every probed seed has a score
+    with pytest.raises(ValueError, match="got none with retrieval probes"):
+        retrieval([result("b1-rope")])
+    with pytest.raises(ValueError, match=r"got \[12, 5\] trials at 8"):
+        retrieval([probed("m2-sc-rfa"), probed("m2-sc-rfa", 1, trials=5)])
+
+
+def test_groups_hold_every_preset_once():
+    groups = by_group(result(label) for label in PRESETS)
+    assert sorted(label for labels in groups.values() for label in labels) == sorted(PRESETS)
+    assert max(map(len, groups.values())) <= 8  # a colour each
+    assert groups["the paper's models"] == [*list(PRESETS)[:7]]
+    assert "others" not in groups
+    assert by_group([{**result("mine"), "preset": "new"}, {**result("b=0.5"), "preset": "m2-sc-rfa"}]) == {
+        "the paper's models": ["b=0.5"],
+        "others": ["mine"],
+    }
+
+
+@pytest.mark.parametrize("draw", [training_curves, perplexity_over_length])
+def test_many_labels_have_a_panel_a_group(draw):
+    runs = [result(label, loss=3 + 0.01 * place) for place, label in enumerate(PRESETS)]
+    figure = draw(runs)
+    shown = [axes for axes in figure.axes if axes.get_visible()]
+    groups = by_group(runs)
+    assert [axes.get_title() for axes in shown] == list(groups)
+    for axes, labels in zip(shown, groups.values(), strict=True):
+        lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
+        assert lines.keys() == {*labels, "b1-rope"}
+        assert {text.get_text() for text in axes.get_legend().get_texts()} == lines.keys()
+        assert len({line.get_color() for line in lines.values()}) == len(lines)
+        for label, line in lines.items():
+            loss = 3 + 0.01 * list(PRESETS).index(label)
+            last = loss + (0.1 * (len(LENGTHS) - 1) if draw is perplexity_over_length else 1 / 3)
+            assert line.get_ydata()[-1] == pytest.approx(math.exp(last))

@@ -1,0 +1,79 @@
+"""The damping of a run, from its spec; which runs are of the sweep."""
+
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+import yaml
+
+from rfa.report.damping import damping_by_label, damping_of
+from rfa.report.figures import damping_sweep
+from rfa.report.layout import Number
+from rfa.report.published import published_results
+from rfa.report.tables import table2
+
+from .results import result
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+
+
+def run(label, preset, loss=4.0, **model):
+    return {**result(label, loss=loss), "spec": {"preset": preset, "model": {"hidden_size": 256, **model}}}
+
+
+SWEEP = [run("b1-rope", "b1-rope"), run("b=5.0", "m3-sc-rfa", 3.8), run("low", "m2-sc-rfa", 3.9, damping=0.0005)]
+
+
+def test_recipe_of_table_2():
+    """Every row of the paper's table 2 has a run of the recipe."""
+    recipe = yaml.safe_load((RECIPES / "table2-damping.yaml").read_text("utf-8"))
+    sizes = recipe["training"]["model"]
+    runs = [run(each["label"], *each["presets"], **sizes, **each.get("model", {})) for each in recipe["runs"]]
+    found = damping_by_label(runs)
+    assert list(found) == ["b=0.0005", "b=0.005", "b=0.05", "b=0.5", "b=5.0"]
+    assert list(found.values()) == [float(label[2:]) for label in found]
+    assert {str(b) for b in found.values()} == published_results()["wikitext-103-damping"].keys()
+
+
+@pytest.mark.parametrize(
+    ("preset", "model", "damping"),
+    [
+        ("m2-sc-rfa", {}, 0.05),
+        ("m3-sc-rfa", {}, 5.0),
+        ("m2-sc-rfa", {"damping": 5}, 5.0),
+        ("m2-sc-rfa", {"num_hidden_layers": 2, "damping": 0.0}, 0.0),
+        ("m2-sc-rfa", {"innovation": False}, None),
+        ("m2.3-no-gate", {}, None),
+        ("b3-decayed-rope", {"damping": 0.5}, None),
+        ("b1-rope", {}, None),
+    ],
+)
+def test_damping_of(preset, model, damping):
+    assert damping_of(run("any", preset, **model)) == damping
+
+
+def test_a_result_without_a_spec_is_of_no_sweep():
+    assert damping_of(result("m2-sc-rfa")) is None
+    assert damping_by_label([]) == {}
+
+
+def test_two_labels_of_one_damping():
+    with pytest.raises(ValueError, match=r"got labels a and b both of b = 0\.05, expected one"):
+        damping_by_label([run("a", "m2-sc-rfa"), run("b", "m2-sc-rfa")])
+    with pytest.raises(ValueError, match=r"got b = 0\.05 and 0\.5 of label a, expected one"):
+        damping_by_label([run("a", "m2-sc-rfa"), run("a", "m2-sc-rfa", damping=0.5)])
+
+
+def test_the_table_reads_it():
+    table = table2(SWEEP, published_results())
+    found = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    assert list(found) == ["b1-rope", "b2-alibi", "b = 0.0005", "b = 0.005", "b = 0.05", "b = 0.5", "b = 5"]
+    assert isinstance(found["b = 0.0005"]["L = 16"], Number)
+    assert isinstance(found["b = 5"]["L = 16"], Number)
+    assert found["b = 0.005"]["L = 16"] is None
+
+
+def test_the_figure_reads_it():
+    figure = damping_sweep([*SWEEP, run("c1-nope", "c1-nope")])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b1-rope", "$b$ = 0.0005", "$b$ = 5"]
+    plt.close(figure)

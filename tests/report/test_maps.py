@@ -1,0 +1,112 @@
+"""Attention maps: read, refused, and drawn as they are."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from rfa.evaluation.attention_maps import write_maps
+from rfa.report.figures import attention_maps
+from rfa.report.maps import read_maps
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def maps(heads=3, blocks=8, seed=0):
+    """Causal rows that sum to one, in the form of `rfa.evaluation.attention_maps`."""
+    random = np.random.default_rng(seed)
+    weights = np.tril(random.uniform(0, 1, (heads, blocks, blocks)) ** 12)
+    return (weights / weights.sum(-1, keepdims=True)).astype(np.float16)
+
+
+def pictures(figure):
+    return [axes for axes in figure.axes if axes.get_images() and axes.get_visible()]
+
+
+def test_maps_are_drawn_as_read(tmp_path):
+    write_maps(maps(), tmp_path / "a.npz")
+    figure = attention_maps({"one": tmp_path / "a.npz", "two": maps(seed=1)}, train_length=16, length=64)
+    panels = pictures(figure)
+    assert len(panels) == 6
+    assert [axes.get_title() for axes in panels[:3]] == ["head 0", "head 1", "head 2"]
+    assert [axes.get_ylabel() for axes in panels[::3]] == ["one", "two"]
+    for axes, weights in zip(panels, [*maps(), *maps(seed=1)], strict=True):
+        (image,) = axes.get_images()
+        drawn = image.get_array()
+        causal = np.tril(np.ones((8, 8), dtype=bool))
+        assert (drawn.mask == ~causal).all()
+        np.testing.assert_allclose(drawn.data[causal], np.maximum(weights.astype(np.float32), 1e-5)[causal], rtol=1e-6)
+        assert image.norm is pictures(figure)[0].get_images()[0].norm  # one scale
+        assert image.get_extent() == [0, 64, 64, 0]
+        (line,) = axes.lines
+        x, y = line.get_data()
+        assert (np.array(y) - np.array(x)).tolist() == [16, 16]  # the training length before the query
+    bar = next(axes for axes in figure.axes if axes.get_label() == "<colorbar>")
+    assert bar.get_xlabel() == "share of a query's weight on 8 neighbouring keys"
+
+
+def test_one_model_has_rows_of_four():
+    figure = attention_maps({"m": maps(heads=6)}, train_length=8)
+    panels = pictures(figure)
+    assert [axes.get_title() for axes in panels] == [f"head {k}" for k in range(6)]
+    assert [axes.get_subplotspec().rowspan.start for axes in panels] == [0, 0, 0, 0, 1, 1]
+    assert panels[0].get_xlim() == (0, 64)  # eight training lengths
+
+
+def test_models_of_unequal_heads():
+    panels = pictures(attention_maps({"a": maps(heads=2), "b": maps(heads=4)}, 16))
+    assert [axes.get_ylabel() for axes in panels if axes.get_ylabel()] == ["a", "b"]
+    assert len(panels) == 6
+
+
+def damaged(path, how):
+    write_maps(maps(), path)
+    whole = path.read_bytes()
+    contents = {"empty": b"", "text": b"maps", "cut": whole[: len(whole) // 2], "flipped": None}[how]
+    if contents is None:
+        middle = len(whole) // 2
+        contents = whole[:middle] + bytes(byte ^ 0xFF for byte in whole[middle : middle + 8]) + whole[middle + 8 :]
+    path.write_bytes(contents)
+
+
+@pytest.mark.parametrize("how", ["empty", "text", "cut", "flipped"])
+def test_damaged_files(tmp_path, how):
+    damaged(tmp_path / "a.npz", how)
+    with pytest.raises(ValueError, match=r"maps: .*a\.npz is damaged"):
+        read_maps(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"other": np.ones(3)}, "is damaged .*weights"),
+        ({"weights": np.array([None])}, "is damaged"),
+        ({"weights": np.zeros((3, 4, 5))}, r"got shape \(3, 4, 5\)"),
+        ({"weights": np.zeros((4, 4))}, r"got shape \(4, 4\)"),
+        ({"weights": np.zeros((0, 4, 4))}, r"got shape \(0, 4, 4\)"),
+        ({"weights": np.full((1, 2, 2), np.nan)}, "got weights from nan"),
+        ({"weights": np.full((1, 2, 2), -0.5)}, "got weights from -0.5"),
+        ({"weights": np.full((1, 2, 2), 3.0)}, "to 3 of"),
+    ],
+)
+def test_what_are_no_maps(tmp_path, arrays, message):
+    np.savez(tmp_path / "a.npz", **arrays)
+    with pytest.raises(ValueError, match=message):
+        read_maps(tmp_path / "a.npz")
+
+
+def test_rounding_below_zero_is_no_damage(tmp_path):
+    write_maps(np.full((1, 2, 2), -6e-8, dtype=np.float16), tmp_path / "a.npz")
+    attention_maps({"m": tmp_path / "a.npz"}, 4).draw_without_rendering()
+
+
+def test_no_file_and_no_maps(tmp_path):
+    with pytest.raises(ValueError, match="got no file"):
+        read_maps(tmp_path / "gone.npz")
+    with pytest.raises(ValueError, match="maps: got none"):
+        attention_maps({}, 16)
+    with pytest.raises(ValueError, match=r"got shape \(3, 4, 5\) of m"):
+        attention_maps({"m": np.zeros((3, 4, 5))}, 16)
