@@ -1,8 +1,11 @@
 """Which tables and figures belong to results, and what is said where one is not there."""
 
+import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
-from rfa.report.contents import damping_by_label, drawings, tablings
+from rfa.report.contents import tablings
+from rfa.report.drawings import THEORY, drawings
 from rfa.report.layout import markdown
 
 from .results import whole_result
@@ -17,10 +20,12 @@ def table(runs, name):
 
 
 def swept(b, **changes):
-    return whole_result(f"m2-sc-rfa b={b}", preset="m2-sc-rfa", **changes)
+    run = whole_result(f"m2-sc-rfa b={b}", preset="m2-sc-rfa", **changes)
+    return {**run, "spec": {**run["spec"], "preset": "m2-sc-rfa", "model": {"damping": b}}}
 
 
 RUNS = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
+HEADS = ["noises-m2-sc-rfa", "robustness-m2-sc-rfa", "regime-m2-sc-rfa"]
 PROBES = ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
 
 
@@ -32,7 +37,8 @@ def test_models():
         "differences-matched",
         *PROBES,
     ]
-    assert names(drawings(RUNS)) == ["length-blocks", "length-matched", "training", "position"]
+    evaluated = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
+    assert names(drawings(RUNS))[: -len(THEORY)] == [*evaluated, "training", "position", "retrieval"]
 
 
 @pytest.mark.parametrize(("recipe", "data"), [("table3-babylm", "../mine"), ("mine", "babylm-2025")])
@@ -55,30 +61,57 @@ def test_the_papers_protocol_is_said():
 
 
 def test_a_sweep_alone_has_table_2_only():
-    runs = [whole_result("b1-rope"), swept("0.05"), swept("5.0")]
+    runs = [whole_result("b1-rope"), swept(0.05), swept(5.0), swept(0.5)]
     assert names(tablings(runs))[:2] == ["table2-blocks", "differences-blocks"]
-    assert names(drawings(runs))[:4] == ["length-blocks", "length-matched", "damping-blocks", "damping-matched"]
-    assert [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"] == ["b1-rope", "b = 0.05", "b = 5"]
+    assert {"damping-blocks", "damping-matched"} <= set(names(drawings(runs)))
+    made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
+    assert made == ["b1-rope", "b = 0.05", "b = 0.5", "b = 5"]
 
 
 def test_a_sweep_beside_models_has_both():
-    runs = [*RUNS, swept("0.5")]
+    runs = [*RUNS, swept(0.5), swept(0.005)]
     assert names(tablings(runs))[:3] == ["table1-blocks", "table2-blocks", "differences-blocks"]
-    assert "m2-sc-rfa b=0.5" not in markdown(table(runs, "table1-blocks"))
+    rows = {row[0]: row[1] for row in table(runs, "table1-blocks").rows}
+    assert rows["m2-sc-rfa"] == "1"
+    assert "m2-sc-rfa b=0.5" not in rows
+    made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
+    assert made == ["b1-rope", "b = 0.005", "b = 0.05", "b = 0.5"]
 
 
-def test_damping_of_a_label():
-    runs = [whole_result("b1-rope"), swept("0.5"), swept("5e-4"), swept("fast"), swept("0.5", seed=1)]
-    assert damping_by_label(runs) == {"m2-sc-rfa b=0.5": 0.5, "m2-sc-rfa b=5e-4": 0.0005}
-    with pytest.raises(ValueError, match=r"labels m2-sc-rfa b=0.5 and m2-sc-rfa b=.50 both of b = 0.5"):
-        damping_by_label([*runs, swept(".50")])
+def test_two_values_of_b_are_no_sweep():
+    assert "table2-blocks" not in names(tablings([*RUNS, swept(0.5)]))
+    assert "damping-blocks" not in names(drawings([*RUNS, swept(0.5)]))
+
+
+def test_two_labels_of_one_b_are_a_reason_not_a_table():
+    with pytest.raises(ValueError, match=r"labels m2-sc-rfa and m2-sc-rfa b=0.05 both of b = 0.05"):
+        table([*RUNS, swept(0.05), swept(0.5), swept(5.0)], "table2-blocks")
+
+
+def test_heads_of_the_papers_models_and_of_another_start():
+    held = {"dynamics": {"steps": [1], "tokens": [1], "layers": {}}}
+    runs = [{**RUNS[1], **held, "label": f"m2-sc-rfa{suffix}"} for suffix in ("", " diffusive", " b=0.5")]
+    found = [name for name in names(drawings(runs)) if "m2-sc-rfa" in name]
+    assert found == [*HEADS, "regime-m2-sc-rfa-diffusive"]
+    assert not [name for name in names(drawings(RUNS)) if "m2-sc-rfa" in name]
+
+
+def test_maps_of_the_first_seed():
+    mapped = [{**run, "maps": np.full((2, 4, 4), 0.1 * place)} for place, run in enumerate(RUNS)]
+    again = {**mapped[0], "seed": 1, "maps": np.full((2, 4, 4), 0.9)}
+    (attention,) = [each for each in drawings([*mapped, again]) if each.name == "attention"]
+    figure = attention.draw([*mapped, again])
+    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert [round(float(image[3, 0]), 6) for image in images] == [1e-5, 1e-5, 0.1, 0.1]
+    plt.close(figure)
+    assert "attention" not in names(drawings(RUNS))
 
 
 def test_an_unknown_protocol_names_no_file():
     run = whole_result("b1-rope")
     run["evaluations"] = {"../../elsewhere": run["evaluations"]["blocks"]}
     assert names(tablings([run])) == PROBES
-    assert names(drawings([run])) == ["training", "position"]
+    assert names(drawings([run]))[:2] == ["training", "position"]
 
 
 def test_probes():
