@@ -170,3 +170,21 @@ def test_progress_ends_at_the_whole(stream):
 def test_no_lengths(stream):
     with pytest.raises(ValueError, match="lengths: got none"):
         perplexities(tiny(), stream, [])
+
+
+def test_losses_that_are_no_numbers_are_no_result(stream):
+    model = tiny()
+    with torch.no_grad():
+        model.lm_head.bias[3] = torch.nan
+    with pytest.raises(ValueError, match="model: got losses that are no finite numbers at a context of 8 tokens"):
+        perplexities(model, stream, [8, 16])
+
+
+@pytest.mark.parametrize("protocol", ["blocks", "matched"])
+def test_scored_tokens_are_those_of_the_spread(stream, protocol):
+    model, seen = tiny(), {}
+    rows = perplexities(model, stream, [8, 32], protocol, scored=40, observe=lambda *of: seen.update({of[0]: of[1]}))
+    assert [row["targets"] for row in rows] == [28, 31] if protocol == "blocks" else [32, 32]
+    assert {token // 32 for token in np.concatenate([each.ravel() for each in seen.values()])} == {1}  # the middle
+    with pytest.raises(ValueError, match="scored: got 31, expected at least 32"):
+        perplexities(model, stream, [8, 32], protocol, scored=31)

@@ -31,6 +31,7 @@ NAMES = ["b1-rope-seed0", "m2-sc-rfa-seed0", "m2-sc-rfa-b=0.5-seed0"]
 
 def write_recipe(folder: Path, **changes: Any) -> Path:
     """The recipe in a file, its corpus beside it."""
+    folder.mkdir(exist_ok=True)
     if not (folder / "corpus").exists():
         write_corpus(folder / "corpus")
     path = folder / "tiny.yaml"

@@ -212,11 +212,58 @@ def test_a_foreign_run_folder(tmp_path, out, evaluated):
         run_recipe(other, out)
 
 
-def test_lengths_that_the_text_has_not(tmp_path, out, evaluated):
-    planned = load_recipe(write_recipe(tmp_path, evaluation={"lengths": [8, 4096], "protocols": {"blocks": None}}))
-    with pytest.raises(ValueError, match=r"lengths: got 4096, expected at most the 70[01] tokens"):
-        run_recipe(planned, out)
+def test_another_checkout_goes_on(tmp_path, out, evaluated):
+    """The text may lie elsewhere; what it held is in the record."""
+    with pytest.raises(Stopped):
+        run_recipe(load_recipe(write_recipe(tmp_path)), out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
+    moved = load_recipe(write_recipe(tmp_path / "elsewhere"))
+    assert run_recipe(moved, out, only=[NAMES[0]]).done == (NAMES[0],)
+    assert len(read_result(out / "results" / f"{NAMES[0]}.json")["resumed"]) == 1
+    other = load_recipe(write_recipe(tmp_path), data="stdlib")
+    with pytest.raises(ValueError, match=r"of another spec than|another run than"):
+        run_recipe(other, out)
+
+
+def test_all_that_the_text_has_not(tmp_path, out, monkeypatch, capsys):
+    training = {**recipe()["training"], "batch_size": 1000, "length": 401}
+    evaluation = {"lengths": [16, 4096], "protocols": {"blocks": None}, "passkey": True, "attention": ["b1-rope"]}
+    path = write_recipe(tmp_path, training=training, evaluation=evaluation)
+    status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
+    assert status == 2
+    said = [line.removeprefix(f"rfa: {path}: ") for line in messages(err)]
+    wanted = [
+        "training: data: got 3 blocks in the train split, expected at least 1000 of 401 tokens",
+        "training: data: got 0 blocks in the valid split, expected at least 1 of 401 tokens",
+        "evaluation: lengths: got 4096, expected at most the 70",
+        "evaluation: attention: got a test split of 70",
+    ]
+    assert len(said) == len(wanted), said
+    assert all(line.startswith(start) for line, start in zip(said, wanted, strict=True)), said
     assert not out.exists()
+
+
+def test_a_probe_that_does_not_fit(tmp_path, out):
+    evaluation = {"lengths": [8], "protocols": {"blocks": None}, "passkey": True}
+    with pytest.raises(ValueError, match="passkey: longest: got 8 for a training length of 8, no passkey fits"):
+        run_recipe(load_recipe(write_recipe(tmp_path, evaluation=evaluation)), out)
+    assert not out.exists()
+
+
+def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
+    whole = runner.train
+
+    def train(spec, *given, **options):
+        if spec.preset == "b1-rope":
+            raise RuntimeError("out of memory")
+        return whole(spec, *given, **options)
+
+    monkeypatch.setattr(runner, "train", train)
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    outcome = run_recipe(planned, out)
+    assert (outcome.done, outcome.failed) == ((NAMES[1],), {NAMES[0]: "out of memory"})
+    monkeypatch.setenv("RFA_DEBUG", "1")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        run_recipe(planned, out)
 
 
 def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypatch, capsys):

@@ -384,7 +384,13 @@ def test_overwrite_keeps_what_a_link_leads_to(corpus, tmp_path):
 def test_a_process_that_was_killed_before_its_run_began(corpus, tmp_path):
     (tmp_path / "run" / "tokenizer").mkdir(parents=True)
     (tmp_path / "run" / ".lock").touch()
+    (tmp_path / "run" / ".run.json.0123abcd").write_text("{")  # it was being written
     assert train(tiny_spec(corpus, max_steps=1), tmp_path / "run")["finished"]
+    assert not (tmp_path / "run" / ".run.json.0123abcd").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".mine.0123abcd").touch()
+    with pytest.raises(ValueError, match="exists and is no run folder"):
+        train(tiny_spec(corpus, max_steps=1), tmp_path / "other")
 
 
 def test_a_run_that_another_process_finished_meanwhile(corpus, tmp_path, monkeypatch):

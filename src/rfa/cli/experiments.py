@@ -1,6 +1,8 @@
 """The command around recipes: experiment."""
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -28,14 +30,10 @@ def experiment(
 
     Several processes may share a recipe and a folder. Exit status 1 where a run failed; the others are made.
     """
-    from rfa.experiments import RecipeError, load_recipe, run_recipe, states
+    from rfa.experiments import load_recipe, run_recipe, states
 
-    try:
+    with _all_faults():
         planned = load_recipe(recipe, data)
-    except RecipeError as error:
-        for line in str(error).splitlines():
-            errors.print(f"rfa: {line}")
-        raise SystemExit(2) from None
     if dry_run:
         console.print(plan_table(planned.title, states(planned, out, only or ())))
         return
@@ -43,7 +41,7 @@ def experiment(
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
     hint = f"go on with: {shlex.join(again)}"
     try:
-        with stoppable(hint), progress_bars() as bar:
+        with _all_faults(), stoppable(hint), progress_bars() as bar:
             outcome = run_recipe(
                 planned, out, only=only or (), progress=lambda task, *far: bar(task, *far, key=str(task == "runs"))
             )
@@ -57,3 +55,16 @@ def experiment(
         errors.print(f"rfa: {name} failed: {' '.join(reason.split())}")
     if outcome.failed:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _all_faults() -> Iterator[None]:
+    """Print what is wrong with a recipe, a line each, and exit with 2."""
+    from rfa.experiments import RecipeError
+
+    try:
+        yield
+    except RecipeError as error:
+        for line in str(error).splitlines():
+            errors.print(f"rfa: {line}")
+        raise SystemExit(2) from None

@@ -5,7 +5,7 @@ from .evaluate import evaluate, full_evaluation
 from .generation import generate
 from .observers import LossByDocument, LossByPosition
 from .perplexity import loss_by_position, perplexities
-from .probes import probe
+from .probes import ProbeKind, probe, probe_layout
 from .windows import PROTOCOLS, Window, windows
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "PROTOCOLS",
     "LossByDocument",
     "LossByPosition",
+    "ProbeKind",
     "Window",
     "attention_maps",
     "evaluate",
@@ -21,5 +22,6 @@ __all__ = [
     "loss_by_position",
     "perplexities",
     "probe",
+    "probe_layout",
     "windows",
 ]

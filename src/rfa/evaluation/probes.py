@@ -14,7 +14,7 @@ from rfa.models import RFAForCausalLM
 from .loss import LOGITS_HELD
 from .perplexity import Progress
 
-Kind = Literal["passkey", "repeat"]
+ProbeKind = Literal["passkey", "repeat"]
 CUE, STOP = " The secret words are", "."
 KEY_TOKENS, PASSAGE_TOKENS, CANDIDATES, TRIALS = 3, 32, 16, 64
 SHARES = (0.25, 0.5, 1, 2, 4, 8)  # distances, in training lengths
@@ -45,7 +45,7 @@ class Layout(NamedTuple):
 
 
 def probe(
-    kind: Kind,
+    kind: ProbeKind,
     model: RFAForCausalLM,
     stream: np.ndarray,
     *,
@@ -97,16 +97,11 @@ def probe(
     Raises:
         ValueError: for an unknown kind, fewer than two trials, or where no distance fits.
     """
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(get_args(Kind))}")
+    if kind not in get_args(ProbeKind):
+        raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(get_args(ProbeKind))}")
     if trials < 2:
         raise ValueError(f"trials: got {trials}, expected at least 2")
-    layout = _layout(kind, stream, train_length, tokenizer)
-    distances = [int(train_length * share) for share in SHARES]
-    room = min(longest, len(stream) - layout.lead - 1)
-    distances = [distance for distance in distances if distance <= room and layout.filler(distance) >= 0]
-    if not distances:
-        raise ValueError(f"longest: got {longest} for a training length of {train_length}, no {kind} fits")
+    layout, distances = probe_layout(kind, stream, train_length, longest, tokenizer)
     total = sum(2 * trials * _context(layout, distance) for distance in distances)
     rows: list[dict[str, Any]] = []
     done = 0
@@ -151,6 +146,22 @@ def probe(
     }
 
 
+def probe_layout(
+    kind: ProbeKind, stream: np.ndarray, train_length: int, longest: int, tokenizer: Any
+) -> tuple[Layout, list[int]]:
+    """How the keys of a probe stand in a text, and the distances that fit it.
+
+    Args and raises as `probe`.
+    """
+    layout = _layout(kind, stream, train_length, tokenizer)
+    room = min(longest, len(stream) - layout.lead - 1)
+    distances = [int(train_length * share) for share in SHARES]
+    distances = [distance for distance in distances if distance <= room and layout.filler(distance) >= 0]
+    if not distances:
+        raise ValueError(f"longest: got {longest} for a training length of {train_length}, no {kind} fits")
+    return layout, distances
+
+
 def make_trial(layout: Layout, stream: np.ndarray, distance: int, seed: Sequence[int]) -> Trial:
     """One trial: the key's first token stands `distance` tokens before the query's answer."""
     random = np.random.default_rng(seed)
@@ -171,7 +182,7 @@ def make_trial(layout: Layout, stream: np.ndarray, distance: int, seed: Sequence
     return Trial(ids, control, candidates)
 
 
-def _layout(kind: Kind, stream: np.ndarray, train_length: int, tokenizer: Any) -> Layout:
+def _layout(kind: ProbeKind, stream: np.ndarray, train_length: int, tokenizer: Any) -> Layout:
     lead = train_length // 4
     if kind == "repeat":
         return Layout(lead, [], [], max(1, min(PASSAGE_TOKENS, train_length // 8)), np.array([]))

@@ -73,9 +73,15 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
     if not folder.record.exists():
         return None
     record = folder.read()
-    if record["spec"] != recipe.resolved(run).with_absolute_paths().to_dict():
+    if _without_places(record["spec"]) != _without_places(recipe.resolved(run).to_dict()):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
+
+
+def _without_places(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A specification with the names only of what it reads: another checkout has it in other folders."""
+    tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
+    return {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:

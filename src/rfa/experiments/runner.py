@@ -5,11 +5,12 @@
 <out>/.claims/<run>.lock     locked by the process that makes the run, and free when that process is gone
 """
 
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from rfa import evaluation
 from rfa.data import prepare
@@ -17,6 +18,7 @@ from rfa.files import held
 from rfa.training import RunFolder, resume, train
 
 from .plan import chosen, is_lost, run_folder, started_record
+from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .results import finished_result, make_result, result_path, write_result
 
@@ -80,7 +82,9 @@ def run_recipe(
                 if finished_result(recipe, run, out) is None:
                     try:
                         _make(recipe, run, out, say)
-                    except ValueError as error:
+                    except (ValueError, RuntimeError) as error:  # out of memory is a RuntimeError
+                        if os.environ.get("RFA_DEBUG"):
+                            raise
                         failed[run.name] = str(error)
             waiting = [other for other in waiting if other is not run]
         waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
@@ -99,16 +103,29 @@ def _unfinished(recipe: Recipe, runs: Sequence[PlannedRun], out: Path) -> list[P
 
 
 def _check_text(recipe: Recipe, run: PlannedRun, say: Progress) -> None:
-    """Read the text, which all runs share, and raise `ValueError` where its test split is too short."""
-    spec = recipe.resolved(run)
+    """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for."""
+    spec, faults = recipe.resolved(run), Faults(str(recipe.path))
     text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=lambda *task: say("reading text", *task))
-    longest, found = max(recipe.evaluation.lengths), len(text.streams["test"])
+    blocks = {split: len(stream) // spec.length for split, stream in text.streams.items()}
+    for split, least in (("train", spec.batch_size), ("valid", 1)):
+        if blocks[split] < least:
+            expected = f"at least {least} of {spec.length} tokens"
+            faults.add("training", f"data: got {blocks[split]} blocks in the {split} split, expected {expected}")
+    longest, stream = max(recipe.evaluation.lengths), text.streams["test"]
+    found = len(stream)
     if longest > found:
-        raise ValueError(f"lengths: got {longest}, expected at most the {found} tokens of the test split")
-    window = evaluation.MAP_LENGTHS * spec.length
-    if recipe.evaluation.attention and window > found:
-        least = f"a test split of at least {window} tokens, {evaluation.MAP_LENGTHS} training lengths"
-        raise ValueError(f"attention: got a test split of {found} tokens, expected {least}")
+        faults.add("evaluation", f"lengths: got {longest}, expected at most the {found} tokens of the test split")
+    if recipe.evaluation.passkey:
+        for kind in get_args(evaluation.ProbeKind):
+            try:
+                evaluation.probe_layout(kind, stream, spec.length, longest, text.tokenizer)
+            except ValueError as error:
+                faults.add("evaluation", f"passkey: {error}")
+    mapped = evaluation.MAP_LENGTHS * spec.length
+    if recipe.evaluation.attention and mapped > found:
+        expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
+        faults.add("evaluation", f"attention: got a test split of {found} tokens, expected {expected}")
+    faults.raise_if_any()
 
 
 def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
