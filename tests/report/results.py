@@ -50,7 +50,14 @@ def whole_result(label, seed=0, *, preset=None, recipe="tiny", data="../corpus",
         "format": RESULT_FORMAT,
         "recipe": recipe,
         "preset": preset or label,
-        "spec": {"data": data, "tokenizer": "bytes", "split_by": "file", "model": {"hidden_size": 16}},
+        "spec": {
+            "preset": preset or label,
+            "data": data,
+            "tokenizer": "bytes",
+            "split_by": "file",
+            "model": {"hidden_size": 16},
+        },
+        "config": {},
         "evaluation": {"lengths": list(LENGTHS), "protocols": {"blocks": None, "matched": 64}},
         "training": {
             "valid_perplexity": 50.0 + seed,
@@ -71,7 +78,13 @@ def whole_result(label, seed=0, *, preset=None, recipe="tiny", data="../corpus",
 
 def probe(kind, chance):
     rows = [
-        {"distance": distance, "score": 2.0 / distance, "stderr": 0.125, "accuracy": chance and 0.5}
+        {
+            "distance": distance,
+            "score": 2.0 / distance,
+            "stderr": 0.125,  # of these two trials
+            "accuracy": chance and 0.5,
+            "scores": [2.0 / distance - 0.125, 2.0 / distance + 0.125],
+        }
         for distance in (8, 16, 32)
     ]
     return {"kind": kind, "chance": chance, "rows": rows}

@@ -27,9 +27,9 @@ def test_two_books_have_three_samples():
     model, baseline = books([30.0, 20.0], [10, 40]), books([40.0, 24.0], [10, 40])
     first, both, second = -10 / 10, -14 / 50, -4 / 40
     wide = paired_difference([model], [baseline], level=0.95)
-    assert wide == (pytest.approx(both), pytest.approx(first), pytest.approx(second), 2)
+    assert wide == (pytest.approx(both), pytest.approx(first), pytest.approx(second), 2, None)
     narrow = paired_difference([model], [baseline], level=0.4)  # from the 30th percentile to the 70th
-    assert narrow == (pytest.approx(both), pytest.approx(both), pytest.approx(both), 2)
+    assert narrow == (pytest.approx(both), pytest.approx(both), pytest.approx(both), 2, None)
 
 
 def test_interval_is_scipys():
@@ -56,20 +56,23 @@ def test_interval_is_scipys():
 def test_seeds_are_averaged():
     targets = [10, 20, 30]
     seeds = [books(losses, targets) for losses in ([40, 80, 120], [42, 78, 126])]
-    baseline = [books([45, 85, 130], targets)]
-    mean = [books([41, 79, 123], targets)]
-    assert paired_difference(seeds, baseline) == paired_difference(mean, baseline)
-    assert paired_difference(seeds, baseline) == paired_difference(seeds[::-1], baseline)  # and deterministic
+    baseline = [books([45, 85, 130], targets), books([43, 87, 134], targets)]
+    found = paired_difference(seeds, baseline)
+    assert found[:4] == paired_difference([books([41, 79, 123], targets)], [books([44, 86, 132], targets)])[:4]
+    assert found == paired_difference(seeds[::-1], baseline[::-1])  # and deterministic
+    apart = np.array([(240 - 260) / 60, (246 - 264) / 60])  # by seed
+    assert found.value == pytest.approx(apart.mean())
+    assert found.error == pytest.approx(abs(apart[0] - apart[1]) / 2)  # s / sqrt(2) of two
 
 
 def test_the_same_difference_in_every_book_has_no_spread():
     targets = np.array([3, 50, 7])
     found = paired_difference([books(2 * targets, targets)], [books(2.5 * targets, targets)])
-    assert found == (pytest.approx(-0.5), pytest.approx(-0.5), pytest.approx(-0.5), 3)
+    assert found == (pytest.approx(-0.5), pytest.approx(-0.5), pytest.approx(-0.5), 3, None)
 
 
 def test_one_book_has_no_interval():
-    assert paired_difference([books([2], [4])], [books([4], [4])]) == (-0.5, None, None, 1)
+    assert paired_difference([books([2], [4])], [books([4], [4])]) == (-0.5, None, None, 1, None)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +80,7 @@ def test_one_book_has_no_interval():
     [
         ([], [books([1], [1])], 0.95, "got none"),
         ([{}], [{}], 0.95, "got none"),
+        ([books([1], [1])] * 2, [books([1], [1])], 0.95, "seeds: got 2 and 1, expected as many"),
         ([books([1], [1])], [books([1, 2], [1, 2])], 0.95, "got book 1 on one side"),
         ([books([1], [1])], [books([1], [2])], 0.95, "different numbers of targets"),
         ([books([1], [0])], [books([1], [0])], 0.95, "none at all"),

@@ -61,7 +61,7 @@ def make_result(
         "environment": record["environment"],
         "resumed": record.get("resumed", []),
         "evaluation_environment": evaluated.get("environment"),
-        "data": record["data"],
+        "data": {**record["data"], "corpus": Path(record["data"]["corpus"]).name},
         "curve": [
             {name: line[name] for name in ("step", "tokens", "valid_loss")} for line in lines if "valid_loss" in line
         ],

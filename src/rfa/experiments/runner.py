@@ -67,6 +67,9 @@ def run_recipe(
     runs = chosen(recipe, only)
     say = progress or (lambda *_: None)
     waiting = _unfinished(recipe, runs, out)
+    if not recipe.keep_models:
+        for run in set(runs) - set(waiting):  # of a process that was killed before it did
+            _let_go(run_folder(out, run))
     if waiting:
         _check_text(recipe, waiting[0], say)
     failed: dict[str, str] = {}

@@ -19,12 +19,19 @@ class Mean(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference of log perplexity in nats, the ends of its interval, None where one book says nothing of others."""
+    """A difference of log perplexity in nats.
+
+    value: over all seeds and books.
+    low, high: ends of the interval over books, None where one book says nothing of others.
+    books: how many there are.
+    error: standard error over seeds, None where there is one seed only.
+    """
 
     value: float
     low: float | None
     high: float | None
     books: int
+    error: float | None
 
 
 def mean_and_error(values: Sequence[float]) -> Mean:
@@ -50,22 +57,26 @@ def paired_difference(
     """`log perplexity(model) - log perplexity(baseline)` on the same books, negative where the model is better.
 
     Seeds are averaged, then books are drawn with replacement, the same ones for both; the interval is that of the
-    percentiles. It says how far the difference would move with other books of this kind, not with other seeds.
+    percentiles. It says how far the difference would move with other books of this kind, not with other seeds: that is
+    what the standard error over seeds says. With few books it is too narrow: of differences that are normal numbers, a
+    nominal 95 % of 8 independent books hold 87 %, and fewer where books of one author are alike.
 
     Args:
-        model, baseline: for each seed the loss sums and targets by book.
+        model, baseline: for each seed the loss sums and targets by book, the same seed in the same place of both.
         level: of the interval, between 0 and 1.
         resamples: bootstrap samples.
         seed: of the random numbers; the same input has the same interval.
 
     Raises:
         ValueError: for no seeds or books, books that are not the same or not of the same targets for every seed and
-            both sides, or a level that is none.
+            both sides, not as many seeds of both, or a level that is none.
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1")
     if not model or not baseline or not baseline[0]:
         raise ValueError("books: got none, expected at least one seed and one book of each side")
+    if len(model) != len(baseline):
+        raise ValueError(f"seeds: got {len(model)} and {len(baseline)}, expected as many of both sides")
     books = sorted(baseline[0])
     targets = _column(baseline[0], books, 1)
     for each in (*model, *baseline):
@@ -76,16 +87,16 @@ def paired_difference(
             raise ValueError("books: got different numbers of targets, expected the same scored tokens everywhere")
     if not (targets >= 0).all() or not targets.sum() > 0:
         raise ValueError("targets: got negative numbers or none at all, expected scored tokens")
-    losses = [np.mean([_column(each, books, 0) for each in side], axis=0) for side in (model, baseline)]
-    difference = losses[0] - losses[1]
-    value = float(difference.sum() / targets.sum())
+    by_seed = np.array([_column(a, books, 0) - _column(b, books, 0) for a, b in zip(model, baseline, strict=True)])
+    difference = by_seed.mean(0)
+    value, error, _ = mean_and_error(by_seed.sum(1) / targets.sum())
     if len(books) == 1:
-        return Difference(value, None, None, 1)
+        return Difference(value, None, None, 1, error)
     drawn = _draws(len(books), resamples, seed)
     scored = drawn @ targets
     samples = (drawn @ difference)[scored > 0] / scored[scored > 0]
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(value, float(low), float(high), len(books))
+    return Difference(value, float(low), float(high), len(books), error)
 
 
 @functools.lru_cache(maxsize=4)
