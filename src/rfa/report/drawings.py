@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from . import figures
@@ -163,4 +164,7 @@ def _maps(runs: Sequence[Run]) -> Figure:
     lengths = sorted({run["train_length"] for run in held})
     if len(lengths) > 1:
         raise ValueError(f"runs: got maps of training lengths {lengths}, expected one")
-    return figures.attention_maps({run["label"]: run["maps"] for run in reversed(held)}, lengths[0])
+    first: dict[str, np.ndarray] = {}
+    for run in held:
+        first.setdefault(run["label"], run["maps"])
+    return figures.attention_maps(first, lengths[0])
