@@ -27,7 +27,7 @@ def pictures(figure):
 
 
 def test_maps_are_drawn_as_read(tmp_path):
-    write_maps(maps(), tmp_path / "a.npz")
+    write_maps({"weights": maps()}, tmp_path / "a.npz")
     figure = attention_maps({"one": tmp_path / "a.npz", "two": maps(seed=1)}, train_length=16, length=64)
     panels = pictures(figure)
     assert len(panels) == 6
@@ -63,7 +63,7 @@ def test_models_of_unequal_heads():
 
 
 def damaged(path, how):
-    write_maps(maps(), path)
+    write_maps({"weights": maps()}, path)
     whole = path.read_bytes()
     contents = {"empty": b"", "text": b"maps", "cut": whole[: len(whole) // 2], "flipped": None}[how]
     if contents is None:
@@ -99,7 +99,7 @@ def test_what_are_no_maps(tmp_path, arrays, message):
 
 
 def test_rounding_below_zero_is_no_damage(tmp_path):
-    write_maps(np.full((1, 2, 2), -6e-8, dtype=np.float16), tmp_path / "a.npz")
+    write_maps({"weights": np.full((1, 2, 2), -6e-8, dtype=np.float16)}, tmp_path / "a.npz")
     attention_maps({"m": tmp_path / "a.npz"}, 4).draw_without_rendering()
 
 

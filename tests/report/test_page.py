@@ -123,7 +123,7 @@ def test_accessible(visit, report):
     names = page.eval_on_selector_all("input", "all => all.map(input => input.labels[0]?.innerText ?? '')")
     assert len(names) == 8
     assert all(len(name) > 3 for name in names)
-    for title in ("Bias", "Gate", "Prior response", "Weight of a residual"):
+    for title in ("Bias B", "Gate", "Prior response", "Weight of a residual"):
         assert page.get_by_role("img", name=re.compile(f"^{title}")).count() == 1
     assert page.get_by_role("status").inner_text().startswith("Regime: ")
     assert page.eval_on_selector_all("main img", "all => all.every(img => img.alt.length > 10)")

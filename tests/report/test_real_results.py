@@ -29,7 +29,7 @@ def test_a_tiny_experiment_is_reported_whole(tmp_path):
     assert [run["maps"] is None for run in found.runs] == [True, False, True]
     written = write_report(found.runs, tmp_path / "report", found.missing)
     assert written.missing == {}
-    tables = {"table1", "table2", "differences"}
+    tables = {"table1", "differences"}
     assert {f"{name}-{protocol}" for name in tables for protocol in ("blocks", "matched")} < set(written.tables)
     assert {"probe-passkey", "probe-repeat", "probe-accuracy", "runs"} < set(written.tables)
-    assert "b = 0.5" in (tmp_path / "report" / "tables" / "table2-blocks.md").read_text()
+    assert "m2-sc-rfa b=0.5" in (tmp_path / "report" / "tables" / "table1-blocks.md").read_text()

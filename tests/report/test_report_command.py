@@ -7,12 +7,14 @@ import pytest
 from training.runs import command, contents, messages
 
 from rfa.report import write
+from rfa.report.drawings import THEORY
 
 from .results import whole_result, write_results
 
 TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched"]
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
-FIGURES = ["length-blocks", "length-matched", "training", "position"]
+FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
+FIGURES += ["training", "position", "retrieval", "attention", *(drawing.name for drawing in THEORY)]
 FILES = {"index.html", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
 FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
 RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
@@ -40,7 +42,7 @@ def one_figure(monkeypatch):
 def test_everything_is_written_and_the_same_again(rfa, out, tmp_path):
     status, said, err = rfa("report", "out")
     assert (status, messages(err)) == (0, [])
-    assert said.splitlines() == ["runs: 2, tables: 8, figures: 4", "page: out/report/index.html"]
+    assert said.splitlines() == [f"runs: 2, tables: 8, figures: {len(FIGURES)}", "page: out/report/index.html"]
     first = contents(out / "report")
     assert set(first) == FILES
     for name, data in first.items():
@@ -97,7 +99,7 @@ def test_partial(rfa, out, one_figure):
         "foreign.json": "foreign.json is damaged",
         "lists.json": "lists.json is damaged",
         "newer.json": "newer.json has format 99, expected 1",
-        "m2-sc-rfa-seed0.attention.npz": "cannot be read",
+        "m2-sc-rfa-seed0.attention.npz": "is damaged",
     }.items():
         (line,) = [line for line in messages(err) if line.startswith(f"rfa: missing: {name}: ")]
         assert reason in line
@@ -118,9 +120,11 @@ def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
     missing = dict(line.removeprefix("rfa: missing: ").split(": ", 1) for line in said.splitlines()[:-2])
     assert missing["figure training"] == "no run has validations"
     assert missing["figure position"] == "no run has losses by position"
+    assert missing["figure retrieval"] == "no run has retrieval probes"
     assert {*missing} == {
         "figure training",
         "figure position",
+        "figure retrieval",
         *(f"table {name}" for name in TABLES if "probe" in name),
     }
     assert "got none with the probe passkey" in missing["table probe-passkey"]
@@ -128,7 +132,8 @@ def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
     for name in missing:
         assert f"<b>{name}</b>" in page
     assert "Without evaluations by matched: m2-sc-rfa-seed0." in page
-    assert {path.stem for path in (out / "report" / "figures").iterdir()} == {"length-blocks", "length-matched"}
+    drawn = {path.stem for path in (out / "report" / "figures").iterdir()}
+    assert drawn == {name for name in FIGURES if name not in ("training", "position", "retrieval", "attention")}
 
 
 def test_several_recipes_or_one_run_twice(rfa, out, tmp_path):

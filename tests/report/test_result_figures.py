@@ -6,8 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from rfa.models import PRESETS
-from rfa.report.figures import COLUMN, PAGE, damping_sweep, loss_over_position, perplexity_over_length, training_curves
+from rfa.report.figures import damping_sweep, loss_over_position, perplexity_over_length, training_curves
 from rfa.report.runs import log_bins
 
 from .results import LENGTHS, result, whole_result
@@ -83,19 +82,6 @@ def test_a_label_has_one_look_in_all_figures_and_nine_are_told_apart():
     ]
     assert len({looks[0][f"m{k}"] for k in range(9)}) == 9
     assert all(looks[0][f"m{k}"] == looks[1][f"m{k}"] for k in range(9))
-
-
-def test_many_labels_take_a_page():
-    """All presets, as in a whole record: told apart, legible, within a page's width."""
-    figure = perplexity_over_length([result(label) for label in PRESETS])
-    figure.draw_without_rendering()
-    assert legend(figure) == list(PRESETS)
-    assert figure.get_figwidth() == PAGE
-    assert figure.get_figheight() <= 4.5
-    box = figure.get_tightbbox()
-    assert box.x0 >= -0.01  # of an inch: half a line's width
-    assert box.x1 <= PAGE + 0.01
-    assert perplexity_over_length([result(label) for label in list(PRESETS)[:12]]).get_figwidth() == COLUMN
 
 
 def test_damping_sweep():

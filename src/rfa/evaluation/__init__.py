@@ -5,7 +5,7 @@ from .evaluate import evaluate, full_evaluation
 from .generation import generate
 from .observers import LossByDocument, LossByPosition
 from .perplexity import loss_by_position, perplexities
-from .probes import ProbeKind, probe, probe_layout
+from .probes import probe, probe_layout
 from .windows import PROTOCOLS, Window, windows
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "PROTOCOLS",
     "LossByDocument",
     "LossByPosition",
-    "ProbeKind",
     "Window",
     "attention_maps",
     "evaluate",

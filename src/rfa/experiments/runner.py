@@ -14,6 +14,7 @@ from typing import Any, get_args
 
 from rfa import evaluation
 from rfa.data import prepare
+from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
 from rfa.training import RunFolder, resume, train
 
@@ -68,8 +69,9 @@ def run_recipe(
     say = progress or (lambda *_: None)
     waiting = _unfinished(recipe, runs, out)
     if not recipe.keep_models:
-        for run in set(runs) - set(waiting):  # of a process that was killed before it did
-            _let_go(run_folder(out, run))
+        for run in runs:
+            if run not in waiting:  # of a process that was killed before it did
+                _let_go(run_folder(out, run))
     if waiting:
         _check_text(recipe, waiting[0], say)
     failed: dict[str, str] = {}
@@ -119,7 +121,7 @@ def _check_text(recipe: Recipe, run: PlannedRun, say: Progress) -> None:
     if longest > found:
         faults.add("evaluation", f"lengths: got {longest}, expected at most the {found} tokens of the test split")
     if recipe.evaluation.passkey:
-        for kind in get_args(evaluation.ProbeKind):
+        for kind in get_args(ProbeKind):
             try:
                 evaluation.probe_layout(kind, stream, spec.length, longest, text.tokenizer)
             except ValueError as error:

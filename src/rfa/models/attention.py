@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from rfa.nn import Attention, DotProductAttention, Gates, RobustFilterAttention, Yarn, alibi_slopes
+from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, Yarn, alibi_slopes
+from rfa.nn.dot_product_attention import Gates
 
 from .configuration import RFAConfig
 

@@ -4,7 +4,7 @@ from .attention import Attention
 from .cache import FilterCache
 from .content import ContentFilterAttention
 from .coupled import CoupledFilterAttention
-from .dot_product_attention import DotProductAttention, Gates, alibi_slopes
+from .dot_product_attention import DotProductAttention, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
 from .projections import NormalLinear
@@ -16,7 +16,6 @@ __all__ = [
     "CoupledFilterAttention",
     "DotProductAttention",
     "FilterCache",
-    "Gates",
     "HeadDynamics",
     "NormalLinear",
     "RobustFilterAttention",

@@ -16,6 +16,7 @@ from ..summary import facts
 
 __all__ = ["Shown", "render_page"]
 
+_PAST = ("position", "retrieval")
 _CSS_INCH = 120  # pixels of the page for an inch of a figure, whose smallest letters have seven points
 
 
@@ -36,8 +37,8 @@ def render_page(
 
     Args:
         runs: contents of result files.
-        tables, figures: in their order; those whose names begin with `probe-`, and the figure `position`, make the
-            section on the distant past.
+        tables, figures: in their order; tables whose names begin with `probe-`, and the figures `position` and
+            `retrieval`, make the section on the distant past.
         missing: what is not there and why, by name.
     """
     environment = Environment(
@@ -56,8 +57,8 @@ def render_page(
         runs=[_view(table) for table in of_runs],
         tables=[_view(table) for table in tables if table not in (*of_past, *of_runs)],
         probes=[_view(table) for table in of_past],
-        figures=[_image(figure) for figure in figures if figure.name != "position"],
-        positions=[_image(figure) for figure in figures if figure.name == "position"],
+        figures=[_image(figure) for figure in figures if figure.name not in _PAST],
+        past=[_image(figure) for figure in figures if figure.name in _PAST],
         missing=missing,
         source=published_results()["source"],
         script=Markup(script),
