@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -217,6 +218,7 @@ def test_another_checkout_goes_on(tmp_path, out, evaluated):
     with pytest.raises(Stopped):
         run_recipe(load_recipe(write_recipe(tmp_path)), out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
     moved = load_recipe(write_recipe(tmp_path / "elsewhere"))
+    shutil.move(tmp_path / "corpus", tmp_path / "gone")
     assert run_recipe(moved, out, only=[NAMES[0]]).done == (NAMES[0],)
     assert len(read_result(out / "results" / f"{NAMES[0]}.json")["resumed"]) == 1
     other = load_recipe(write_recipe(tmp_path), data="stdlib")

@@ -87,7 +87,8 @@ def attention_maps(
 def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
     """Write the maps as an `.npz` file of exactly this name."""
     with path.open("wb") as file:
-        np.savez_compressed(file, allow_pickle=False, **maps)
+        arrays: dict[str, Any] = dict(maps)
+        np.savez_compressed(file, **arrays)
 
 
 def _states(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
             runs[file] = read_result(file)
             runs[file]["maps"], fault = _maps(file, runs[file]["attention"])
             refused.update(fault)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             refused[file.name] = str(error)
         if progress is not None:
             progress("reading results", done, len(files))
@@ -67,8 +67,7 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
         more = f" (and {len(files) - 1} more files)" if len(files) > 1 else ""
         raise ValueError(f"{refused[files[0].name]}{more}")
     _check_one_recipe(runs)
-    begun = source.parent / "runs"
-    names = sorted(each.name for each in begun.iterdir() if each.is_dir()) if begun.is_dir() else []
+    names = sorted(record.parent.name for record in folder.glob("runs/*/run.json")) if source != folder else []
     unfinished = tuple(name for name in names if not (source / f"{name}.json").exists())
     places = {preset: place for place, preset in enumerate(PRESETS)}
     ordered = sorted(runs.values(), key=lambda run: (places.get(run["preset"], len(places)), run["label"], run["seed"]))

@@ -87,7 +87,7 @@ def run_recipe(
                 if finished_result(recipe, run, out) is None:
                     try:
                         _make(recipe, run, out, say)
-                    except (ValueError, RuntimeError) as error:  # out of memory is a RuntimeError
+                    except (ValueError, RuntimeError, MemoryError) as error:  # no memory is a RuntimeError, too
                         if os.environ.get("RFA_DEBUG"):
                             raise
                         failed[run.name] = str(error)
@@ -146,6 +146,9 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
     if record is None or is_lost(folder, record):
         record = train(recipe.resolved(run), folder.path, overwrite=record is not None, **bars)
     else:
+        wanted = recipe.resolved(run).with_absolute_paths().to_dict()
+        if record["spec"] != wanted:  # begun in another checkout, whose text may be gone
+            folder.write({**record, "spec": wanted})
         record = resume(folder.path, **bars)
     asked, path = recipe.asked_of(run), result_path(out, run)
     maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None

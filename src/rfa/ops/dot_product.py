@@ -14,7 +14,7 @@ from .fused import BITS, FusedPrior
 from .fused_backend import attend
 from .inputs import Positions, by_segment, row_blocks
 
-LEAST_GAIN = 1e-30  # whose logarithm float32 can hold
+LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, in which gates come
 
 
 def decayed_dot_product_attention(

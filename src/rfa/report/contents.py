@@ -25,13 +25,13 @@ class Tabling(NamedTuple):
 def tablings(runs: Sequence[Run]) -> list[Tabling]:
     """The tables that belong to these results, in their order on the page.
 
-    Where three values of the damping b are there, they stand in table 2, and what has a label for its b only there;
-    all others stand in table 3 where the recipe's name begins with table3 or the text is BabyLM's, else in table 1.
+    Where three values of the damping b are there, they stand in table 2, and those set by the recipe only there; all
+    others stand in table 3 where the recipe's name begins with table3 or the text is BabyLM's, else in table 1.
     """
     published = published_results()
     found: list[Tabling] = []
     swept = is_sweep(runs)
-    others = [run for run in runs if not swept or damping_of(run) is None or run["label"] == run["preset"]]
+    others = [run for run in runs if not swept or damping_of(run) is None or "damping" not in run["spec"]["model"]]
     for protocol in protocols(runs):
         makers: dict[str, Callable[[], Table]] = {}
         if any(run["label"] not in BASELINES for run in others) or not swept:

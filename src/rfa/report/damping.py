@@ -17,7 +17,10 @@ def damping_of(run: Run) -> float | None:
     model: dict[str, Any] = spec.get("model") or {}
     if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"}:
         return None
-    return preset(spec["preset"], **model).damping
+    try:
+        return preset(spec["preset"], **model).damping
+    except ValueError:  # of another version
+        return None
 
 
 def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:

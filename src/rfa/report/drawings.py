@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from . import figures
 from .contents import is_sweep
-from .runs import Run, labels_with_dynamics, perplexity_by_length
+from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics
 from .summary import protocols
 
 _SEEDS = "mean over seeds; band: lowest to highest seed"
@@ -67,8 +67,8 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
             Drawing(
                 "attention",
                 "Where the heads of the last layer look, on a window of 8 training lengths: what reaches the estimate "
-                "(the softmax weight times the decay; the paper's figures leave the decay out), averaged over 8 by 8 "
-                "tokens where the training length is 128, which hides shorter periods.",
+                "(the softmax weight times the decay; the paper's figures leave the decay out), summed over blocks of "
+                f"{_block(runs)} keys and averaged over as many queries, which hides shorter periods.",
                 _maps,
                 lambda run: run.get("maps") is not None,
                 "",
@@ -145,13 +145,25 @@ def _heads(runs: Sequence[Run]) -> list[Drawing]:
         if paper:
             kinds["noises"] = ("Measurement and process noises", figures.noises_over_training)
             kinds["robustness"] = ("Robustness and inverse temperature", figures.robustness_over_training)
-        if paper or label.endswith(" diffusive"):
+        if paper or _starts_diffusive(run_with_dynamics(runs, label)):
             kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
         for name, (words, draw) in kinds.items():
             caption = f"{words} of each head over training: {label}, its first seed."
             of = partial(_is_of, label)
             found.append(Drawing(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
     return found
+
+
+def _starts_diffusive(run: Run) -> bool:
+    """Whether any head begins with a negative alpha; those without decay have none."""
+    first = [layer["alpha"][0] for layer in run["dynamics"]["layers"].values()]
+    return any(alpha is not None and alpha < 0 for heads in first for alpha in heads)
+
+
+def _block(runs: Sequence[Run]) -> str:
+    """How many neighbouring tokens a map takes together."""
+    mapped = [run for run in runs if run.get("maps") is not None]
+    return " or ".join(sorted({str(-(-8 * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
 
 
 def _is_of(label: str, run: Run) -> bool:

@@ -37,7 +37,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("protocols", ", ".join(protocols(runs))),
         *((name, _values(run["spec"].get(key) for run in runs)) for key, name in _SPEC.items()),
         ("sizes", _values(_sizes(run["spec"].get("model") or {}) for run in runs)),
-        *((name, _values((run["environment"] or {}).get(key) for run in runs)) for key, name in _ENVIRONMENT.items()),
+        *((name, _values(_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
     ]
     return [(name, value) for name, value in found if value]
 
@@ -118,6 +118,14 @@ def _values(values: Iterable[Any]) -> str:
     if len(counts) < 2:
         return "".join(counts)
     return "; ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
+
+
+def _over_stages(run: Run, key: str) -> str | None:
+    """What held when a run was begun, gone on with and evaluated, each value once."""
+    stages = [run["environment"], *(run.get("resumed") or ()), run.get("evaluation_environment")]
+    return (
+        ", then ".join(dict.fromkeys(str(each[key]) for each in stages if each and each.get(key) is not None)) or None
+    )
 
 
 def _sizes(model: Mapping[str, Any]) -> str:

@@ -8,16 +8,15 @@ from matplotlib.figure import Figure
 
 from ..differences import Pairs, compare, pairs_of
 from ..groups import BASELINE, by_group
-from ..runs import Run, by_label, retrieval_scores
+from ..runs import Run, by_label, perplexity_by_length, retrieval_scores
 from .style import COLOURS, MUTED, PAGE, lengths_axis, looks, styled
 
-_LONG = 8  # training lengths
 _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
 
 
 @styled
 def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "blocks") -> Figure:
-    """`log perplexity - log perplexity(baseline)` of each label, at the training length and at 8 times that.
+    """`log perplexity - log perplexity(baseline)` of each label, at the training length and at the longest context.
 
     Negative is better. Bars are 95 % bootstrap intervals over books, points the mean over the seeds that both have,
     grey ticks the single seeds where there are several. Grouped, and sorted by the difference at the longer context.
@@ -34,12 +33,15 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
     if baseline not in grouped or len(grouped) == 1:
         raise ValueError(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
     trained = grouped[baseline][0]["train_length"]
+    longest = max((length for run in grouped[baseline] for length in perplexity_by_length(run, protocol)), default=0)
+    if longest <= trained:
+        raise ValueError(f"runs: got {baseline} at up to {longest} tokens by {protocol}, expected more than {trained}")
     pairs = {label: pairs_of(of, grouped[baseline]) for label, of in grouped.items() if label != baseline}
     values = {
         length: {label: compare(of, length, protocol).difference if of else None for label, of in pairs.items()}
-        for length in (trained, _LONG * trained)
+        for length in (trained, longest)
     }
-    long = {label: found.value if found else np.inf for label, found in values[_LONG * trained].items()}
+    long = {label: found.value if found else np.inf for label, found in values[longest].items()}
     groups = {name: sorted(set(labels) & pairs.keys(), key=long.__getitem__) for name, labels in by_group(runs).items()}
     rows = [row for name, labels in groups.items() if labels for row in (name, *labels)]
     height = 0.15 * len(rows) + 1.0
