@@ -38,7 +38,7 @@ def out(tmp_path):
 
 
 def test_all_runs(tmp_path, out, evaluated):
-    path = write_recipe(tmp_path, evaluation={**recipe()["evaluation"], "attention": ["m2-sc-rfa"], "passkey": True})
+    path = write_recipe(tmp_path, evaluation={**recipe()["evaluation"], "attention": ["m2-sc-rfa"]})
     seen = []
     outcome = run_recipe(load_recipe(path), out, progress=lambda *step: seen.append(step))
     assert (outcome.done, outcome.claimed, outcome.failed) == (tuple(NAMES), (), {})
@@ -63,7 +63,7 @@ def test_all_runs(tmp_path, out, evaluated):
     assert result["training"]["seconds"] == pytest.approx(128 / result["training"]["tokens_per_second"], abs=0.06)
     assert [point["step"] for point in result["curve"]] == [2, 4]
     assert set(result["evaluations"]) == {"blocks", "matched"}
-    assert result["passkey"] == {}
+    assert result["passkey"] is None
     assert not folder.model.exists()  # a record keeps figures, not weights
     assert not folder.checkpoints.exists()
     assert folder.metrics.is_file()
@@ -237,6 +237,7 @@ def test_all_that_the_text_has_not(tmp_path, out, monkeypatch, capsys):
         "training: data: got 3 blocks in the train split, expected at least 1000 of 401 tokens",
         "training: data: got 0 blocks in the valid split, expected at least 1 of 401 tokens",
         "evaluation: lengths: got 4096, expected at most the 70",
+        "evaluation: passkey: data: got a text of 19 different tokens, expected at least 21",
         "evaluation: attention: got a test split of 70",
     ]
     assert len(said) == len(wanted), said
@@ -246,7 +247,7 @@ def test_all_that_the_text_has_not(tmp_path, out, monkeypatch, capsys):
 
 def test_a_probe_that_does_not_fit(tmp_path, out):
     evaluation = {"lengths": [8], "protocols": {"blocks": None}, "passkey": True}
-    with pytest.raises(ValueError, match="passkey: longest: got 8 for a training length of 8, no passkey fits"):
+    with pytest.raises(ValueError, match="passkey: data: got a text of 19 different tokens"):
         run_recipe(load_recipe(write_recipe(tmp_path, evaluation=evaluation)), out)
     assert not out.exists()
 

@@ -263,3 +263,22 @@ def test_times_are_checked_as_the_filter_checks_them(name, times):
     layer = build(torch.float32, **VARIANTS[name])
     with only_our_own_checks(), pytest.raises(ValueError, match=r"\btimes\b"):
         layer(hidden(dtype=torch.float32), times=times)
+
+
+@pytest.mark.parametrize(
+    ("slopes", "said"),
+    [
+        (None, "slopes: got None, expected gains to start from"),
+        (torch.tensor([0.5, 0.0]), "expected positive numbers with gates='gain'"),
+        (torch.tensor([0.5, -0.1]), "slopes: "),
+        (torch.tensor([0.5]), "slopes: "),
+    ],
+)
+def test_gains_that_cannot_start(slopes, said):
+    with pytest.raises(ValueError, match=said):
+        DotProductAttention(SIZE, HEADS, gates="gain", slopes=slopes)
+
+
+def test_unknown_gates():
+    with pytest.raises(ValueError, match="gates: got 'open', expected None or one of"):
+        DotProductAttention(SIZE, HEADS, gates="open")

@@ -86,7 +86,7 @@ class Step:
         Raises:
             ValueError, RuntimeError: as `Setting.resolved`.
         """
-        biased = config.prior in ("alibi", "forget_gate", "riccati") or config.decay != "none"
+        biased = config.prior not in ("flat", "window") or config.decay != "none"
         if config.score == "dot_product" and not (biased or config.rotate_values):
             return "none"
         channels = 2 * config.hidden_size // config.num_attention_heads
