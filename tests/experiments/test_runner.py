@@ -227,15 +227,15 @@ def test_another_checkout_goes_on(tmp_path, out, evaluated):
 
 
 def test_all_that_the_text_has_not(tmp_path, out, monkeypatch, capsys):
-    training = {**recipe()["training"], "batch_size": 1000, "length": 401}
+    training = {**recipe()["training"], "batch_size": 1000, "length": 450}
     evaluation = {"lengths": [16, 4096], "protocols": {"blocks": None}, "passkey": True, "attention": ["b1-rope"]}
     path = write_recipe(tmp_path, training=training, evaluation=evaluation)
     status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
     assert status == 2
     said = [line.removeprefix(f"rfa: {path}: ") for line in messages(err)]
     wanted = [
-        "training: data: got 3 blocks in the train split, expected at least 1000 of 401 tokens",
-        "training: data: got 0 blocks in the valid split, expected at least 1 of 401 tokens",
+        "training: data: got 3 blocks in the train split, expected at least 1000 of 450 tokens",
+        "training: data: got 0 blocks in the valid split, expected at least 1 of 450 tokens",
         "evaluation: lengths: got 4096, expected at most the 70",
         "evaluation: passkey: data: got a text of 19 different tokens, expected at least 21",
         "evaluation: attention: got a test split of 70",

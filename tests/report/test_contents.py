@@ -89,10 +89,12 @@ def test_two_labels_of_one_b_are_a_reason_not_a_table():
 
 
 def test_heads_of_the_papers_models_and_of_another_start():
-    held = {"dynamics": {"steps": [1], "tokens": [1], "layers": {}}}
-    runs = [{**RUNS[1], **held, "label": f"m2-sc-rfa{suffix}"} for suffix in ("", " diffusive", " b=0.5")]
+    runs = []
+    for label, alpha in (("m2-sc-rfa", 0.9), ("m2-sc-rfa wide", -1.0), ("m2-sc-rfa b=0.5", 0.9)):
+        layers = {"0": {"alpha": [[None, alpha], [None, -alpha]]}}  # the first head does not decay
+        runs.append({**RUNS[1], "label": label, "dynamics": {"steps": [1, 2], "tokens": [1, 2], "layers": layers}})
     found = [name for name in names(drawings(runs)) if "m2-sc-rfa" in name]
-    assert found == [*HEADS, "regime-m2-sc-rfa-diffusive"]
+    assert found == [*HEADS, "regime-m2-sc-rfa-wide"]
     assert not [name for name in names(drawings(RUNS)) if "m2-sc-rfa" in name]
 
 

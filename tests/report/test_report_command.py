@@ -89,8 +89,9 @@ def test_partial(rfa, out, one_figure):
     (results / "lists.json").write_text("[1, 2]")
     (results / "newer.json").write_text(json.dumps({**RUNS[0], "maps": None, "format": 99}))
     (results / "m2-sc-rfa-seed0.attention.npz").write_bytes(b"PK\x03\x04 cut")
-    (out / "runs" / "x1-riccati-seed0").mkdir(parents=True)
-    (out / "runs" / "b1-rope-seed0").mkdir()
+    for name in ("x1-riccati-seed0", "b1-rope-seed0"):
+        (out / "runs" / name).mkdir(parents=True)
+        (out / "runs" / name / "run.json").touch()
     status, said, err = rfa("report", "out")
     assert status == 1
     page = (out / "report" / "index.html").read_text()
