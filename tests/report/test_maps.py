@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from rfa.evaluation.attention_maps import write_maps
-from rfa.report.figures import attention_maps
+from rfa.report.figures import attention_maps, near_attention
 from rfa.report.maps import read_maps
 
 
@@ -110,3 +110,27 @@ def test_no_file_and_no_maps(tmp_path):
         attention_maps({}, 16)
     with pytest.raises(ValueError, match=r"got shape \(3, 4, 5\) of m"):
         attention_maps({"m": np.zeros((3, 4, 5))}, 16)
+
+
+def test_near_maps_are_drawn_as_read(tmp_path):
+    random = np.random.default_rng(2)
+    near = np.tril(random.uniform(0.1, 1, (2, 3, 8)), 5).astype(np.float16)
+    write_maps({"weights": maps(), "near": near}, tmp_path / "a.npz")
+    read = read_maps(tmp_path / "a.npz", "near")
+    np.testing.assert_array_equal(read, near.astype(np.float32))
+    panels = pictures(near_attention({"m": read}, train_length=4))
+    assert [axes.get_title() for axes in panels] == ["head 0", "head 1"]
+    for axes, weights in zip(panels, read, strict=True):
+        (image,) = axes.get_images()
+        drawn = image.get_array()
+        assert drawn.mask.sum(1).tolist() == [2, 1, 0]  # keys after the query
+        np.testing.assert_allclose(drawn.data[~drawn.mask], weights[~drawn.mask], rtol=1e-6)
+        assert axes.get_xlim() == (-8, 0)
+        (line,) = axes.lines
+        x, y = map(np.array, line.get_data())
+        assert (y - 3 - x).tolist() == [4, 4]  # a query stands at its row less the number of rows
+    with pytest.raises(ValueError, match=r"got shape \(2, 3, 2\) of m, expected \(heads, queries, keys\)"):
+        near_attention({"m": read[:, :, :2]}, train_length=4)
+    write_maps({"weights": maps()}, tmp_path / "old.npz")
+    with pytest.raises(ValueError, match="is damaged"):
+        read_maps(tmp_path / "old.npz", "near")

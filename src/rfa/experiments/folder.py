@@ -57,8 +57,9 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
     for done, file in enumerate(files, 1):
         try:
             runs[file] = read_result(file)
-            runs[file]["maps"], fault = _maps(file, runs[file]["attention"])
-            refused.update(fault)
+            for held, name in (("maps", "weights"), ("near", "near")):
+                runs[file][held], fault = _maps(file, runs[file]["attention"], name)
+                refused.update(fault)
         except (ValueError, OSError) as error:
             refused[file.name] = str(error)
         if progress is not None:
@@ -85,12 +86,12 @@ def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:
             raise ValueError(f"folder: got {other} and {file.name} of the same label and seed, expected one of them")
 
 
-def _maps(file: Path, name: str | None) -> tuple[np.ndarray | None, dict[str, str]]:
+def _maps(file: Path, beside: str | None, name: str) -> tuple[np.ndarray | None, dict[str, str]]:
     """The attention maps that lie beside a result, and what is wrong with them."""
-    if name is None:
+    if beside is None:
         return None, {}
-    path = file.with_name(Path(name).name)
+    path = file.with_name(Path(beside).name)
     try:
-        return read_maps(path), {}
+        return read_maps(path, name), {}
     except ValueError as error:
         return None, {path.name: str(error)}

@@ -62,18 +62,7 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
         ),
         *_heads(runs),
     ]
-    if any(run.get("maps") is not None for run in runs):
-        measured.append(
-            Drawing(
-                "attention",
-                "Where the heads of the last layer look, on a window of 8 training lengths: what reaches the estimate "
-                "(the softmax weight times the decay; the paper's figures leave the decay out), summed over blocks of "
-                f"{_block(runs)} keys and averaged over as many queries, which hides shorter periods.",
-                _maps,
-                lambda run: run.get("maps") is not None,
-                "",
-            )
-        )
+    measured += _maps(runs)
     return [*measured, *THEORY]
 
 
@@ -170,13 +159,45 @@ def _is_of(label: str, run: Run) -> bool:
     return run["label"] == label
 
 
-def _maps(runs: Sequence[Run]) -> Figure:
+def _maps(runs: Sequence[Run]) -> list[Drawing]:
+    """Where the heads of the last layer look, in blocks over the whole window and by single tokens at its end."""
+    share = (
+        "what reaches the estimate: the softmax weight times the decay (the paper's figures leave the decay out). "
+        "Last layer, a window of 8 training lengths"
+    )
+    kinds = (
+        (
+            "attention",
+            "maps",
+            figures.attention_maps,
+            f"in blocks of {_block(runs)} tokens, which hide shorter periods",
+        ),
+        ("attention-near", "near", figures.near_attention, "its end, by single tokens"),
+    )
+    return [
+        Drawing(
+            name,
+            f"Where each head looks, {share}, {words}.",
+            partial(_of_first_seeds, held, draw),
+            partial(_holds, held),
+            "",
+        )
+        for name, held, draw, words in kinds
+        if any(_holds(held, run) for run in runs)
+    ]
+
+
+def _holds(held: str, run: Run) -> bool:
+    return run.get(held) is not None
+
+
+def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
     """Of each label's first run that has maps."""
-    held = [run for run in runs if run.get("maps") is not None]
-    lengths = sorted({run["train_length"] for run in held})
+    mapped = [run for run in runs if _holds(held, run)]
+    lengths = sorted({run["train_length"] for run in mapped})
     if len(lengths) > 1:
         raise ValueError(f"runs: got maps of training lengths {lengths}, expected one")
     first: dict[str, np.ndarray] = {}
-    for run in held:
-        first.setdefault(run["label"], run["maps"])
-    return figures.attention_maps(first, lengths[0])
+    for run in mapped:
+        first.setdefault(run["label"], run[held])
+    return draw(first, lengths[0])

@@ -2,7 +2,7 @@
 
 from .comparison import differences, retrieval
 from .dynamics import noises_over_training, regimes_over_training, robustness_over_training
-from .maps import attention_maps
+from .maps import attention_maps, near_attention
 from .regimes import bias_and_gate_over_decay, diffusive_and_integrative
 from .spectra import eigenvalue_spectra, temporal_scale_separation
 from .speed import speed_over_length
@@ -28,6 +28,7 @@ __all__ = [
     "diffusive_and_integrative",
     "eigenvalue_spectra",
     "loss_over_position",
+    "near_attention",
     "noises_over_training",
     "perplexity_over_length",
     "regimes_over_training",

@@ -70,6 +70,50 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
     return figure
 
 
+@styled
+def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
+    """The same for the window's last queries and the keys nearest to them, one by one: what short periods there are.
+
+    Args:
+        maps: `near` by label, as `rfa.evaluation.attention_maps` returns it; a row a model.
+        train_length: in tokens.
+
+    Raises:
+        ValueError: for no maps, or an array that holds none.
+    """
+    if not maps:
+        raise ValueError("maps: got none, expected those of at least one model")
+    for label, of in maps.items():
+        check_maps(of, label, square=False)
+    heads = max(len(of) for of in maps.values())
+    _, queries, keys = next(iter(maps.values())).shape
+    size = (PAGE - 0.6) / heads
+    look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "compressed"}
+    height = len(maps) * (size * queries / keys + 0.15) + 0.95
+    figure, panels = plt.subplots(len(maps), heads, figsize=(PAGE, height), **look)
+    scale, norm = matplotlib.colormaps["viridis"].with_extremes(bad="white"), LogNorm(_FAINTEST, 1)
+    after = np.triu(np.ones((queries, keys), dtype=bool), keys - queries + 1)
+    for row, (places, (label, of)) in enumerate(zip(panels, maps.items(), strict=True)):
+        for axes in places[len(of) :]:
+            axes.set_visible(False)
+        for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
+            drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
+            extent = (-keys, 0, 0, queries)
+            image = axes.imshow(drawn, cmap=scale, norm=norm, extent=extent, interpolation="nearest", origin="lower")
+            first = -queries - train_length
+            axes.plot((first, first + queries), (0, queries), color="white", linestyle=":", linewidth=0.9)
+            axes.set(xlim=(-keys, 0), ylim=(queries, 0), xticks=(-keys, 0), yticks=(0, queries))
+            axes.grid(visible=False)
+            if row == 0:
+                axes.set_title(f"head {head}", fontsize=7.5, pad=2)
+        places[0].set_ylabel(label)
+    figure.supxlabel("key (tokens before the end); dotted: one training length before the query", fontsize=7.5)
+    figure.supylabel(f"query (of the last {queries})", fontsize=7.5)
+    words = "share of a query's weight on a key"
+    figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
+    return figure
+
+
 def _array(of: np.ndarray | str | Path, label: str) -> np.ndarray:
     if not isinstance(of, np.ndarray):
         return read_maps(of)
