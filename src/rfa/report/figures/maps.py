@@ -87,10 +87,8 @@ def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
         check_maps(of, label, square=False)
     heads = max(len(of) for of in maps.values())
     _, queries, keys = next(iter(maps.values())).shape
-    size = (PAGE - 0.6) / heads
-    look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "compressed"}
-    height = len(maps) * (size * queries / keys + 0.15) + 0.95
-    figure, panels = plt.subplots(len(maps), heads, figsize=(PAGE, height), **look)
+    look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    figure, panels = plt.subplots(len(maps), heads, figsize=(PAGE, len(maps) + 0.95), **look)
     scale, norm = matplotlib.colormaps["viridis"].with_extremes(bad="white"), LogNorm(_FAINTEST, 1)
     after = np.triu(np.ones((queries, keys), dtype=bool), keys - queries + 1)
     for row, (places, (label, of)) in enumerate(zip(panels, maps.items(), strict=True)):
@@ -99,7 +97,8 @@ def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
         for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
             drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
             extent = (-keys, 0, 0, queries)
-            image = axes.imshow(drawn, cmap=scale, norm=norm, extent=extent, interpolation="nearest", origin="lower")
+            look = {"extent": extent, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
+            image = axes.imshow(drawn, cmap=scale, norm=norm, **look)
             first = -queries - train_length
             axes.plot((first, first + queries), (0, queries), color="white", linestyle=":", linewidth=0.9)
             axes.set(xlim=(-keys, 0), ylim=(queries, 0), xticks=(-keys, 0), yticks=(0, queries))
