@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import tempfile
+from functools import partial
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the threads
@@ -43,3 +44,13 @@ def _repeatable_session():
 @pytest.fixture(autouse=True)
 def _repeatable_test():
     _repeatable()
+
+
+@pytest.fixture
+def rfa(monkeypatch, capsys, tmp_path):
+    """Call a command; returns exit status, standard output and standard error."""
+    from training.runs import command  # after the hook: it imports rfa
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    return partial(command, monkeypatch, capsys)

@@ -3,12 +3,11 @@
 import json
 import shutil
 import sys
-from functools import partial
 
 import pytest
 import torch
 from ops.cpu.compiled import python
-from training.runs import at_step, command, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
+from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
 
 from rfa import cli
 from rfa.evaluation import evaluate
@@ -29,15 +28,6 @@ def run(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("cli") / "run"
     train(tiny_spec(corpus, max_steps=3), out)
     return out
-
-
-@pytest.fixture
-def rfa(monkeypatch, capsys, tmp_path):
-    """Call a command; returns exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-
-    return partial(command, monkeypatch, capsys)
 
 
 @pytest.fixture

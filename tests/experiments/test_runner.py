@@ -252,15 +252,20 @@ def test_a_probe_that_does_not_fit(tmp_path, out):
     assert not out.exists()
 
 
-def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
+def fail_rope(monkeypatch, error):
+    """Let the training of `b1-rope` fail, and of nothing else."""
     whole = runner.train
 
     def train(spec, *given, **options):
         if spec.preset == "b1-rope":
-            raise RuntimeError("out of memory")
+            raise error
         return whole(spec, *given, **options)
 
     monkeypatch.setattr(runner, "train", train)
+
+
+def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
+    fail_rope(monkeypatch, RuntimeError("out of memory"))
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     outcome = run_recipe(planned, out)
     assert (outcome.done, outcome.failed) == ((NAMES[1],), {NAMES[0]: "out of memory"})
@@ -272,13 +277,7 @@ def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
 def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypatch, capsys):
     path = write_recipe(tmp_path, runs=TWO_PRESETS)
     whole = runner.train
-
-    def train(spec, *given, **options):
-        if spec.preset == "b1-rope":
-            raise ValueError("training: got\nno number")
-        return whole(spec, *given, **options)
-
-    monkeypatch.setattr(runner, "train", train)
+    fail_rope(monkeypatch, ValueError("training: got\nno number"))
     status, said, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
     assert status == 1
     assert messages(err) == [f"rfa: {NAMES[0]} failed: training: got no number"]

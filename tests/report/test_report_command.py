@@ -1,10 +1,9 @@
 """`rfa report`: from result files to a folder of tables, figures and a page; what is missing is named."""
 
 import json
-from functools import partial
 
 import pytest
-from training.runs import command, contents, messages
+from training.runs import contents, messages
 
 from rfa.report import write
 from rfa.report.drawings import THEORY
@@ -18,13 +17,6 @@ FIGURES += ["training", "position", "retrieval", "attention", "attention-near", 
 FILES = {"index.html", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
 FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
 RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
-
-
-@pytest.fixture
-def rfa(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    return partial(command, monkeypatch, capsys)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ Score = Literal["student_t", "exponential", "dot_product"]
 Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate", "content_riccati"]
 Frequencies = Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"]
 Decay = Literal["none", "spectral", "length_scaled"]
+_RICCATI = ("riccati", "content_riccati")
 
 # The extensions of appendix E
 _EXTENSIONS = {"tie_key_value": False, "step": "learned", "noise": "constant", "aggregation": "consensus"}
@@ -140,7 +141,7 @@ class RFAConfig(PreTrainedConfig):
         _require(0 <= self.zero_heads <= heads, self, "zero_heads", f"a number from 0 to {heads}")
         _require(self.horizon is None or 0 <= self.horizon < math.inf, self, "horizon", "None or a number >= 0")
         _require(self.horizon is not None or not self.learn_horizon, self, "learn_horizon", "a horizon to start from")
-        riccati = self.prior in ("riccati", "content_riccati")
+        riccati = self.prior in _RICCATI
         _require(riccati or self.initial_slopes is None, self, "initial_slopes", "a Riccati prior with it")
         if self.score == "dot_product":
             self._validate_dot_product()
@@ -175,7 +176,7 @@ class RFAConfig(PreTrainedConfig):
     def _validate_dot_product(self):
         expected = "anything but 'lyapunov' for score='dot_product'"
         _require(self.prior != "lyapunov", self, "prior", expected)
-        riccati = self.prior in ("riccati", "content_riccati")
+        riccati = self.prior in _RICCATI
         started = not riccati or self.initial_slopes == "alibi"
         _require(started, self, "initial_slopes", f"'alibi' for dot products with prior={self.prior!r}")
         alone = not (riccati or self.prior == "window") or self.decay == "none"

@@ -143,10 +143,11 @@ class DotProductAttention(Attention):
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
         self.gates, self.gate_projection = gates, None
         if gates is not None:
+            start = None
             if slopes is not None:
                 check_rates("slopes", slopes, num_heads)
                 require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates='gain'")
-            start = None if slopes is None else -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
+                start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
             self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION, start)
 
     def log_gate(self, hidden_states: Tensor) -> Tensor | None:

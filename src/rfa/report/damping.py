@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rfa.models import preset
+from rfa.models import PRESETS, RFAConfig
 
 from .runs import Run
 
@@ -17,10 +17,7 @@ def damping_of(run: Run) -> float | None:
     model: dict[str, Any] = spec.get("model") or {}
     if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"}:
         return None
-    try:
-        return preset(spec["preset"], **model).damping
-    except ValueError:  # of another version
-        return None
+    return float({"damping": RFAConfig.damping, **PRESETS[spec["preset"]], **model}["damping"])
 
 
 def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
+from rfa.evaluation import MAP_LENGTHS
+
 from . import figures
 from .contents import is_sweep
-from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics
+from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics, train_lengths
 from .summary import protocols
 
 _SEEDS = "mean over seeds; band: lowest to highest seed"
@@ -61,8 +63,8 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
             "retrieval probes",
         ),
         *_heads(runs),
+        *_maps(runs),
     ]
-    measured += _maps(runs)
     return [*measured, *THEORY]
 
 
@@ -151,8 +153,8 @@ def _starts_diffusive(run: Run) -> bool:
 
 def _block(runs: Sequence[Run]) -> str:
     """How many neighbouring tokens a map takes together."""
-    mapped = [run for run in runs if run.get("maps") is not None]
-    return " or ".join(sorted({str(-(-8 * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
+    mapped = [run for run in runs if _holds("maps", run)]
+    return " or ".join(sorted({str(-(-MAP_LENGTHS * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
 
 
 def _is_of(label: str, run: Run) -> bool:
@@ -163,7 +165,7 @@ def _maps(runs: Sequence[Run]) -> list[Drawing]:
     """Where the heads of the last layer look, in blocks over the whole window and by single tokens at its end."""
     share = (
         "what reaches the estimate: the softmax weight times the decay (the paper's figures leave the decay out). "
-        "Last layer, a window of 8 training lengths"
+        f"Last layer, a window of {MAP_LENGTHS} training lengths"
     )
     kinds = (
         (
@@ -194,7 +196,7 @@ def _holds(held: str, run: Run) -> bool:
 def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
     """Of each label's first run that has maps."""
     mapped = [run for run in runs if _holds(held, run)]
-    lengths = sorted({run["train_length"] for run in mapped})
+    lengths = train_lengths(mapped)
     if len(lengths) > 1:
         raise ValueError(f"runs: got maps of training lengths {lengths}, expected one")
     first: dict[str, np.ndarray] = {}

@@ -46,6 +46,17 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return {label: [seeds[seed] for seed in sorted(seeds)] for label, seeds in groups.items()}
 
 
+def train_lengths(runs: Iterable[Run]) -> list[int]:
+    """The different training lengths of runs, ascending."""
+    return sorted({run["train_length"] for run in runs})
+
+
+def shared_train_length(runs: Iterable[Run]) -> int | None:
+    """The training length of all runs, None where they differ."""
+    lengths = train_lengths(runs)
+    return lengths[0] if len(lengths) == 1 else None
+
+
 def labels_with_dynamics(runs: Iterable[Run]) -> list[str]:
     """Labels of which a run has the parameters of its heads over training."""
     return list(dict.fromkeys(run["label"] for run in runs if _has_dynamics(run)))

@@ -6,7 +6,7 @@ from typing import Any
 from .damping import damping_by_label
 from .differences import Pairs, compare, pairs_of
 from .layout import Cell, Number, Table
-from .runs import Run, by_label, perplexity_by_length
+from .runs import Run, by_label, perplexity_by_length, train_lengths
 from .statistics import mean_and_error
 
 BASELINES = ("b1-rope", "b2-alibi")
@@ -197,7 +197,7 @@ def _with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
 
 
 def _train_length(runs: Iterable[Run]) -> int | None:
-    trained = sorted({run["train_length"] for run in runs})
+    trained = train_lengths(runs)
     if len(trained) > 1:
         raise ValueError(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
     return trained[0] if trained else None

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from ..differences import Pairs, compare, pairs_of
 from ..groups import BASELINE, by_group
-from ..runs import Run, by_label, perplexity_by_length, retrieval_scores
+from ..runs import Run, by_label, perplexity_by_length, retrieval_scores, shared_train_length
 from .style import COLOURS, MUTED, PAGE, lengths_axis, looks, styled
 
 _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
@@ -92,8 +92,7 @@ def retrieval(runs: Sequence[Run]) -> Figure:
     groups = by_group(runs)
     size = (PAGE, 1.5 * len(groups) + 0.5)
     figure, panels = plt.subplots(len(groups), 2, figsize=size, sharex=True, sharey="col", squeeze=False)
-    trained = {run["train_length"] for run in runs}
-    length = trained.pop() if len(trained) == 1 else None
+    length = shared_train_length(runs)
     distances: set[float] = set()
     for axes, (kind, words) in zip(panels[0], _KINDS.items(), strict=True):
         axes.set_title(f"{kind}: {words}")

@@ -1,14 +1,16 @@
 """Where the heads of the last layer look: attention maps on one window, a row a model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from ..maps import check_maps, read_maps
 from .style import PAGE, styled
@@ -45,7 +47,7 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
     size = (PAGE - 0.6) / columns
     look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "compressed"}
     figure, panels = plt.subplots(rows, columns, figsize=(PAGE, rows * size + 0.95), **look)
-    scale, norm = matplotlib.colormaps["viridis"].with_extremes(bad="white"), LogNorm(_FAINTEST, 1)
+    norm = LogNorm(_FAINTEST, 1)
     for axes in panels.flat:
         axes.set_visible(False)
     for row, (label, of) in enumerate(shown.items()):
@@ -55,18 +57,12 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
         end = blocks * -(-length // blocks)  # the last block may be short
         for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
             axes.set_visible(True)
-            drawn = np.ma.array(np.clip(weights, _FAINTEST, None), mask=after)
-            image = axes.imshow(drawn, cmap=scale, norm=norm, extent=(0, end, end, 0), interpolation="nearest")
-            axes.plot((0, length - train_length), (train_length, length), color="white", linestyle=":", linewidth=0.9)
-            axes.set(xlim=(0, length), ylim=(length, 0), xticks=(0, length), yticks=(0, length))
-            axes.grid(visible=False)
+            image = _draw(axes, weights, after, norm, extent=(0, end, end, 0))
+            _frame(axes, (0, length), (0, length), since=((0, length - train_length), (train_length, length)))
             if alone or row == 0:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
         places[0].set_ylabel(label)
-    figure.supxlabel("key (tokens); dotted: one training length before the query", fontsize=7.5)
-    figure.supylabel("query (tokens)", fontsize=7.5)
-    words = f"share of a query's weight on {-(-length // blocks)} neighbouring keys"
-    figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
+    _explain(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys")
     return figure
 
 
@@ -89,28 +85,41 @@ def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
     _, queries, keys = next(iter(maps.values())).shape
     look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
     figure, panels = plt.subplots(len(maps), heads, figsize=(PAGE, len(maps) + 0.95), **look)
-    scale, norm = matplotlib.colormaps["viridis"].with_extremes(bad="white"), LogNorm(_FAINTEST, 1)
+    norm, first = LogNorm(_FAINTEST, 1), -queries - train_length
     after = np.triu(np.ones((queries, keys), dtype=bool), keys - queries + 1)
     for row, (places, (label, of)) in enumerate(zip(panels, maps.items(), strict=True)):
         for axes in places[len(of) :]:
             axes.set_visible(False)
         for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
-            drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
-            extent = (-keys, 0, 0, queries)
-            look = {"extent": extent, "aspect": "auto", "interpolation": "nearest", "origin": "lower"}
-            image = axes.imshow(drawn, cmap=scale, norm=norm, **look)
-            first = -queries - train_length
-            axes.plot((first, first + queries), (0, queries), color="white", linestyle=":", linewidth=0.9)
-            axes.set(xlim=(-keys, 0), ylim=(queries, 0), xticks=(-keys, 0), yticks=(0, queries))
-            axes.grid(visible=False)
+            image = _draw(axes, weights, after, norm, extent=(-keys, 0, queries, 0), aspect="auto")
+            _frame(axes, (-keys, 0), (0, queries), since=((first, first + queries), (0, queries)))
             if row == 0:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
         places[0].set_ylabel(label)
-    figure.supxlabel("key (tokens before the end); dotted: one training length before the query", fontsize=7.5)
-    figure.supylabel(f"query (of the last {queries})", fontsize=7.5)
-    words = "share of a query's weight on a key"
-    figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
+    _explain(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key")
     return figure
+
+
+def _draw(axes: Axes, weights: np.ndarray, after: np.ndarray, norm: LogNorm, **look: Any) -> AxesImage:
+    """One head's weights, nothing for keys after the query."""
+    drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
+    scale = matplotlib.colormaps["viridis"].with_extremes(bad="white")
+    return axes.imshow(drawn, cmap=scale, norm=norm, interpolation="nearest", **look)
+
+
+def _frame(axes: Axes, keys: tuple[int, int], queries: tuple[int, int], since: Sequence[tuple[int, int]]) -> None:
+    """The ends of both axes, queries downwards, and a dotted line one training length before the query."""
+    axes.plot(*since, color="white", linestyle=":", linewidth=0.9)
+    axes.set(xlim=keys, ylim=queries[::-1], xticks=keys, yticks=queries)
+    axes.grid(visible=False)
+
+
+def _explain(figure: Figure, panels: np.ndarray, image: AxesImage, keys: str, queries: str, share: str) -> None:
+    """What both axes and the colours of all panels are."""
+    figure.supxlabel(f"key ({keys}); dotted: one training length before the query", fontsize=7.5)
+    figure.supylabel(f"query ({queries})", fontsize=7.5)
+    words = f"share of a query's weight on {share}"
+    figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
 
 
 def _array(of: np.ndarray | str | Path, label: str) -> np.ndarray:

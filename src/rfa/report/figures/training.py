@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter
 
 from ..damping import damping_by_label
 from ..groups import BASELINE, by_group
-from ..runs import Run, Series, by_label, perplexity_series, position_series, training_series
+from ..runs import Run, Series, by_label, perplexity_series, position_series, shared_train_length, training_series
 from ..tables import BASELINES
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
@@ -87,7 +87,7 @@ def loss_over_position(runs: Sequence[Run]) -> Figure:
     figure, panels = _draw_panels(runs, series, marker="")
     last = max((each.x[-1] for each in series.values() if each.x), default=1.0)
     for axes in panels:
-        lengths_axis(axes, [2**power for power in range(0, int(math.log2(last)) + 1, 2)], _trained(runs))
+        lengths_axis(axes, [2**power for power in range(0, int(math.log2(last)) + 1, 2)], shared_train_length(runs))
         axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
     return figure
 
@@ -161,15 +161,9 @@ def _training_axes(axes: Axes) -> None:
 
 def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], protocol: str) -> None:
     lengths = sorted({int(length) for each in series.values() for length in each.x})
-    lengths_axis(axes, lengths, _trained(runs))
+    lengths_axis(axes, lengths, shared_train_length(runs))
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
-
-
-def _trained(runs: Sequence[Run]) -> int | None:
-    """The training length that all runs share."""
-    trained = {run["train_length"] for run in runs}
-    return trained.pop() if len(trained) == 1 else None
 
 
 def _legend_below(axes: Axes) -> None:
