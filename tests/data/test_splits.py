@@ -58,7 +58,7 @@ def test_authors_by_name():
         ("test=A;valid=A", "author 'A' twice"),
         ("exam=A", "got 'exam=A'"),
         ("A,B", "got 'A,B'"),
-        ("test=", "unknown author ''"),
+        ("test=", "got 'test=' without a name"),
     ],
 )
 def test_bad_assignments(assignment, message):

@@ -124,6 +124,16 @@ def test_all_faults_at_once(tmp_path):
     assert len(found) == len(wanted), found
 
 
+def test_what_no_text_can_be_split_or_cut_by(tmp_path):
+    """Seen without reading any text."""
+    training = {**TRAINING, "data": "nowhere", "tokenizer": "words", "split_by": "author:exam=A", "model": MODEL}
+    found = faults(write_recipe(tmp_path, training=training))
+    assert [line.partition(", expected")[0] for line in sorted(found)] == [
+        "training: split_by: got 'exam=A'",
+        "training: tokenizer: got 'words'",
+    ]
+
+
 def test_an_empty_evaluation(tmp_path):
     found = faults(write_recipe(tmp_path, evaluation={}))
     assert found == ["evaluation: lengths: missing", "evaluation: protocols: missing"]

@@ -43,6 +43,8 @@ def test_all_runs(tmp_path, out, evaluated):
     outcome = run_recipe(load_recipe(path), out, progress=lambda *step: seen.append(step))
     assert (outcome.done, outcome.claimed, outcome.failed) == (tuple(NAMES), (), {})
     assert evaluated == NAMES
+    planned = json.loads((out / "recipe.json").read_text())
+    assert planned == {"name": "tiny", "title": "A tiny recipe", "runs": NAMES}
     assert ("runs", 0, 3) in seen
     assert seen[-1] == ("runs", 3, 3)
     assert {path.name for path in (out / "results").iterdir()} == {
@@ -184,7 +186,7 @@ def test_two_processes(tmp_path, out, evaluated):
         (lambda text: text[: len(text) // 2], "is damaged"),
         (lambda text: "[]", "is damaged"),
         (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
-        (lambda text: text.replace('"curve"', '"curves"'), "it lacks curve"),
+        (lambda text: text.replace('"curve"', '"curves"'), "is damaged (curve: Field required)"),
         (lambda text: text.replace('"max_steps": 4', '"max_steps": 5'), "spec.max_steps: got 5, expected 4"),
         (lambda text: text.replace('"matched": null', '"matched": 64'), "evaluation.protocols.matched: got 64"),
         (lambda text: text.replace('"tiny"', '"huge"'), "recipe: got 'huge', expected 'tiny'"),

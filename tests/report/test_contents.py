@@ -66,6 +66,23 @@ def test_a_sweep_alone_has_table_2_only():
     assert {"damping-blocks", "damping-matched"} <= set(names(drawings(runs)))
     made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
     assert made == ["b1-rope", "b = 0.05", "b = 0.5", "b = 5"]
+    assert "m3-sc-rfa" not in " ".join(table(runs, "table2-blocks").notes)
+
+
+def test_what_else_the_papers_sweep_changes():
+    runs = [whole_result("m2-sc-rfa"), swept(0.5), whole_result("m3-sc-rfa")]
+    said = "b = 5 is m3-sc-rfa, which differs in steady_state and zero_heads, too."
+    assert said in table(runs, "table2-blocks").notes
+
+
+def test_tables_say_what_was_trained_on_what():
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 128}
+    runs = [{**run, "config": config} for run in RUNS]
+    runs[1]["training"] = {**runs[1]["training"], "tokens": 4_096_000}
+    assert table(runs, "table1-blocks").notes[0] == (
+        "Here: text corpus, tokenizer bytes, layers 4, heads 8, hidden size 128, "
+        "training tokens a run 192 (1 run); 4,096,000 (1 run)."
+    )
 
 
 def test_a_sweep_beside_models_has_both():

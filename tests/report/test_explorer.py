@@ -172,6 +172,7 @@ def test_each_slider_moves_its_curves_by_keyboard(page, slider, moved):
 def test_values_are_shown_and_start_again(page):
     start = page.evaluate("explorer.values()")
     assert len(start) == page.get_by_role("slider").count() == 8
+    assert (start["process_noise"], start["robustness"], start["decay"]) == (0.004, 4, 0.02)  # not the nearest steps
     move(page, {name: 7 for name in start})
     moved = page.evaluate("explorer.values()")
     assert all(moved[name] != start[name] for name in start)

@@ -1,6 +1,7 @@
 """`rfa report`: from result files to a folder of tables, figures and a page; what is missing is named."""
 
 import json
+import math
 
 import pytest
 from training.runs import contents, messages
@@ -81,6 +82,16 @@ def test_partial(rfa, out, one_figure):
     (results / "lists.json").write_text("[1, 2]")
     (results / "newer.json").write_text(json.dumps({**RUNS[0], "maps": None, "format": 99}))
     (results / "m2-sc-rfa-seed0.attention.npz").write_bytes(b"PK\x03\x04 cut")
+    whole = json.loads((results / "b1-rope-seed0.json").read_text())
+    row = {**whole["evaluations"]["blocks"]["rows"][1], "loss": None}
+    heads = {"steps": [1, 2], "tokens": [1, 2], "layers": {"0": {"alpha": [[1.0], [1.0, 2.0]]}}}
+    for name, fault in {
+        "row": {"evaluations": {"blocks": {"rows": [row], "books": {}}}},
+        "number": {"training": {**whole["training"], "valid_perplexity": math.nan}},
+        "heads": {"dynamics": heads, "passkey": 3},
+    }.items():
+        (results / f"{name}.json").write_text(json.dumps({**whole, **fault}))
+    (out / "recipe.json").write_text(json.dumps({"runs": ["b1-rope-seed0", "x1-riccati-seed0", "c1-nope-seed0"]}))
     for name in ("x1-riccati-seed0", "b1-rope-seed0"):
         (out / "runs" / name).mkdir(parents=True)
         (out / "runs" / name / "run.json").touch()
@@ -93,14 +104,39 @@ def test_partial(rfa, out, one_figure):
         "lists.json": "lists.json is damaged",
         "newer.json": "newer.json has format 99, expected 1",
         "m2-sc-rfa-seed0.attention.npz": "is damaged",
+        "row.json": "is damaged (evaluations.blocks.rows.0.loss: Input should be a valid number)",
+        "number.json": "is damaged (training.valid_perplexity: Input should be a finite number)",
+        "heads.json": "layer 0: expected 2 steps of one number a head, and 1 more faults)",
     }.items():
         (line,) = [line for line in messages(err) if line.startswith(f"rfa: missing: {name}: ")]
         assert reason in line
         assert f"<b>{name}</b>: " in page
     assert "missing: x1-riccati-seed0: begun, no result yet" in said
     assert "<b>x1-riccati-seed0</b>: begun, no result yet" in page
+    assert "missing: c1-nope-seed0: not begun" in said
     assert "missing: b1-rope-seed0" not in said
     assert "runs: 2, tables: 8, figures: 1" in said
+
+
+def test_a_damaged_list_of_runs(rfa, out, one_figure):
+    (out / "recipe.json").write_text("{}")
+    status, _, err = rfa("report", "out")
+    assert status == 1
+    assert "rfa: missing: recipe.json: out/recipe.json is damaged" in err
+
+
+def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):
+    """An error of matplotlib's is not taken for results that lack something."""
+
+    def broken(runs):
+        raise ValueError("x and y must have same first dimension")
+
+    drawn = write.drawings
+    faulty = [each._replace(draw=broken) for each in drawn(RUNS) if each.name == "training"]
+    monkeypatch.setattr(write, "drawings", lambda runs: faulty)
+    monkeypatch.setenv("RFA_DEBUG", "1")
+    with pytest.raises(ValueError, match="same first dimension"):
+        rfa("report", "out")
 
 
 def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
@@ -173,4 +209,4 @@ def test_maps_are_read_with_their_runs(out):
     assert [run["label"] for run in found.runs] == ["b1-rope", "m2-sc-rfa"]
     assert found.runs[0]["maps"] is None
     assert found.runs[1]["maps"].shape == (2, 3, 3)
-    assert (found.refused, found.unfinished) == ({}, ())
+    assert (found.refused, found.unfinished) == ({}, {})

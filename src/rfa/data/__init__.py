@@ -6,8 +6,9 @@ from .blocks import TokenBlocks, evenly_spaced
 from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
 from .documents import Document, fingerprint, text_document
 from .prepare import PreparedData, prepare
+from .splits import check_split
 from .stream import document_of_token, token_stream
-from .tokenization import END_OF_TEXT, load_tokenizer
+from .tokenization import END_OF_TEXT, check_tokenizer, load_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
@@ -17,6 +18,8 @@ __all__ = [
     "PreparedData",
     "TokenBlocks",
     "cache_folder",
+    "check_split",
+    "check_tokenizer",
     "document_of_token",
     "evenly_spaced",
     "fingerprint",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .documents import Document, file_document, fingerprint
 from .hub import HUB_DATASETS, hub_splits
-from .splits import SPLITS, Splits, by_author, by_file, by_position
+from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
@@ -94,9 +94,8 @@ def load_documents(spec: str) -> tuple[Document, ...]:
 
 def _split(spec: str, split_by: str) -> tuple[Splits, str]:
     """Return the splits, and how they were made."""
+    check_split(split_by)
     kind, _, assignment = split_by.partition(":")
-    if kind not in ("file", "author") or (kind == "file" and assignment):
-        raise ValueError(f"split_by: got {split_by!r}, expected file, author or author:test=Name,...;valid=Name,...")
     given = spec in HUB_DATASETS or (spec not in NAMED_CORPORA and bool(spec) and (Path(spec) / "train").is_dir())
     if kind == "author" and (given or spec == "stdlib"):
         raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")

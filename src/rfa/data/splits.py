@@ -28,6 +28,15 @@ def by_file(documents: Sequence[Document], held_out: Sequence[str] = ("valid", "
     return _gather(documents, lambda document: split_of[document.name], ("train", *held_out))
 
 
+def check_split(split_by: str) -> None:
+    """Raise `ValueError` where this is no way to split a text, whatever its authors; nothing is read."""
+    kind, _, assignment = split_by.partition(":")
+    if kind not in ("file", "author") or (kind == "file" and assignment):
+        raise ValueError(f"split_by: got {split_by!r}, expected file, author or author:test=Name,...;valid=Name,...")
+    if assignment:
+        _parse_assignment(assignment)
+
+
 def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
     """Split by author, whole authors to one split. The author is the file name up to the first `_`.
 
@@ -49,7 +58,9 @@ def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
             f"split_by: got 'author' for a text by {', '.join(authors)}, expected at least {len(SPLITS)} "
             "authors (file names such as Author_Title.txt)"
         )
-    split_of = _parse_assignment(assignment, authors) if assignment else _assign_by_hash(authors)
+    split_of = _parse_assignment(assignment) if assignment else _assign_by_hash(authors)
+    if unknown := sorted(split_of.keys() - set(authors)):
+        raise ValueError(f"split_by: got unknown author {unknown[0]!r}, expected some of {', '.join(authors)}")
     return _gather(documents, lambda document: split_of.get(_author(document), "train"))
 
 
@@ -101,7 +112,7 @@ def _assign_by_hash(names: Iterable[str], held_out: Sequence[str] = ("valid", "t
     return split_of
 
 
-def _parse_assignment(assignment: str, authors: Sequence[str]) -> dict[str, str]:
+def _parse_assignment(assignment: str) -> dict[str, str]:
     """Return the split of each author named in `test=Name,Name;valid=Name`."""
     split_of: dict[str, str] = {}
     for part in assignment.split(";"):
@@ -109,8 +120,8 @@ def _parse_assignment(assignment: str, authors: Sequence[str]) -> dict[str, str]
         if not equals or split.strip() not in SPLITS:
             raise ValueError(f"split_by: got {part!r}, expected test=Name,Name or valid=Name,Name")
         for author in (name.strip() for name in names.split(",")):
-            if author not in authors:
-                raise ValueError(f"split_by: got unknown author {author!r}, expected some of {', '.join(authors)}")
+            if not author:
+                raise ValueError(f"split_by: got {part!r} without a name, expected test=Name,Name or valid=Name,Name")
             if author in split_of:
                 raise ValueError(f"split_by: got author {author!r} twice, expected once")
             split_of[author] = split.strip()

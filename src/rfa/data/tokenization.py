@@ -46,19 +46,28 @@ def load_tokenizer(
         ValueError: unknown tokenizer, vocabulary too small, no text to train on, files missing or damaged, no
             hub access.
     """
+    check_tokenizer(spec)
     kind, _, argument = spec.partition(":")
     if spec == "bytes":
         backend = _byte_level(models.BPE(vocab=_byte_vocabulary(), merges=[]), use_regex=False)
     elif spec == "gpt2":
         vocabulary, merges = hub_files(_GPT2_REPOSITORY, ("vocab.json", "merges.txt"), "gpt2:FOLDER, bpe:N or bytes")
         backend = _gpt2(vocabulary, merges)
-    elif kind == "gpt2" and argument:
+    elif kind == "gpt2":
         backend = _gpt2(Path(argument, "encoder.json"), Path(argument, "vocab.bpe"))
-    elif kind == "bpe" and argument.isdecimal():
-        backend = _trained(int(argument), train_documents, cache_folder(cache_dir))
     else:
-        raise ValueError(f"tokenizer: got {spec!r}, expected {_FORMS}")
+        backend = _trained(int(argument), train_documents, cache_folder(cache_dir))
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False)
+
+
+def check_tokenizer(spec: str) -> None:
+    """Raise `ValueError` where `load_tokenizer` knows no such tokenizer; nothing is read."""
+    kind, _, argument = spec.partition(":")
+    sized = kind == "bpe" and argument.isdecimal()
+    if not (spec in ("bytes", "gpt2") or (kind == "gpt2" and argument) or sized):
+        raise ValueError(f"tokenizer: got {spec!r}, expected {_FORMS}")
+    if sized and int(argument) < SMALLEST_VOCABULARY:
+        raise ValueError(f"tokenizer: got {spec}, expected at least bpe:{SMALLEST_VOCABULARY} (256 bytes, end of text)")
 
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:
@@ -94,10 +103,6 @@ def _gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
 
 def _trained(size: int, documents: Sequence[Document] | None, cache: Path) -> Tokenizer:
     """Return a tokenizer trained on the documents, from the cache if it was trained before."""
-    if size < SMALLEST_VOCABULARY:
-        raise ValueError(
-            f"tokenizer: got bpe:{size}, expected at least bpe:{SMALLEST_VOCABULARY} (256 bytes, end of text)"
-        )
     if not documents:
         raise ValueError(f"tokenizer: got bpe:{size} without text to train on, expected training documents")
     recipe = f"{fingerprint(documents)} {size} {TRAINING_BYTES}"

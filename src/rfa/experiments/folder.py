@@ -9,7 +9,7 @@ import numpy as np
 from rfa.models import PRESETS
 from rfa.report.maps import read_maps
 
-from .results import read_result
+from .results import PLANNED, read_planned, read_result
 
 
 class Results(NamedTuple):
@@ -20,18 +20,18 @@ class Results(NamedTuple):
         runs: contents of whole result files, by preset, label and seed; each with `maps`, its attention maps
             `(heads, queries, keys)` or None.
         refused: why a file could not be read, by its name.
-        unfinished: runs that were begun and have no result yet.
+        unfinished: why a run of the recipe has no result, by its name.
     """
 
     folder: Path
     runs: list[dict[str, Any]]
     refused: dict[str, str]
-    unfinished: tuple[str, ...]
+    unfinished: dict[str, str]
 
     @property
     def missing(self) -> dict[str, str]:
         """Why a file or a run is not among `runs`, by its name."""
-        return {**self.refused, **dict.fromkeys(self.unfinished, "begun, no result yet")}
+        return {**self.refused, **self.unfinished}
 
 
 def read_results(folder: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Results:
@@ -68,11 +68,22 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
         more = f" (and {len(files) - 1} more files)" if len(files) > 1 else ""
         raise ValueError(f"{refused[files[0].name]}{more}")
     _check_one_recipe(runs)
-    names = sorted(record.parent.name for record in folder.glob("runs/*/run.json")) if source != folder else []
-    unfinished = tuple(name for name in names if not (source / f"{name}.json").exists())
+    unfinished, fault = _unfinished(folder, source) if source != folder else ({}, {})
+    refused.update(fault)
     places = {preset: place for place, preset in enumerate(PRESETS)}
     ordered = sorted(runs.values(), key=lambda run: (places.get(run["preset"], len(places)), run["label"], run["seed"]))
     return Results(source, ordered, refused, unfinished)
+
+
+def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Runs without a result, and what is wrong with the list of them."""
+    begun = sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
+    reasons, fault = dict.fromkeys(begun, "begun, no result yet"), {}
+    try:
+        reasons = {**dict.fromkeys(read_planned(folder), "not begun"), **reasons}
+    except ValueError as error:
+        fault = {PLANNED: str(error)}
+    return {name: why for name, why in reasons.items() if not (source / f"{name}.json").exists()}, fault
 
 
 def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:

@@ -11,13 +11,11 @@ from rfa.training import RunFolder
 from rfa.training.callbacks import read_metrics
 
 from .recipe import PlannedRun, Recipe
+from .schema import check_result
 
 RESULT_FORMAT = 1
+PLANNED = "recipe.json"
 _POINTS = 64  # of each head's course through training
-_KEYS = (
-    *("recipe", "run", "label", "preset", "seed", "train_length", "spec", "config", "evaluation", "training"),
-    *("environment", "data", "curve", "dynamics", "evaluations", "by_position", "passkey", "attention"),
-)
 
 
 def result_path(out: Path, run: PlannedRun) -> Path:
@@ -105,6 +103,28 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     write_text_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
+def write_planned(recipe: Recipe, out: Path) -> None:
+    """Write which runs a folder is to hold in the end."""
+    planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
+    write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
+
+
+def read_planned(out: Path) -> tuple[str, ...]:
+    """The names of the runs that a folder is to hold; none where it does not say.
+
+    Raises:
+        ValueError: if the file that says it is damaged.
+    """
+    path = out / PLANNED
+    if not path.exists():
+        return ()
+    try:
+        planned = json.loads(path.read_text(encoding="utf-8"))
+        return tuple(str(name) for name in planned["runs"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged, expected what `rfa experiment` wrote") from error
+
+
 def read_result(path: str | Path) -> dict[str, Any]:
     """The contents of a result file.
 
@@ -114,9 +134,8 @@ def read_result(path: str | Path) -> dict[str, Any]:
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         written = result["format"]
-        missing = [key for key in _KEYS if key not in result] if written == RESULT_FORMAT else []
-        if missing:
-            raise ValueError(f"it lacks {', '.join(missing)}")
+        if written == RESULT_FORMAT:
+            check_result(result)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"result: {path} is damaged ({error}), expected a whole result; delete it to make it anew"

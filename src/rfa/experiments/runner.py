@@ -2,6 +2,7 @@
 
 <out>/runs/<run>/            run folders: records and metrics stay, models only where the recipe keeps them
 <out>/results/<run>.json     one result a run, whole
+<out>/recipe.json            name and title of the recipe and its runs, so that a report can say which are missing
 <out>/.claims/<run>.lock     locked by the process that makes the run, and free when that process is gone
 """
 
@@ -21,7 +22,7 @@ from rfa.training import RunFolder, resume, train
 from .plan import chosen, is_lost, run_folder, started_record
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
-from .results import finished_result, make_result, result_path, write_result
+from .results import finished_result, make_result, result_path, write_planned, write_result
 
 Progress = Callable[[str, int, int], None]
 
@@ -74,6 +75,7 @@ def run_recipe(
                 _let_go(run_folder(out, run))
     if waiting:
         _check_text(recipe, waiting[0], say)
+    write_planned(recipe, out)
     failed: dict[str, str] = {}
     going = True
     while waiting and going:

@@ -9,14 +9,14 @@ from .damping import damping_of
 from .layout import Table
 from .published import published_results
 from .runs import Run
-from .summary import accuracy_table, probe_table, protocols, runs_table
+from .summary import accuracy_table, probe_table, protocols, runs_table, setting
 from .tables import BASELINES, difference_table, table1, table2, table3
 
 _LEAST_SWEEP = 3  # values of b: m2 and m3 alone are no sweep
 
 
 class Tabling(NamedTuple):
-    """A table of a report: its name, and what makes it, or raises `ValueError` with a reason."""
+    """A table of a report: its name, and what makes it, or raises `Lacking` with a reason."""
 
     name: str
     make: Callable[[], Table]
@@ -40,7 +40,7 @@ def tablings(runs: Sequence[Run]) -> list[Tabling]:
         if swept:
             makers["table2"] = partial(table2, runs, published, protocol=protocol)
         makers["differences"] = partial(difference_table, runs, protocol=protocol)
-        found += [_by(protocol, name, make) for name, make in makers.items()]
+        found += [_by(protocol, name, make, runs) for name, make in makers.items()]
     found += [Tabling(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
     found.append(Tabling("probe-accuracy", partial(accuracy_table, runs)))
     return [*found, Tabling("runs", partial(runs_table, runs))]
@@ -55,14 +55,14 @@ def _is_babylm(run: Run) -> bool:
     return run["recipe"].startswith("table3") or run["spec"].get("data") == "babylm-2025"
 
 
-def _by(protocol: str, of: str, make: Callable[[], Table]) -> Tabling:
-    """The table of a protocol: so named, and saying so."""
+def _by(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> Tabling:
+    """The table of a protocol: so named, and saying so and what was trained on what."""
     name = f"{of}-{protocol}"
 
     def named() -> Table:
         table = make()
         aside = ("The paper's figures are of the protocol blocks.",) * (of != "differences" and protocol != "blocks")
         caption = f"{table.caption} Protocol {protocol}."
-        return replace(table, name=name, caption=caption, notes=(*table.notes, *aside))
+        return replace(table, name=name, caption=caption, notes=(setting(runs), *table.notes, *aside))
 
     return Tabling(name, named)

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .lacking import Lacking
 from .runs import Run
 from .statistics import Books, Difference, paired_difference
 
@@ -32,7 +33,7 @@ def compare(pairs: Pairs, length: int, protocol: str, level: float = 0.95, resam
     kept = [[{book: each[book] for book in common} for each in side] for side in sides]
     try:
         found = paired_difference(*kept, level=level, resamples=resamples)
-    except ValueError as error:
+    except Lacking as error:
         return Compared(None, str(error))
     if known - common:
         return Compared(found, f"without {', '.join(sorted(known - common))}, not in every run")

@@ -11,6 +11,7 @@ from rfa.evaluation import MAP_LENGTHS
 
 from . import figures
 from .contents import is_sweep
+from .lacking import Lacking
 from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics, train_lengths
 from .summary import protocols
 
@@ -23,7 +24,7 @@ class Drawing(NamedTuple):
     Args:
         name: of its files.
         caption: what it shows.
-        draw: of all runs, those that have nothing to show among them; may raise `ValueError` with a reason.
+        draw: of all runs, those that have nothing to show among them; may raise `Lacking` with a reason.
         has: whether a run has anything to show; the figure is drawn where one has.
         what: that is, in words, for the runs that lack it; empty where not every run is meant to have it.
     """
@@ -198,7 +199,7 @@ def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run])
     mapped = [run for run in runs if _holds(held, run)]
     lengths = train_lengths(mapped)
     if len(lengths) > 1:
-        raise ValueError(f"runs: got maps of training lengths {lengths}, expected one")
+        raise Lacking(f"runs: got maps of training lengths {lengths}, expected one")
     first: dict[str, np.ndarray] = {}
     for run in mapped:
         first.setdefault(run["label"], run[held])

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .lacking import Lacking
+
 # One result file: run, label, preset, seed, train_length, curve (steps with tokens and valid_loss), dynamics, and
 # evaluations: protocol -> rows (length, loss, perplexity, targets, stderr), books (book -> length -> [sum, targets]).
 Run = Mapping[str, Any]
@@ -34,14 +36,14 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs of each label by seed, labels in the order in which they first came.
 
     Raises:
-        ValueError: where two runs share label and seed: their mean would count one seed twice.
+        Lacking: where two runs share label and seed: their mean would count one seed twice.
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         seeds = groups.setdefault(run["label"], {})
         if run["seed"] in seeds:
             named = f"{seeds[run['seed']]['run']}, {run['run']}"
-            raise ValueError(f"runs: got {named} both of label {run['label']} and seed {run['seed']}, expected one")
+            raise Lacking(f"runs: got {named} both of label {run['label']} and seed {run['seed']}, expected one")
         seeds[run["seed"]] = run
     return {label: [seeds[seed] for seed in sorted(seeds)] for label, seeds in groups.items()}
 
@@ -66,11 +68,11 @@ def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
     """The first seed of a label that has the parameters of its heads over training.
 
     Raises:
-        ValueError: where there is none.
+        Lacking: where there is none.
     """
     found = [run for run in runs if run["label"] == label and _has_dynamics(run)]
     if not found:
-        raise ValueError(f"runs: got none of {label} with its parameters over training, expected at least one")
+        raise Lacking(f"runs: got none of {label} with its parameters over training, expected at least one")
     return min(found, key=lambda run: run["seed"])
 
 
@@ -118,7 +120,7 @@ def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
     """Of one label, at the distances of every seed that was probed.
 
     Raises:
-        ValueError: where seeds had different trials.
+        Lacking: where seeds had different trials.
     """
     probed = [run["passkey"][kind]["rows"] for run in runs if (run.get("passkey") or {}).get(kind)]
     scores = [{row["distance"]: row["scores"] for row in rows} for rows in probed]
@@ -127,9 +129,7 @@ def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
     for distance in distances:
         trials = [each[distance] for each in scores]
         if len({len(each) for each in trials}) > 1:
-            raise ValueError(
-                f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many"
-            )
+            raise Lacking(f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many")
         averaged = np.mean(trials, axis=0)
         mean.append(float(averaged.mean()))
         error.append(float(averaged.std(ddof=1) / len(averaged) ** 0.5))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .lacking import Lacking
+
 Books = Mapping[str, tuple[float, float]]  # of one context length: summed loss in nats, and scored tokens
 
 
@@ -68,8 +70,8 @@ def paired_difference(
         seed: of the random numbers; the same input has the same interval.
 
     Raises:
-        ValueError: for no seeds or books, books that are not the same or not of the same targets for every seed and
-            both sides, not as many seeds of both, or a level that is none.
+        Lacking: for books that are not the same, or not of the same targets, for every seed and both sides.
+        ValueError: for no seeds or books, not as many seeds of both sides, or a level that is none.
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1")
@@ -82,11 +84,11 @@ def paired_difference(
     for each in (*model, *baseline):
         if sorted(each) != books:
             odd = ", ".join(sorted(set(each) ^ set(books)))
-            raise ValueError(f"books: got {odd} on one side or seed only, expected the same books everywhere")
+            raise Lacking(f"books: got {odd} on one side or seed only, expected the same books everywhere")
         if not np.array_equal(_column(each, books, 1), targets):
-            raise ValueError("books: got different numbers of targets, expected the same scored tokens everywhere")
+            raise Lacking("books: got different numbers of targets, expected the same scored tokens everywhere")
     if not (targets >= 0).all() or not targets.sum() > 0:
-        raise ValueError("targets: got negative numbers or none at all, expected scored tokens")
+        raise Lacking("targets: got negative numbers or none at all, expected scored tokens")
     by_seed = np.array([_column(a, books, 0) - _column(b, books, 0) for a, b in zip(model, baseline, strict=True)])
     difference = by_seed.mean(0)
     value, error, _ = mean_and_error(by_seed.sum(1) / targets.sum())

@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from rfa.evaluation import PROTOCOLS
 
+from .lacking import Lacking
 from .layout import Cell, Number, Table
 from .runs import Run
 
@@ -42,6 +44,19 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value]
 
 
+def setting(runs: Sequence[Run]) -> str:
+    """Text, tokenizer, sizes and training tokens of a run, in a sentence; where runs differ, with how many each."""
+    found = {
+        "text": _values(PurePath(run["spec"]["data"]).name for run in runs),
+        "tokenizer": _values(run["spec"]["tokenizer"] for run in runs),
+        "layers": _values(run["config"].get("num_hidden_layers") for run in runs),
+        "heads": _values(run["config"].get("num_attention_heads") for run in runs),
+        "hidden size": _values(run["config"].get("hidden_size") for run in runs),
+        "training tokens a run": _values(f"{run['training']['tokens']:,}" for run in runs),
+    }
+    return f"Here: {', '.join(f'{name} {value}' for name, value in found.items() if value)}."
+
+
 def protocols(runs: Iterable[Run]) -> list[str]:
     """By which any run was evaluated; of the protocols that there are, for they name files."""
     found = {name for run in runs for name in run["evaluations"] or {}}
@@ -72,7 +87,7 @@ def probe_table(runs: Sequence[Run], kind: str) -> Table:
         kind: "passkey" or "repeat", see `rfa.evaluation.probe`.
 
     Raises:
-        ValueError: where no run was probed.
+        Lacking: where no run was probed.
     """
     rows = _probed(runs, kind, lambda row: Number(row["score"], error=row["stderr"], digits=3))
     sought = {"passkey": "a word named in the past", "repeat": "a passage repeated from the past"}[kind]
@@ -102,7 +117,7 @@ def _probed(runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]]
         if probe
     ]
     if not rows:
-        raise ValueError(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
+        raise Lacking(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
     return rows
 
 

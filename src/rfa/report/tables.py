@@ -1,10 +1,12 @@
 """The paper's tables with this library's numbers beside the published ones, and paired differences to the baselines."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from .damping import damping_by_label
+from .damping import damping_by_label, unlike
 from .differences import Pairs, compare, pairs_of
+from .lacking import Lacking
 from .layout import Cell, Number, Table
 from .runs import Run, by_label, perplexity_by_length, train_lengths
 from .statistics import mean_and_error
@@ -24,7 +26,7 @@ def table1(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "b
         The table, whose notes name what is missing.
 
     Raises:
-        ValueError: for runs of several training lengths, or two of the same label and seed.
+        Lacking: for runs of several training lengths, or two of the same label and seed.
     """
     caption = "Test perplexity over context length, beside the paper's on WikiText-103 (its table 1)."
     return perplexity_table("table1", caption, runs, published["wikitext-103"], published["lengths"], protocol=protocol)
@@ -52,7 +54,8 @@ def table2(
         paper[label] = sweep.get(b, ())
     caption = "Test perplexity by damping coefficient b of SC-RFA, beside the paper's on WikiText-103 (its table 2)."
     kept = [run for run in runs if run["label"] in paper]
-    return perplexity_table("table2", caption, kept, paper, published["lengths"], protocol=protocol, display=display)
+    table = perplexity_table("table2", caption, kept, paper, published["lengths"], protocol=protocol, display=display)
+    return replace(table, notes=(*table.notes, *filter(None, [unlike(runs)])))
 
 
 def table3(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "blocks") -> Table:
@@ -199,7 +202,7 @@ def _with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
 def _train_length(runs: Iterable[Run]) -> int | None:
     trained = train_lengths(runs)
     if len(trained) > 1:
-        raise ValueError(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
+        raise Lacking(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
     return trained[0] if trained else None
 
 

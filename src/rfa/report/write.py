@@ -9,6 +9,7 @@ from rfa.files import write_text_whole
 from .contents import tablings
 from .drawings import Drawing, drawings
 from .figures import save
+from .lacking import Lacking
 from .layout import Table, comma_separated, latex, markdown
 from .page import Shown, render_page
 from .runs import Run
@@ -63,7 +64,7 @@ def write_report(
         say(done)
         try:
             tables.append(tabling.make())
-        except ValueError as error:
+        except Lacking as error:
             left_out[f"table {tabling.name}"] = str(error)
             continue
         for suffix, form in FORMS.items():
@@ -73,7 +74,7 @@ def write_report(
         say(done)
         try:
             shown.append(_draw(drawing, runs, out / "figures"))
-        except ValueError as error:
+        except Lacking as error:
             left_out[f"figure {drawing.name}"] = str(error)
     page = out / "index.html"
     write_text_whole(page, render_page(runs, tables, shown, left_out))
@@ -82,10 +83,10 @@ def write_report(
 
 
 def _draw(drawing: Drawing, runs: Sequence[Run], folder: Path) -> Shown:
-    """Draw and save a figure; `ValueError` where no run has what it shows."""
+    """Draw and save a figure; `Lacking` where no run has what it shows."""
     without = [run["run"] for run in runs if not drawing.has(run)]
     if len(without) == len(runs):
-        raise ValueError(f"no run has {drawing.what}")
+        raise Lacking(f"no run has {drawing.what}")
     image = folder / f"{drawing.name}.png"
     figure = drawing.draw(runs)
     for path in (image.with_suffix(".pdf"), image):

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from rfa.data import NAMED_CORPORA
+from rfa.data import NAMED_CORPORA, check_split, check_tokenizer
 from rfa.models import RFAConfig, preset
 from rfa.ops import choose_backend
 
@@ -32,7 +32,7 @@ class TrainingSpec:
         bf16: train in bfloat16 autocast.
 
     Raises:
-        ValueError: for a number out of range, an unknown preset or field.
+        ValueError: for a number out of range, an unknown preset, field or tokenizer, or no way to split.
     """
 
     preset: str
@@ -67,6 +67,8 @@ class TrainingSpec:
                 raise ValueError(f"{name}: got {self.model[name]}, expected nothing: the run sets it from its data")
         if self.seed >= 2**32:
             raise ValueError(f"seed: got {self.seed}, expected less than 2^32")
+        check_split(self.split_by)
+        check_tokenizer(self.tokenizer)
         choose_backend(self.model_config(vocab_size=2).backend)
 
     def model_config(self, vocab_size: int, **more: Any) -> RFAConfig:

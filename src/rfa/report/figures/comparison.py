@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from ..differences import Pairs, compare, pairs_of
 from ..groups import BASELINE, by_group
+from ..lacking import Lacking
 from ..runs import Run, by_label, perplexity_by_length, retrieval_scores, shared_train_length
 from .style import COLOURS, MUTED, PAGE, lengths_axis, looks, styled
 
@@ -27,15 +28,15 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
         protocol: which evaluation.
 
     Raises:
-        ValueError: where there is no run of the baseline, or nothing else.
+        Lacking: where there is no run of the baseline, or nothing else.
     """
     grouped = by_label(runs)
     if baseline not in grouped or len(grouped) == 1:
-        raise ValueError(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
+        raise Lacking(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
     trained = grouped[baseline][0]["train_length"]
     longest = max((length for run in grouped[baseline] for length in perplexity_by_length(run, protocol)), default=0)
     if longest <= trained:
-        raise ValueError(f"runs: got {baseline} at up to {longest} tokens by {protocol}, expected more than {trained}")
+        raise Lacking(f"runs: got {baseline} at up to {longest} tokens by {protocol}, expected more than {trained}")
     pairs = {label: pairs_of(of, grouped[baseline]) for label, of in grouped.items() if label != baseline}
     values = {
         length: {label: compare(of, length, protocol).difference if of else None for label, of in pairs.items()}
@@ -84,11 +85,11 @@ def retrieval(runs: Sequence[Run]) -> Figure:
         runs: result files; a label that was not probed is named in the legend.
 
     Raises:
-        ValueError: where nothing was probed.
+        Lacking: where nothing was probed.
     """
     grouped = by_label(runs)
     if not any(run.get("passkey") for run in runs):
-        raise ValueError("runs: got none with retrieval probes, expected at least one")
+        raise Lacking("runs: got none with retrieval probes, expected at least one")
     groups = by_group(runs)
     size = (PAGE, 1.5 * len(groups) + 0.5)
     figure, panels = plt.subplots(len(groups), 2, figsize=size, sharex=True, sharey="col", squeeze=False)

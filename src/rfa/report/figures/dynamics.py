@@ -38,7 +38,7 @@ def noises_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figur
         label: whose; the first seed that has its parameters over training is drawn.
 
     Raises:
-        ValueError: where there is none.
+        Lacking: where there is none.
     """
     figure = _by_layer(runs, label, _NOISES, height=5.0)
     for axes in figure.axes:
@@ -58,7 +58,8 @@ def robustness_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> F
 
 @styled
 def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
-    """The phase parameter `alpha = eta^2 - sigma~^2`: of all heads before and after, and over training (appendix C.2).
+    """The phase parameter `alpha = eta^2 - sigma~^2`: of all heads at the first step that was logged and the
+    last, and over training (appendix C.2).
 
     Negative is the diffusive regime, positive the integrative one. Heads without decay never settle: their alpha is
     minus infinity, and they are named where their points would be. The second panel is of the last layer.
@@ -86,7 +87,7 @@ def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figu
     over_training.set(title=f"layer {last} over training")
     _tokens_axis(over_training)
     looks = {
-        "start": ("_", MUTED),
+        f"step {run['dynamics']['steps'][0]:,}": ("_", MUTED),
         **{f"layer {name}": (m, "0.3") for name, m in zip(courses, itertools.cycle(MARKERS))},
     }
     points = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (m, c) in looks.items()]

@@ -24,7 +24,8 @@
   // sliders: equal steps are equal factors; one with zero has it at its left end
 
   function valueOf(input) {
-    const { low } = input.dataset, place = Number(input.value);
+    const { low, value } = input.dataset, place = Number(input.value);
+    if (place === placeOf(input)) return Number(value); // it starts there, between two steps or on one
     if (place === 0 && "zero" in input.dataset) return 0;
     return Number((low * 10 ** (place / PER_DECADE)).toPrecision(3));
   }

@@ -1,0 +1,141 @@
+"""What the parts of a result file hold, as far as tables and figures read them; more is allowed everywhere."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+_CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Row(TypedDict):
+    """One context length of an evaluation."""
+
+    length: Annotated[int, Field(ge=1)]
+    loss: float
+    perplexity: Positive
+    targets: Count
+    stderr: float | None
+
+
+class Evaluation(TypedDict):
+    """One protocol; `books` has loss sums and targets by book and context length."""
+
+    rows: list[Row]
+    books: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]]
+
+
+class ByPosition(TypedDict):
+    """Losses in nats at the positions 1, 2, ... of the longest window."""
+
+    loss: list[float]
+
+
+class ProbeRow(TypedDict):
+    """One distance of a retrieval probe."""
+
+    distance: Count
+    score: float
+    stderr: float
+    accuracy: float | None
+    scores: Annotated[list[float], Field(min_length=2)]
+
+
+class Probe(TypedDict):
+    """A retrieval probe."""
+
+    chance: float | None
+    rows: list[ProbeRow]
+
+
+class Training(TypedDict):
+    """What training came to."""
+
+    valid_perplexity: Positive | None
+    tokens: Count
+    tokens_per_second: Positive | None
+    parameters: Count
+    steps: Count
+    seconds: Positive | None
+
+
+class CurvePoint(TypedDict):
+    """A validation."""
+
+    step: Count
+    tokens: Count
+    valid_loss: float
+
+
+class Dynamics(TypedDict):
+    """Parameters by layer and name, at each of `steps` a list over heads; empty where a model has none."""
+
+    steps: NotRequired[list[Count]]
+    tokens: NotRequired[list[Count]]
+    layers: NotRequired[dict[str, dict[str, list[list[float | None]]]]]
+
+
+class Spec(TypedDict):
+    """Of `TrainingSpec`, what is read."""
+
+    preset: str
+    model: dict[str, Any]
+    data: str
+    tokenizer: str
+    split_by: str
+
+
+class Asked(TypedDict):
+    """What the evaluation was to hold."""
+
+    lengths: list[Count]
+    protocols: dict[str, Count | None]
+
+
+def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
+    steps = len(dynamics.get("steps", []))
+    for layer, parameters in dynamics.get("layers", {}).items():
+        shapes = {(len(values), *{len(heads) for heads in values}) for values in parameters.values()}
+        if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != steps for shape in shapes):
+            raise ValueError(f"layer {layer}: expected {steps} steps of one number a head")
+    return dynamics
+
+
+class Result(TypedDict):
+    """A result file."""
+
+    __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    format: int
+    recipe: str
+    run: str
+    label: str
+    preset: str
+    seed: Count
+    train_length: Annotated[int, Field(ge=2)]
+    spec: Spec
+    config: dict[str, Any]
+    evaluation: Asked
+    training: Training
+    environment: dict[str, Any]
+    data: dict[str, Any]
+    curve: list[CurvePoint]
+    dynamics: Annotated[Dynamics, AfterValidator(_one_value_a_head)]
+    evaluations: dict[str, Evaluation]
+    by_position: ByPosition | None
+    passkey: dict[str, Probe] | None
+    attention: str | None
+
+
+_RESULT: TypeAdapter[Result] = TypeAdapter(Result)
+
+
+def check_result(result: Any) -> None:
+    """Raise `ValueError`, naming the first part that is wrong and how many more are."""
+    try:
+        _RESULT.validate_python(result)
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+        place, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""
+        raise ValueError(f"{place}: {first['msg']}{more}") from error
