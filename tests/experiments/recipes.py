@@ -53,5 +53,6 @@ def stand_in(folder, *, lengths, protocols, by_position=False, passkey=False, at
         "by_position": {"loss": [1.0]} if by_position else None,
         "passkey": {} if passkey else None,
         "attention": None if attention is None else attention.name,
+        "fingerprint": "test",
         "environment": {"rfa": "elsewhere"},
     }

@@ -41,6 +41,20 @@ def test_attention_maps_are_of_a_presets_first_run(tmp_path):
     wanted = {**recipe()["evaluation"], "attention": ["m2-sc-rfa"]}
     read = load_recipe(write_recipe(tmp_path, evaluation=wanted))
     assert [read.asked_of(run)["attention"] for run in read.runs] == [False, True, False]
+    # of the preset itself, wherever its variants and seeds stand: finished runs stay so when others are added
+    variant = {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"damping": 0.5}, "label": "b=0.5"}
+    read = load_recipe(
+        write_recipe(tmp_path, runs=[variant, {"presets": ["m2-sc-rfa"], "seeds": [1, 0]}], evaluation=wanted)
+    )
+    assert {run.name: read.asked_of(run)["attention"] for run in read.runs} == {
+        "m2-sc-rfa-b=0.5-seed0": False,
+        "m2-sc-rfa-seed1": False,
+        "m2-sc-rfa-seed0": True,
+    }
+    (fault,) = faults(write_recipe(tmp_path, runs=[variant], evaluation=wanted))
+    assert "attention: got 'm2-sc-rfa', expected presets of the runs, those without a label" in fault
+    (fault,) = faults(write_recipe(tmp_path, evaluation={**wanted, "attention": 2 * ["m2-sc-rfa"]}))
+    assert "attention: got m2-sc-rfa 2 times" in fault
 
 
 def test_paths_are_meant_from_the_recipe(tmp_path, monkeypatch):
@@ -152,6 +166,10 @@ def test_two_runs_of_one_name(tmp_path):
         ("a: [", "no YAML"),
         ("name: a\nname: b", "stands twice"),
         ("? [a]\n: b", "no YAML"),
+        ("name: 2024-13-45", "no YAML: month must be in 1..12"),
+        ("name: !!int abc", "no YAML: "),
+        ("name: !!map [a]", "no YAML: line 1: expected a mapping"),
+        ("training: {accumulate: true}\nruns: [{presets: [b1-rope], seeds: [0]}]", "accumulate: got True"),
         ("name: ''", "name: got ''"),
         ("evaluation: {attention: [[]]}", "attention: got []"),
         ("runs: [{presets: [[]], seeds: [true]}]", "seeds: got True"),

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from training.runs import MODEL, command, contents, ctrl_c, messages
 
-from rfa.experiments import load_recipe, read_result, run_recipe, runner, states
+from rfa.experiments import load_recipe, run_recipe, runner, states
+from rfa.report.result import read_result
 from rfa.training import RunFolder, Stopped
 
 from .recipes import NAMES, TRAINING, recipe, write_recipe
@@ -129,6 +130,27 @@ def test_a_result_that_was_deleted_is_made_anew(tmp_path, out, evaluated):
     (out / "results" / f"{NAMES[0]}.json").unlink()
     assert states(planned, out)[0].state == "to do"
     assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
+
+
+def test_another_recipe_in_the_same_folder(tmp_path, out, evaluated):
+    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])
+    before = contents(out)
+    other = load_recipe(write_recipe(tmp_path, name="other", runs=[{"presets": ["b2-alibi"], "seeds": [0]}]))
+    for look in (run_recipe, states):
+        with pytest.raises(ValueError, match="the folder of the recipe tiny, expected one of other"):
+            look(other, out)
+    assert contents(out) == before
+
+
+def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    text = min((tmp_path / "corpus").rglob("*.txt"))
+    text.write_text(text.read_text() + "and so on")
+    before = contents(out)
+    with pytest.raises(ValueError, match=f"{NAMES[0]}.json is of another text than .*corpus holds now"):
+        run_recipe(planned, out)
+    assert contents(out) == before
 
 
 def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):

@@ -83,6 +83,13 @@ def test_sorted_by_the_longer_context():
     ]
 
 
+def test_equal_differences_keep_their_order():
+    """Whatever the hash of their names is: the same results are the same figure."""
+    labels = [f"m2.{number}-ablation" for number in range(6)]
+    found = rows(differences([*BASE, *(result(label, 0, 3.9) for label in labels)]))
+    assert [row for row in found if row in labels] == labels
+
+
 @pytest.mark.parametrize("runs", [[], BASE, [result("m2-sc-rfa")]])
 def test_nothing_to_compare(runs):
     with pytest.raises(ValueError, match=r"runs: got .*, expected b1-rope and one to compare with it"):

@@ -6,7 +6,8 @@ import pytest
 
 from rfa.report.contents import tablings
 from rfa.report.drawings import THEORY, drawings
-from rfa.report.layout import markdown
+from rfa.report.layout import markdown, text_of
+from rfa.report.summary import facts
 
 from .results import whole_result
 
@@ -21,6 +22,7 @@ def table(runs, name):
 
 def swept(b, **changes):
     run = whole_result(f"m2-sc-rfa b={b}", preset="m2-sc-rfa", **changes)
+    run["config"]["damping"] = b
     return {**run, "spec": {**run["spec"], "preset": "m2-sc-rfa", "model": {"damping": b}}}
 
 
@@ -77,7 +79,7 @@ def test_what_else_the_papers_sweep_changes():
 
 def test_tables_say_what_was_trained_on_what():
     config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 128}
-    runs = [{**run, "config": config} for run in RUNS]
+    runs = [{**run, "config": {**run["config"], **config}} for run in RUNS]
     runs[1]["training"] = {**runs[1]["training"], "tokens": 4_096_000}
     assert table(runs, "table1-blocks").notes[0] == (
         "Here: text corpus, tokenizer bytes, layers 4, heads 8, hidden size 128, "
@@ -110,6 +112,8 @@ def test_heads_of_the_papers_models_and_of_another_start():
     for label, alpha in (("m2-sc-rfa", 0.9), ("m2-sc-rfa wide", -1.0), ("m2-sc-rfa b=0.5", 0.9)):
         layers = {"0": {"alpha": [[None, alpha], [None, -alpha]]}}  # the first head does not decay
         runs.append({**RUNS[1], "label": label, "dynamics": {"steps": [1, 2], "tokens": [1, 2], "layers": layers}})
+    riccati = {**runs[1], "label": "m2-sc-rfa riccati", "config": {**runs[1]["config"], "prior": "riccati"}}  # whose bias knows no alpha
+    runs.append(riccati)
     found = [name for name in names(drawings(runs)) if "m2-sc-rfa" in name]
     assert found == [*HEADS, "regime-m2-sc-rfa-wide"]
     assert not [name for name in names(drawings(RUNS)) if "m2-sc-rfa" in name]
@@ -144,17 +148,33 @@ def test_probes():
     assert made.rows[2][4] is None
     accuracy = table([*RUNS, bare], "probe-accuracy")
     assert accuracy.rows[0][2].value == 0.5
-    assert accuracy.notes == ("By chance: 0.0625.",)
+    assert accuracy.rows[0][2].error == pytest.approx((0.5 * 0.5 / 2) ** 0.5)
+    assert accuracy.notes[0].startswith("By chance: 0.062. ± standard error of 2 trials")
     for name in PROBES[:3]:
         with pytest.raises(ValueError, match="got none with the probe"):
             table([bare], name)
 
 
+def test_where_heads_look():
+    one, two = whole_result("b1-rope", maps=True), whole_result("m2-sc-rfa", maps=True)
+    two["attention_summary"]["heads"] = [{"kept": 0.5, "mean_lag": 7.0, "beyond_training": 0.125}]
+    rows = table([one, two, RUNS[0]], "attention").rows
+    assert [text_of(cell) for cell in rows[0]] == ["b1-rope", "0", "share beyond", "0.500", "0.500"]
+    assert [text_of(cell) for cell in rows[1]] == ["m2-sc-rfa", "0", "share beyond", "0.125", text_of(None)]
+    assert [[text_of(cell) for cell in row[2:4]] for row in rows[3::2]] == [["mean lag", "7"], ["kept", "0.500"]]
+    assert "attention" not in names(tablings(RUNS))
+
+
 def test_runs():
-    resumed = whole_result("b2-alibi", 1)
-    resumed["training"] |= {"tokens_per_second": None, "seconds": None}
-    made = table([RUNS[0], resumed], "runs")
-    assert [list(map(str, row)) for row in made.rows] == [
+    """A speed that no process measured from its first step to its last is no time."""
+    resumed, unmeasured = whole_result("b2-alibi", 1), whole_result("m1-rfa")
+    resumed["resumed"] = [{"step": 1}]
+    unmeasured["training"] |= {"tokens_per_second": None, "seconds": None}
+    made = table([RUNS[0], resumed, unmeasured], "runs")
+    assert [list(map(text_of, row)) for row in made.rows] == [
         ["b1-rope", "0", "98,765", "192", "1,234", "1.5", "50.00"],
-        ["b2-alibi", "1", "98,765", "192", "None", "None", "51.00"],
+        ["b2-alibi", "1", "98,765", "192", "1,234", text_of(None), "51.00"],
+        ["m1-rfa", "0", "98,765", "192", text_of(None), text_of(None), "50.00"],
     ]
+    assert "not of the models" in made.notes[0]
+    assert dict(facts([RUNS[0], unmeasured]))["trained on"] == "384 tokens in all, 1.5 minutes for 1 of 2 runs"

@@ -6,6 +6,7 @@ import matplotlib.pyplot as plt
 import pytest
 import yaml
 
+from rfa.models import preset as build
 from rfa.report.damping import damping_by_label, damping_of
 from rfa.report.figures import damping_sweep
 from rfa.report.layout import Number
@@ -18,7 +19,8 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 
 def run(label, preset, loss=4.0, **model):
-    return {**result(label, loss=loss), "spec": {"preset": preset, "model": {"hidden_size": 256, **model}}}
+    written = {"spec": {"preset": preset, "model": {"hidden_size": 256, **model}}}
+    return {**result(label, loss=loss), **written, "config": build(preset, **model).to_dict()}
 
 
 SWEEP = [run("b1-rope", "b1-rope"), run("b=5.0", "m3-sc-rfa", 3.8), run("low", "m2-sc-rfa", 3.9, damping=0.0005)]
@@ -50,6 +52,13 @@ def test_recipe_of_table_2():
 )
 def test_damping_of(preset, model, damping):
     assert damping_of(run("any", preset, **model)) == damping
+
+
+def test_damping_is_what_the_run_had():
+    """Not what its preset has today."""
+    written = run("any", "m3-sc-rfa")
+    written["config"]["damping"] = 4.0
+    assert damping_of(written) == 4.0
 
 
 def test_a_result_without_a_spec_is_of_no_sweep():

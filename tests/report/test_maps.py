@@ -45,7 +45,7 @@ def test_maps_are_drawn_as_read(tmp_path):
         x, y = line.get_data()
         assert (np.array(y) - np.array(x)).tolist() == [16, 16]  # the training length before the query
     bar = next(axes for axes in figure.axes if axes.get_label() == "<colorbar>")
-    assert bar.get_xlabel() == "share of a query's weight on 8 neighbouring keys"
+    assert bar.get_xlabel() == "weight of a query on 8 neighbouring keys, after decay"
 
 
 def test_one_model_has_rows_of_four():

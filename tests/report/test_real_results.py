@@ -6,7 +6,8 @@ import string
 from experiments.recipes import TRAINING, write_recipe
 from training.runs import MODEL
 
-from rfa.experiments import load_recipe, read_results, run_recipe
+from rfa.experiments import load_recipe, run_recipe
+from rfa.report.folder import read_results
 from rfa.report.write import write_report
 
 EVALUATION = {"lengths": [16, 128], "protocols": {"blocks": 300, "matched": 128}, "by_position": True, "passkey": True}

@@ -12,7 +12,7 @@ from rfa.report.drawings import THEORY
 from .results import whole_result, write_results
 
 TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched"]
-TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
+TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
 FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(drawing.name for drawing in THEORY)]
 FILES = {"index.html", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
@@ -35,7 +35,7 @@ def one_figure(monkeypatch):
 def test_everything_is_written_and_the_same_again(rfa, out, tmp_path):
     status, said, err = rfa("report", "out")
     assert (status, messages(err)) == (0, [])
-    assert said.splitlines() == [f"runs: 2, tables: 8, figures: {len(FIGURES)}", "page: out/report/index.html"]
+    assert said.splitlines() == [f"runs: 2, tables: 9, figures: {len(FIGURES)}", "page: out/report/index.html"]
     first = contents(out / "report")
     assert set(first) == FILES
     for name, data in first.items():
@@ -91,7 +91,10 @@ def test_partial(rfa, out, one_figure):
         "heads": {"dynamics": heads, "passkey": 3},
     }.items():
         (results / f"{name}.json").write_text(json.dumps({**whole, **fault}))
-    (out / "recipe.json").write_text(json.dumps({"runs": ["b1-rope-seed0", "x1-riccati-seed0", "c1-nope-seed0"]}))
+    (results / "deep.json").write_text(99_999 * "[")
+    (out / "recipe.json").write_text(
+        json.dumps({"name": "tiny", "runs": ["b1-rope-seed0", "x1-riccati-seed0", "c1-nope-seed0"]})
+    )
     for name in ("x1-riccati-seed0", "b1-rope-seed0"):
         (out / "runs" / name).mkdir(parents=True)
         (out / "runs" / name / "run.json").touch()
@@ -107,15 +110,16 @@ def test_partial(rfa, out, one_figure):
         "row.json": "is damaged (evaluations.blocks.rows.0.loss: Input should be a valid number)",
         "number.json": "is damaged (training.valid_perplexity: Input should be a finite number)",
         "heads.json": "layer 0: expected 2 steps of one number a head, and 1 more faults)",
+        "deep.json": "deep.json is damaged",
     }.items():
         (line,) = [line for line in messages(err) if line.startswith(f"rfa: missing: {name}: ")]
         assert reason in line
         assert f"<b>{name}</b>: " in page
     assert "missing: x1-riccati-seed0: begun, no result yet" in said
     assert "<b>x1-riccati-seed0</b>: begun, no result yet" in page
-    assert "missing: c1-nope-seed0: not begun" in said
+    assert "missing: 1 run: not begun: c1-nope-seed0" in said
     assert "missing: b1-rope-seed0" not in said
-    assert "runs: 2, tables: 8, figures: 1" in said
+    assert "runs: 2, tables: 9, figures: 1" in said
 
 
 def test_a_damaged_list_of_runs(rfa, out, one_figure):
@@ -171,6 +175,10 @@ def test_several_recipes_or_one_run_twice(rfa, out, tmp_path):
     run = json.loads((out / "results" / "b1-rope-seed0.json").read_text())
     other.write_text(json.dumps({**run, "recipe": "another"}))
     assert "got results of the recipes another, tiny, expected those of one" in fails(rfa, tmp_path, "out")
+    other.write_text(json.dumps({**run, "seed": 1, "fingerprint": "another"}))
+    assert "got results on different texts, b1-rope-seed0.json and other.json" in fails(rfa, tmp_path, "out").replace(
+        "m2-sc-rfa-seed0.json", "b1-rope-seed0.json"
+    )
     other.write_text(json.dumps(run))
     assert "got b1-rope-seed0.json and other.json of the same label and seed" in fails(rfa, tmp_path, "out")
 
@@ -203,7 +211,7 @@ def test_a_file_in_the_reports_place(rfa, out, tmp_path):
 
 
 def test_maps_are_read_with_their_runs(out):
-    from rfa.experiments import read_results
+    from rfa.report.folder import read_results
 
     found = read_results(out)
     assert [run["label"] for run in found.runs] == ["b1-rope", "m2-sc-rfa"]

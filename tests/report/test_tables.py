@@ -91,6 +91,10 @@ def test_differences():
     for place, cell in enumerate(table.rows[0][3:]):
         expected = 3.5 - 0.1 * place - (4.1 + 0.1 * place)  # seed 1 of both
         assert (cell.value, *cell.interval) == near(expected, expected, expected)  # the same in every book
+    uneven = result("x3", 1, loss=3.5)
+    uneven["evaluations"]["blocks"]["books"]["emma"]["16"] = [40 * 9.0, 40]
+    (cell,) = [each[3] for each in difference_table([*RUNS, uneven], resamples=200).rows if each[0] == "x3"]
+    assert cell.interval[0] < cell.value - 0.5 < cell.value + 0.5 < cell.interval[1]  # Emma is drawn or is not
     assert "No run of b2-alibi" in "\n".join(table.notes)
 
 

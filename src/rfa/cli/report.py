@@ -23,7 +23,7 @@ def report(
 
     What is missing is named, here and on the page. Exit status 1 where a file could not be read; the rest is drawn.
     """
-    from rfa.experiments import read_results
+    from rfa.report.folder import read_results
     from rfa.report.write import write_report
 
     with progress_bars() as bar:

@@ -23,16 +23,25 @@ class PreparedData:
     Args:
         corpus: its name.
         split_note: how its splits were made, in words.
-        fingerprint: sha256 of the content of the prepared splits.
+        fingerprints: sha256 of the content of each prepared split.
         tokenizer: the tokenizer of the streams.
         streams: token ids of each prepared split.
     """
 
     corpus: str
     split_note: str
-    fingerprint: str
+    fingerprints: dict[str, str]
     tokenizer: PreTrainedTokenizerFast
     streams: dict[str, np.memmap]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all prepared splits."""
+        return self.fingerprint_of(*self.fingerprints)
+
+    def fingerprint_of(self, *splits: str) -> str:
+        """Of some of the prepared splits, as preparing these alone gives it."""
+        return hashlib.sha256("".join(self.fingerprints[split] for split in splits).encode()).hexdigest()
 
 
 def prepare(
@@ -70,8 +79,8 @@ def prepare(
         shifted = _shift(progress, before, total) if progress else None
         streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, shifted)
         before += sizes[split]
-    content = "".join(corpus.fingerprint(split) for split in splits)
-    return PreparedData(corpus.name, corpus.split_note, hashlib.sha256(content.encode()).hexdigest(), loaded, streams)
+    fingerprints = {split: corpus.fingerprint(split) for split in splits}
+    return PreparedData(corpus.name, corpus.split_note, fingerprints, loaded, streams)
 
 
 def _shift(progress: Progress, before: int, total: int) -> Progress:

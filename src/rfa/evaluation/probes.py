@@ -118,7 +118,8 @@ def probe(
             gains.append((found - without).gather(-1, key[..., None])[..., 0].double().cpu().numpy())
             if len(layout.words):
                 choices = torch.from_numpy(np.stack([trial.candidates for trial in part])).to(found.device)
-                right += int((found[:, 0].gather(-1, choices).argmax(-1) == 0).sum())
+                likely = found[:, 0].gather(-1, choices)
+                right += int((likely[:, 0] > likely[:, 1:].amax(-1)).sum())  # a tie is no answer
             done += 2 * len(part) * context
             if progress is not None:
                 progress(done, total)

@@ -1,5 +1,6 @@
 """What a recipe comes to: its runs, how far each is, and what is left to do."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -7,6 +8,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from rfa.files import write_text_whole
+from rfa.report.folder import PLANNED, read_planned
 from rfa.training import RunFolder, TrainingSpec
 
 from .recipe import PlannedRun, Recipe
@@ -56,11 +59,25 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
     """How far each run is; nothing is written.
 
     Raises:
-        ValueError: for an unknown name in `only`, a damaged result or run folder, or one of another recipe.
+        ValueError: for an unknown name in `only`, a damaged result or run folder, or a folder of another recipe.
     """
     out = Path(out)
+    check_planned(recipe, out)
     results = {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
     return [_state(recipe, run, out, results) for run in chosen(recipe, only)]
+
+
+def write_planned(recipe: Recipe, out: Path) -> None:
+    """Write which runs a folder is to hold in the end, so that a report can say which are missing."""
+    planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
+    write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
+
+
+def check_planned(recipe: Recipe, out: Path) -> None:
+    """Raise `ValueError` where a folder is another recipe's."""
+    planned = read_planned(out)
+    if planned is not None and planned.recipe != recipe.name:
+        raise ValueError(f"out: got {out}, the folder of the recipe {planned.recipe}, expected one of {recipe.name}")
 
 
 def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:

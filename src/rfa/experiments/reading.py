@@ -44,6 +44,8 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node, deep=False):
         seen = set()
+        if not isinstance(node, yaml.MappingNode):
+            raise yaml.constructor.ConstructorError(None, None, f"line {node.start_mark.line + 1}: expected a mapping")
         for key_node in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key_node.value in seen:
                 line = key_node.start_mark.line + 1
@@ -66,7 +68,7 @@ def read_yaml(path: Path) -> Any:
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that is none
         raise RecipeError(str(path), [f"no YAML: {' '.join(str(error).split())}"]) from error
 
 

@@ -52,7 +52,7 @@ class EvaluationPlan:
         protocols: how many tokens of the test split each protocol scores, spread evenly over it; None for all.
         by_position: also the loss at each position.
         passkey: also the retrieval probe.
-        attention: also the attention maps, of the first run of each of these presets.
+        attention: also the attention maps, of the first seed of each of these presets without a label.
     """
 
     lengths: tuple[int, ...]
@@ -84,7 +84,9 @@ class Recipe:
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
         """What the evaluation of a run is to hold, as its result records it."""
         preset, plan = run.spec.preset, self.evaluation
-        first = next(other for other in self.runs if other.spec.preset == preset)
+        first = min(
+            (other for other in self.runs if other.label == preset), key=lambda other: other.spec.seed, default=None
+        )
         asked = {**asdict(plan), "lengths": list(plan.lengths)}
         return {**asked, "attention": preset in plan.attention and run == first}
 
@@ -136,7 +138,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
         faults.add("runs", f"{twice}: named {names.count(twice)} times, expected once (a label tells runs apart)")
     plan = EvaluationPlan((), {})
     if "evaluation" in given:
-        plan = _evaluation(given["evaluation"], {run.spec.preset for run in runs}, faults)
+        plan = _evaluation(given["evaluation"], {run.label for run in runs}, faults)
     faults.raise_if_any()
     return Recipe(path, name, given.get("title", name), tuple(runs), plan, given.get("keep_models", False))
 
@@ -200,7 +202,7 @@ def _check_spec(preset: str, training: dict[str, Any], model: dict[str, Any], wh
             del source[field]
 
 
-def _evaluation(given: Any, presets: set[str], faults: Faults) -> EvaluationPlan:
+def _evaluation(given: Any, labels: set[str], faults: Faults) -> EvaluationPlan:
     plan = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols"))
     lengths = [length for length in plan.get("lengths", []) if type(length) is int]
     for length in plan.get("lengths", []):
@@ -218,9 +220,12 @@ def _evaluation(given: Any, presets: set[str], faults: Faults) -> EvaluationPlan
         if tokens is not None and (type(tokens) is not int or tokens < max([2, *lengths])):
             least = f"null or a number of tokens of at least {max([2, *lengths])}, the longest context"
             faults.add("evaluation", f"protocols: got {tokens!r} for {protocol}, expected {least}")
-    for preset in plan.get("attention", []):
-        if not isinstance(preset, str) or preset not in presets:
-            faults.add("evaluation", f"attention: got {preset!r}, expected presets of the runs")
+    maps = plan.get("attention", [])
+    for preset in maps:
+        if not isinstance(preset, str) or preset not in labels:
+            faults.add("evaluation", f"attention: got {preset!r}, expected presets of the runs, those without a label")
+        elif maps.count(preset) > 1:
+            faults.add("evaluation", f"attention: got {preset} {maps.count(preset)} times, expected once")
     options = {name: plan[name] for name in ("by_position", "passkey") if name in plan}
     return EvaluationPlan(
         tuple(sorted(lengths)), protocols, attention=tuple(map(str, plan.get("attention", []))), **options

@@ -5,16 +5,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import rfa.version
 from rfa.files import write_text_whole
+from rfa.report.result import RESULT_FORMAT, read_result
 from rfa.training import RunFolder
 from rfa.training.callbacks import read_metrics
 
 from .recipe import PlannedRun, Recipe
-from .schema import check_result
 
-RESULT_FORMAT = 1
-PLANNED = "recipe.json"
 _POINTS = 64  # of each head's course through training
 
 
@@ -101,49 +98,6 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result whole, a line for each of its parts."""
     parts = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in result.items())
     write_text_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
-
-
-def write_planned(recipe: Recipe, out: Path) -> None:
-    """Write which runs a folder is to hold in the end."""
-    planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
-    write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
-
-
-def read_planned(out: Path) -> tuple[str, ...]:
-    """The names of the runs that a folder is to hold; none where it does not say.
-
-    Raises:
-        ValueError: if the file that says it is damaged.
-    """
-    path = out / PLANNED
-    if not path.exists():
-        return ()
-    try:
-        planned = json.loads(path.read_text(encoding="utf-8"))
-        return tuple(str(name) for name in planned["runs"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged, expected what `rfa experiment` wrote") from error
-
-
-def read_result(path: str | Path) -> dict[str, Any]:
-    """The contents of a result file.
-
-    Raises:
-        ValueError: if it was cut off, is no result or was written by another version.
-    """
-    try:
-        result = json.loads(Path(path).read_text(encoding="utf-8"))
-        written = result["format"]
-        if written == RESULT_FORMAT:
-            check_result(result)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"result: {path} is damaged ({error}), expected a whole result; delete it to make it anew"
-        ) from (error)
-    if written != RESULT_FORMAT:
-        expected = f"{RESULT_FORMAT}, that of rfa {rfa.version.__version__}"
-        raise ValueError(f"result: {path} has format {written!r}, expected {expected}")
-    return result
 
 
 def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:

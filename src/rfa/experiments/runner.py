@@ -19,10 +19,10 @@ from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
 from rfa.training import RunFolder, resume, train
 
-from .plan import chosen, is_lost, run_folder, started_record
+from .plan import check_planned, chosen, is_lost, run_folder, started_record, write_planned
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
-from .results import finished_result, make_result, result_path, write_planned, write_result
+from .results import finished_result, make_result, result_path, write_result
 
 Progress = Callable[[str, int, int], None]
 
@@ -68,13 +68,14 @@ def run_recipe(
     out = Path(out)
     runs = chosen(recipe, only)
     say = progress or (lambda *_: None)
+    check_planned(recipe, out)
     waiting = _unfinished(recipe, runs, out)
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # of a process that was killed before it did
                 _let_go(run_folder(out, run))
     if waiting:
-        _check_text(recipe, waiting[0], say)
+        _check_text(recipe, waiting[0], out, say)
     write_planned(recipe, out)
     failed: dict[str, str] = {}
     going = True
@@ -109,10 +110,21 @@ def _unfinished(recipe: Recipe, runs: Sequence[PlannedRun], out: Path) -> list[P
     return waiting
 
 
-def _check_text(recipe: Recipe, run: PlannedRun, say: Progress) -> None:
-    """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for."""
+def _check_text(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
+    """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for.
+
+    Raises `ValueError` where a finished run was made on another one.
+    """
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
     text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=lambda *task: say("reading text", *task))
+    read = text.fingerprint_of("train", "valid"), text.fingerprints["test"]
+    for other in recipe.runs:
+        result = finished_result(recipe, other, out)
+        if result is not None and (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
+            raise ValueError(
+                f"data: {result_path(out, other)} is of another text than {spec.data} holds now, expected a new folder "
+                "for --out"
+            )
     blocks = {split: len(stream) // spec.length for split, stream in text.streams.items()}
     for split, least in (("train", spec.batch_size), ("valid", 1)):
         if blocks[split] < least:

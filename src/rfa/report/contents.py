@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 from .damping import damping_of
 from .layout import Table
+from .past import accuracy_table, attention_table, probe_table
 from .published import published_results
 from .runs import Run
-from .summary import accuracy_table, probe_table, protocols, runs_table, setting
+from .summary import protocols, runs_table, setting
 from .tables import BASELINES, difference_table, table1, table2, table3
 
 _LEAST_SWEEP = 3  # values of b: m2 and m3 alone are no sweep
@@ -43,6 +44,8 @@ def tablings(runs: Sequence[Run]) -> list[Tabling]:
         found += [_by(protocol, name, make, runs) for name, make in makers.items()]
     found += [Tabling(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
     found.append(Tabling("probe-accuracy", partial(accuracy_table, runs)))
+    if any(run.get("attention_summary") for run in runs):
+        found.append(Tabling("attention", partial(attention_table, runs)))
     return [*found, Tabling("runs", partial(runs_table, runs))]
 
 

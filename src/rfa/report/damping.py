@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from typing import Any
 
-from rfa.models import PRESETS, RFAConfig
-
 from .lacking import Lacking
 from .runs import Run
 
@@ -18,7 +16,7 @@ def damping_of(run: Run) -> float | None:
     model: dict[str, Any] = spec.get("model") or {}
     if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"}:
         return None
-    return float({"damping": RFAConfig.damping, **PRESETS[spec["preset"]], **model}["damping"])
+    return float(run["config"]["damping"])
 
 
 def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
@@ -40,8 +38,10 @@ def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def unlike(runs: Iterable[Run]) -> str:
-    """In what else than b the sweep's m3 differs from its m2, in a sentence; empty where it is not among the runs."""
-    if all(damping_of(run) is None or run["spec"]["preset"] != "m3-sc-rfa" for run in runs):
+    """In what else than b the sweep's m3 differs from its m2, in a sentence; empty where it has not both."""
+    configs = {run["spec"]["preset"]: run["config"] for run in runs if damping_of(run) is not None}
+    if len(configs) < len(_SWEPT):
         return ""
-    names = sorted(PRESETS["m3-sc-rfa"].keys() - PRESETS["m2-sc-rfa"].keys() - {"damping"})
-    return f"b = {PRESETS['m3-sc-rfa']['damping']:g} is m3-sc-rfa, which differs in {' and '.join(names)}, too."
+    one, other = (configs[preset] for preset in _SWEPT)
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name) and name != "damping")
+    return f"b = {other['damping']:g} is {_SWEPT[1]}, which differs in {' and '.join(names)}, too." if names else ""

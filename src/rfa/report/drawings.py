@@ -11,6 +11,7 @@ from rfa.evaluation import MAP_LENGTHS
 
 from . import figures
 from .contents import is_sweep
+from .damping import unlike
 from .lacking import Lacking
 from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics, train_lengths
 from .summary import protocols
@@ -50,7 +51,7 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
         Drawing(
             "position",
             "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
-            f"factors: {_SEEDS}.",
+            f"factors: {_SEEDS}. {_noise(runs)}",
             figures.loss_over_position,
             lambda run: (run["by_position"] or {}).get("loss"),
             "losses by position",
@@ -76,7 +77,8 @@ def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> Drawing:
 THEORY = (
     _of_theory(
         "theory-trajectory",
-        "A latent trajectory, its noisy measurements, and past ones transported to the present (the paper's fig. 1).",
+        "A simulated latent trajectory, its noisy measurements, and all of them transported to each of five times "
+        "(the paper's fig. 1).",
         figures.transported_measurements,
     ),
     _of_theory(
@@ -95,7 +97,11 @@ THEORY = (
         figures.diffusive_and_integrative,
     ),
     _of_theory("theory-decay", "Bias and gate over the decay.", figures.bias_and_gate_over_decay),
-    _of_theory("theory-spectra", "Eigenvalues of RFA's and SC-RFA's dynamics by head.", figures.eigenvalue_spectra),
+    _of_theory(
+        "theory-spectra",
+        "Eigenvalues of RFA's and SC-RFA's dynamics by head, at b = 1 and with decay in every head.",
+        figures.eigenvalue_spectra,
+    ),
     _of_theory(
         "theory-time-scales", "How SC-RFA's heads part the time scales among them.", figures.temporal_scale_separation
     ),
@@ -119,12 +125,15 @@ def _evaluated(runs: Sequence[Run], protocol: str) -> list[Drawing]:
         drawing(
             "differences",
             f"Differences of log perplexity to b1-rope at the training length and at the longest, {by}; intervals: "
-            "bootstrap over books, which says nothing of other seeds; grey: single seeds.",
+            "nominal 95 % bootstrap over books, too narrow where books or authors are few, and silent about other "
+            "seeds; grey: single seeds.",
             figures.differences,
         ),
     ]
     if is_sweep(runs):
-        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey."
+        caption = " ".join(
+            filter(None, [f"Test perplexity over context length by damping b, {by}; baselines in grey.", unlike(runs)])
+        )
         found.append(drawing("damping", caption, figures.damping_sweep))
     return found
 
@@ -137,13 +146,24 @@ def _heads(runs: Sequence[Run]) -> list[Drawing]:
         if paper:
             kinds["noises"] = ("Measurement and process noises", figures.noises_over_training)
             kinds["robustness"] = ("Robustness and inverse temperature", figures.robustness_over_training)
-        if paper or _starts_diffusive(run_with_dynamics(runs, label)):
+        run = run_with_dynamics(runs, label)
+        if paper or (run["config"].get("prior") == "lyapunov" and _starts_diffusive(run)):
             kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
         for name, (words, draw) in kinds.items():
             caption = f"{words} of each head over training: {label}, its first seed."
             of = partial(_is_of, label)
             found.append(Drawing(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
     return found
+
+
+def _noise(runs: Sequence[Run]) -> str:
+    """How far a single position's mean is off, in a sentence; the same tokens move all models alike."""
+    errors = [np.median(run["by_position"]["stderr"]) for run in runs if (run["by_position"] or {}).get("stderr")]
+    if not errors:
+        return ""
+    return (
+        f"At a single position the standard error over windows is {np.median(errors):.2g} nats, much the same for all."
+    )
 
 
 def _starts_diffusive(run: Run) -> bool:

@@ -97,7 +97,9 @@ class TrainingSpec:
             raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with the keys {sorted(kinds)}")
         for name, value in values.items():
             kind = get_origin(kinds[name]) if get_origin(kinds[name]) is dict else kinds[name]
-            if not isinstance(value, float | int if kind is float else kind):
+            if not isinstance(value, float | int if kind is float else kind) or (
+                type(value) is bool and kind is not bool
+            ):
                 raise ValueError(f"{name}: got {value!r}, expected {kinds[name]}")
         try:
             return cls(**values)

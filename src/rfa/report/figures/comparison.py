@@ -19,8 +19,9 @@ _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, see
 def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "blocks") -> Figure:
     """`log perplexity - log perplexity(baseline)` of each label, at the training length and at the longest context.
 
-    Negative is better. Bars are 95 % bootstrap intervals over books, points the mean over the seeds that both have,
-    grey ticks the single seeds where there are several. Grouped, and sorted by the difference at the longer context.
+    Negative is better. Bars are nominal 95 % bootstrap intervals over books, points the mean over the seeds that both
+    have, grey ticks the single seeds where there are several. Grouped, and sorted by the difference at the longer
+    context.
 
     Args:
         runs: result files with losses by book.
@@ -43,7 +44,7 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
         for length in (trained, longest)
     }
     long = {label: found.value if found else np.inf for label, found in values[longest].items()}
-    groups = {name: sorted(set(labels) & pairs.keys(), key=long.__getitem__) for name, labels in by_group(runs).items()}
+    groups = {name: sorted(filter(pairs.__contains__, of), key=long.__getitem__) for name, of in by_group(runs).items()}
     rows = [row for name, labels in groups.items() if labels for row in (name, *labels)]
     height = 0.15 * len(rows) + 1.0
     figure, panels = plt.subplots(1, 2, figsize=(PAGE, height), sharey=True, squeeze=False)

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from ..lacking import Lacking
 from ..runs import Run, run_with_dynamics
 from .style import MARKERS, MUTED, PAGE, letter, shades, styled
 
@@ -122,6 +123,8 @@ def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: 
 
 def _course(parameters: Mapping[str, Any], name: str) -> np.ndarray:
     """A parameter over `(steps, heads)`; not a number where a head without decay has none."""
+    if lacking := {"decay", "process_noise" if name == "steady_state" else name} - parameters.keys():
+        raise Lacking(f"dynamics: got none of {', '.join(sorted(lacking))}, expected it of each layer")
     decay = np.array(parameters["decay"], dtype=float)
     decay[decay == 0] = np.nan
     if name == "steady_state":

@@ -96,7 +96,8 @@ def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
             if row == 0:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
         places[0].set_ylabel(label)
-    _explain(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key")
+    marked = train_length < keys  # or the line lies before the first key
+    _explain(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key", marked)
     return figure
 
 
@@ -114,11 +115,14 @@ def _frame(axes: Axes, keys: tuple[int, int], queries: tuple[int, int], since: S
     axes.grid(visible=False)
 
 
-def _explain(figure: Figure, panels: np.ndarray, image: AxesImage, keys: str, queries: str, share: str) -> None:
+def _explain(
+    figure: Figure, panels: np.ndarray, image: AxesImage, keys: str, queries: str, share: str, marked: bool = True
+) -> None:
     """What both axes and the colours of all panels are."""
-    figure.supxlabel(f"key ({keys}); dotted: one training length before the query", fontsize=7.5)
+    dotted = "; dotted: one training length before the query" if marked else ""
+    figure.supxlabel(f"key ({keys}){dotted}", fontsize=7.5)
     figure.supylabel(f"query ({queries})", fontsize=7.5)
-    words = f"share of a query's weight on {share}"
+    words = f"weight of a query on {share}, after decay"
     figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
 
 

@@ -87,7 +87,7 @@ def loss_over_position(runs: Sequence[Run]) -> Figure:
     figure, panels = _draw_panels(runs, series, marker="")
     last = max((each.x[-1] for each in series.values() if each.x), default=1.0)
     for axes in panels:
-        lengths_axis(axes, [2**power for power in range(0, int(math.log2(last)) + 1, 2)], shared_train_length(runs))
+        lengths_axis(axes, [2**power for power in range(0, round(math.log2(last)) + 1, 2)], shared_train_length(runs))
         axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
     return figure
 

@@ -37,8 +37,8 @@ def render_page(
 
     Args:
         runs: contents of result files.
-        tables, figures: in their order; tables whose names begin with `probe-`, and the figures `position` and
-            `retrieval`, make the section on the distant past.
+        tables, figures: in their order; the tables `attention` and those whose names begin with `probe-`, and the
+            figures `position` and `retrieval`, make the section on the distant past.
         missing: what is not there and why, by name.
     """
     environment = Environment(
@@ -49,7 +49,7 @@ def render_page(
         lstrip_blocks=True,
     )
     script, style = _read("explorer.js"), _read("style.css")
-    of_past = [table for table in tables if table.name.startswith("probe-")]
+    of_past = [table for table in tables if table.name.startswith("probe-") or table.name == "attention"]
     of_runs = [table for table in tables if table.name == "runs"]
     return environment.get_template("page.html.jinja").render(
         title=f"{', '.join(sorted({run['recipe'] for run in runs}))}: Robust Filter Attention",

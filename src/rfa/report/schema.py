@@ -46,6 +46,7 @@ class ProbeRow(TypedDict):
 class Probe(TypedDict):
     """A retrieval probe."""
 
+    trials: Annotated[int, Field(ge=2)]
     chance: float | None
     rows: list[ProbeRow]
 
@@ -72,9 +73,9 @@ class CurvePoint(TypedDict):
 class Dynamics(TypedDict):
     """Parameters by layer and name, at each of `steps` a list over heads; empty where a model has none."""
 
-    steps: NotRequired[list[Count]]
-    tokens: NotRequired[list[Count]]
-    layers: NotRequired[dict[str, dict[str, list[list[float | None]]]]]
+    steps: list[Count]
+    tokens: list[Count]
+    layers: dict[str, dict[str, list[list[float | None]]]]
 
 
 class Spec(TypedDict):
@@ -87,6 +88,28 @@ class Spec(TypedDict):
     split_by: str
 
 
+class Data(TypedDict):
+    """Which text."""
+
+    fingerprint: str
+    test_fingerprint: str | None
+
+
+class Head(TypedDict):
+    """Where a head looks: the share of its weights that did not decay, their mean lag, how much lies far back."""
+
+    kept: float
+    mean_lag: float
+    beyond_training: float
+
+
+class AttentionSummary(TypedDict):
+    """Of the last layer on one window."""
+
+    length: Count
+    heads: list[Head]
+
+
 class Asked(TypedDict):
     """What the evaluation was to hold."""
 
@@ -95,8 +118,8 @@ class Asked(TypedDict):
 
 
 def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
-    steps = len(dynamics.get("steps", []))
-    for layer, parameters in dynamics.get("layers", {}).items():
+    steps = len(dynamics["steps"])
+    for layer, parameters in dynamics["layers"].items():
         shapes = {(len(values), *{len(heads) for heads in values}) for values in parameters.values()}
         if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != steps for shape in shapes):
             raise ValueError(f"layer {layer}: expected {steps} steps of one number a head")
@@ -119,13 +142,17 @@ class Result(TypedDict):
     evaluation: Asked
     training: Training
     environment: dict[str, Any]
-    data: dict[str, Any]
+    resumed: list[dict[str, Any]]
+    evaluation_environment: dict[str, Any] | None
+    data: Data
+    fingerprint: str
     curve: list[CurvePoint]
     dynamics: Annotated[Dynamics, AfterValidator(_one_value_a_head)]
     evaluations: dict[str, Evaluation]
     by_position: ByPosition | None
     passkey: dict[str, Probe] | None
     attention: str | None
+    attention_summary: NotRequired[AttentionSummary | None]
 
 
 _RESULT: TypeAdapter[Result] = TypeAdapter(Result)

@@ -1,5 +1,6 @@
 """What lies in a folder of result files: runs that can be reported, and what is missing there and why."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -7,9 +8,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rfa.models import PRESETS
-from rfa.report.maps import read_maps
 
-from .results import PLANNED, read_planned, read_result
+from .maps import read_maps
+from .result import read_result
+
+PLANNED = "recipe.json"
+
+
+class Planned(NamedTuple):
+    """The recipe whose runs a folder is to hold: its name and theirs."""
+
+    recipe: str
+    runs: tuple[str, ...]
 
 
 class Results(NamedTuple):
@@ -20,7 +30,7 @@ class Results(NamedTuple):
         runs: contents of whole result files, by preset, label and seed; each with `maps`, its attention maps
             `(heads, queries, keys)` or None.
         refused: why a file could not be read, by its name.
-        unfinished: why a run of the recipe has no result, by its name.
+        unfinished: why runs of the recipe have no result, by name.
     """
 
     folder: Path
@@ -75,21 +85,47 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
     return Results(source, ordered, refused, unfinished)
 
 
+def read_planned(folder: Path) -> Planned | None:
+    """What `rfa experiment` is to make in a folder; None where the folder does not say.
+
+    Raises:
+        ValueError: if the file that says it is damaged.
+    """
+    path = folder / PLANNED
+    if not path.exists():
+        return None
+    try:
+        planned = json.loads(path.read_text(encoding="utf-8"))
+        return Planned(str(planned["name"]), tuple(map(str, planned["runs"])))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, expected what `rfa experiment` wrote") from error
+
+
 def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Runs without a result, and what is wrong with the list of them."""
     begun = sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
-    reasons, fault = dict.fromkeys(begun, "begun, no result yet"), {}
     try:
-        reasons = {**dict.fromkeys(read_planned(folder), "not begun"), **reasons}
+        planned, fault = read_planned(folder), {}
     except ValueError as error:
-        fault = {PLANNED: str(error)}
-    return {name: why for name, why in reasons.items() if not (source / f"{name}.json").exists()}, fault
+        planned, fault = None, {PLANNED: str(error)}
+    without = [name for name in dict.fromkeys([*begun, *(planned.runs if planned else ())]) if not _has(source, name)]
+    reasons = {name: "begun, no result yet" for name in without if name in begun}
+    if waiting := [name for name in without if name not in begun]:
+        reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
+    return reasons, fault
+
+
+def _has(source: Path, name: str) -> bool:
+    return (source / f"{name}.json").exists()
 
 
 def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:
     recipes = sorted({run["recipe"] for run in runs.values()})
     if len(recipes) > 1:
         raise ValueError(f"folder: got results of the recipes {', '.join(recipes)}, expected those of one")
+    texts = {(run["data"]["fingerprint"], run["fingerprint"]): file.name for file, run in runs.items()}
+    if len(texts) > 1:
+        raise ValueError(f"folder: got results on different texts, {' and '.join(texts.values())}, expected one text")
     seen: dict[tuple[str, int], str] = {}
     for file, run in runs.items():
         other = seen.setdefault((run["label"], run["seed"]), file.name)

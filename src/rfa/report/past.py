@@ -1,0 +1,96 @@
+"""What models make of the distant past: what the retrieval probes found, and where heads look."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .lacking import Lacking
+from .layout import Number, Table
+from .runs import Run
+from .summary import values_of
+
+Row = tuple[str, str, dict[int, Number]]
+
+
+def probe_table(runs: Sequence[Run], kind: str) -> Table:
+    """How much likelier a key is because it stands in the past, by distance, for each run that was probed.
+
+    Args:
+        runs: result files.
+        kind: "passkey" or "repeat", see `rfa.evaluation.probe`.
+
+    Raises:
+        Lacking: where no run was probed.
+    """
+    rows = _probed(runs, kind, lambda row: Number(row["score"], error=row["stderr"], digits=3))
+    sought = {"passkey": "three words named in the past", "repeat": "a passage repeated from the past"}[kind]
+    caption = f"Retrieval probe {kind}: gain in nats a token for {sought}, by distance D in tokens."
+    notes = (
+        "Mean ± standard error over trials. A model that does not use what stands D tokens back scores exactly 0. "
+        "Of a passkey's words the first alone needs its naming, the others follow those before them.",
+    )
+    return _by_distance(f"probe-{kind}", caption, rows, notes)
+
+
+def accuracy_table(runs: Sequence[Run]) -> Table:
+    """How often the passkey's first word is the likeliest of those to choose among. Raises as `probe_table`."""
+    probed = [run for run in runs if (run["passkey"] or {}).get("passkey")]
+    rows = _probed(probed, "passkey", _accuracy)
+    chances = sorted({run["passkey"]["passkey"]["chance"] for run in probed})
+    trials = values_of(run["passkey"]["passkey"]["trials"] for run in probed)
+    note = (
+        f"By chance: {', '.join(f'{chance:.3f}' for chance in chances)}. ± standard error of {trials} trials, "
+        "which are the same for all models: columns move together."
+    )
+    caption = "Retrieval probe passkey: share of trials with the right first word, by distance D in tokens."
+    return _by_distance("probe-accuracy", caption, rows, (note,))
+
+
+def attention_table(runs: Sequence[Run]) -> Table:
+    """Where each head of the last layer looks, beyond its training length above all.
+
+    Raises:
+        Lacking: where no run has attention maps.
+    """
+    seen = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
+    if not seen:
+        raise Lacking("runs: got none with attention maps, expected at least one (attention in the recipe)")
+    figures = {"beyond_training": "share beyond", "mean_lag": "mean lag", "kept": "kept"}
+    digits = {"beyond_training": 3, "mean_lag": 0, "kept": 3}
+    heads = max(len(summary["heads"]) for _, summary in seen)
+    rows = tuple(
+        (run["label"], str(run["seed"]), words, *(Number(head[name], digits=digits[name]) for head in summary["heads"]))
+        + (None,) * (heads - len(summary["heads"]))
+        for name, words in figures.items()
+        for run, summary in seen
+    )
+    columns = ("run", "seed", "of the weights", *(f"head {head}" for head in range(heads)))
+    windows = values_of(summary["length"] for _, summary in seen)
+    note = (
+        "Share beyond: what of the weights lies more than one training length before the query. Mean lag in tokens. "
+        "Kept: what the decay leaves of weights that sum to one."
+    )
+    return Table("attention", f"Heads of the last layer on a window of {windows} tokens.", columns, rows, (note,))
+
+
+def _accuracy(row: Mapping[str, Any]) -> Number:
+    share = row["accuracy"]
+    return Number(share, error=(share * (1 - share) / len(row["scores"])) ** 0.5, digits=3)
+
+
+def _probed(runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]], Number]) -> list[Row]:
+    probes = ((run, (run["passkey"] or {}).get(kind)) for run in runs)
+    rows = [
+        (run["label"], str(run["seed"]), {row["distance"]: number(row) for row in probe["rows"]})
+        for run, probe in probes
+        if probe
+    ]
+    if not rows:
+        raise Lacking(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
+    return rows
+
+
+def _by_distance(name: str, caption: str, rows: Sequence[Row], notes: tuple[str, ...]) -> Table:
+    distances = sorted({distance for _, _, found in rows for distance in found})
+    columns = ("run", "seed", *(f"D = {distance}" for distance in distances))
+    cells = tuple((label, seed, *(found.get(each) for each in distances)) for label, seed, found in rows)
+    return Table(name, caption, columns, cells, notes)
