@@ -41,16 +41,12 @@ def test_attention_maps_are_of_a_presets_first_run(tmp_path):
     wanted = {**recipe()["evaluation"], "attention": ["m2-sc-rfa"]}
     read = load_recipe(write_recipe(tmp_path, evaluation=wanted))
     assert [read.asked_of(run)["attention"] for run in read.runs] == [False, True, False]
-    # of the preset itself, wherever its variants and seeds stand: finished runs stay so when others are added
+    # finished runs stay so when variants are put before them and seeds behind
     variant = {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"damping": 0.5}, "label": "b=0.5"}
-    read = load_recipe(
-        write_recipe(tmp_path, runs=[variant, {"presets": ["m2-sc-rfa"], "seeds": [1, 0]}], evaluation=wanted)
-    )
-    assert {run.name: read.asked_of(run)["attention"] for run in read.runs} == {
-        "m2-sc-rfa-b=0.5-seed0": False,
-        "m2-sc-rfa-seed1": False,
-        "m2-sc-rfa-seed0": True,
-    }
+    first, more = ({"presets": ["m2-sc-rfa"], "seeds": [seed]} for seed in (1, 0))
+    for runs in ([first], [variant, first], [variant, first, more]):
+        read = load_recipe(write_recipe(tmp_path, runs=runs, evaluation=wanted))
+        assert [run.name for run in read.runs if read.asked_of(run)["attention"]] == ["m2-sc-rfa-seed1"]
     (fault,) = faults(write_recipe(tmp_path, runs=[variant], evaluation=wanted))
     assert "attention: got 'm2-sc-rfa', expected presets of the runs, those without a label" in fault
     (fault,) = faults(write_recipe(tmp_path, evaluation={**wanted, "attention": 2 * ["m2-sc-rfa"]}))

@@ -148,9 +148,23 @@ def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
     text = min((tmp_path / "corpus").rglob("*.txt"))
     text.write_text(text.read_text() + "and so on")
     before = contents(out)
-    with pytest.raises(ValueError, match=f"{NAMES[0]}.json is of another text than .*corpus holds now"):
+    with pytest.raises(ValueError, match=f"data: {NAMES[0]} was made on another text than .*corpus holds now"):
         run_recipe(planned, out)
     assert contents(out) == before
+
+
+def test_a_run_of_moments_is_a_result(tmp_path, out, evaluated, monkeypatch):
+    """Rounded, it took no time at all."""
+    whole = runner.make_result
+
+    def quick(*given):
+        made = whole(*given)
+        return {**made, "training": {**made["training"], "seconds": 0.0}}
+
+    monkeypatch.setattr(runner, "make_result", quick)
+    planned = load_recipe(write_recipe(tmp_path))
+    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
+    assert states(planned, out)[0].state == "done"
 
 
 def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):

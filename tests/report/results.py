@@ -9,6 +9,7 @@ from rfa.experiments.results import write_result
 from rfa.report.result import RESULT_FORMAT
 
 LENGTHS = (16, 32, 64, 128)
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}
 CONFIGS = {
     "m2-sc-rfa": {"prior": "lyapunov", "damping": 0.05, "zero_heads": 2, "steady_state": 0.1},
     "m3-sc-rfa": {"prior": "lyapunov", "damping": 5.0, "zero_heads": 0, "steady_state": 0.5},
@@ -63,7 +64,7 @@ def whole_result(label, seed=0, *, preset=None, recipe="tiny", data="../corpus",
             "split_by": "file",
             "model": {"hidden_size": 16},
         },
-        "config": dict(CONFIGS.get(preset or label, {})),
+        "config": {**SIZES, **CONFIGS.get(preset or label, {"prior": "flat", "damping": 0.05})},
         "evaluation": {"lengths": list(LENGTHS), "protocols": {"blocks": None, "matched": 64}},
         "training": {
             "valid_perplexity": 50.0 + seed,

@@ -112,7 +112,11 @@ def test_heads_of_the_papers_models_and_of_another_start():
     for label, alpha in (("m2-sc-rfa", 0.9), ("m2-sc-rfa wide", -1.0), ("m2-sc-rfa b=0.5", 0.9)):
         layers = {"0": {"alpha": [[None, alpha], [None, -alpha]]}}  # the first head does not decay
         runs.append({**RUNS[1], "label": label, "dynamics": {"steps": [1, 2], "tokens": [1, 2], "layers": layers}})
-    riccati = {**runs[1], "label": "m2-sc-rfa riccati", "config": {**runs[1]["config"], "prior": "riccati"}}  # whose bias knows no alpha
+    riccati = {
+        **runs[1],
+        "label": "m2-sc-rfa riccati",
+        "config": {**runs[1]["config"], "prior": "riccati"},
+    }  # whose bias knows no alpha
     runs.append(riccati)
     found = [name for name in names(drawings(runs)) if "m2-sc-rfa" in name]
     assert found == [*HEADS, "regime-m2-sc-rfa-wide"]
@@ -177,4 +181,4 @@ def test_runs():
         ["m1-rfa", "0", "98,765", "192", text_of(None), text_of(None), "50.00"],
     ]
     assert "not of the models" in made.notes[0]
-    assert dict(facts([RUNS[0], unmeasured]))["trained on"] == "384 tokens in all, 1.5 minutes for 1 of 2 runs"
+    assert dict(facts([RUNS[0], resumed, unmeasured]))["trained on"] == "576 tokens in all, 1.5 minutes for 1 of 3 runs"

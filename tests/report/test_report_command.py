@@ -84,16 +84,18 @@ def test_partial(rfa, out, one_figure):
     (results / "m2-sc-rfa-seed0.attention.npz").write_bytes(b"PK\x03\x04 cut")
     whole = json.loads((results / "b1-rope-seed0.json").read_text())
     row = {**whole["evaluations"]["blocks"]["rows"][1], "loss": None}
-    heads = {"steps": [1, 2], "tokens": [1, 2], "layers": {"0": {"alpha": [[1.0], [1.0, 2.0]]}}}
+    courses = {"alpha": [[1.0], [1.0, 2.0]], "decay": [[1.0], [1.0]], "process_noise": [[1.0], [1.0]]}
+    heads = {"steps": [1, 2], "tokens": [1, 2], "layers": {"0": courses}}
     for name, fault in {
         "row": {"evaluations": {"blocks": {"rows": [row], "books": {}}}},
         "number": {"training": {**whole["training"], "valid_perplexity": math.nan}},
         "heads": {"dynamics": heads, "passkey": 3},
+        "config": {"config": {}, "by_position": {"loss": [1.0], "stderr": ["a"]}},
     }.items():
         (results / f"{name}.json").write_text(json.dumps({**whole, **fault}))
     (results / "deep.json").write_text(99_999 * "[")
     (out / "recipe.json").write_text(
-        json.dumps({"name": "tiny", "runs": ["b1-rope-seed0", "x1-riccati-seed0", "c1-nope-seed0"]})
+        json.dumps({"name": "tiny", "title": "", "runs": ["b1-rope-seed0", "x1-riccati-seed0", "c1-nope-seed0"]})
     )
     for name in ("x1-riccati-seed0", "b1-rope-seed0"):
         (out / "runs" / name).mkdir(parents=True)
@@ -110,6 +112,7 @@ def test_partial(rfa, out, one_figure):
         "row.json": "is damaged (evaluations.blocks.rows.0.loss: Input should be a valid number)",
         "number.json": "is damaged (training.valid_perplexity: Input should be a finite number)",
         "heads.json": "layer 0: expected 2 steps of one number a head, and 1 more faults)",
+        "config.json": "config.json is damaged (config.prior: Field required, and 5 more faults)",
         "deep.json": "deep.json is damaged",
     }.items():
         (line,) = [line for line in messages(err) if line.startswith(f"rfa: missing: {name}: ")]
@@ -122,8 +125,16 @@ def test_partial(rfa, out, one_figure):
     assert "runs: 2, tables: 9, figures: 1" in said
 
 
-def test_a_damaged_list_of_runs(rfa, out, one_figure):
-    (out / "recipe.json").write_text("{}")
+def test_no_run_is_done_yet(rfa, tmp_path):
+    """What `rfa experiment` leaves before its first result is no result."""
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "recipe.json").write_text(json.dumps({"name": "tiny", "title": "", "runs": ["b1-rope-seed0"]}))
+    assert "without *.json files" in fails(rfa, tmp_path, "new")
+
+
+@pytest.mark.parametrize("text", ["{}", "[", '{"name": "tiny", "title": "", "runs": "abc"}'])
+def test_a_damaged_list_of_runs(rfa, out, one_figure, text):
+    (out / "recipe.json").write_text(text)
     status, _, err = rfa("report", "out")
     assert status == 1
     assert "rfa: missing: recipe.json: out/recipe.json is damaged" in err
@@ -176,8 +187,8 @@ def test_several_recipes_or_one_run_twice(rfa, out, tmp_path):
     other.write_text(json.dumps({**run, "recipe": "another"}))
     assert "got results of the recipes another, tiny, expected those of one" in fails(rfa, tmp_path, "out")
     other.write_text(json.dumps({**run, "seed": 1, "fingerprint": "another"}))
-    assert "got results on different texts, b1-rope-seed0.json and other.json" in fails(rfa, tmp_path, "out").replace(
-        "m2-sc-rfa-seed0.json", "b1-rope-seed0.json"
+    assert "got results on 2 texts, those of b1-rope-seed0.json and other.json among them" in fails(
+        rfa, tmp_path, "out"
     )
     other.write_text(json.dumps(run))
     assert "got b1-rope-seed0.json and other.json of the same label and seed" in fails(rfa, tmp_path, "out")

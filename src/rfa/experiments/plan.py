@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from rfa.files import write_text_whole
-from rfa.report.folder import PLANNED, read_planned
+from rfa.report.folder import PLANNED, Planned, read_planned
 from rfa.training import RunFolder, TrainingSpec
 
 from .recipe import PlannedRun, Recipe
@@ -69,15 +69,15 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
 
 def write_planned(recipe: Recipe, out: Path) -> None:
     """Write which runs a folder is to hold in the end, so that a report can say which are missing."""
-    planned = {"name": recipe.name, "title": recipe.title, "runs": [run.name for run in recipe.runs]}
+    planned = Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs])
     write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
 
 
 def check_planned(recipe: Recipe, out: Path) -> None:
     """Raise `ValueError` where a folder is another recipe's."""
     planned = read_planned(out)
-    if planned is not None and planned.recipe != recipe.name:
-        raise ValueError(f"out: got {out}, the folder of the recipe {planned.recipe}, expected one of {recipe.name}")
+    if planned is not None and planned["name"] != recipe.name:
+        raise ValueError(f"out: got {out}, the folder of the recipe {planned['name']}, expected one of {recipe.name}")
 
 
 def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:

@@ -52,7 +52,7 @@ class EvaluationPlan:
         protocols: how many tokens of the test split each protocol scores, spread evenly over it; None for all.
         by_position: also the loss at each position.
         passkey: also the retrieval probe.
-        attention: also the attention maps, of the first seed of each of these presets without a label.
+        attention: also the attention maps, of the first run of each of these presets without a label.
     """
 
     lengths: tuple[int, ...]
@@ -84,9 +84,7 @@ class Recipe:
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
         """What the evaluation of a run is to hold, as its result records it."""
         preset, plan = run.spec.preset, self.evaluation
-        first = min(
-            (other for other in self.runs if other.label == preset), key=lambda other: other.spec.seed, default=None
-        )
+        first = next((other for other in self.runs if other.label == preset), None)
         asked = {**asdict(plan), "lengths": list(plan.lengths)}
         return {**asked, "attention": preset in plan.attention and run == first}
 

@@ -8,7 +8,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -69,13 +69,14 @@ def run_recipe(
     runs = chosen(recipe, only)
     say = progress or (lambda *_: None)
     check_planned(recipe, out)
-    waiting = _unfinished(recipe, runs, out)
+    finished = _finished(recipe, runs, out)
+    waiting = [run for run in runs if run.name not in finished]
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # of a process that was killed before it did
                 _let_go(run_folder(out, run))
     if waiting:
-        _check_text(recipe, waiting[0], out, say)
+        _check_text(recipe, waiting[0], finished, say)
     write_planned(recipe, out)
     failed: dict[str, str] = {}
     going = True
@@ -102,15 +103,16 @@ def run_recipe(
     return Outcome(done, claimed, failed)
 
 
-def _unfinished(recipe: Recipe, runs: Sequence[PlannedRun], out: Path) -> list[PlannedRun]:
-    """The runs without a result; what is damaged or of another recipe raises before anything is run."""
-    waiting = [run for run in runs if finished_result(recipe, run, out) is None]
-    for run in waiting:
-        started_record(recipe, run, out)
-    return waiting
+def _finished(recipe: Recipe, runs: Sequence[PlannedRun], out: Path) -> dict[str, dict[str, Any]]:
+    """All results that there are, by run; what is damaged or of another recipe raises before anything is run."""
+    found = {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
+    for run in runs:
+        if run.name not in found:
+            started_record(recipe, run, out)
+    return found
 
 
-def _check_text(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
+def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], say: Progress) -> None:
     """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for.
 
     Raises `ValueError` where a finished run was made on another one.
@@ -118,13 +120,9 @@ def _check_text(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> No
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
     text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=lambda *task: say("reading text", *task))
     read = text.fingerprint_of("train", "valid"), text.fingerprints["test"]
-    for other in recipe.runs:
-        result = finished_result(recipe, other, out)
-        if result is not None and (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
-            raise ValueError(
-                f"data: {result_path(out, other)} is of another text than {spec.data} holds now, expected a new folder "
-                "for --out"
-            )
+    for name, result in finished.items():
+        if (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
+            raise ValueError(f"data: {name} was made on another text than {spec.data} holds now, expected a new --out")
     blocks = {split: len(stream) // spec.length for split, stream in text.streams.items()}
     for split, least in (("train", spec.batch_size), ("valid", 1)):
         if blocks[split] < least:

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from rfa.models import PRESETS
 
@@ -15,11 +17,15 @@ from .result import read_result
 PLANNED = "recipe.json"
 
 
-class Planned(NamedTuple):
-    """The recipe whose runs a folder is to hold: its name and theirs."""
+class Planned(TypedDict):
+    """The recipe whose runs a folder is to hold: its name and title, and their names."""
 
-    recipe: str
-    runs: tuple[str, ...]
+    name: str
+    title: str
+    runs: list[str]
+
+
+_PLANNED = TypeAdapter(Planned)
 
 
 class Results(NamedTuple):
@@ -56,7 +62,7 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
     """
     folder = Path(folder)
     source = folder / "results" if (folder / "results").is_dir() else folder
-    files = sorted(source.glob("*.json")) if source.is_dir() else []
+    files = sorted(file for file in source.glob("*.json") if file.name != PLANNED) if source.is_dir() else []
     if not files:
         found = "without *.json files" if source.is_dir() else "no folder" if source.exists() else "not there"
         raise ValueError(
@@ -66,10 +72,11 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
     refused: dict[str, str] = {}
     for done, file in enumerate(files, 1):
         try:
-            runs[file] = read_result(file)
+            run = read_result(file)
             for held, name in (("maps", "weights"), ("near", "near")):
-                runs[file][held], fault = _maps(file, runs[file]["attention"], name)
+                run[held], fault = _maps(file, run["attention"], name)
                 refused.update(fault)
+            runs[file] = run
         except (ValueError, OSError) as error:
             refused[file.name] = str(error)
         if progress is not None:
@@ -95,20 +102,22 @@ def read_planned(folder: Path) -> Planned | None:
     if not path.exists():
         return None
     try:
-        planned = json.loads(path.read_text(encoding="utf-8"))
-        return Planned(str(planned["name"]), tuple(map(str, planned["runs"])))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, expected what `rfa experiment` wrote") from error
+        return _PLANNED.validate_python(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path} is damaged, expected what `rfa experiment` wrote; delete it to make it anew"
+        ) from error
 
 
 def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, str]]:
     """Runs without a result, and what is wrong with the list of them."""
     begun = sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
+    planned, fault = None, {}
     try:
-        planned, fault = read_planned(folder), {}
+        planned = read_planned(folder)
     except ValueError as error:
-        planned, fault = None, {PLANNED: str(error)}
-    without = [name for name in dict.fromkeys([*begun, *(planned.runs if planned else ())]) if not _has(source, name)]
+        fault = {PLANNED: str(error)}
+    without = [name for name in (planned["runs"] if planned else begun) if not _has(source, name)]
     reasons = {name: "begun, no result yet" for name in without if name in begun}
     if waiting := [name for name in without if name not in begun]:
         reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
@@ -123,9 +132,12 @@ def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:
     recipes = sorted({run["recipe"] for run in runs.values()})
     if len(recipes) > 1:
         raise ValueError(f"folder: got results of the recipes {', '.join(recipes)}, expected those of one")
-    texts = {(run["data"]["fingerprint"], run["fingerprint"]): file.name for file, run in runs.items()}
+    texts: dict[tuple[str, str], str] = {}
+    for file, run in runs.items():
+        texts.setdefault((run["data"]["fingerprint"], run["fingerprint"]), file.name)
     if len(texts) > 1:
-        raise ValueError(f"folder: got results on different texts, {' and '.join(texts.values())}, expected one text")
+        files = " and ".join(texts.values())
+        raise ValueError(f"folder: got results on {len(texts)} texts, those of {files} among them, expected one text")
     seen: dict[tuple[str, int], str] = {}
     for file, run in runs.items():
         other = seen.setdefault((run["label"], run["seed"]), file.name)

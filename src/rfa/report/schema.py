@@ -1,6 +1,7 @@
 """What the parts of a result file hold, as far as tables and figures read them; more is allowed everywhere."""
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
@@ -8,6 +9,8 @@ from typing_extensions import NotRequired, TypedDict
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
+Measured = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
+Course = list[list[float | None]]
 
 
 class Row(TypedDict):
@@ -31,6 +34,7 @@ class ByPosition(TypedDict):
     """Losses in nats at the positions 1, 2, ... of the longest window."""
 
     loss: list[float]
+    stderr: NotRequired[list[float | None] | None]
 
 
 class ProbeRow(TypedDict):
@@ -56,10 +60,10 @@ class Training(TypedDict):
 
     valid_perplexity: Positive | None
     tokens: Count
-    tokens_per_second: Positive | None
+    tokens_per_second: Measured | None
     parameters: Count
     steps: Count
-    seconds: Positive | None
+    seconds: Measured | None
 
 
 class CurvePoint(TypedDict):
@@ -70,12 +74,30 @@ class CurvePoint(TypedDict):
     valid_loss: float
 
 
+class Layer(TypedDict):
+    """Parameters of one layer over training; those that a model lacks are not there."""
+
+    process_noise: Course
+    decay: Course
+    alpha: Course
+
+
 class Dynamics(TypedDict):
     """Parameters by layer and name, at each of `steps` a list over heads; empty where a model has none."""
 
     steps: list[Count]
     tokens: list[Count]
-    layers: dict[str, dict[str, list[list[float | None]]]]
+    layers: dict[str, Layer]
+
+
+class Config(TypedDict):
+    """Of `RFAConfig`, what is read."""
+
+    prior: str
+    damping: float
+    num_hidden_layers: Count
+    num_attention_heads: Count
+    hidden_size: Count
 
 
 class Spec(TypedDict):
@@ -120,7 +142,8 @@ class Asked(TypedDict):
 def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
     steps = len(dynamics["steps"])
     for layer, parameters in dynamics["layers"].items():
-        shapes = {(len(values), *{len(heads) for heads in values}) for values in parameters.values()}
+        courses = cast("Mapping[str, Course]", parameters).values()
+        shapes = {(len(values), *{len(heads) for heads in values}) for values in courses}
         if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != steps for shape in shapes):
             raise ValueError(f"layer {layer}: expected {steps} steps of one number a head")
     return dynamics
@@ -138,7 +161,7 @@ class Result(TypedDict):
     seed: Count
     train_length: Annotated[int, Field(ge=2)]
     spec: Spec
-    config: dict[str, Any]
+    config: Config
     evaluation: Asked
     training: Training
     environment: dict[str, Any]

@@ -26,7 +26,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What holds of all runs, as names and values; where runs differ, each value with the number of its runs."""
     seeds = sorted({run["seed"] for run in runs})
     tokens = sum(run["training"].get("tokens") or 0 for run in runs)
-    timed = [run["training"]["seconds"] for run in runs if run["training"].get("seconds")]
+    timed = [seconds for run in runs if (seconds := _seconds(run))]
     time = f", {_duration(sum(timed))} for {len(timed)} of {len(runs)} runs" if timed else ""
     lengths = sorted({length for run in runs for length in run["evaluation"].get("lengths") or ()})
     found = [
@@ -42,6 +42,11 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         *((name, values_of(_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
     ]
     return [(name, value) for name, value in found if value]
+
+
+def _seconds(run: Run) -> float | None:
+    """Of training; None where one process did not do all of it."""
+    return None if run.get("resumed") else run["training"].get("seconds")
 
 
 def setting(runs: Sequence[Run]) -> str:
@@ -69,7 +74,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for run in runs:
         training = run["training"]
-        seconds = None if run.get("resumed") else training.get("seconds")
+        seconds = _seconds(run)
         counts = (_whole(training.get(name)) for name in ("parameters", "tokens", "tokens_per_second"))
         minutes = None if seconds is None else Number(seconds / 60, digits=1)
         perplexity = training.get("valid_perplexity")
