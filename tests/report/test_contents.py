@@ -82,7 +82,7 @@ def test_tables_say_what_was_trained_on_what():
     runs = [{**run, "config": {**run["config"], **config}} for run in RUNS]
     runs[1]["training"] = {**runs[1]["training"], "tokens": 4_096_000}
     assert table(runs, "table1-blocks").notes[0] == (
-        "Here: text corpus, tokenizer bytes, layers 4, heads 8, hidden size 128, "
+        "Here: text corpus, tokenizer bytes, sizes 4 layers of 128, 8 heads, "
         "training tokens a run 192 (1 run); 4,096,000 (1 run)."
     )
 

@@ -38,7 +38,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("context lengths", ", ".join(map(str, lengths))),
         ("protocols", ", ".join(protocols(runs))),
         *((name, values_of(run["spec"].get(key) for run in runs)) for key, name in _SPEC.items()),
-        ("sizes", values_of(_sizes(run["spec"].get("model") or {}) for run in runs)),
+        ("sizes", values_of(_sizes(run["config"]) for run in runs)),
         *((name, values_of(_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
     ]
     return [(name, value) for name, value in found if value]
@@ -54,12 +54,10 @@ def setting(runs: Sequence[Run]) -> str:
     found = {
         "text": values_of(PurePath(run["spec"]["data"]).name for run in runs),
         "tokenizer": values_of(run["spec"]["tokenizer"] for run in runs),
-        "layers": values_of(run["config"].get("num_hidden_layers") for run in runs),
-        "heads": values_of(run["config"].get("num_attention_heads") for run in runs),
-        "hidden size": values_of(run["config"].get("hidden_size") for run in runs),
+        "sizes": values_of(_sizes(run["config"]) for run in runs),
         "training tokens a run": values_of(f"{run['training']['tokens']:,}" for run in runs),
     }
-    return f"Here: {', '.join(f'{name} {value}' for name, value in found.items() if value)}."
+    return f"Here: {', '.join(f'{name} {value}' for name, value in found.items())}."
 
 
 def protocols(runs: Iterable[Run]) -> list[str]:
@@ -104,8 +102,8 @@ def _over_stages(run: Run, key: str) -> str | None:
     )
 
 
-def _sizes(model: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in sorted(model.items()))
+def _sizes(config: Mapping[str, Any]) -> str:
+    return f"{config['num_hidden_layers']} layers of {config['hidden_size']}, {config['num_attention_heads']} heads"
 
 
 def _whole(value: float | None) -> Number | None:
