@@ -62,8 +62,7 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
         ValueError: for an unknown name in `only`, a damaged result or run folder, or a folder of another recipe.
     """
     out = Path(out)
-    check_planned(recipe, out)
-    results = {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
+    results = finished_results(recipe, out)
     return [_state(recipe, run, out, results) for run in chosen(recipe, only)]
 
 
@@ -73,11 +72,16 @@ def write_planned(recipe: Recipe, out: Path) -> None:
     write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
 
 
-def check_planned(recipe: Recipe, out: Path) -> None:
-    """Raise `ValueError` where a folder is another recipe's."""
+def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
+    """All results that a recipe has so far, by run.
+
+    Raises:
+        ValueError: for a damaged result, or a folder of another recipe.
+    """
     planned = read_planned(out)
     if planned is not None and planned["name"] != recipe.name:
         raise ValueError(f"out: got {out}, the folder of the recipe {planned['name']}, expected one of {recipe.name}")
+    return {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
 
 
 def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:

@@ -225,6 +225,4 @@ def _evaluation(given: Any, labels: set[str], faults: Faults) -> EvaluationPlan:
         elif maps.count(preset) > 1:
             faults.add("evaluation", f"attention: got {preset} {maps.count(preset)} times, expected once")
     options = {name: plan[name] for name in ("by_position", "passkey") if name in plan}
-    return EvaluationPlan(
-        tuple(sorted(lengths)), protocols, attention=tuple(map(str, plan.get("attention", []))), **options
-    )
+    return EvaluationPlan(tuple(sorted(lengths)), protocols, attention=tuple(map(str, maps)), **options)

@@ -1,4 +1,4 @@
-"""The result file of a run: what tables and figures are made from, years later and without the model."""
+"""The result of a run: what is known of it, written as `rfa.report.result` reads it."""
 
 import json
 from collections.abc import Mapping

@@ -17,9 +17,9 @@ from rfa import evaluation
 from rfa.data import prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
-from rfa.training import RunFolder, resume, train
+from rfa.training import TRAINED_ON, RunFolder, resume, train
 
-from .plan import check_planned, chosen, is_lost, run_folder, started_record, write_planned
+from .plan import chosen, finished_results, is_lost, run_folder, started_record, write_planned
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .results import finished_result, make_result, result_path, write_result
@@ -68,9 +68,10 @@ def run_recipe(
     out = Path(out)
     runs = chosen(recipe, only)
     say = progress or (lambda *_: None)
-    check_planned(recipe, out)
-    finished = _finished(recipe, runs, out)
+    finished = finished_results(recipe, out)
     waiting = [run for run in runs if run.name not in finished]
+    for run in waiting:
+        started_record(recipe, run, out)  # raises where it is damaged or of another recipe
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # of a process that was killed before it did
@@ -103,15 +104,6 @@ def run_recipe(
     return Outcome(done, claimed, failed)
 
 
-def _finished(recipe: Recipe, runs: Sequence[PlannedRun], out: Path) -> dict[str, dict[str, Any]]:
-    """All results that there are, by run; what is damaged or of another recipe raises before anything is run."""
-    found = {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
-    for run in runs:
-        if run.name not in found:
-            started_record(recipe, run, out)
-    return found
-
-
 def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], say: Progress) -> None:
     """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for.
 
@@ -119,7 +111,7 @@ def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[
     """
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
     text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=lambda *task: say("reading text", *task))
-    read = text.fingerprint_of("train", "valid"), text.fingerprints["test"]
+    read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
     for name, result in finished.items():
         if (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
             raise ValueError(f"data: {name} was made on another text than {spec.data} holds now, expected a new --out")

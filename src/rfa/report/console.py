@@ -50,13 +50,12 @@ def plan_table(title: str, states: Sequence[Any]) -> Table:
         table.add_row(Text(state.run.name), state.state + at, tokens, _duration(state.seconds))
     known = [state.seconds for state in states if state.seconds is not None]
     sized = [state.tokens for state in states if state.tokens is not None]
-    tokens = (
-        f"{sum(sized):,}{' and more' if len(sized) < len(states) else ''} tokens" if sized else "tokens not known yet"
-    )
+    more = " and more" if len(sized) < len(states) else ""
+    size = f"{sum(sized):,}{more} tokens" if sized else "tokens not known yet"
     unknown = " and more" if len(known) < len(states) and any(known) else ""
     done = sum(state.state == "done" for state in states)
     table.caption = Text(
-        f"{done} of {len(states)} runs done; {tokens}"
+        f"{done} of {len(states)} runs done; {size}"
         + (f"; left to train: {_duration(sum(known))}{unknown}" if any(known) else "")
     )
     return table

@@ -51,7 +51,7 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
         Drawing(
             "position",
             "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
-            f"factors: {_SEEDS}. {_noise(runs)}",
+            f"factors: {_SEEDS}. {_noise(runs)}".rstrip(),
             figures.loss_over_position,
             lambda run: (run["by_position"] or {}).get("loss"),
             "losses by position",
@@ -131,9 +131,7 @@ def _evaluated(runs: Sequence[Run], protocol: str) -> list[Drawing]:
         ),
     ]
     if is_sweep(runs):
-        caption = " ".join(
-            filter(None, [f"Test perplexity over context length by damping b, {by}; baselines in grey.", unlike(runs)])
-        )
+        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey. {unlike(runs)}".rstrip()
         found.append(drawing("damping", caption, figures.damping_sweep))
     return found
 
@@ -147,7 +145,7 @@ def _heads(runs: Sequence[Run]) -> list[Drawing]:
             kinds["noises"] = ("Measurement and process noises", figures.noises_over_training)
             kinds["robustness"] = ("Robustness and inverse temperature", figures.robustness_over_training)
         run = run_with_dynamics(runs, label)
-        if paper or (run["config"].get("prior") == "lyapunov" and _starts_diffusive(run)):
+        if paper or (run["config"]["prior"] == "lyapunov" and _starts_diffusive(run)):
             kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
         for name, (words, draw) in kinds.items():
             caption = f"{words} of each head over training: {label}, its first seed."

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from .lacking import Lacking
-from .layout import Number, Table
+from .layout import Cell, Number, Table
 from .runs import Run
 from .summary import values_of
 
@@ -54,22 +54,22 @@ def attention_table(runs: Sequence[Run]) -> Table:
     seen = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
     if not seen:
         raise Lacking("runs: got none with attention maps, expected at least one (attention in the recipe)")
-    figures = {"beyond_training": "share beyond", "mean_lag": "mean lag", "kept": "kept"}
-    digits = {"beyond_training": 3, "mean_lag": 0, "kept": 3}
+    figures = {"beyond_training": ("share beyond", 3), "mean_lag": ("mean lag", 0), "kept": ("kept", 3)}
     heads = max(len(summary["heads"]) for _, summary in seen)
-    rows = tuple(
-        (run["label"], str(run["seed"]), words, *(Number(head[name], digits=digits[name]) for head in summary["heads"]))
-        + (None,) * (heads - len(summary["heads"]))
-        for name, words in figures.items()
-        for run, summary in seen
-    )
+    rows: list[tuple[Cell, ...]] = []
+    for name, (words, digits) in figures.items():
+        for run, summary in seen:
+            cells = [Number(head[name], digits=digits) for head in summary["heads"]]
+            rows.append((run["label"], str(run["seed"]), words, *cells, *(heads - len(cells)) * [None]))
     columns = ("run", "seed", "of the weights", *(f"head {head}" for head in range(heads)))
     windows = values_of(summary["length"] for _, summary in seen)
     note = (
         "Share beyond: what of the weights lies more than one training length before the query. Mean lag in tokens. "
         "Kept: what the decay leaves of weights that sum to one."
     )
-    return Table("attention", f"Heads of the last layer on a window of {windows} tokens.", columns, rows, (note,))
+    return Table(
+        "attention", f"Heads of the last layer on a window of {windows} tokens.", columns, tuple(rows), (note,)
+    )
 
 
 def _accuracy(row: Mapping[str, Any]) -> Number:

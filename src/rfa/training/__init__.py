@@ -2,6 +2,6 @@
 
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .train import Stopped, resume, train
+from .train import TRAINED_ON, Stopped, resume, train
 
-__all__ = ["RunFolder", "Stopped", "TrainingSpec", "resume", "train"]
+__all__ = ["TRAINED_ON", "RunFolder", "Stopped", "TrainingSpec", "resume", "train"]

@@ -26,6 +26,8 @@ from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .trainer import ProtocolTrainer, full_disk_as_os_error
 
+TRAINED_ON = ("train", "valid")  # splits that a run reads, and its data fingerprint covers
+
 
 class Stopped(Exception):
     """The run was stopped by Ctrl-C or SIGTERM after saving; `step` says where."""
@@ -65,7 +67,7 @@ def train(
     run.check_free(overwrite)
     arguments = _arguments(run, spec)  # early: it sets up the processes of a distributed run
     with arguments.main_process_first(local=False):
-        data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
+        data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     blocks, _ = _blocks(data, spec)  # complain before anything is written
     if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
@@ -102,7 +104,7 @@ def resume(
     arguments = _arguments(run, spec)
     tokenizer = run.load_tokenizer()  # the run's own: checkpoints know its ids
     with arguments.main_process_first(local=False):
-        data = prepare(spec.data, tokenizer, spec.split_by, splits=("train", "valid"), progress=data_progress)
+        data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
     with _alone(run, arguments):
