@@ -26,6 +26,15 @@ def rotated(x, frequency, times, sign):
     return np.concatenate([z.real, z.imag], -1)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precisions_are_rounded_once(dtype):
+    x, frequency, times, _ = states(1, dtype=torch.float32)
+    x = x.to(dtype)
+    actual = rotate(x, frequency, times)
+    assert actual.dtype == dtype
+    assert torch.equal(actual, rotate(x.float(), frequency, times).to(dtype))
+
+
 @pytest.mark.parametrize("inverse", [False, True])
 @pytest.mark.parametrize("timing", [0, 1])
 def test_rotate_is_complex_multiplication(timing, inverse):

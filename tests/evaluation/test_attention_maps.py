@@ -38,7 +38,7 @@ def filter_weights(model, ids):
     layer, query, key = layer_and_states(model, ids)
     eye = np.concatenate([np.eye(LENGTH), np.zeros((LENGTH, LENGTH))], -1)
     value = np.broadcast_to(eye, (*key.shape[:2], *eye.shape))
-    options = {name: layer.options[name] for name in ("weight", "prior", "gate", "query_noise_in_bias")}
+    options = {name: getattr(layer.options, name) for name in ("weight", "prior", "gate", "query_noise_in_bias")}
     dynamics = {name: given.detach() for name, given in layer.dynamics().items()}
     output, _ = oracle.filter_attention(query, key, value, rotate_values=False, **options, **dynamics)
     return output[0, ..., :LENGTH]

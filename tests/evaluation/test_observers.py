@@ -33,7 +33,7 @@ def test_document_of_token(stream, tmp_path):
 @pytest.mark.parametrize("protocol", ["blocks", "matched", "strided"])
 @pytest.mark.parametrize("batch_tokens", [1, 4096])
 def test_documents_add_up_to_the_row(monkeypatch, stream, protocol, batch_tokens):
-    monkeypatch.setattr("rfa.evaluation.perplexity._BATCH_TOKENS", batch_tokens)
+    monkeypatch.setattr("rfa.evaluation.perplexity.batch_tokens", lambda device: batch_tokens)
     books = LossByDocument(NAMES, document_of_token(stream, END))
     lengths, seen = [6, 24], []
     rows = perplexities(

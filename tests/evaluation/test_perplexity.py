@@ -49,7 +49,7 @@ def test_token_losses(monkeypatch, name, held, targets):
 @pytest.mark.parametrize("protocol", ["blocks", "matched", "strided"])
 @pytest.mark.parametrize("batch_tokens", [1, 30, 4096])
 def test_perplexities_by_hand(monkeypatch, stream, protocol, batch_tokens):
-    monkeypatch.setattr("rfa.evaluation.perplexity._BATCH_TOKENS", batch_tokens)
+    monkeypatch.setattr("rfa.evaluation.perplexity.batch_tokens", lambda device: batch_tokens)
     model, lengths = tiny(), [6, 11, 24]
     rows = perplexities(model, stream, [24, 6, 11, 6], protocol)
     assert [row["length"] for row in rows] == lengths

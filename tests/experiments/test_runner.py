@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from training.runs import MODEL, command, contents, ctrl_c, messages
 
 from rfa.experiments import load_recipe, run_recipe, runner, states
+from rfa.nn import filter_attention
 from rfa.report.result import read_result
-from rfa.training import RunFolder, Stopped
+from rfa.training import RunFolder, Stopped, TrainingSpec, trial_step
 
 from .recipes import NAMES, TRAINING, recipe, write_recipe
 
@@ -312,6 +315,47 @@ def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
         run_recipe(planned, out)
 
 
+def test_a_device_that_is_lost_stops_all(tmp_path, out, evaluated, monkeypatch):
+    fail_rope(monkeypatch, torch.AcceleratorError("an illegal memory access was encountered"))
+    with pytest.raises(torch.AcceleratorError, match="illegal"):
+        run_recipe(load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS)), out)
+    assert evaluated == []
+
+
+def test_models_that_do_not_run_here_are_named_before_any_run(tmp_path, out, evaluated, monkeypatch, capsys):
+    class CompilationError(Exception):
+        """Triton's are no RuntimeErrors."""
+
+    def broken(*_, **__):
+        raise CompilationError("no\ncompiler")
+
+    monkeypatch.setattr(filter_attention, "filter_attention_at", broken)
+    path = write_recipe(tmp_path)
+    status, said, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
+    assert (status, said) == (2, "")
+    reason = "cannot make a step on this machine: CompilationError: no compiler"
+    assert messages(err) == [f"rfa: {path}: {NAMES[1]}: {reason}"]  # of the two, the first
+    assert not list(out.glob("runs/*"))
+    outcome = run_recipe(load_recipe(path), out, only=[NAMES[0]])
+    assert outcome.done == (NAMES[0],)
+
+
+def test_a_step_that_is_no_number_is_found(monkeypatch):
+    spec = TrainingSpec(preset="m2-sc-rfa", model=MODEL, length=8, tokenizer="bytes")
+    trial_step(spec)
+    trial_step(replace(spec, bf16=True))
+    monkeypatch.setattr(filter_attention, "filter_attention_at", lambda positions, query, *_, **__: query * torch.nan)
+    with pytest.raises(RuntimeError, match="no finite number"):
+        trial_step(spec)
+
+
+def test_processes_that_share_a_run_are_refused(tmp_path, out, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match=r"processes: got 2 .* expected .*CUDA_VISIBLE_DEVICES"):
+        run_recipe(load_recipe(write_recipe(tmp_path)), out)
+    assert not out.exists()
+
+
 def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypatch, capsys):
     path = write_recipe(tmp_path, runs=TWO_PRESETS)
     whole = runner.train
@@ -320,6 +364,7 @@ def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypa
     assert status == 1
     assert messages(err) == [f"rfa: {NAMES[0]} failed: training: got no number"]
     assert "1 runs done" in said
+    assert f"1 runs failed: {NAMES[0]}" in said
     monkeypatch.setattr(runner, "train", whole)
     assert command(monkeypatch, capsys, "experiment", path, "--out", out)[0] == 0
 

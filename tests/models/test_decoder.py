@@ -1,5 +1,7 @@
 """The decoder: causality, times, padding, loss, tied head, gradient checkpointing."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -269,6 +271,22 @@ def test_initialisation_outside_attention():
             # of 16,384 numbers, the deviation of a standard deviation is 0.6 %
             expected = 1.0 if "input_projection" in path else parameter.shape[-1] ** -0.5
             assert parameter.std().item() == pytest.approx(expected, rel=0.04), path
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_never_waits_for_its_device(name, monkeypatch):
+    """Tensors without data raise where one is read: each such place would hold up a GPU, in every layer and step."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which has no meta device
+    model, ids = small(name).to("meta"), tokens().to("meta")
+    model(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
+def test_autocast_leaves_the_residual_stream_as_it_is(name):
+    with torch.autocast("cpu", torch.bfloat16):
+        states = small(name)(tokens(), output_hidden_states=True).hidden_states
+    assert [state.dtype for state in states[:-1]] == [torch.float32] * (len(states) - 1)  # the last one is projected
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from rfa.report import console
 from rfa.report.console import comparison_table, evaluation_table, progress_bars
 
 
@@ -62,6 +63,16 @@ def test_progress_is_on_standard_error(capsys):
     assert out == ""
     assert "reading" in err
     assert "4/4" in err
+
+
+@pytest.mark.parametrize(("every", "lines"), [(-1.0, ["training: 1/3", "training: 2/3", "training: 3/3"]), (60.0, [])])
+def test_a_log_has_a_line_now_and_then(capsys, monkeypatch, every, lines):
+    monkeypatch.setattr(console, "_LINE_SECONDS", every)
+    with progress_bars() as bar:
+        for step in (1, 2, 3):
+            bar("training", step, 3)
+    found = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in found if line.startswith("training:")] == lines
 
 
 def test_no_bar_no_output(capsys):

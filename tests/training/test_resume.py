@@ -133,6 +133,21 @@ def test_changed_data_are_refused(tmp_path):
     assert resume(tmp_path / "run")["finished"]
 
 
+def test_other_processes_than_began_are_refused(corpus, tmp_path):
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
+    folder = RunFolder(tmp_path / "run")
+    record = folder.read()
+    assert record["processes"] == 1
+    folder.write({**record, "processes": 2})
+    before = contents(tmp_path / "run")
+    with pytest.raises(ValueError, match="processes: got 1, expected 2"):
+        resume(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+    folder.write({name: value for name, value in record.items() if name != "processes"})  # of an earlier version
+    assert resume(tmp_path / "run")["finished"]
+
+
 @pytest.mark.parametrize("lost", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
 def test_an_incomplete_newest_checkpoint_is_passed_over(corpus, finished, tmp_path, lost):
     spec = tiny_spec(corpus)

@@ -75,7 +75,7 @@ def filter_step(problem: Problem) -> Callable[[], Tensor]:
     The layer's dynamics, the turns of the new states and of the estimate, and the write to the cache are part of it.
     """
     layer, device = problem.layer, torch.device(problem.setting.device)
-    layer.options["backend"] = problem.setting.backend
+    layer.backend = problem.setting.backend
     batch, _, length, _ = problem.shape
     frequency, past = layer.dynamics()["frequency"], FilterLayer()
     times = past.place(batch, length - 1, device, None, None, None).query_times

@@ -54,7 +54,7 @@ class Problem:
         self.layer = filter_layer(name, shape.heads, shape.channels).to(setting.device)
         states = torch.randn(4, *shape, dtype=torch.float32).to(setting.device, setting.torch_dtype)
         *self.states, self.grad = (state.clone() for state in states)
-        self.logarithm = self.layer.options["weight"] == "student_t"
+        self.logarithm = self.layer.options.weight == "student_t"
         for state in self.states:
             state.requires_grad_()
 
@@ -116,8 +116,10 @@ class Problem:
 def apply(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
     """The public operator under a layer's dynamics and options."""
     query, key, value = states
-    options: dict[str, Any] = {**layer.options, **layer.dynamics(), **where, "backend": backend}
-    estimate = robust_filter_attention(query, key, value, rotate_values=layer.rotate_values, **options)
+    chosen = ("weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
+    given: dict[str, Any] = {name: getattr(layer.options, name) for name in chosen}
+    given |= {**layer.dynamics(), **where}
+    estimate = robust_filter_attention(query, key, value, **given, backend=backend)
     return cast(Tensor, estimate)  # no log precision was asked for
 
 

@@ -43,7 +43,11 @@ def experiment(
     try:
         with _all_faults(), stoppable(hint), progress_bars() as bar:
             outcome = run_recipe(
-                planned, out, only=only or (), progress=lambda task, *far: bar(task, *far, key=str(task == "runs"))
+                planned,
+                out,
+                only=only or (),
+                progress=lambda task, *far: bar(task, *far, key=str(task == "runs")),
+                failure=_failed,
             )
     except KeyboardInterrupt:  # not while training: nothing was there to save
         errors.print(f"rfa: stopped; {hint}")
@@ -51,10 +55,13 @@ def experiment(
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is at it", highlight=False, soft_wrap=True)
-    for name, reason in outcome.failed.items():
-        errors.print(f"rfa: {name} failed: {' '.join(reason.split())}")
     if outcome.failed:
+        console.print(f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True)
         raise typer.Exit(1)
+
+
+def _failed(name: str, reason: str) -> None:
+    errors.print(f"rfa: {name} failed: {' '.join(reason.split())}")
 
 
 @contextmanager

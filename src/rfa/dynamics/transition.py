@@ -60,10 +60,11 @@ def turn(
     cos: Float[Tensor, "*b heads length modes"],
     sin: Float[Tensor, "*b heads length modes"],
 ) -> Float[Tensor, "*batch heads length channels"]:
-    """`x` turned by phases whose cosine and sine are known, as `rotation` gives them."""
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    real, imaginary = x.chunk(2, dim=-1)
-    return torch.cat([cos * real - sin * imaginary, sin * real + cos * imaginary], dim=-1)
+    """`x` turned by phases whose cosine and sine are known, as `rotation` gives them; half precisions round once."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    cos, sin = cos.to(dtype), sin.to(dtype)
+    real, imaginary = x.to(dtype).chunk(2, dim=-1)
+    return torch.cat([cos * real - sin * imaginary, sin * real + cos * imaginary], dim=-1).to(x.dtype)
 
 
 def decay_kernel(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:

@@ -65,6 +65,11 @@ def batches(
         yield _stack(stream, group, device), group[0].targets
 
 
+def batch_tokens(device: torch.device) -> int:
+    """Tokens read at once: as many as keep a device busy."""
+    return 4096 if device.type == "cpu" else 32_768
+
+
 def _length(window: Window) -> int:
     return window.stop - window.start
 

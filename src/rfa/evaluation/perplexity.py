@@ -8,13 +8,12 @@ import numpy as np
 
 from rfa.models import RFAForCausalLM
 
-from .loss import batches, token_losses
+from .loss import batch_tokens, batches, token_losses
 from .observers import LossByPosition
 from .windows import spread, windows
 
 Progress = Callable[[int, int], None]
 Observe = Callable[[int, np.ndarray, np.ndarray], None]
-_BATCH_TOKENS = 4096
 
 
 def perplexities(
@@ -60,7 +59,7 @@ def perplexities(
     for length in lengths:
         sums: list[float] = []
         counts: list[int] = []
-        for input_ids, targets in batches(stream, plan[length], _BATCH_TOKENS, model.device):
+        for input_ids, targets in batches(stream, plan[length], batch_tokens(model.device), model.device):
             losses = token_losses(model, input_ids, targets).double()
             if observe is not None:
                 stops = [window.stop for window in plan[length][len(sums) : len(sums) + len(losses)]]

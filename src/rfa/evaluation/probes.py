@@ -11,14 +11,13 @@ from torch import Tensor
 
 from rfa.models import RFAForCausalLM
 
-from .loss import LOGITS_HELD
+from .loss import LOGITS_HELD, batch_tokens
 from .perplexity import Progress
 
 ProbeKind = Literal["passkey", "repeat"]
 CUE, STOP = " The secret words are", "."
 KEY_TOKENS, PASSAGE_TOKENS, CANDIDATES, TRIALS = 3, 32, 16, 64
 SHARES = (0.25, 0.5, 1, 2, 4, 8)  # distances, in training lengths
-_BATCH_TOKENS = 4096
 _WORDS = (r" [a-z]{3,}", r"[A-Za-z]", r"(?s).*")  # what keys are made of: the first kind of which there are enough
 
 
@@ -108,7 +107,7 @@ def probe(
     for distance in distances:
         context = _context(layout, distance)
         plan = [make_trial(layout, stream, distance, (seed, distance, trial)) for trial in range(trials)]
-        size = max(1, min(_BATCH_TOKENS // context, LOGITS_HELD // (layout.key * model.config.vocab_size)))
+        size = max(1, min(batch_tokens(model.device) // context, LOGITS_HELD // (layout.key * model.config.vocab_size)))
         gains, right = [], 0
         for first in range(0, trials, size):
             part = plan[first : first + size]

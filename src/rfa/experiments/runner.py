@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from rfa import evaluation
 from rfa.data import prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
-from rfa.training import TRAINED_ON, RunFolder, resume, train
+from rfa.training import TRAINED_ON, RunFolder, resume, train, trial_step
 
 from .plan import chosen, finished_results, is_lost, run_folder, started_record, write_planned
 from .reading import Faults
@@ -43,10 +45,16 @@ class Outcome:
 
 
 def run_recipe(
-    recipe: Recipe, out: str | Path, *, only: Sequence[str] = (), progress: Progress | None = None
+    recipe: Recipe,
+    out: str | Path,
+    *,
+    only: Sequence[str] = (),
+    progress: Progress | None = None,
+    failure: Callable[[str, str], None] | None = None,
 ) -> Outcome:
     """Make every run of a recipe that has no result yet: train or go on, evaluate, write the result.
 
+    Before the first one each model makes a step on this machine, so that what cannot run here is known at once.
     Several processes may share a recipe and a folder. A run that another one is making is passed over and looked at
     again, until each run is done, or claimed by others, or has failed here; the rest is made when one fails.
 
@@ -55,16 +63,24 @@ def run_recipe(
         out: the folder of run folders and results.
         only: names of runs; all of them where it is empty.
         progress: called with what is being done, how far, and how far it goes; "runs" counts the runs.
+        failure: called with the name of a run that failed, and why.
 
     Returns:
         Which runs are done, claimed, failed.
 
     Raises:
         ValueError: before any run, for an unknown name in `only`, a result or run folder that is damaged or of another
-            recipe, bad data, or lengths that the test split does not have.
+            recipe, bad data, lengths that the test split does not have, a model that cannot make a step here, or
+            processes that were launched to share one run.
         OSError: if the disk is full.
+        torch.AcceleratorError: of a device that no later run of this process can use.
         Stopped, KeyboardInterrupt: on Ctrl-C; a run that is being trained is saved.
     """
+    if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ValueError(
+            f"processes: got {launched} that share each run, expected `rfa experiment` itself, started once for each "
+            "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
+        )
     out = Path(out)
     runs = chosen(recipe, only)
     say = progress or (lambda *_: None)
@@ -78,6 +94,7 @@ def run_recipe(
                 _let_go(run_folder(out, run))
     if waiting:
         _check_text(recipe, waiting[0], finished, say)
+        _check_machine(recipe, waiting, say)
     write_planned(recipe, out)
     failed: dict[str, str] = {}
     going = True
@@ -93,9 +110,11 @@ def run_recipe(
                     try:
                         _make(recipe, run, out, say)
                     except (ValueError, RuntimeError, MemoryError) as error:  # no memory is a RuntimeError, too
-                        if os.environ.get("RFA_DEBUG"):
+                        if os.environ.get("RFA_DEBUG") or isinstance(error, torch.AcceleratorError):
                             raise
                         failed[run.name] = str(error)
+                        if failure is not None:
+                            failure(run.name, str(error))
             waiting = [other for other in waiting if other is not run]
         waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
     say("runs", len(runs) - len(waiting), len(runs))
@@ -134,6 +153,20 @@ def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[
     if recipe.evaluation.attention and mapped > found:
         expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
         faults.add("evaluation", f"attention: got a test split of {found} tokens, expected {expected}")
+    faults.raise_if_any()
+
+
+def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], say: Progress) -> None:
+    """Make a step of each model, and raise `RecipeError` with all that do not run here."""
+    faults = Faults(str(recipe.path))
+    models = list({(run.spec.preset, repr(run.spec.model)): run for run in runs}.values())
+    for done, run in enumerate(models):
+        say("trying each model", done, len(models))
+        try:
+            trial_step(run.spec)
+        except Exception as error:  # compilers and their launchers have exceptions of their own
+            faults.add(run.name, f"cannot make a step on this machine: {type(error).__name__}: {error}")
+    say("trying each model", len(models), len(models))
     faults.raise_if_any()
 
 

@@ -75,7 +75,7 @@ class RFAPreTrainedModel(PreTrainedModel):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
         elif isinstance(module, FullPrecision):  # what a checkpoint lacks starts as the configuration has it
-            with torch.random.fork_rng(), torch.device("cpu"):
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 fresh = build_attention(cast(RFAConfig, self.config))
             initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
             for name, tensor in module.state_dict().items():
@@ -127,7 +127,8 @@ class RFAModel(RFAPreTrainedModel):
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         key_mask = _key_mask(attention_mask, embedded.shape[0], cached + embedded.shape[1])
 
-        hidden_states = self.input_projection(embedded)
+        # in the embedding's precision: under autocast the residual stream would be of half precision else
+        hidden_states = self.input_projection(embedded).to(embedded.dtype)
         for layer in self.layers:
             # by keyword: gradient checkpointing takes the cache away where it would be filled twice
             hidden_states = layer(

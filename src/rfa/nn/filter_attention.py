@@ -7,10 +7,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import rotation, turn
-from rfa.ops import robust_filter_attention
-from rfa.ops.in_frame import robust_filter_attention_in_frame
-from rfa.ops.inputs import Positions, Weight
+from rfa.ops.at_positions import filter_attention_at
+from rfa.ops.inputs import Options, Parameters, Positions, Weight, locate
 from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
+from rfa.ops.validation import validate_positions
 
 from .attention import Attention
 from .cache import FilterLayer
@@ -111,13 +111,16 @@ class RobustFilterAttention(Attention):
             learn_horizon=learn_horizon,
         )
         self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
-        self.options: dict[str, Any] = {
-            "weight": weight,
-            "prior": "riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
-            "gate": gate,
-            "query_noise_in_bias": query_noise_in_bias,
-            "backend": backend,
-        }
+        self.backend = backend
+        self.options = Options(
+            causal=True,
+            weight=weight,
+            rotate_values=rotate_values,
+            prior="riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
+            gate=gate,
+            query_noise_in_bias=query_noise_in_bias,
+            log_precision=precise,
+        )
 
     def estimate(
         self,
@@ -131,12 +134,16 @@ class RobustFilterAttention(Attention):
     ) -> Tensor:
         """The operator under the layer's dynamics."""
         given: dict[str, Any] = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
-        given |= {"rotate_values": self.rotate_values, **self.dynamics()}
+        dynamics = self.dynamics()
         if self.aggregation == "routing":
-            return posterior_routing(query, key, value, value, **given)
-        precise = self.step == "precision"
-        result = robust_filter_attention(query, key, value, return_log_precision=precise, **self.options, **given)
-        return result if isinstance(result, Tensor) else self._stepped(value, *result, given["query_noise"])
+            return posterior_routing(query, key, value, value, rotate_values=self.rotate_values, **given, **dynamics)
+        batch, _, length, _ = query.shape
+        validate_positions(batch, length, length, query.device, times, None, key_mask, segment_ids)
+        positions = locate(length, length, query.device, times, None, key_mask, segment_ids)
+        result = filter_attention_at(
+            positions, query, key, value, Parameters(**dynamics), self.options, backend=self.backend
+        )
+        return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
 
     def estimate_with_past(
         self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
@@ -146,28 +153,28 @@ class RobustFilterAttention(Attention):
         frequency, times = dynamics["frequency"], positions.query_times
         cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in rotation(frequency, times))
         states = (query, key, value) if self.rotate_values else (query, key)
-        query, key, *turned = _turn(torch.stack(states), cos, -sin).unbind()
+        query, key, *turned = turn(torch.stack(states), cos, -sin).unbind()
         own = turned[0] if turned else value
         key, values = past.update(key, own)
         if self.aggregation == "routing":
             step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
-            return value + (_turn(step, cos, sin) if self.rotate_values else step)
-        result = robust_filter_attention_in_frame(
+            return value + (turn(step, cos, sin) if self.rotate_values else step)
+        result = filter_attention_at(
+            positions,
             query,
             key,
             values,
-            positions=positions,
+            Parameters(**dynamics),
+            self.options._replace(rotate_values=False, in_frame=True),
             kept=past.kept,
-            return_log_precision=self.step == "precision",
-            **self.options,
-            **dynamics,
+            backend=self.backend,
         )
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
         if self.rotate_values:
-            estimate = _turn(estimate, cos, sin)
+            estimate = turn(estimate, cos, sin)
             if "horizon" in dynamics:
                 angle = frequency * dynamics["horizon"][:, None]
-                estimate = _turn(estimate, *rotation(angle, torch.ones_like(times)))
+                estimate = turn(estimate, *rotation(angle, torch.ones_like(times)))
         return (
             estimate
             if log_precision is None
@@ -186,8 +193,3 @@ class RobustFilterAttention(Attention):
         if past.kept.dynamics is None:
             past.kept.dynamics = self.dynamics()
         return past.kept.dynamics
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`turn` with half precisions rounded once, at the end."""
-    return turn(x.to(torch.promote_types(x.dtype, torch.float32)), cos, sin).to(x.dtype)

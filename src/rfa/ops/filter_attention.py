@@ -5,7 +5,7 @@ from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise
 
-from .backends import backend_for
+from .at_positions import filter_attention_at
 from .inputs import Options, Parameters, Prior, Weight, locate
 from .validation import validate
 
@@ -114,6 +114,4 @@ def robust_filter_attention(
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
     validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
     positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
-    run = backend_for(backend, query, value, separable=noise is None or positions.uniform).run
-    estimate, log_precision = run(query, key, value, parameters, positions, options)
-    return estimate if log_precision is None else (estimate, log_precision)
+    return filter_attention_at(positions, query, key, value, parameters, options, backend=backend)

@@ -27,7 +27,7 @@ class Parameters(NamedTuple):
     noise_floor: Tensor
     robustness: Tensor
     inverse_temperature: Tensor
-    horizon: Tensor | None
+    horizon: Tensor | None = None
     noise: TimeDependentNoise | None = None
 
     def to(self, dtype: torch.dtype) -> "Parameters":

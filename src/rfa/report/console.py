@@ -1,5 +1,6 @@
 """Results and progress on a terminal."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -8,6 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+
+_LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
 
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
@@ -76,10 +79,14 @@ def tokens_per_second(result: Mapping[str, Any]) -> str:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[..., None]]:
-    """Progress bars on standard error: call with a description, how far, and how far it goes."""
+    """Progress bars on standard error: call with a description, how far, and how far it goes.
+
+    Where it is no terminal, as in a batch job's log, a line a minute says how far, and the bars come at the end.
+    """
     columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     progress = Progress(*columns, console=Console(stderr=True))
     tasks: dict[str, Any] = {}
+    said = time.monotonic()
 
     def bar(description: str, done: int, total: int, key: str | None = None) -> None:
         key = key or description
@@ -88,6 +95,10 @@ def progress_bars() -> Iterator[Callable[..., None]]:
         if key not in tasks:
             tasks[key] = progress.add_task(description, total=total)
         progress.update(tasks[key], completed=done, total=total, description=description)
+        nonlocal said
+        if not progress.console.is_terminal and time.monotonic() - said > _LINE_SECONDS:
+            said = time.monotonic()
+            progress.console.print(f"{description}: {done}/{total}", highlight=False, markup=False, soft_wrap=True)
 
     try:
         yield bar

@@ -28,11 +28,15 @@ class MetricsLogger(TrainerCallback):
     Args:
         run: where to write.
         model: its dynamics are logged.
+        tokens_at: how many tokens a number of steps reads.
         progress: called with the step, the steps in all and the latest figures.
     """
 
-    def __init__(self, run: RunFolder, model: RFAPreTrainedModel, progress: Progress | None):
+    def __init__(
+        self, run: RunFolder, model: RFAPreTrainedModel, tokens_at: Callable[[int], int], progress: Progress | None
+    ):
         self.run, self.model, self.progress = run, model, progress
+        self._tokens_at = tokens_at  # the Trainer's own count waits for the device at each step
         self._seconds, self._mark, self._tokens_at_start = 0.0, 0.0, 0
         self.tokens = 0
         self._board: Board | None = None
@@ -41,7 +45,7 @@ class MetricsLogger(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Drop what was logged after the checkpoint that a resumed run starts from."""
         self._mark = time.perf_counter()
-        self._tokens_at_start = self.tokens = state.num_input_tokens_seen
+        self._tokens_at_start = self.tokens = self._tokens_at(state.global_step)
         if state.is_world_process_zero:
             kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
             write_text_whole(self.run.metrics, "".join(json.dumps(line) + "\n" for line in kept))
@@ -51,7 +55,7 @@ class MetricsLogger(TrainerCallback):
         """Read the clock, show the progress."""
         self._seconds += time.perf_counter() - self._mark
         self._mark = time.perf_counter()
-        self.tokens = state.num_input_tokens_seen
+        self.tokens = self._tokens_at(state.global_step)
         if self.progress is not None:
             self.progress(state.global_step, state.max_steps, self._latest)
 

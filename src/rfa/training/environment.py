@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,22 @@ def environment() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "accelerate": accelerate.__version__,
         "tokenizers": tokenizers.__version__,
+        **_accelerated(),
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+def _accelerated() -> dict[str, Any]:
+    """What a GPU's figures hang on beside the rest."""
+    if not torch.cuda.is_available():
+        return {}
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = None
+    return {"cuda": torch.version.cuda, "triton": triton}
 
 
 def _commit(checkout: Path) -> str | None:

@@ -29,7 +29,7 @@ class TrainingSpec:
         valid_tokens: at most so many tokens of the validation split, in blocks spread over it; None for all.
         eval_steps: validate and save every so many steps; None for each epoch.
         log_steps: write a line of metrics every so many steps.
-        bf16: train in bfloat16 autocast.
+        bf16: train in bfloat16 autocast; else in float32, whose matrix products a GPU makes in TensorFloat-32.
 
     Raises:
         ValueError: for a number out of range, an unknown preset, field or tokenizer, or no way to split.
@@ -69,7 +69,9 @@ class TrainingSpec:
             raise ValueError(f"seed: got {self.seed}, expected less than 2^32")
         check_split(self.split_by)
         check_tokenizer(self.tokenizer)
-        choose_backend(self.model_config(vocab_size=2).backend)
+        backend = self.model_config(vocab_size=2).backend
+        if backend != "auto":  # one asked for by name has to run here
+            choose_backend(backend)
 
     def model_config(self, vocab_size: int, **more: Any) -> RFAConfig:
         """The model's configuration for a vocabulary."""

@@ -21,6 +21,7 @@ from rfa.models import RFAConfig, RFAForCausalLM
 from .callbacks import MetricsLogger, Progress, StopOnSignal
 from .environment import environment
 from .optimization import ClipDynamics
+from .precision import tensor_float_32
 from .quiet import quiet_transformers
 from .run_folder import RunFolder
 from .spec import TrainingSpec
@@ -74,7 +75,7 @@ def train(
             f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
-    record = _new_record(spec, data)
+    record = _new_record(spec, data, arguments.world_size)
     with _alone(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
@@ -94,7 +95,8 @@ def resume(
     Args, returns and raises as `train`; a finished run's record is returned as it is.
 
     Raises:
-        ValueError: if the folder is no run, or its data are no longer what they were.
+        ValueError: if the folder is no run, its data are no longer what they were, or other than as many processes as
+            began it work together: they would read other batches.
     """
     run = RunFolder(out)
     record = run.read()
@@ -102,6 +104,9 @@ def resume(
         return record
     spec = TrainingSpec.from_dict(record["spec"])
     arguments = _arguments(run, spec)
+    processes = record.get("processes", 1)
+    if arguments.world_size != processes:
+        raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
     tokenizer = run.load_tokenizer()  # the run's own: checkpoints know its ids
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
@@ -146,7 +151,7 @@ def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
     return spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
 
 
-def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
+def _new_record(spec: TrainingSpec, data: PreparedData, processes: int) -> dict[str, Any]:
     return {
         "spec": spec.to_dict(),
         "config": _config(spec, data).to_diff_dict(),
@@ -158,6 +163,7 @@ def _new_record(spec: TrainingSpec, data: PreparedData) -> dict[str, Any]:
             "tokens": {split: len(stream) for split, stream in data.streams.items()},
         },
         "environment": environment(),
+        "processes": processes,
         "finished": False,
         "steps": 0,
     }
@@ -169,9 +175,17 @@ def _train(
     set_seed(spec.seed)
     model = RFAForCausalLM(_config(spec, data))
     train_blocks, valid_blocks = _blocks(data, spec)
-    batches = len(train_blocks) // (spec.batch_size * arguments.world_size)
-    arguments.eval_steps = arguments.save_steps = spec.eval_steps or math.ceil(batches / spec.accumulate)
-    with quiet_transformers(), StopOnSignal() as stop, MetricsLogger(run, model, progress) as logger:
+    at_once = spec.batch_size * arguments.world_size
+    batches = len(train_blocks) // at_once
+    steps_an_epoch = math.ceil(batches / spec.accumulate)
+    arguments.eval_steps = arguments.save_steps = spec.eval_steps or steps_an_epoch
+
+    def tokens_at(step: int) -> int:
+        epochs, rest = divmod(step, steps_an_epoch)
+        return (epochs * batches + min(rest * spec.accumulate, batches)) * at_once * spec.length
+
+    logger = MetricsLogger(run, model, tokens_at, progress)
+    with quiet_transformers(), tensor_float_32(), StopOnSignal() as stop, logger:
         trainer = ProtocolTrainer(
             model,
             arguments,
@@ -202,7 +216,7 @@ def _train(
         "result": {
             "valid_loss": losses[-1],
             "valid_perplexity": math.exp(min(losses[-1], 700.0)),
-            "tokens": trainer.state.num_input_tokens_seen,
+            "tokens": tokens_at(trainer.state.global_step),
             "tokens_per_second": logger.tokens_per_second,
             "parameters": model.num_parameters(),
         },
@@ -255,7 +269,6 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
         dataloader_drop_last=True,
         dataloader_pin_memory=torch.cuda.is_available(),
         remove_unused_columns=False,
-        include_num_input_tokens_seen="all",
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
