@@ -56,7 +56,9 @@ def experiment(
     for name in outcome.claimed:
         console.print(f"{name}: another process is at it", highlight=False, soft_wrap=True)
     if outcome.failed:
-        console.print(f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
+        )
         raise typer.Exit(1)
 
 

@@ -82,7 +82,8 @@ def robust_estimate(
         iterations: steps of EM, or of iteratively reweighted least squares, >= 1.
         start: where the first weights are taken: "query", at the observation of the query's own moment, or
             "leave_one_out", at the Gaussian estimate without it, so that an outlier does not vouch for itself. Where
-            nothing was seen at the query's time both start at the Gaussian estimate.
+            nothing was seen at the query's time both start at the Gaussian estimate; so does "leave_one_out" where the
+            prediction without it has more than a hundred times the measurement's variance, too vague to judge it.
         direction: "filter" uses the past and the present, "smooth" the future too.
         query_times: `(Tq,)` or `(..., Tq)` in any order; later than all observations is a forecast. `times` by default.
         initial: mean `(..., n)` and covariance `(..., n, n)` of the state at the first moment of all; by default
@@ -103,8 +104,8 @@ def robust_estimate(
         unlike ways, N_ij and u_ij count times the two numbers of a whole row over those of theirs. The objective, of
         observations alone, is `sum_j rho(d_ij^2)`, with the same factor; with the Riccati prior each term also has the
         weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
-        Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may,
-        by a little.
+        Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may;
+        there outliers of a hundred deviations and more can also leave estimates far off, or NaN: remove them first.
 
     Raises:
         ValueError: naming the argument, what was given and what was expected; also `observation_noise` where the R of
