@@ -141,6 +141,56 @@ def test_query_times_in_any_order_and_at_observations():
         assert found.covariance.isfinite().all()
 
 
+LEVEL_AND_SLOPE = (
+    torch.tensor([[0.0, 1.0], [0.0, 0.0]]),
+    0.1 * torch.eye(2),
+    torch.tensor([[1.0, 0.0]]),
+    torch.tensor([[0.1]]),
+)
+
+
+@pytest.mark.parametrize("belief", [{"nu": 4.0}, {"nu": 16.0}, {"nu": 16.0, "kappa": 2.0}, {"penalty": "welsch"}])
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("start", ["query", "leave_one_out"])
+def test_far_outliers_leave_numbers(belief, direction, start):
+    """Weights below rounding, of sources that each see a part of the state."""
+    sde = LinearSDE(*LEVEL_AND_SLOPE)
+    times = torch.arange(16.0)
+    simulated = sde.simulate(times, torch.Generator().manual_seed(0))
+    observations = simulated.observations.expand(3, -1, -1).clone()
+    observations[:, 9, 0] = torch.tensor([1e2, 1e4, 1e6])
+    estimate = robust_estimate(
+        sde, times, observations, prior="riccati", iterations=5, start=start, direction=direction, **belief
+    )
+    assert estimate.mean.isfinite().all()
+    assert estimate.objective.isfinite().all()
+    assert not estimate.covariance.isnan().any()
+    if direction == "filter":  # what comes before the outlier knows nothing of it
+        assert (estimate.mean - simulated.states)[:, 1:9, 0].abs().max() < 1.0
+
+
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("start", ["query", "leave_one_out"])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_objective_never_rises_for_coupled_states(size, start, direction):
+    g = torch.Generator().manual_seed(size)
+    for _ in range(5):
+        spread = torch.randn(size, size, generator=g)
+        sde = LinearSDE(
+            torch.randn(size, size, generator=g) - torch.eye(size),
+            spread @ spread.mT + 0.1 * torch.eye(size),
+            torch.randn(1, size, generator=g),
+            torch.tensor([[0.3]]),
+        )
+        times = torch.rand(14, generator=g).cumsum(0)
+        observations = torch.randn(14, 1, generator=g) + 8 * (torch.rand(14, 1, generator=g) < 0.2)
+        options = {"nu": 16.0, "kappa": 2.0, "iterations": 8, "start": start, "direction": direction}
+        estimate = robust_estimate(sde, times, observations, prior="riccati", **options)
+        assert (estimate.objective.diff() <= 1e-9 * estimate.objective[:-1]).all()
+        assert (estimate.objective >= 0).all()
+        assert estimate.mean.isfinite().all()
+
+
 def test_series_of_a_batch_do_not_meet():
     sde = coupled()
     times = torch.stack([irregular_times(12, seed) for seed in range(3)])

@@ -1,6 +1,7 @@
 """One moment's estimate: iteratively reweighted least squares over its sources."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,8 +14,14 @@ from .matrices import inverse, symmetric
 from .observations import Grid
 from .penalties import FAINTEST
 from .plan import VAGUEST, Plan, Row
-from .shares import Shares
+from .shares import Shares, units_of
 from .sources import Sources
+
+_ROUNDING = 1e-15  # relative, of a sum of products
+_LOST = 1e-4  # an error of so much of the estimate
+_FAINT = 1e-10  # of the best source's weight
+_HALVINGS = 6
+_SAME = 1e-12  # relative: a rise of rounding
 
 
 class Consensus(Protocol):
@@ -93,11 +100,32 @@ class Correlated:
 
     def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
+        weight, scale = self._kept_apart(weight)
         matrix, vector = (rest[:, 0] for rest in self.rest)
         kept = inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
         mean = kept @ (vector + (weight[..., None] * self.shares.vector).sum(1))[..., None]
-        state = self.state._replace(covariance=symmetric(kept @ self.state.covariance))
-        return mean[..., 0], state.spread(self.settled, self.seen)
+        covariance = symmetric(kept @ self.state.covariance) * scale[..., None, None]
+        return mean[..., 0], self.state._replace(covariance=covariance).spread(self.settled, self.seen)
+
+    def _kept_apart(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights of which rounding leaves something, and by what they were divided, `(b,)`.
+
+        Shares are matrices: where a component of the state is seen only through sources that are hardly believed, or
+        all are hardly believed, rounding would outweigh them. There the best source counts in full, and no other as
+        less than a faint part of it.
+        """
+        units, held = units_of(self.state.covariance)[:, None], weight.detach()
+        rest, shares = (part.matrix.detach() / units for part in (self.rest, self.shares))
+        rest, sizes, ones = rest[:, 0], shares.abs().amax((-2, -1)), held.new_ones(len(held))
+        if not held.shape[1] or rest.shape[-1] == 1:
+            return weight, ones
+        total = rest + (held[..., None, None] * shares).sum(1)
+        rounding = _ROUNDING * ((held * sizes).sum(1) + rest.any(-1).any(-1) * (1 + sizes.sum(1)))
+        best = held.amax(-1)
+        lost = ~(rounding * inverse(total).abs().amax((-2, -1)) <= _LOST) & (best > 0)
+        scale = torch.where(lost, best, ones)
+        raised = torch.maximum(weight / scale[:, None], (weight > 0) * _FAINT)
+        return torch.where(lost[:, None], raised, weight), scale
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
@@ -108,11 +136,11 @@ class Correlated:
         own = self.state.covariance[:, None]
         judged = alone.widened(own)
         share = _trace(self.shares.matrix) / _trace(own @ judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
-        return judged, share
+        return judged, share.clamp(min=0.0)
 
 
-def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan) -> Row:
-    """The estimate at moment k."""
+def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool) -> Row:
+    """The estimate at moment k; `guarded`, a step that would raise the objective is cut short."""
     ones = torch.ones_like(sources.alone.constant)
     mean, covariance = consensus.weighed(ones)
     if plan.leave_one_out:
@@ -124,17 +152,30 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
     calibration = plan.belief.calibration(grid.seen_components[:, sources.moments])
     # a row counts by what was seen of it: rows that show less have smaller distances, and weights nearer 1
     share = share * math.prod(plan.belief.consistency()) / calibration
-    costs, weight = [], ones
-    for step in range(plan.iterations + 1):
-        distance = judged.distance(state[:, None])
-        costs.append((share * plan.belief.cost(distance) * present).sum(-1))
-        if step == plan.iterations:
-            break
-        weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
+
+    def cost(state: Tensor) -> Tensor:
+        return (share * plan.belief.cost(judged.distance(state[:, None])) * present).sum(-1)
+
+    costs, weight = [cost(state)], ones
+    for _ in range(plan.iterations):
+        weight = plan.belief.log_weight(judged.distance(state[:, None])).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
-        state, covariance = consensus.weighed(weight / calibration)
+        step, covariance = consensus.weighed(weight / calibration)
+        state = _no_dearer(cost, costs[-1].detach(), state, step) if guarded else step
+        costs.append(cost(state))
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
+
+
+def _no_dearer(cost: Callable[[Tensor], Tensor], before: Tensor, state: Tensor, step: Tensor) -> Tensor:
+    """The step, halved until the objective is no higher than before; at last no step at all."""
+    for halving in range(_HALVINGS + 1):
+        dearer = ~(cost(step).detach() <= before * (1 + _SAME))
+        if not bool(dearer.any()):
+            break
+        shorter = (state + step) / 2 if halving < _HALVINGS else state
+        step = torch.where(dearer[:, None], shorter, step)
+    return step
 
 
 def _left_out(mean: Tensor, other: Tensor, spread: Tensor, grid: Grid, k: int) -> Tensor:
@@ -158,7 +199,8 @@ def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Ten
 
 
 def _positive(covariance: Tensor) -> Tensor:
-    """Itself where it is infinite or positive semi-definite; weights that differ may make it slightly not."""
+    """Itself where it is positive semi-definite: weights that differ may make it slightly not. Infinite where lost."""
+    covariance = torch.where(covariance.isnan(), torch.inf, covariance)
     finite = covariance.isfinite().all(-1).all(-1)
     eigenvalues, basis = torch.linalg.eigh(torch.where(finite[:, None, None], covariance.detach(), 0.0))
     if bool((eigenvalues[..., 0] >= 0).all()):

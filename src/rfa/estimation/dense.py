@@ -25,6 +25,7 @@ def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> R
     correlated = _correlated(sde, grid, plan, known, steps, prior) if plan.riccati else None
     start = Information(*(torch.zeros_like(part[:, 0]) for part in grid.seen)) if known is None else known.information()
     past, wanted, rows = Sources.none(grid), set(moments.tolist()), []
+    guarded = plan.riccati and known is None  # else no step raises it, or the start, which it leaves out, does
     for k in range(grid.times.shape[1]):
         if k:
             past, start = past.ahead(parts, k - 1), parts.ahead(k - 1, start)
@@ -32,7 +33,8 @@ def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> R
         consensus: Consensus | None = None if correlated is None else next(correlated)
         if k in wanted:
             sources = past if future is None else past.beside(future[k])
-            row = estimate_row(consensus or Independent(start, sources, k, prior), sources, grid, k, plan)
+            consensus = consensus or Independent(start, sources, k, prior)
+            row = estimate_row(consensus, sources, grid, k, plan, guarded)
             weights = _by_observation(row.weights, sources, grid) if plan.with_weights else None
             rows.append(row._replace(weights=weights))
     return stacked(rows).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))

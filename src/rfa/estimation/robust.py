@@ -103,9 +103,9 @@ def robust_estimate(
         (`Belief.consistency`), both for as many components as each row shows. So where rows are missing in part, in
         unlike ways, N_ij and u_ij count times the two numbers of a whole row over those of theirs. The objective, of
         observations alone, is `sum_j rho(d_ij^2)`, with the same factor; with the Riccati prior each term also has the
-        weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`.
-        Neither rises without `initial`, except that with the Riccati prior and dynamics that are not isotropic it may;
-        there outliers of a hundred deviations and more can also leave estimates far off, or NaN: remove them first.
+        weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative. Neither rises without `initial`:
+        with the Riccati prior and dynamics that are not isotropic a step that would raise it is halved until it does
+        not, at last not taken.
 
     Raises:
         ValueError: naming the argument, what was given and what was expected; also `observation_noise` where the R of

@@ -60,7 +60,7 @@ class Shares(NamedTuple):
         matrix, vector = self.kept(transition)
         finite = inverse.isfinite().all(-1).all(-1)
         matrix = matrix @ torch.where(finite[:, None, None], inverse, 0.0)[:, None]
-        relative = matrix.detach().abs() / _units(covariance)[:, None]
+        relative = matrix.detach().abs() / units_of(covariance)[:, None]
         sound = (relative.amax((-2, -1)) <= _WORST) & finite[:, None]
         return Shares(torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0))
 
@@ -70,7 +70,7 @@ class Shares(NamedTuple):
         Rounding in it must not outweigh sources that are hardly believed, so what may be rounding counts as zero.
         """
         identity = torch.eye(self.matrix.shape[-1], dtype=self.matrix.dtype, device=self.matrix.device)
-        matrix, units = identity - self.matrix.sum(1), _units(state.covariance)
+        matrix, units = identity - self.matrix.sum(1), units_of(state.covariance)
         noise = _ROUNDING * (identity + self.matrix.detach().abs().sum(1) + units)
         matrix = matrix - torch.where(matrix.detach().abs() <= noise, matrix.detach(), 0.0)  # its gradient stays
         vector = state.mean - self.vector.sum(1)
@@ -91,7 +91,7 @@ class Shares(NamedTuple):
         return Shares(matrix @ transition[:, None], vector)
 
 
-def _units(covariance: Tensor) -> Tensor:
+def units_of(covariance: Tensor) -> Tensor:
     """What an entry of a share is measured in: the ratio of two states' standard deviations; 1 where there are none."""
     size = covariance.detach().diagonal(dim1=-2, dim2=-1).clamp(min=0.0).sqrt()
     size = torch.where(size > 0, size, size.amax(-1, keepdim=True))
