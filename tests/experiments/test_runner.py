@@ -305,6 +305,18 @@ def fail_rope(monkeypatch, error):
     monkeypatch.setattr(runner, "train", train)
 
 
+def test_an_error_of_any_kind_fails_one_run(tmp_path, out, evaluated, monkeypatch):
+    fail_rope(monkeypatch, AttributeError("no such thing"))
+    outcome = run_recipe(load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS)), out)
+    assert (outcome.done, outcome.failed) == ((NAMES[1],), {NAMES[0]: "AttributeError: no such thing"})
+
+
+def test_no_text_is_not_all_text(tmp_path, out):
+    for path, data in ((write_recipe(tmp_path), ""), (write_recipe(tmp_path, training={**TRAINING, "data": ""}), None)):
+        with pytest.raises(ValueError, match="data: got an empty name"):
+            run_recipe(load_recipe(path, data), out)
+
+
 def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
     fail_rope(monkeypatch, RuntimeError("out of memory"))
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))

@@ -3,6 +3,7 @@
 import json
 import math
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -94,6 +95,13 @@ def test_tensorboard_of_a_resumed_run_has_each_step_once(corpus, tmp_path):
 def test_a_baseline_logs_no_dynamics(corpus, tmp_path):
     train(tiny_spec(corpus, "b1-rope", max_steps=2), tmp_path / "run")
     assert not any("dynamics" in line for line in read_metrics(RunFolder(tmp_path / "run")))
+
+
+def test_time_dependent_noise_is_logged(corpus, tmp_path):
+    spec = tiny_spec(corpus, "m2-sc-rfa", max_steps=2)
+    train(replace(spec, model={**spec.model, "noise": "time_dependent"}), tmp_path / "run")
+    layer = read_metrics(RunFolder(tmp_path / "run"))[-1]["dynamics"]["0"]
+    assert {"transient_noise", "transient_rate", "periodic_noise"} <= layer.keys()
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), [(1, [25, 50]), (2, [13, 26]), (3, [9, 18]), (40, [1, 2])])

@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 
+from rfa.evaluation import generate
 from rfa.files import write_whole
 from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
@@ -101,9 +102,11 @@ def test_a_damaged_record(corpus, tmp_path, change, message):
 
 
 def test_no_run_there(tmp_path):
-    for use in (resume, lambda path: RunFolder(path).load_model()):
+    for use in (resume, lambda path: RunFolder(path).load_model(), lambda path: generate(path, "It")):
         with pytest.raises(ValueError, match=r"holds no run\.json"):
             use(tmp_path / "absent")
+    with pytest.raises(ValueError, match="holds no tokenizer"):  # a name that transformers looks for on its hub
+        RunFolder("absent").load_tokenizer()
     assert not (tmp_path / "absent").exists()
 
 

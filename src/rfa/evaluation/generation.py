@@ -38,7 +38,7 @@ def generate(
         if not least <= given < float("inf"):
             raise ValueError(f"{name}: got {given}, expected a number of at least {least}")
     folder = RunFolder(run)
-    tokenizer, model = folder.load_tokenizer(), folder.load_model()
+    model, tokenizer = folder.load_model(), folder.load_tokenizer()
     ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]
     sampling = {"do_sample": True, "temperature": temperature, "top_k": top_k} if temperature else {"do_sample": False}
     torch.manual_seed(seed)

@@ -94,7 +94,8 @@ class Recipe:
         form, _, vocabulary = spec.tokenizer.partition(":")
         if form == "gpt2" and vocabulary:
             spec = replace(spec, tokenizer=f"gpt2:{(folder / vocabulary).resolve()}")
-        return spec if spec.data in NAMED_CORPORA else replace(spec, data=str((folder / spec.data).resolve()))
+        named = not spec.data or spec.data in NAMED_CORPORA
+        return spec if named else replace(spec, data=str((folder / spec.data).resolve()))
 
 
 def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
@@ -115,7 +116,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
         _check_name(name, "name", faults)
     training = dict(given.get("training", {}))
     if data is not None:
-        training["data"] = data if data in NAMED_CORPORA else str(Path(data).resolve())
+        training["data"] = data if not data or data in NAMED_CORPORA else str(Path(data).resolve())
     for field in sorted(training.keys() & _OF_A_RUN):
         faults.add("training", f"{field}: not here, expected {field}s in runs")
         del training[field]

@@ -19,7 +19,7 @@ from rfa import evaluation
 from rfa.data import prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
-from rfa.training import TRAINED_ON, RunFolder, resume, train, trial_step
+from rfa.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
 
 from .plan import chosen, finished_results, is_lost, run_folder, started_record, write_planned
 from .reading import Faults
@@ -109,12 +109,15 @@ def run_recipe(
                 if finished_result(recipe, run, out) is None:
                     try:
                         _make(recipe, run, out, say)
-                    except (ValueError, RuntimeError, MemoryError) as error:  # no memory is a RuntimeError, too
-                        if os.environ.get("RFA_DEBUG") or isinstance(error, torch.AcceleratorError):
+                    except (Stopped, OSError, torch.AcceleratorError):
+                        raise
+                    except Exception as error:  # whatever it is, the other runs may not have it
+                        if os.environ.get("RFA_DEBUG"):
                             raise
-                        failed[run.name] = str(error)
+                        named = isinstance(error, ValueError | RuntimeError)
+                        failed[run.name] = str(error) if named else f"{type(error).__name__}: {error}"
                         if failure is not None:
-                            failure(run.name, str(error))
+                            failure(run.name, failed[run.name])
             waiting = [other for other in waiting if other is not run]
         waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
     say("runs", len(runs) - len(waiting), len(runs))

@@ -162,9 +162,11 @@ def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
     return lines
 
 
-def _per_head(parameters: dict[str, torch.Tensor]) -> dict[str, list[float | None]]:
+def _per_head(parameters: dict[str, Any]) -> dict[str, list[float | None]]:
     """The logged dynamics: decay, noises, robustness, temperature, and the regime's alpha, None without decay."""
-    values = {name: value.detach() for name, value in parameters.items() if name != "frequency"}
+    noise = parameters.get("noise")
+    parameters = {**parameters, **({} if noise is None else noise._asdict())}
+    values = {name: given.detach() for name, given in parameters.items() if name not in ("frequency", "noise")}
     values["alpha"] = regime(values["decay"], values["process_noise"], values["key_noise"])
     return {
         name: [float(f"{number:.6g}") if math.isfinite(number) else None for number in value.tolist()]

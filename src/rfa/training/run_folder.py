@@ -169,8 +169,10 @@ class RunFolder:
         Raises:
             ValueError: if its files are damaged.
         """
+        if not self.tokenizer.is_dir():  # or transformers would take the path for a repository of the hub
+            raise ValueError(f"run: {self.path} holds no tokenizer, expected a run folder of `rfa train`")
         where = f"run: the tokenizer in {self.tokenizer}"
-        return _load(where, lambda: PreTrainedTokenizerFast.from_pretrained(self.tokenizer))
+        return _load(where, lambda: PreTrainedTokenizerFast.from_pretrained(self.tokenizer, local_files_only=True))
 
 
 def _check_record(record: dict[str, Any]) -> None:
@@ -205,4 +207,5 @@ def _load(what: str, load: Callable[[], Any]) -> Any:
         with quiet_transformers():
             return load()
     except Exception as error:  # the libraries beneath raise anything from OSError to SafetensorError
-        raise ValueError(f"{what} cannot be read ({type(error).__name__}: {str(error).splitlines()[0]})") from error
+        first, _, _ = str(error).partition("\n")
+        raise ValueError(f"{what} cannot be read ({type(error).__name__}: {first})") from error

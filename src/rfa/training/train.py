@@ -17,6 +17,7 @@ from transformers.trainer_callback import PrinterCallback
 from rfa.data import PreparedData, TokenBlocks, evenly_spaced, load_corpus, prepare
 from rfa.files import write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
+from rfa.ops import choose_backend
 
 from .callbacks import MetricsLogger, Progress, StopOnSignal
 from .environment import environment
@@ -184,6 +185,8 @@ def _train(
         epochs, rest = divmod(step, steps_an_epoch)
         return (epochs * batches + min(rest * spec.accumulate, batches)) * at_once * spec.length
 
+    # kernels are compiled where Ctrl-C still stops all at once: later it would stop the compiler alone
+    choose_backend(model.config.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
     with quiet_transformers(), tensor_float_32(), StopOnSignal() as stop, logger:
         trainer = ProtocolTrainer(
