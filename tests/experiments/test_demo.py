@@ -52,6 +52,15 @@ def test_a_demo_that_is_there(miniature):
     assert {name: model["rows"] for name, model in again["models"].items()} == rows  # the same seed, the same figures
 
 
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_other_files(miniature, overwrite):
+    miniature.mkdir(parents=True)
+    (miniature / "results.json").write_text("mine")
+    with pytest.raises(ValueError, match="no demo's folder"):
+        demo.run_demo(miniature, overwrite=overwrite)
+    assert (miniature / "results.json").read_text() == "mine"
+
+
 def test_a_demo_that_was_stopped(miniature):
     """The first model stays as it is, the second goes on, the others begin; the figures are an unstopped demo's."""
 

@@ -48,10 +48,13 @@ def run_demo(
         What `results.json` holds: the record of each model, its validation curve, the `rows` of its evaluation.
 
     Raises:
-        ValueError: if the folder is there and is neither to be overwritten nor resumed, or holds other runs.
+        ValueError: if the folder is there and is neither to be overwritten nor resumed, or holds other runs or files.
         Stopped: on Ctrl-C, after saving.
     """
     out = Path(out)
+    begun = any((out / name).exists() for name in MODELS)
+    if out.exists() and not begun and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"out: {out} exists and is no demo's folder, expected a new or an empty one")
     results: dict[str, Any] = {}
     for name in MODELS:
 
