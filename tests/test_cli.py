@@ -174,7 +174,8 @@ def test_help(rfa, command):
         (["--set", "eos_token_id=3"], ["eos_token_id: got 3"]),
         (["--set", "backend=quantum"], ["backend", "quantum"]),
         (["--preset", "b1-rope", "--set", "damping=3"], ["damping: got 3", "no effect in b1-rope"]),
-        (["--tokenizer", f"bpe:{10**20}"], ["RFA_DEBUG"]),
+        (["--tokenizer", f"bpe:{10**20}"], ["expected at most bpe:10000000"]),
+        (["--set", "name=3"], ["name", "not a field"]),
         (["--length", "1"], ["length: got 1"]),
         (["--length", "100000"], ["training split: got", "100000"]),
         (["--length", "many"], ["--length"]),
@@ -269,6 +270,10 @@ def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):
     (tmp_path / "old.json").write_text("old")
     assert rfa("evaluate", run, "--lengths", "16", "--json", "old.json")[0] == 0
     assert json.loads((tmp_path / "old.json").read_text())["rows"]
+    before = contents(run)
+    status, _, err = rfa("evaluate", run, "--lengths", "16", "--json", run / "run.json")
+    assert (status, "the run's own record" in err) == (2, True)
+    assert contents(run) == before
 
 
 def test_no_command_is_help(rfa):

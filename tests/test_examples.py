@@ -1,29 +1,18 @@
 """The worked examples on small data: they run, and what their pages say of them holds."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
-
-EXAMPLES = Path(__file__).parents[1] / "examples"
-
-
-def example(name):
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from scripts import script
 
 
 @pytest.fixture(scope="module")
 def filter_co2():
-    return example("filter_co2")
+    return script("examples/filter_co2.py")
 
 
 @pytest.fixture(scope="module")
 def depth_as_em():
-    return example("depth_as_em")
+    return script("examples/depth_as_em.py")
 
 
 def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):

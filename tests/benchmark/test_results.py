@@ -1,21 +1,19 @@
 """Result files only grow, ratios are summed up as they are defined, and pages are drawn from the lines."""
 
-import importlib.util
 import io
 import json
 import statistics
-from pathlib import Path
 
 import pytest
 from rich.console import Console
+from scripts import ROOT, script
 
 from rfa.benchmark import append, read
 from rfa.benchmark.bound import Peaks, attention_work, bound, decoding_work
 from rfa.benchmark.setting import Shape
 from rfa.benchmark.timing import compare, in_turns, summary
-from rfa.report.speed import latest, markdown_tables, operator_curves, share_of_bound, speed_table
+from rfa.report.speed import latest, markdown_tables, operator_curves, share_of_bound, speed_tables
 
-ROOT = Path(__file__).parents[2]
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 
 
@@ -115,8 +113,11 @@ def test_tables():
     memory = {**line(), "benchmark": "memory", "ratios": [2.0], "bytes": {"rfa": 5e8, "peer": 3e8}}
     del memory["seconds"], memory["bound"]
     lines = [line(), failed, step, memory]
-    out = io.StringIO()
-    Console(file=out, width=250).print(speed_table(lines))
+    out, narrow = io.StringIO(), io.StringIO()
+    Console(file=out, width=250).print(speed_tables(lines))
+    Console(file=narrow, width=80).print(speed_tables(lines))
+    for expected in ("operator, forward / sdpa", "1 x 8 x 512 x 64", "0.500", "0.490 to 0.510", "200 ms", "25%, 10%"):
+        assert expected in narrow.getvalue()  # no figure is cut or broken
     pages = markdown_tables(lines)
     for text in (out.getvalue(), pages):
         for expected in ("operator, forward", "1 x 8 x 512 x 64", "0.500", "0.490 to 0.510", "200 ms", "25%, 10%"):
@@ -140,12 +141,10 @@ def test_curves_are_sorted_and_told_apart():
 
 
 def test_the_page_is_drawn_from_the_lines(tmp_path):
-    spec = importlib.util.spec_from_file_location("performance", ROOT / "benchmarks" / "performance.py")
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    performance = script("benchmarks/performance.py")
     page, results, others = tmp_path / "page.md", tmp_path / "a.jsonl", tmp_path / "b.jsonl"
-    page.write_text(f"before\n{script.BEGIN}\nold\n{script.END}\nafter\n")
-    script.update(page, [])
+    page.write_text(f"before\n{performance.BEGIN}\nold\n{performance.END}\nafter\n")
+    performance.update(page, [])
     assert "Nothing has been measured" in page.read_text()
     for each in (line(), line(length=1024), line(length=1024, median=0.7, time="2027")):
         append(results, each)
@@ -153,7 +152,7 @@ def test_the_page_is_drawn_from_the_lines(tmp_path):
     counted = {"benchmark": "instructions", "contestant": "rfa", "march": "native", "instructions": 1234567}
     counted |= {"per_pair": 50.0, "products_per_pair": 16.0, "functions_per_pair": 3.75, "share": 0.395}
     append(others, {**line(), **counted})
-    script.update(page, [results, others])
+    performance.update(page, [results, others])
     text = page.read_text()
     assert text.startswith("before\n")
     assert text.endswith("after\n")
@@ -163,8 +162,8 @@ def test_the_page_is_drawn_from_the_lines(tmp_path):
     assert (tmp_path / "page.png").read_bytes().startswith(b"\x89PNG")
     page.write_text("no place for it")
     with pytest.raises(ValueError, match="expected"):
-        script.update(page, [results])
-    assert (ROOT / "docs" / "performance.md").read_text().count(script.BEGIN) == 1
+        performance.update(page, [results])
+    assert (ROOT / "docs" / "performance.md").read_text().count(performance.BEGIN) == 1
 
 
 def test_stored_results_can_be_read():

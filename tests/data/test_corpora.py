@@ -1,3 +1,4 @@
+import os
 import sysconfig
 from pathlib import Path
 
@@ -118,6 +119,32 @@ def test_novels_by_author(novels):
 def test_unknown(spec, split_by, message):
     with pytest.raises(ValueError, match=message):
         load_corpus(spec, split_by)
+
+
+def test_folders_behind_links(tmp_path):
+    (tmp_path / "corpus" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "corpus" / "a.txt").write_text("a")
+    (tmp_path / "elsewhere" / "b.txt").write_text("b")
+    (tmp_path / "corpus" / "deep" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "corpus" / "deep" / "circle").symlink_to(tmp_path / "corpus")
+    names = [document.name for document in load_documents(str(tmp_path / "corpus"))]
+    assert names == ["a.txt", "deep/link/b.txt"]
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "closed").mkdir()
+    scandir = os.scandir
+
+    def closed(path):  # as the system has it for everybody but root
+        if Path(path).name == "closed":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(PermissionError, match="closed"):
+        load_documents(str(tmp_path))
 
 
 def test_no_text(tmp_path):

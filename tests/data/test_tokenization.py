@@ -89,6 +89,8 @@ def test_unknown(spec):
 def test_training_needs_room_and_text():
     with pytest.raises(ValueError, match="got bpe:256, expected at least bpe:257"):
         load_tokenizer("bpe:256", DOCUMENTS)
+    with pytest.raises(ValueError, match="got bpe:99999999999999999999999, expected at most bpe:10000000"):
+        load_tokenizer("bpe:99999999999999999999999", DOCUMENTS)
     with pytest.raises(ValueError, match="without text to train on"):
         load_tokenizer("bpe:300")
 

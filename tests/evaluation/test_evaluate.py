@@ -106,6 +106,9 @@ def test_generate(run):
         ("temperature", -1.0),
         ("temperature", float("nan")),
         ("temperature", float("inf")),
+        ("temperature", 1e-40),
+        ("seed", -1),
+        ("seed", 2**64),
         ("top_k", -1),
     ],
 )

@@ -6,6 +6,12 @@ from .recipes import stand_in
 
 
 @pytest.fixture
+def out(tmp_path):
+    """Where runs and results go; not there yet."""
+    return tmp_path / "out"
+
+
+@pytest.fixture
 def evaluated(monkeypatch):
     """The stand-in of the evaluation in its place; the run folders that it was called with."""
     calls = []

@@ -26,6 +26,7 @@ def recipe(**changes: Any) -> dict[str, Any]:
     return {**given, **changes}
 
 
+TWO_PRESETS = [{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0]}]
 NAMES = ["b1-rope-seed0", "m2-sc-rfa-seed0", "m2-sc-rfa-b=0.5-seed0"]
 
 

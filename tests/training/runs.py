@@ -45,11 +45,11 @@ def tiny_spec(corpus: Path, preset: str = "m2-sc-rfa", **changes: Any) -> Traini
     return TrainingSpec(preset, **{**given, **changes})
 
 
-def at_step(wanted: int, act):
-    """A progress callback that calls `act` after a step."""
+def at_step(wanted: int, act, *, validating: bool = False):
+    """A progress callback that calls `act` after a step, or in the validation that follows it."""
 
     def progress(step, steps, figures):
-        if step == wanted:
+        if step == wanted and ("validated" in figures) == validating:
             act()
 
     return progress

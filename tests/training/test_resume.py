@@ -79,7 +79,7 @@ def test_killed_and_resumed(corpus, finished, tmp_path, step):
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # a line that was being written
     steps = []
-    resume(tmp_path / "parts", progress=lambda step, *_: steps.append(step))
+    resume(tmp_path / "parts", progress=lambda step, _, figures: "validated" in figures or steps.append(step))
     assert steps == list(range(1 if step == 2 else 4, 9))
     assert_same_run(finished, tmp_path / "parts")
 
@@ -88,6 +88,21 @@ def test_a_signal_passed_on_by_a_launcher_is_not_a_second_one(corpus, tmp_path):
     with pytest.raises(Stopped):
         train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, lambda: (ctrl_c(), ctrl_c())))
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
+
+
+def test_ctrl_c_while_validating(corpus, finished, tmp_path, caplog):
+    """It is answered at once, and nothing of the validation is lost."""
+    said = set()
+
+    def stop():
+        ctrl_c()
+        said.update(record.getMessage() for record in caplog.records if record.name.startswith("rfa"))
+
+    with pytest.raises(Stopped, match="stopped at step 3 of 8"):
+        train(tiny_spec(corpus), tmp_path / "parts", progress=at_step(3, stop, validating=True))
+    assert said == {"rfa: stopping when this step is done and saved; a second Ctrl-C stops at once, unsaved"}
+    resume(tmp_path / "parts")
+    assert_same_run(finished, tmp_path / "parts")
 
 
 def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from rfa.evaluation import generate
 from rfa.files import write_whole
+from rfa.models import RFAForCausalLM
 from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
 from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
@@ -42,6 +43,27 @@ def test_bad_data_overwrite_nothing(finished, tmp_path):
     with pytest.raises(ValueError, match="training split: got 6 tokens"):
         train(tiny_spec(write_corpus(tmp_path / "corpus", train=5)), finished, overwrite=True)
     assert contents(finished) == before
+
+
+def test_a_model_that_cannot_make_a_step_overwrites_nothing(corpus, finished, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no kernel")
+
+    before = contents(finished)
+    monkeypatch.setattr(RFAForCausalLM, "forward", broken)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        train(tiny_spec(corpus), finished, overwrite=True)
+    assert contents(finished) == before
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_bytes_that_are_no_text_are_found_before_training(tmp_path, split):
+    corpus = write_corpus(tmp_path / "corpus")
+    text = corpus / split / "a.txt"
+    text.write_bytes(text.read_bytes() + b"\xff")
+    with pytest.raises(ValueError, match=r"'a.txt' with byte 0xff at offset \d+, expected UTF-8"):
+        train(tiny_spec(corpus), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -285,10 +307,10 @@ def test_a_model_that_lacks_weights(run, part):
         run.load_model()
 
 
-def test_a_finished_run_without_its_model_is_damaged(run):
+def test_a_finished_run_without_its_model(run):
     """Its newest checkpoint is not its result."""
     shutil.rmtree(run.model)
-    with pytest.raises(ValueError, match="is damaged, it is finished and lacks its model"):
+    with pytest.raises(ValueError, match="is finished and holds no model, expected one"):
         run.load_model()
 
 

@@ -1,5 +1,6 @@
 """The application that commands join, what they share, and the entry point."""
 
+import io
 import json
 import os
 import sys
@@ -75,6 +76,8 @@ def stoppable(hint: str) -> Iterator[None]:
 
 def main() -> None:
     """The entry point: errors come as one line and exit status 2, Ctrl-C as 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample is not lost to a terminal without its characters
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = app(standalone_mode=False)
     except UsageError as error:

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from rfa.report.console import progress_bars
-from rfa.report.speed import speed_table
+from rfa.report.speed import speed_tables
 
 from .app import ManyValues, app, assignment, console
 
@@ -72,7 +72,7 @@ def bench(
                 lines.append(line)
     finally:  # what is done counts when the rest is stopped
         if lines:
-            console.print(speed_table(lines))
+            console.print(speed_tables(lines))
             console.print(f"appended to {out}", highlight=False, soft_wrap=True)
     if not all(line["check"]["passed"] for line in lines):
         raise typer.Exit(1)

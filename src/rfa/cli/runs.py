@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from rfa.report.console import comparison_table, evaluation_table, progress_bars, tokens_per_second
+from rfa.report.console import comparison_table, evaluation_table, figures_line, progress_bars, tokens_per_second
 
 from .app import ManyValues, app, assignment, console, stoppable
 
@@ -81,7 +81,7 @@ def train(
     with stoppable(go_on), progress_bars() as bar:
         bars: dict[str, Any] = {
             "data_progress": lambda *task: bar("reading text", *task),
-            "progress": lambda step, steps, figures: bar("training" + _figures(figures), step, steps, key="train"),
+            "progress": lambda step, steps, figures: bar("training" + figures_line(figures), step, steps, key="train"),
         }
         if resume:
             record = training.resume(out, **bars)
@@ -136,6 +136,8 @@ def evaluate(
 
     if json_ is not None and json_.exists() and not json_.is_file():
         raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
+    if json_ is not None and json_.resolve() == (run / "run.json").resolve():
+        raise ValueError(f"--json: got {json_}, the run's own record, expected another file")
 
     with progress_bars() as bar:
         result = evaluate_run(
@@ -168,8 +170,3 @@ def generate(
 
     sample = generate_text(run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     sys.stdout.write(sample + "\n")
-
-
-def _figures(figures: dict[str, float]) -> str:
-    shown = {"loss": "loss", "valid_perplexity": "valid ppl"}
-    return "".join(f", {shown[name]} {figures[name]:.3f}" for name in shown if name in figures)

@@ -164,9 +164,26 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
 
 
 def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> list[Path]:
-    """Return the files below `folder` that end so; hidden ones and folders named in `left_out` are skipped."""
+    """Return the files below `folder` that end so, behind links too; hidden ones and `left_out` folders are skipped.
+
+    Raises:
+        OSError: a folder there cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     files: list[Path] = []
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name not in left_out and not name.startswith(".")]
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [
+            name
+            for name in folders
+            if name not in left_out and not name.startswith(".") and not _is_circular(Path(parent, name))
+        ]
         files += [Path(parent, name) for name in names if not name.startswith(".") and name.endswith(suffixes)]
     return sorted(file for file in files if file.is_file())
+
+
+def _is_circular(folder: Path) -> bool:
+    """Whether it is a link to a folder that holds it."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())

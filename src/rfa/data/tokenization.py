@@ -20,6 +20,7 @@ from .pieces import pieces
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
+LARGEST_VOCABULARY = 10_000_000
 TRAINING_BYTES = 32_000_000
 _GPT2_REPOSITORY = "openai-community/gpt2"
 _FORMS = "gpt2, gpt2:FOLDER, bpe:N or bytes"
@@ -68,6 +69,8 @@ def check_tokenizer(spec: str) -> None:
         raise ValueError(f"tokenizer: got {spec!r}, expected {_FORMS}")
     if sized and int(argument) < SMALLEST_VOCABULARY:
         raise ValueError(f"tokenizer: got {spec}, expected at least bpe:{SMALLEST_VOCABULARY} (256 bytes, end of text)")
+    if sized and int(argument) > LARGEST_VOCABULARY:
+        raise ValueError(f"tokenizer: got {spec}, expected at most bpe:{LARGEST_VOCABULARY}")
 
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:

@@ -100,32 +100,35 @@ class Correlated:
 
     def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
-        weight, scale = self._kept_apart(weight)
+        total, kept = self._sum(weight)
+        if bool((lost := self._lost(weight, kept)).any()):
+            best = torch.where(lost, weight.detach().amax(-1), 1.0)[:, None]
+            raised = torch.maximum(weight / best, (weight > 0) * _FAINT)
+            total, kept = self._sum(torch.where(lost[:, None], raised, weight))
+            total, kept = total / best, kept * best[..., None]
+        state = self.state._replace(covariance=symmetric(kept @ self.state.covariance))
+        return (kept @ total[..., None])[..., 0], state.spread(self.settled, self.seen)
+
+    def _sum(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`v_0 + sum_j w_ij v_ij` and `(M_0 + sum_j w_ij M_ij)^-1`."""
         matrix, vector = (rest[:, 0] for rest in self.rest)
-        kept = inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
-        mean = kept @ (vector + (weight[..., None] * self.shares.vector).sum(1))[..., None]
-        covariance = symmetric(kept @ self.state.covariance) * scale[..., None, None]
-        return mean[..., 0], self.state._replace(covariance=covariance).spread(self.settled, self.seen)
+        vector = vector + (weight[..., None] * self.shares.vector).sum(1)
+        return vector, inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
 
-    def _kept_apart(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of which rounding leaves something, and by what they were divided, `(b,)`.
+    def _lost(self, weight: Tensor, kept: Tensor) -> Tensor:
+        """Where rounding outweighs what is believed, `(b,)`: the best source is to count in full there, others faintly.
 
-        Shares are matrices: where a component of the state is seen only through sources that are hardly believed, or
-        all are hardly believed, rounding would outweigh them. There the best source counts in full, and no other as
-        less than a faint part of it.
+        Shares are matrices: a component of the state may be seen only through sources that are hardly believed, or all
+        are hardly believed.
         """
-        units, held = units_of(self.state.covariance)[:, None], weight.detach()
-        rest, shares = (part.matrix.detach() / units for part in (self.rest, self.shares))
-        rest, sizes, ones = rest[:, 0], shares.abs().amax((-2, -1)), held.new_ones(len(held))
-        if not held.shape[1] or rest.shape[-1] == 1:
-            return weight, ones
-        total = rest + (held[..., None, None] * shares).sum(1)
-        rounding = _ROUNDING * ((held * sizes).sum(1) + rest.any(-1).any(-1) * (1 + sizes.sum(1)))
-        best = held.amax(-1)
-        lost = ~(rounding * inverse(total).abs().amax((-2, -1)) <= _LOST) & (best > 0)
-        scale = torch.where(lost, best, ones)
-        raised = torch.maximum(weight / scale[:, None], (weight > 0) * _FAINT)
-        return torch.where(lost[:, None], raised, weight), scale
+        held = weight.detach()
+        if not held.shape[1] or kept.shape[-1] == 1:
+            return torch.zeros(len(held), dtype=torch.bool, device=held.device)
+        units = units_of(self.state.covariance)
+        sizes = (self.shares.matrix.detach() / units[:, None]).abs().amax((-2, -1))
+        rounding = (held * sizes).sum(1) + self.rest.matrix.detach().any(-1).any(-1)[:, 0] * (1 + sizes.sum(1))
+        moved = _ROUNDING * rounding * (kept.detach() / units).abs().amax((-2, -1))
+        return ~(moved <= _LOST) & (held.amax(-1) > 0)
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
@@ -153,29 +156,36 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
     # a row counts by what was seen of it: rows that show less have smaller distances, and weights nearer 1
     share = share * math.prod(plan.belief.consistency()) / calibration
 
-    def cost(state: Tensor) -> Tensor:
-        return (share * plan.belief.cost(judged.distance(state[:, None])) * present).sum(-1)
+    def measured(state: Tensor) -> tuple[Tensor, Tensor]:
+        distance = judged.distance(state[:, None])
+        return distance, (share * plan.belief.cost(distance) * present).sum(-1)
 
-    costs, weight = [cost(state)], ones
+    weight = ones
+    distance, cost = measured(state)
+    costs = [cost]
     for _ in range(plan.iterations):
-        weight = plan.belief.log_weight(judged.distance(state[:, None])).masked_fill(~present, -torch.inf)
+        weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
         step, covariance = consensus.weighed(weight / calibration)
-        state = _no_dearer(cost, costs[-1].detach(), state, step) if guarded else step
-        costs.append(cost(state))
+        state, distance, cost = _no_dearer(measured, state, step, cost) if guarded else (step, *measured(step))
+        costs.append(cost)
     return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
 
 
-def _no_dearer(cost: Callable[[Tensor], Tensor], before: Tensor, state: Tensor, step: Tensor) -> Tensor:
-    """The step, halved until the objective is no higher than before; at last no step at all."""
+def _no_dearer(
+    measured: Callable[[Tensor], tuple[Tensor, Tensor]], state: Tensor, step: Tensor, before: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The step, its distances and objective; halved until that is no higher than before, at last no step at all."""
+    distance, cost = measured(step)
     for halving in range(_HALVINGS + 1):
-        dearer = ~(cost(step).detach() <= before * (1 + _SAME))
+        dearer = ~(cost <= before * (1 + _SAME))
         if not bool(dearer.any()):
             break
         shorter = (state + step) / 2 if halving < _HALVINGS else state
         step = torch.where(dearer[:, None], shorter, step)
-    return step
+        distance, cost = measured(step)
+    return step, distance, cost
 
 
 def _left_out(mean: Tensor, other: Tensor, spread: Tensor, grid: Grid, k: int) -> Tensor:

@@ -7,6 +7,8 @@ import torch
 
 from rfa.training import RunFolder
 
+COLDEST = 1e-3
+
 
 def generate(
     run: str | Path,
@@ -23,7 +25,7 @@ def generate(
         run: a run folder.
         prompt: its beginning; the end-of-text token where it is empty.
         max_new_tokens: tokens to add.
-        temperature: of the sampling; 0 takes the likeliest token.
+        temperature: of the sampling, at least 0.001; 0 takes the likeliest token.
         top_k: sample among so many tokens; 0 is all.
         seed: of the sampling.
 
@@ -37,6 +39,10 @@ def generate(
     ):
         if not least <= given < float("inf"):
             raise ValueError(f"{name}: got {given}, expected a number of at least {least}")
+    if 0 < temperature < COLDEST:  # scores over it would leave float32
+        raise ValueError(f"temperature: got {temperature}, expected 0 or at least {COLDEST}")
+    if not 0 <= seed < 2**32:
+        raise ValueError(f"seed: got {seed}, expected a number from 0, less than 2^32")
     folder = RunFolder(run)
     model, tokenizer = folder.load_model(), folder.load_tokenizer()
     ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]

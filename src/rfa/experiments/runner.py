@@ -19,6 +19,7 @@ from rfa import evaluation
 from rfa.data import prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
+from rfa.report.console import figures_line
 from rfa.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
 
 from .plan import chosen, finished_results, is_lost, run_folder, started_record, write_planned
@@ -177,8 +178,7 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
     """Train or go on, evaluate, write the result, and let go of the model."""
 
     def training(step: int, steps: int, figures: dict[str, float]) -> None:
-        loss = f", loss {figures['loss']:.3f}" if "loss" in figures else ""
-        say(f"{run.name}: training{loss}", step, steps)
+        say(f"{run.name}: training{figures_line(figures)}", step, steps)
 
     folder = run_folder(out, run)
     bars: dict[str, Any] = {"progress": training, "data_progress": lambda *task: say(f"{run.name}: reading", *task)}

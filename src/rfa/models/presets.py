@@ -97,7 +97,7 @@ def describe(name: str) -> str:
     return _SUMMARIES[name]
 
 
-def preset(name: str, **overrides: Any) -> RFAConfig:
+def preset(name: str, /, **overrides: Any) -> RFAConfig:
     """The configuration of a model of the paper.
 
     Args:

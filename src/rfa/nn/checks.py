@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from rfa.ops.backends import BACKENDS
+from rfa.ops.inputs import Positions, locate
+from rfa.ops.validation import validate_positions
 
 # What the extensions of appendix E need of a filter's other choices
 _NEEDS: dict[tuple[str, str], dict[str, object]] = {
@@ -45,6 +47,20 @@ def check_states(name: str, given: Tensor, size: int) -> torch.Size:
     fits = given.dim() == 3 and given.shape[-1] == size and given.is_floating_point()
     require(fits, name, f"{given.dtype} {tuple(given.shape)}", f"floating-point (batch, length, {size})")
     return given.shape
+
+
+def check_positions(
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    times: Tensor | None,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+) -> Positions:
+    """Where tokens stand; `ValueError` where times, mask and segments do not fit queries and keys of these numbers."""
+    validate_positions(batch, queries, keys, device, times, None, key_mask, segment_ids)
+    return locate(queries, keys, device, times, None, key_mask, segment_ids)
 
 
 def check_sizes(hidden_size: int, num_heads: int) -> None:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.ops.content import Noises, content_filter_attention
-from rfa.ops.inputs import Weight, locate
+from rfa.ops.inputs import Weight
 from rfa.ops.path import TokenDynamics
-from rfa.ops.validation import validate_positions
 
-from .checks import check_backend, check_rates, check_sizes, check_states, paired, require
+from .checks import check_backend, check_positions, check_rates, check_sizes, check_states, paired, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
 from .positive import PositiveParameters, softplus_inverse
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
@@ -150,8 +149,7 @@ class ContentFilterAttention(nn.Module):
         given = None if past_key_values is None else type(past_key_values).__name__
         require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size)
-        device = hidden_states.device
-        validate_positions(batch, length, length, device, times, None, key_mask, segment_ids)
+        positions = check_positions(batch, length, length, hidden_states.device, times, key_mask, segment_ids)
         hidden_states = finite_where_missing(hidden_states, key_mask)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
@@ -164,7 +162,7 @@ class ContentFilterAttention(nn.Module):
             value,
             dynamics=dynamics,
             noises=noises,
-            positions=locate(length, length, device, times, None, key_mask, segment_ids),
+            positions=positions,
             weight=self.weight,
             backend=self.backend,
         )

@@ -10,13 +10,12 @@ from torch import Tensor
 
 from rfa.dynamics import riccati_log_gain, rotate, rotation
 from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.inputs import Positions, locate
-from rfa.ops.validation import validate_positions
+from rfa.ops.inputs import Positions
 from rfa.ops.window import windowed_attention
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates, require
+from .checks import check_backend, check_frequencies, check_positions, check_rates, require
 from .dynamics import HeadDynamics
 from .precision import FullPrecision
 from .projections import NormalLinear
@@ -179,8 +178,7 @@ class DotProductAttention(Attention):
         """Scaled dot-product attention of whole sequences."""
         batch, _, queries, _ = query.shape
         keys = key.shape[2]
-        validate_positions(batch, queries, keys, query.device, times, None, key_mask, segment_ids)
-        positions = locate(queries, keys, query.device, times, None, key_mask, segment_ids)
+        positions = check_positions(batch, queries, keys, query.device, times, key_mask, segment_ids)
         scale = None if self.yarn is None else self.yarn.scale(positions)
         if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
             query, key = (self._turn(x, positions.key_times, scale) for x in (query, key))

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from rfa.dynamics import rotation, turn
 from rfa.ops.at_positions import filter_attention_at
-from rfa.ops.inputs import Options, Parameters, Positions, Weight, locate
+from rfa.ops.inputs import Options, Parameters, Positions, Weight
 from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
-from rfa.ops.validation import validate_positions
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_extensions, require
+from .checks import check_backend, check_extensions, check_positions, require
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 from .step import precision_gain
 
@@ -138,8 +137,7 @@ class RobustFilterAttention(Attention):
         if self.aggregation == "routing":
             return posterior_routing(query, key, value, value, rotate_values=self.rotate_values, **given, **dynamics)
         batch, _, length, _ = query.shape
-        validate_positions(batch, length, length, query.device, times, None, key_mask, segment_ids)
-        positions = locate(length, length, query.device, times, None, key_mask, segment_ids)
+        positions = check_positions(batch, length, length, query.device, times, key_mask, segment_ids)
         result = filter_attention_at(
             positions, query, key, value, Parameters(**dynamics), self.options, backend=self.backend
         )

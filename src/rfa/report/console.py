@@ -16,7 +16,9 @@ _LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
 def evaluation_table(result: Mapping[str, Any]) -> Table:
     """The rows of `rfa.evaluation.evaluate`."""
     protocol = result["rows"][0]["protocol"]
-    table = Table(title=Text(f"{result['preset']} ({result['run']}) on {result['data']}, protocol {protocol}"))
+    unfinished = "" if result["finished"] else f", not finished: {result['weights']}"
+    of = f"{result['preset']} ({result['run']}{unfinished})"
+    table = Table(title=Text(f"{of} on {result['data']}, protocol {protocol}"))
     for column in ("length", "targets", "loss (nats)", "standard error", "perplexity"):
         table.add_column(column, justify="right")
     for row in result["rows"]:
@@ -75,6 +77,12 @@ def tokens_per_second(result: Mapping[str, Any]) -> str:
     """A run's training speed, where it was measured: a run that was resumed after its last step made none."""
     speed = result["tokens_per_second"]
     return "?" if speed is None else f"{speed:,.0f}"
+
+
+def figures_line(figures: Mapping[str, float]) -> str:
+    """What training reports with a step, to follow the name of what is being done."""
+    shown = {"loss": ", loss {:.3f}", "valid_perplexity": ", valid ppl {:.3f}", "validated": ", validating {:.0%}"}
+    return "".join(form.format(figures[name]) for name, form in shown.items() if name in figures)
 
 
 @contextmanager

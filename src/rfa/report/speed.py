@@ -4,7 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 Line = Mapping[str, Any]
 
@@ -27,13 +30,33 @@ def place(line: Line) -> str:
     return f"{line['processor']}{threads}"
 
 
-def speed_table(lines: Sequence[Line]) -> Table:
-    """For a terminal."""
-    table = Table(title="time or memory over the peer's: medians and spreads of the ratios; times are indicative")
-    for index, column in enumerate(COLUMNS):
-        table.add_column(column, justify="left" if index < 4 else "right")
+def speed_tables(lines: Sequence[Line]) -> Group:
+    """For a terminal of 80 columns: a table for each of what, data type and peer, without the range.
+
+    A size or model that all its lines share stands above it.
+    """
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
     for line in lines:
-        table.add_row(*_cells(line))
+        what, size, dtype, against, *figures = _cells(line)
+        named, _, peer = against.partition(" / ")
+        groups.setdefault((what, peer, dtype), []).append([named, size, *figures])
+    return Group(
+        "time or memory over the peer's, medians; times are indicative", *map(_narrow, groups, groups.values())
+    )
+
+
+def _narrow(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
+    what, peer, dtype = title
+    own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
+    shared = [rows[0][index] for index in (0, 1) if index not in own]
+    above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
+    table = Table(" ".join(("model", "size")[index] for index in own), title=Text(", ".join(above)), box=SIMPLE_HEAD)
+    for column in ("ratio", "quartiles", *COLUMNS[-3:]):
+        table.add_column(column, justify="right")
+    for row in rows:
+        ratio, quartiles, _, *rest = row[2:]
+        table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
+    table.padding, table.collapse_padding = 0, True
     return table
 
 

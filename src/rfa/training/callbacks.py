@@ -1,6 +1,7 @@
 """What happens beside the steps: metrics on disk, a stop on Ctrl-C, a progress bar."""
 
 import json
+import logging
 import math
 import signal
 import time
@@ -19,6 +20,7 @@ from .run_folder import RunFolder
 
 Progress = Callable[[int, int, dict[str, float]], None]
 REPEATED = 1.0  # seconds within which a signal is the same one, passed on
+_log = logging.getLogger(__name__)
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
@@ -29,7 +31,8 @@ class MetricsLogger(TrainerCallback):
         run: where to write.
         model: its dynamics are logged.
         tokens_at: how many tokens a number of steps reads.
-        progress: called with the step, the steps in all and the latest figures.
+        progress: called with the step, the steps in all and the latest figures; while validating, these have
+            `validated`, the share that is done.
     """
 
     def __init__(
@@ -39,6 +42,7 @@ class MetricsLogger(TrainerCallback):
         self._tokens_at = tokens_at  # the Trainer's own count waits for the device at each step
         self._seconds, self._mark, self._tokens_at_start = 0.0, 0.0, 0
         self.tokens = 0
+        self._validated = 0  # batches
         self._board: Board | None = None
         self._latest: dict[str, float] = {}
 
@@ -88,11 +92,20 @@ class MetricsLogger(TrainerCallback):
         if self._board is not None:
             self._board.add(figures | by_head, state.global_step)
 
+    def on_prediction_step(self, args, state, control, **kwargs):
+        """Show how far a validation is."""
+        self._validated += 1
+        if self.progress is not None:
+            share = self._validated / len(kwargs["eval_dataloader"])
+            self.progress(state.global_step, state.max_steps, {**self._latest, "validated": share})
+
     def on_evaluate(self, args, state, control, **kwargs):
         """Leave validation out of the training speed."""
-        self._mark = time.perf_counter()
+        self._mark, self._validated = time.perf_counter(), 0
 
-    on_save = on_evaluate
+    def on_save(self, args, state, control, **kwargs):
+        """Leave saving out of the training speed."""
+        self._mark = time.perf_counter()
 
     def __enter__(self):
         return self
@@ -132,6 +145,7 @@ class StopOnSignal(TrainerCallback):
             raise KeyboardInterrupt
         if not self.stopped:
             self.stopped, self._since = True, time.monotonic()
+            _log.warning("rfa: stopping when this step is done and saved; a second Ctrl-C stops at once, unsaved")
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask the Trainer to save and stop."""
@@ -145,6 +159,8 @@ class StopOnSignal(TrainerCallback):
         if stopped:
             # logged first: figures that are no numbers raise before such weights are saved
             control.should_log = control.should_save = control.should_training_stop = True
+
+    on_evaluate = on_step_end
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:

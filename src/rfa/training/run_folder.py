@@ -147,7 +147,10 @@ class RunFolder:
         """
         if self.read()["finished"]:
             if not self.model.is_dir():
-                raise ValueError(f"run: {self.path} is damaged, it is finished and lacks its model")
+                raise ValueError(
+                    f"run: {self.path} is finished and holds no model, expected one "
+                    "(a recipe keeps them with keep_models: true)"
+                )
             return self.model
         checkpoint = self.latest_checkpoint()
         if checkpoint is None:

@@ -3,6 +3,7 @@
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -27,6 +28,7 @@ from .quiet import quiet_transformers
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .trainer import ProtocolTrainer, full_disk_as_os_error
+from .trial import trial_step
 
 TRAINED_ON = ("train", "valid")  # splits that a run reads, and its data fingerprint covers
 
@@ -54,7 +56,8 @@ def train(
         out: the run folder.
         overwrite: replace a run folder that is there.
         data_progress: called with bytes of text read and in all.
-        progress: called after each step with the step, the steps in all and the latest figures.
+        progress: called after each step with the step, the steps in all and the latest figures; while validating,
+            these have `validated`, the share that is done.
 
     Returns:
         The run's record, as in run.json.
@@ -77,6 +80,8 @@ def train(
             f"expected at most the {len(blocks)} blocks of the training split"
         )
     record = _new_record(spec, data, arguments.world_size)
+    if overwrite:  # nothing is lost to a model that cannot make a step here
+        trial_step(spec)
     with _alone(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
@@ -231,9 +236,17 @@ def _train(
 
 
 def fingerprint_of_test(spec: TrainingSpec) -> str | None:
-    """Of the test split's bytes, so that an evaluation can tell whether it is still the run's; None without one."""
+    """Of the test split's bytes, so that an evaluation can tell whether it is still the run's; None without one.
+
+    Raises:
+        ValueError: for bytes that are not UTF-8, which would be found after training.
+    """
     corpus = load_corpus(spec.data, spec.split_by)
-    return corpus.fingerprint("test") if "test" in corpus.splits else None
+    if "test" not in corpus.splits:
+        return None
+    for document in corpus.documents("test"):
+        deque(document.texts(), maxlen=0)
+    return corpus.fingerprint("test")
 
 
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
