@@ -3,8 +3,9 @@
 from scripts import script
 
 
-def test_the_replications_table_is_that_of_the_record():
-    module = script("docs/replication_table.py")
+def test_the_replications_tables_are_those_of_the_record():
+    module = script("docs/replication_tables.py")
     page = module.PAGE.read_text(encoding="utf-8")
-    assert "<!-- docs/replication_table.py -->" in page
-    assert module.written(page) == page, "run python docs/replication_table.py"
+    for table in ("perplexities", "differences"):
+        assert f"<!-- {table}: docs/replication_tables.py -->" in page
+    assert module.written(page) == page, "run python docs/replication_tables.py"

@@ -1,0 +1,116 @@
+"""The tables of docs/replication.md from the record in results/: `python docs/replication_tables.py`."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from rfa.report.differences import compare, pairs_of
+from rfa.report.folder import read_planned, read_results
+from rfa.report.layout import Cell, Number, Table, markdown
+from rfa.report.runs import Run, by_label, perplexity_by_length
+from rfa.report.statistics import mean_and_error
+
+PAGE = Path(__file__).with_name("replication.md")
+RECORD = Path(__file__).parents[1] / "results" / "novels-small"
+PROTOCOLS = ("blocks", "matched")
+PAIRS = (  # what the page's claims compare
+    ("m2-sc-rfa", "b1-rope"),
+    ("m1-rfa", "b1-rope"),
+    ("m3-sc-rfa", "b1-rope"),
+    ("m1-rfa", "m2-sc-rfa"),
+    ("b3-decayed-rope", "b1-rope"),
+    ("b4-sc-rope", "b3-decayed-rope"),
+    ("m2-sc-rfa", "b3-decayed-rope"),
+    ("m2-sc-rfa", "b2-alibi"),
+    ("m3-sc-rfa", "b2-alibi"),
+    ("m2.1-exponential", "m2-sc-rfa"),
+    ("m2.2-flat-prior", "m2-sc-rfa"),
+    ("m2.3-no-gate", "m2-sc-rfa"),
+    ("m2.4-no-value-rotation", "m2-sc-rfa"),
+    ("m2.5-no-rotation", "m2-sc-rfa"),
+    ("m2.6-pure-rotation", "m2-sc-rfa"),
+    ("m2.6-pure-rotation", "b1-rope"),
+    ("b1-rope-as-released", "b1-rope"),
+    ("m2-released-bias", "m2-sc-rfa"),
+    ("m2-sc-rfa as-released", "m2-sc-rfa"),
+    ("m2-no-innovation", "m2-sc-rfa"),
+    ("m2-no-innovation", "b1-rope"),
+    ("c5-rope-innovation", "b1-rope"),
+    ("c6-alibi-innovation", "b2-alibi"),
+    ("c7-rope-alibi-innovation no-innovation", "c7-rope-alibi-innovation"),
+    ("x1-riccati", "m2-sc-rfa"),
+    ("x2-riccati-alibi", "b1-rope"),
+    ("x2-riccati-alibi", "b2-alibi"),
+    ("x2-riccati-alibi", "x3-rotation-riccati"),
+    ("x2-riccati-alibi", "c7-rope-alibi-innovation"),
+    ("x2-riccati-alibi no-innovation", "x2-riccati-alibi"),
+    ("x2-riccati-alibi no-innovation", "b1-rope"),
+    ("x2-riccati-alibi no-innovation", "c7-rope-alibi-innovation no-innovation"),
+    ("x4-content-riccati", "c7-rope-alibi-innovation"),
+    ("x4-content-riccati", "b1-rope"),
+    ("x4-content-riccati no-innovation", "c7-rope-alibi-innovation no-innovation"),
+    ("x4-content-riccati no-innovation", "c4-fox rope"),
+    ("x4-content-riccati", "c4-fox"),
+    ("c4-fox", "c7-rope-alibi-innovation"),
+    ("c4-fox rope", "c4-fox"),
+    ("c2-window", "b1-rope"),
+    ("c3-yarn", "b1-rope"),
+)
+
+
+def perplexities(record: Path) -> Table:
+    """Test perplexity by both protocols, and validation perplexity at the end of training, of every model."""
+    groups, planned = by_label(read_results(record).runs), read_planned(record)
+
+    def reader(protocol: str, length: int) -> Callable[[Run], float]:
+        return lambda run: perplexity_by_length(run, protocol)[length]
+
+    read = {
+        **{f"{name} {length}": reader(name, length) for name in PROTOCOLS for length in _lengths(groups)},
+        "validation": lambda run: run["training"]["valid_perplexity"],
+    }
+    rows: list[tuple[Cell, ...]] = []
+    for label, runs in groups.items():
+        means = (mean_and_error([value(run) for run in runs]) for value in read.values())
+        rows.append((label, f"{len(runs)}", *(Number(mean.value, mean.error, digits=1) for mean in means)))
+    done, of = sum(map(len, groups.values())), len(planned["runs"]) if planned else 0
+    caption = f"Test perplexity, mean ± standard error over seeds; {done} of {of} runs are done."
+    return Table("perplexities", caption, ("model", "seeds", *read), tuple(rows))
+
+
+def differences(record: Path) -> Table:
+    """Differences of log perplexity by `blocks` between the models that the page compares, those that are done."""
+    groups = by_label(read_results(record).runs)
+    lengths = _lengths(groups)
+    rows: list[tuple[Cell, ...]] = []
+    for model, against in PAIRS:
+        pairs = pairs_of(groups.get(model, ()), groups.get(against, ()))
+        if not pairs:
+            continue
+        row: list[Cell] = [f"{model} − {against}", f"{len(pairs)}"]
+        for length in lengths:
+            found = compare(pairs, length, "blocks").difference
+            assert found is not None and found.low is not None and found.high is not None, (model, against)
+            row.append(Number(found.value, found.error, (found.low, found.high), digits=3, signed=True))
+        rows.append(tuple(row))
+    caption = (
+        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the first model is better: "
+        "± standard error over the seeds that both have, [95 % interval over books]."
+    )
+    return Table("differences", caption, ("models", "seeds", *map(str, lengths)), tuple(rows))
+
+
+def written(page: str, record: Path = RECORD) -> str:
+    """The page with the record's tables, each between its marks."""
+    for table in (perplexities(record), differences(record)):
+        marks = re.compile(rf"(<!-- {table.name}: docs/replication_tables.py -->\n).*?(<!-- end -->)", re.DOTALL)
+        page = marks.sub(lambda found, table=table: found[1] + markdown(table) + "\n" + found[2], page)
+    return page
+
+
+def _lengths(groups: dict[str, list[Run]]) -> list[int]:
+    return sorted(perplexity_by_length(next(iter(groups.values()))[0], "blocks"))
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
