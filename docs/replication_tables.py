@@ -1,6 +1,5 @@
 """The tables of docs/replication.md from the record in results/: `python docs/replication_tables.py`."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,24 +86,26 @@ def differences(record: Path) -> Table:
         pairs = pairs_of(groups.get(model, ()), groups.get(against, ()))
         if not pairs:
             continue
-        row: list[Cell] = [f"{model} − {against}", f"{len(pairs)}"]
+        row: list[Cell] = [model, against, f"{len(pairs)}"]
         for length in lengths:
-            found = compare(pairs, length, "blocks").difference
-            assert found is not None and found.low is not None and found.high is not None, (model, against)
+            found, problem = compare(pairs, length, "blocks")
+            if found is None or found.low is None or found.high is None:
+                raise ValueError(f"{model} and {against}: {problem}")
             row.append(Number(found.value, found.error, (found.low, found.high), digits=3, signed=True))
         rows.append(tuple(row))
     caption = (
-        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the first model is better: "
-        "± standard error over the seeds that both have, [95 % interval over books]."
+        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is "
+        "against: ± standard error over the seeds that both have, [95 % interval over books]."
     )
-    return Table("differences", caption, ("models", "seeds", *map(str, lengths)), tuple(rows))
+    return Table("differences", caption, ("model", "against", "seeds", *map(str, lengths)), tuple(rows))
 
 
 def written(page: str, record: Path = RECORD) -> str:
     """The page with the record's tables, each between its marks."""
     for table in (perplexities(record), differences(record)):
-        marks = re.compile(rf"(<!-- {table.name}: docs/replication_tables.py -->\n).*?(<!-- end -->)", re.DOTALL)
-        page = marks.sub(lambda found, table=table: found[1] + markdown(table) + "\n" + found[2], page)
+        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->\n", "<!-- end -->"
+        before, _, rest = page.partition(begin)
+        page = before + begin + markdown(table) + "\n" + end + rest.partition(end)[2]
     return page
 
 
