@@ -10,6 +10,8 @@ from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
 
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
 
 @dataclass(frozen=True)
 class Document:

@@ -11,8 +11,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from .corpora import load_corpus
+from .documents import Progress
 from .splits import SPLITS
-from .stream import Progress, token_stream
+from .stream import token_stream
 from .tokenization import load_tokenizer
 
 
@@ -61,7 +62,8 @@ def prepare(
         split_by: as for `load_corpus`.
         splits: those of `train`, `valid` and `test` that are wanted.
         cache_dir: default as in `cache_folder`.
-        progress: called with bytes done and bytes in total over all these splits.
+        progress: called with bytes done and bytes in total over all these splits; before that in the same way of the
+            training split, where a tokenizer is trained on it.
 
     Raises:
         ValueError: a corpus, tokenizer or split that is unknown, cannot be had or is not UTF-8 text.
@@ -70,7 +72,7 @@ def prepare(
     corpus = load_corpus(data, split_by)
     loaded = tokenizer
     if isinstance(loaded, str):
-        loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir)
+        loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir, progress)
     sizes = {split: sum(document.size for document in corpus.documents(split)) for split in splits}
     total = sum(sizes.values())
     before = 0

@@ -14,13 +14,11 @@ from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
 
-from .documents import Document, fingerprint
+from .documents import Document, Progress, fingerprint
 from .parallelism import parallel_tokenizers
 from .pieces import pieces
 
 BATCH_PIECES = 64  # of about 64 KiB: 4 MiB of text are tokenised at once
-
-Progress = Callable[[int, int], None]
 
 
 def token_stream(

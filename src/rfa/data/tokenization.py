@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
 
-from .documents import Document, fingerprint
+from .documents import Document, Progress, fingerprint
 from .hub import hub_files
 from .parallelism import parallel_tokenizers
 from .pieces import pieces
@@ -30,6 +30,7 @@ def load_tokenizer(
     spec: str,
     train_documents: Sequence[Document] | None = None,
     cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
 ) -> PreTrainedTokenizerFast:
     """Return the tokenizer that `spec` names.
 
@@ -39,6 +40,7 @@ def load_tokenizer(
             `N` entries), or `bytes` (the id is the byte).
         train_documents: what `bpe:N` is trained on: all of it up to 32 MB, otherwise every k-th piece.
         cache_dir: where trained tokenizers are kept; default as in `cache_folder`.
+        progress: called with bytes read and in all while one is trained.
 
     Returns:
         A tokenizer with `eos_token` `<|endoftext|>`, the last id. `decode(encode(text)) == text`.
@@ -57,7 +59,7 @@ def load_tokenizer(
     elif kind == "gpt2":
         backend = _gpt2(Path(argument, "encoder.json"), Path(argument, "vocab.bpe"))
     else:
-        backend = _trained(int(argument), train_documents, cache_folder(cache_dir))
+        backend = _trained(int(argument), train_documents, cache_folder(cache_dir), progress)
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False)
 
 
@@ -104,17 +106,17 @@ def _gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
         ) from error
 
 
-def _trained(size: int, documents: Sequence[Document] | None, cache: Path) -> Tokenizer:
+def _trained(size: int, documents: Sequence[Document] | None, cache: Path, progress: Progress | None) -> Tokenizer:
     """Return a tokenizer trained on the documents, from the cache if it was trained before."""
     if not documents:
         raise ValueError(f"tokenizer: got bpe:{size} without text to train on, expected training documents")
     recipe = f"{fingerprint(documents)} {size} {TRAINING_BYTES}"
     path = cache / "tokenizers" / f"{hashlib.sha256(recipe.encode()).hexdigest()}.json"
-    cached_file(path, lambda file: file.write(_train(size, documents).to_str().encode()))
+    cached_file(path, lambda file: file.write(_train(size, documents, progress).to_str().encode()))
     return Tokenizer.from_file(str(path))
 
 
-def _train(size: int, documents: Sequence[Document]) -> Tokenizer:
+def _train(size: int, documents: Sequence[Document], progress: Progress | None = None) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size - 1,  # the end of text comes last
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -122,14 +124,19 @@ def _train(size: int, documents: Sequence[Document]) -> Tokenizer:
     )
     tokenizer = _byte_level(models.BPE())
     with parallel_tokenizers():
-        tokenizer.train_from_iterator(_sample(documents), trainer)
+        tokenizer.train_from_iterator(_sample(documents, progress), trainer)
     return tokenizer
 
 
-def _sample(documents: Sequence[Document]) -> Iterator[str]:
+def _sample(documents: Sequence[Document], progress: Progress | None = None) -> Iterator[str]:
     """Yield every k-th piece, for the smallest k that keeps them under about `TRAINING_BYTES`."""
-    step = -(-sum(document.size for document in documents) // TRAINING_BYTES)
+    size = sum(document.size for document in documents)
+    step = -(-size // TRAINING_BYTES)
     texts = (text for document in documents for text, _ in pieces(document))
+    done = 0
     for index, text in enumerate(texts):
         if index % step == 0:
             yield text
+        if progress is not None:
+            done += len(text.encode())
+            progress(done, size)
