@@ -12,6 +12,7 @@ from rfa.report.statistics import mean_and_error
 PAGE = Path(__file__).with_name("replication.md")
 RECORD = Path(__file__).parents[1] / "results" / "novels-small"
 PROTOCOLS = ("blocks", "matched")
+Groups = dict[str, list[Run]]
 PAIRS = (  # what the page's claims compare
     ("m2-sc-rfa", "b1-rope"),
     ("m1-rfa", "b1-rope"),
@@ -57,9 +58,8 @@ PAIRS = (  # what the page's claims compare
 )
 
 
-def perplexities(record: Path) -> Table:
+def perplexities(groups: Groups, of: int) -> Table:
     """Test perplexity by both protocols, and validation perplexity at the end of training, of every model."""
-    groups, planned = by_label(read_results(record).runs), read_planned(record)
 
     def reader(protocol: str, length: int) -> Callable[[Run], float]:
         return lambda run: perplexity_by_length(run, protocol)[length]
@@ -72,14 +72,13 @@ def perplexities(record: Path) -> Table:
     for label, runs in groups.items():
         means = (mean_and_error([value(run) for run in runs]) for value in read.values())
         rows.append((label, f"{len(runs)}", *(Number(mean.value, mean.error, digits=1) for mean in means)))
-    done, of = sum(map(len, groups.values())), len(planned["runs"]) if planned else 0
+    done = sum(map(len, groups.values()))
     caption = f"Test perplexity, mean ± standard error over seeds; {done} of {of} runs are done."
     return Table("perplexities", caption, ("model", "seeds", *read), tuple(rows))
 
 
-def differences(record: Path) -> Table:
+def differences(groups: Groups) -> Table:
     """Differences of log perplexity by `blocks` between the models that the page compares, those that are done."""
-    groups = by_label(read_results(record).runs)
     lengths = _lengths(groups)
     rows: list[tuple[Cell, ...]] = []
     for model, against in PAIRS:
@@ -89,7 +88,7 @@ def differences(record: Path) -> Table:
         row: list[Cell] = [model, against, f"{len(pairs)}"]
         for length in lengths:
             found, problem = compare(pairs, length, "blocks")
-            if found is None or found.low is None or found.high is None:
+            if problem or found is None or found.low is None or found.high is None:
                 raise ValueError(f"{model} and {against}: {problem}")
             row.append(Number(found.value, found.error, (found.low, found.high), digits=3, signed=True))
         rows.append(tuple(row))
@@ -101,15 +100,27 @@ def differences(record: Path) -> Table:
 
 
 def written(page: str, record: Path = RECORD) -> str:
-    """The page with the record's tables, each between its marks."""
-    for table in (perplexities(record), differences(record)):
-        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->\n", "<!-- end -->"
-        before, _, rest = page.partition(begin)
-        page = before + begin + markdown(table) + "\n" + end + rest.partition(end)[2]
+    """The page with the record's tables, each between its marks.
+
+    Raises:
+        ValueError: for a page without the marks, or a pair of models that the record does not plan.
+    """
+    groups, planned = by_label(read_results(record).runs), read_planned(record)
+    names = planned["runs"] if planned else []
+    for label in {label for pair in PAIRS for label in pair}:
+        if f"{label.replace(' ', '-')}-seed0" not in names:
+            raise ValueError(f"{label}: expected a model of {record}")
+    for table in (perplexities(groups, len(names)), differences(groups)):
+        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->\n", f"<!-- end of {table.name} -->"
+        before, found, rest = page.partition(begin)
+        _, closed, after = rest.partition(end)
+        if not (found and closed):
+            raise ValueError(f"page: got one without {begin.strip()} and {end}, expected both in this order")
+        page = before + begin + markdown(table) + "\n" + end + after
     return page
 
 
-def _lengths(groups: dict[str, list[Run]]) -> list[int]:
+def _lengths(groups: Groups) -> list[int]:
     return sorted(perplexity_by_length(next(iter(groups.values()))[0], "blocks"))
 
 

@@ -111,6 +111,17 @@ def test_generate(rfa, run):
     assert err == ""
 
 
+def test_a_sample_survives_a_terminal_without_its_characters(run, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.argv", ["rfa", "generate", str(run), "--prompt", "caf\u00e9", "--max-new-tokens", "1"])
+    with pytest.raises(SystemExit) as exit_:
+        cli.main()
+    out.flush()
+    assert not exit_.value.code
+    assert out.buffer.getvalue().startswith(b"caf\\xe9")
+
+
 def test_doctor(rfa):
     from rfa.models import PRESETS
 
@@ -271,8 +282,9 @@ def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):
     assert rfa("evaluate", run, "--lengths", "16", "--json", "old.json")[0] == 0
     assert json.loads((tmp_path / "old.json").read_text())["rows"]
     before = contents(run)
-    status, _, err = rfa("evaluate", run, "--lengths", "16", "--json", run / "run.json")
-    assert (status, "the run's own record" in err) == (2, True)
+    for name in ("run.json", "metrics.jsonl", "model/config.json"):
+        status, _, err = rfa("evaluate", run, "--lengths", "16", "--json", run / name)
+        assert (status, "the run's own" in err) == (2, True)
     assert contents(run) == before
 
 

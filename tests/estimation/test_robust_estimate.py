@@ -165,6 +165,12 @@ def test_far_outliers_leave_numbers(belief, direction, start):
     assert estimate.mean.isfinite().all()
     assert estimate.objective.isfinite().all()
     assert not estimate.covariance.isnan().any()
+    for lone in range(3):  # each as it would be alone, whatever the others lose to rounding
+        alone = robust_estimate(
+            sde, times, observations[lone], prior="riccati", iterations=5, start=start, direction=direction, **belief
+        )
+        torch.testing.assert_close(estimate.mean[lone], alone.mean, equal_nan=True)
+        torch.testing.assert_close(estimate.covariance[lone], alone.covariance, equal_nan=True)
     if direction == "filter":  # what comes before the outlier knows nothing of it
         assert (estimate.mean - simulated.states)[:, 1:9, 0].abs().max() < 1.0
 

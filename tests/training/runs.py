@@ -46,10 +46,13 @@ def tiny_spec(corpus: Path, preset: str = "m2-sc-rfa", **changes: Any) -> Traini
 
 
 def at_step(wanted: int, act, *, validating: bool = False):
-    """A progress callback that calls `act` after a step, or in the validation that follows it."""
+    """A progress callback that calls `act`, once, after a step or in the validation that follows it."""
+
+    acted = []
 
     def progress(step, steps, figures):
-        if step == wanted and ("validated" in figures) == validating:
+        if step == wanted and ("validated" in figures) == validating and not acted:
+            acted.append(step)
             act()
 
     return progress

@@ -50,7 +50,7 @@ def test_ctrl_c(corpus, tmp_path):
     assert process.returncode == 130
     assert len(messages(err)) == 2, err
     heard, line = messages(err)
-    assert heard == "rfa: stopping when this step is done and saved; a second Ctrl-C stops at once, unsaved"
+    assert heard == "stopping when this step is done and saved; a second signal stops at once, unsaved"
     step = re.fullmatch(r"rfa: stopped at step (\d+) of 100000; go on with: rfa train --resume --out run", line)[1]
     assert out == ""
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == f"checkpoint-{step}"

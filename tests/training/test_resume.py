@@ -64,8 +64,13 @@ def test_stopped_many_times(corpus, finished, tmp_path):
     assert_same_run(finished, tmp_path / "parts")
 
 
-def test_stopped_at_the_last_step_is_finished(corpus, tmp_path):
-    assert train(tiny_spec(corpus), tmp_path / "run", progress=at_step(8, ctrl_c))["finished"]
+@pytest.mark.parametrize("validating", [False, True])
+def test_stopped_at_the_last_step_is_finished(corpus, finished, tmp_path, validating):
+    """And stopped: what would follow, as the next run of a recipe, was not wanted."""
+    with pytest.raises(Stopped, match="stopped at step 8 of 8"):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(8, ctrl_c, validating=validating))
+    assert resume(tmp_path / "run", progress=lambda *_: pytest.fail("it went on"))["finished"]
+    assert_same_run(finished, tmp_path / "run")
 
 
 @pytest.mark.parametrize("step", [2, 5])  # before the first checkpoint, and after it
@@ -79,7 +84,7 @@ def test_killed_and_resumed(corpus, finished, tmp_path, step):
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "lo')  # a line that was being written
     steps = []
-    resume(tmp_path / "parts", progress=lambda step, _, figures: "validated" in figures or steps.append(step))
+    resume(tmp_path / "parts", progress=lambda step, _, figures: steps.extend([] if "validated" in figures else [step]))
     assert steps == list(range(1 if step == 2 else 4, 9))
     assert_same_run(finished, tmp_path / "parts")
 
@@ -90,19 +95,24 @@ def test_a_signal_passed_on_by_a_launcher_is_not_a_second_one(corpus, tmp_path):
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
 
 
-def test_ctrl_c_while_validating(corpus, finished, tmp_path, caplog):
-    """It is answered at once, and nothing of the validation is lost."""
-    said = set()
-
-    def stop():
-        ctrl_c()
-        said.update(record.getMessage() for record in caplog.records if record.name.startswith("rfa"))
-
+@pytest.mark.parametrize("log_steps", [1, 2])
+def test_ctrl_c_while_validating(corpus, tmp_path, caplog, log_steps):
+    """The step that was validated is the last one, and nothing of the validation is lost."""
+    spec = tiny_spec(corpus, log_steps=log_steps)
     with pytest.raises(Stopped, match="stopped at step 3 of 8"):
-        train(tiny_spec(corpus), tmp_path / "parts", progress=at_step(3, stop, validating=True))
-    assert said == {"rfa: stopping when this step is done and saved; a second Ctrl-C stops at once, unsaved"}
+        train(spec, tmp_path / "parts", progress=at_step(3, ctrl_c, validating=True))
+    said = [record.getMessage() for record in caplog.records if record.name.startswith("rfa")]
+    assert said == ["stopping when this step is done and saved; a second signal stops at once, unsaved"]
+    assert [path.name for path in checkpoints_in(tmp_path / "parts" / "checkpoints")] == ["checkpoint-3"]
     resume(tmp_path / "parts")
-    assert_same_run(finished, tmp_path / "parts")
+    train(spec, tmp_path / "whole")
+    if log_steps == 1:
+        assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    losses = [
+        [line["valid_loss"] for line in metrics(tmp_path / run) if "valid_loss" in line] for run in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 3
 
 
 def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):

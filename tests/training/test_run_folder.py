@@ -310,7 +310,7 @@ def test_a_model_that_lacks_weights(run, part):
 def test_a_finished_run_without_its_model(run):
     """Its newest checkpoint is not its result."""
     shutil.rmtree(run.model)
-    with pytest.raises(ValueError, match="is finished and holds no model, expected one"):
+    with pytest.raises(ValueError, match="is finished and its model is gone, expected one"):
         run.load_model()
 
 

@@ -76,7 +76,7 @@ def stoppable(hint: str) -> Iterator[None]:
 
 def main() -> None:
     """The entry point: errors come as one line and exit status 2, Ctrl-C as 130."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a sample is not lost to a terminal without its characters
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # no sample is lost to a character
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = app(standalone_mode=False)

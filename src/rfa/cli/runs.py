@@ -133,11 +133,12 @@ def evaluate(
     """Perplexity of a run by context length, on its test split or on any text."""
     from rfa.evaluation import evaluate as evaluate_run
     from rfa.files import write_text_whole
+    from rfa.training import RunFolder
 
     if json_ is not None and json_.exists() and not json_.is_file():
         raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
-    if json_ is not None and json_.resolve() == (run / "run.json").resolve():
-        raise ValueError(f"--json: got {json_}, the run's own record, expected another file")
+    if json_ is not None and RunFolder(run).owns(json_):
+        raise ValueError(f"--json: got {json_}, which is the run's own, expected another file")
 
     with progress_bars() as bar:
         result = evaluate_run(

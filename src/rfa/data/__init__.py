@@ -4,7 +4,7 @@ from rfa.cache import cache_folder
 
 from .blocks import TokenBlocks, evenly_spaced
 from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
-from .documents import Document, fingerprint, text_document
+from .documents import Document, check_text, fingerprint, text_document
 from .prepare import PreparedData, prepare
 from .splits import check_split
 from .stream import document_of_token, token_stream
@@ -19,6 +19,7 @@ __all__ = [
     "TokenBlocks",
     "cache_folder",
     "check_split",
+    "check_text",
     "check_tokenizer",
     "document_of_token",
     "evenly_spaced",

@@ -67,6 +67,7 @@ def load_corpus(spec: str, split_by: str = "file") -> Corpus:
 
     Raises:
         ValueError: unknown corpus or split, no text there, an empty split, unknown author, no hub access.
+        OSError: a folder that cannot be read.
     """
     splits, note = _split(spec, split_by)
     for split in SPLITS:
@@ -85,6 +86,7 @@ def load_documents(spec: str) -> tuple[Document, ...]:
 
     Raises:
         ValueError: unknown corpus, no text there, no hub access.
+        OSError: a folder that cannot be read.
     """
     if spec in HUB_DATASETS:
         splits = hub_splits(HUB_DATASETS[spec], LOCAL_CORPORA)
@@ -164,7 +166,10 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
 
 
 def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> list[Path]:
-    """Return the files below `folder` that end so, behind links too; hidden ones and `left_out` folders are skipped.
+    """Return the files below `folder` that end so; hidden ones and folders named in `left_out` are skipped.
+
+    A folder that links lead to as well is read once, under the name that comes first: twice, its text could stand in
+    two splits. One that holds `folder` is not read.
 
     Raises:
         OSError: a folder there cannot be read.
@@ -174,16 +179,13 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
         raise error
 
     files: list[Path] = []
+    read: set[Path] = set()
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
-        folders[:] = [
-            name
-            for name in folders
-            if name not in left_out and not name.startswith(".") and not _is_circular(Path(parent, name))
-        ]
+        real = Path(parent).resolve()
+        if real in read or (read and folder.resolve().is_relative_to(real)):
+            folders.clear()
+            continue
+        read.add(real)
+        folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("."))
         files += [Path(parent, name) for name in names if not name.startswith(".") and name.endswith(suffixes)]
     return sorted(file for file in files if file.is_file())
-
-
-def _is_circular(folder: Path) -> bool:
-    """Whether it is a link to a folder that holds it."""
-    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())

@@ -58,6 +58,13 @@ class Document:
         return "".join(self.texts())
 
 
+def check_text(documents: Iterable[Document]) -> None:
+    """Raise `ValueError` for a byte that is not UTF-8; all is read."""
+    for document in documents:
+        for _ in document.texts():
+            pass
+
+
 def file_document(path: Path, name: str) -> Document:
     """Return a file as a document."""
 

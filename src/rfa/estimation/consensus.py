@@ -100,34 +100,36 @@ class Correlated:
 
     def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
-        total, kept = self._sum(weight)
-        if bool((lost := self._lost(weight, kept)).any()):
+        mean, gain = self._solved(weight)
+        lost = self._lost(weight, gain)
+        if bool(lost.any()):
             best = torch.where(lost, weight.detach().amax(-1), 1.0)[:, None]
             raised = torch.maximum(weight / best, (weight > 0) * _FAINT)
-            total, kept = self._sum(torch.where(lost[:, None], raised, weight))
-            total, kept = total / best, kept * best[..., None]
-        state = self.state._replace(covariance=symmetric(kept @ self.state.covariance))
-        return (kept @ total[..., None])[..., 0], state.spread(self.settled, self.seen)
+            mean, gain = self._solved(torch.where(lost[:, None], raised, weight))
+            gain = gain * best[..., None]
+        state = self.state._replace(covariance=symmetric(gain @ self.state.covariance))
+        return mean, state.spread(self.settled, self.seen)
 
-    def _sum(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """`v_0 + sum_j w_ij v_ij` and `(M_0 + sum_j w_ij M_ij)^-1`."""
+    def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`G (v_0 + sum_j w_ij v_ij)` and `G = (M_0 + sum_j w_ij M_ij)^-1`."""
         matrix, vector = (rest[:, 0] for rest in self.rest)
+        gain = inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
         vector = vector + (weight[..., None] * self.shares.vector).sum(1)
-        return vector, inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
+        return (gain @ vector[..., None])[..., 0], gain
 
-    def _lost(self, weight: Tensor, kept: Tensor) -> Tensor:
-        """Where rounding outweighs what is believed, `(b,)`: the best source is to count in full there, others faintly.
+    def _lost(self, weight: Tensor, gain: Tensor) -> Tensor:
+        """Where rounding would outweigh what is believed, `(b,)`.
 
         Shares are matrices: a component of the state may be seen only through sources that are hardly believed, or all
-        are hardly believed.
+        are hardly believed. There the best source is to count in full, and no other as less than a faint part of it.
         """
         held = weight.detach()
-        if not held.shape[1] or kept.shape[-1] == 1:
+        if not held.shape[1] or gain.shape[-1] == 1:
             return torch.zeros(len(held), dtype=torch.bool, device=held.device)
         units = units_of(self.state.covariance)
         sizes = (self.shares.matrix.detach() / units[:, None]).abs().amax((-2, -1))
         rounding = (held * sizes).sum(1) + self.rest.matrix.detach().any(-1).any(-1)[:, 0] * (1 + sizes.sum(1))
-        moved = _ROUNDING * rounding * (kept.detach() / units).abs().amax((-2, -1))
+        moved = _ROUNDING * rounding * (gain.detach() / units).abs().amax((-2, -1))
         return ~(moved <= _LOST) & (held.amax(-1) > 0)
 
     def others(self) -> tuple[Tensor, Tensor]:

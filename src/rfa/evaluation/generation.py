@@ -7,7 +7,7 @@ import torch
 
 from rfa.training import RunFolder
 
-COLDEST = 1e-3
+COLDEST = 1e-6  # scores over it are still numbers in float32
 
 
 def generate(
@@ -25,9 +25,9 @@ def generate(
         run: a run folder.
         prompt: its beginning; the end-of-text token where it is empty.
         max_new_tokens: tokens to add.
-        temperature: of the sampling, at least 0.001; 0 takes the likeliest token.
+        temperature: of the sampling, at least 1e-6; 0 takes the likeliest token.
         top_k: sample among so many tokens; 0 is all.
-        seed: of the sampling.
+        seed: of the sampling, from 0, less than 2^64.
 
     Raises:
         ValueError: for a folder that is no run, or a number out of range.
@@ -39,10 +39,10 @@ def generate(
     ):
         if not least <= given < float("inf"):
             raise ValueError(f"{name}: got {given}, expected a number of at least {least}")
-    if 0 < temperature < COLDEST:  # scores over it would leave float32
+    if 0 < temperature < COLDEST:
         raise ValueError(f"temperature: got {temperature}, expected 0 or at least {COLDEST}")
-    if not 0 <= seed < 2**32:
-        raise ValueError(f"seed: got {seed}, expected a number from 0, less than 2^32")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed: got {seed}, expected a number from 0, less than 2^64")
     folder = RunFolder(run)
     model, tokenizer = folder.load_model(), folder.load_tokenizer()
     ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]

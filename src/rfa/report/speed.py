@@ -46,17 +46,18 @@ def speed_tables(lines: Sequence[Line]) -> Group:
 
 
 def _narrow(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
+    """Of one group: model and size of each row, those that differ, and its figures."""
     what, peer, dtype = title
     own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
     shared = [rows[0][index] for index in (0, 1) if index not in own]
     above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
-    table = Table(" ".join(("model", "size")[index] for index in own), title=Text(", ".join(above)), box=SIMPLE_HEAD)
+    heads = " ".join(("model", "size")[index] for index in own)
+    table = Table(heads, title=Text(", ".join(above)), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
     for column in ("ratio", "quartiles", *COLUMNS[-3:]):
         table.add_column(column, justify="right")
     for row in rows:
         ratio, quartiles, _, *rest = row[2:]
         table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
-    table.padding, table.collapse_padding = 0, True
     return table
 
 

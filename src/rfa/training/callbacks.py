@@ -58,7 +58,7 @@ class MetricsLogger(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         """Read the clock, show the progress."""
         self._seconds += time.perf_counter() - self._mark
-        self._mark = time.perf_counter()
+        self._mark, self._validated = time.perf_counter(), 0
         self.tokens = self._tokens_at(state.global_step)
         if self.progress is not None:
             self.progress(state.global_step, state.max_steps, self._latest)
@@ -101,11 +101,9 @@ class MetricsLogger(TrainerCallback):
 
     def on_evaluate(self, args, state, control, **kwargs):
         """Leave validation out of the training speed."""
-        self._mark, self._validated = time.perf_counter(), 0
-
-    def on_save(self, args, state, control, **kwargs):
-        """Leave saving out of the training speed."""
         self._mark = time.perf_counter()
+
+    on_save = on_evaluate
 
     def __enter__(self):
         return self
@@ -127,7 +125,7 @@ class StopOnSignal(TrainerCallback):
     """
 
     def __init__(self):
-        self.stopped = False
+        self.stopped = self._said = False
         self._since = 0.0
         self._previous = {}
 
@@ -145,7 +143,14 @@ class StopOnSignal(TrainerCallback):
             raise KeyboardInterrupt
         if not self.stopped:
             self.stopped, self._since = True, time.monotonic()
-            _log.warning("rfa: stopping when this step is done and saved; a second Ctrl-C stops at once, unsaved")
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        """Say that the signal was heard: here, for a handler must not write."""
+        if self.stopped and not self._said and state.is_world_process_zero:
+            self._said = True
+            _log.warning("stopping when this step is done and saved; a second signal stops at once, unsaved")
+
+    on_step_begin = on_prediction_step = on_substep_end
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask the Trainer to save and stop."""
@@ -160,7 +165,7 @@ class StopOnSignal(TrainerCallback):
             # logged first: figures that are no numbers raise before such weights are saved
             control.should_log = control.should_save = control.should_training_stop = True
 
-    on_evaluate = on_step_end
+    on_evaluate = on_step_end  # its loss was a number; the checkpoint comes first, then the line
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:

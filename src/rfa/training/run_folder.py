@@ -63,6 +63,10 @@ class RunFolder:
         """What a run writes; its record last, for without it a folder is no run."""
         return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
 
+    def owns(self, path: Path) -> bool:
+        """Whether a path is that of a file or folder of the run, or lies in one."""
+        return any(path.resolve().is_relative_to(own.resolve()) for own in self._own())
+
     def clear(self) -> None:
         """Delete what a run writes; anything else in the folder stays, as does what a link leads to."""
         own = {path.name for path in self._own()}
@@ -148,8 +152,8 @@ class RunFolder:
         if self.read()["finished"]:
             if not self.model.is_dir():
                 raise ValueError(
-                    f"run: {self.path} is finished and holds no model, expected one "
-                    "(a recipe keeps them with keep_models: true)"
+                    f"run: {self.path} is finished and its model is gone, expected one "
+                    "(a recipe keeps models with keep_models: true)"
                 )
             return self.model
         checkpoint = self.latest_checkpoint()

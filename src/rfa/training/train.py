@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from rfa.data import PreparedData, TokenBlocks, evenly_spaced, load_corpus, prepare
+from rfa.data import PreparedData, TokenBlocks, check_text, evenly_spaced, load_corpus, prepare
 from rfa.files import write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.ops import choose_backend
@@ -65,7 +64,8 @@ def train(
     Raises:
         ValueError: for bad data, a run folder that exists, a loss that is no number.
         OSError: if the disk is full; the last complete checkpoint stays.
-        Stopped: on Ctrl-C, after saving.
+        Stopped: on Ctrl-C, after saving; in the last step too, when the run is finished.
+        Exception: with `overwrite`, before anything is deleted, from a model that cannot make a step on this machine.
     """
     spec = spec.with_absolute_paths()
     run = RunFolder(out)
@@ -73,6 +73,7 @@ def train(
     arguments = _arguments(run, spec)  # early: it sets up the processes of a distributed run
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
+    check_text(load_corpus(spec.data, spec.split_by).splits.get("test", ()))  # it is read after training
     blocks, _ = _blocks(data, spec)  # complain before anything is written
     if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
@@ -80,8 +81,8 @@ def train(
             f"expected at most the {len(blocks)} blocks of the training split"
         )
     record = _new_record(spec, data, arguments.world_size)
-    if overwrite:  # nothing is lost to a model that cannot make a step here
-        trial_step(spec)
+    if overwrite and run.path.exists():  # nothing is lost to a kernel that cannot be built here
+        trial_step(spec, arguments.device)
     with _alone(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
@@ -232,21 +233,15 @@ def _train(
     _save_model(trainer, run)
     if trainer.is_world_process_zero():
         run.write(record)
+    if stop.stopped:  # in the last step or after it: the run is whole, and what was to follow is not wanted
+        raise Stopped(trainer.state.global_step, trainer.state.max_steps)
     return record
 
 
 def fingerprint_of_test(spec: TrainingSpec) -> str | None:
-    """Of the test split's bytes, so that an evaluation can tell whether it is still the run's; None without one.
-
-    Raises:
-        ValueError: for bytes that are not UTF-8, which would be found after training.
-    """
+    """Of the test split's bytes, so that an evaluation can tell whether it is still the run's; None without one."""
     corpus = load_corpus(spec.data, spec.split_by)
-    if "test" not in corpus.splits:
-        return None
-    for document in corpus.documents("test"):
-        deque(document.texts(), maxlen=0)
-    return corpus.fingerprint("test")
+    return corpus.fingerprint("test") if "test" in corpus.splits else None
 
 
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:

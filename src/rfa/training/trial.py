@@ -1,4 +1,4 @@
-"""Whether a machine can train what a recipe names, before hours are spent on it."""
+"""Whether a machine can train a model, before hours are spent on it or an old run is deleted for it."""
 
 import torch
 from torch import nn
@@ -11,16 +11,20 @@ from .spec import TrainingSpec
 _WORDS = 64
 
 
-def trial_step(spec: TrainingSpec) -> None:
-    """Forward and backward of one block through one layer of a run's model, on the run's device, in its precision.
+def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
+    """Forward and backward of one block through one layer of a run's model, in its precision.
 
     Its kernels are compiled and loaded on the way, so that one that cannot be is found here.
+
+    Args:
+        spec: of the run.
+        device: the run's; the accelerator by default, the CPU where there is none.
 
     Raises:
         RuntimeError: for a loss or a gradient that is no number, and, from what runs below, for a kernel that cannot be
             compiled or a device that has no memory left. Triton has exceptions of its own.
     """
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = device or torch.accelerator.current_accelerator() or torch.device("cpu")
     with torch.random.fork_rng(devices=[]), tensor_float_32():
         torch.manual_seed(0)
         model: nn.Module = RFAForCausalLM(spec.model_config(_WORDS, num_hidden_layers=1))
@@ -31,4 +35,4 @@ def trial_step(spec: TrainingSpec) -> None:
         loss.backward()
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if not all(bool(value.isfinite().all()) for value in (loss, *grads)):
-            raise RuntimeError("got a loss or a gradient that is no finite number")
+            raise RuntimeError("trial step: got a loss or a gradient that is no number, expected finite ones")
