@@ -1,5 +1,6 @@
 """The commands, in this process: what they print, what they write, and how they fail."""
 
+import io
 import json
 import shutil
 import sys

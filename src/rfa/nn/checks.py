@@ -49,11 +49,12 @@ def check_states(name: str, given: Tensor, size: int) -> torch.Size:
     return given.shape
 
 
-def check_positions(
+def checked_positions(
     batch: int,
     queries: int,
     keys: int,
     device: torch.device,
+    *,
     times: Tensor | None,
     key_mask: Tensor | None,
     segment_ids: Tensor | None,

@@ -13,7 +13,7 @@ from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.inputs import Weight
 from rfa.ops.path import TokenDynamics
 
-from .checks import check_backend, check_positions, check_rates, check_sizes, check_states, paired, require
+from .checks import check_backend, check_rates, check_sizes, check_states, checked_positions, paired, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
 from .positive import PositiveParameters, softplus_inverse
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
@@ -149,7 +149,9 @@ class ContentFilterAttention(nn.Module):
         given = None if past_key_values is None else type(past_key_values).__name__
         require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size)
-        positions = check_positions(batch, length, length, hidden_states.device, times, key_mask, segment_ids)
+        positions = checked_positions(
+            batch, length, length, hidden_states.device, times=times, key_mask=key_mask, segment_ids=segment_ids
+        )
         hidden_states = finite_where_missing(hidden_states, key_mask)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)

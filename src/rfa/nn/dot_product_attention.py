@@ -15,7 +15,7 @@ from rfa.ops.window import windowed_attention
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_positions, check_rates, require
+from .checks import check_backend, check_frequencies, check_rates, checked_positions, require
 from .dynamics import HeadDynamics
 from .precision import FullPrecision
 from .projections import NormalLinear
@@ -178,7 +178,9 @@ class DotProductAttention(Attention):
         """Scaled dot-product attention of whole sequences."""
         batch, _, queries, _ = query.shape
         keys = key.shape[2]
-        positions = check_positions(batch, queries, keys, query.device, times, key_mask, segment_ids)
+        positions = checked_positions(
+            batch, queries, keys, query.device, times=times, key_mask=key_mask, segment_ids=segment_ids
+        )
         scale = None if self.yarn is None else self.yarn.scale(positions)
         if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
             query, key = (self._turn(x, positions.key_times, scale) for x in (query, key))

@@ -13,7 +13,7 @@ from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_extensions, check_positions, require
+from .checks import check_backend, check_extensions, checked_positions, require
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 from .step import precision_gain
 
@@ -137,7 +137,7 @@ class RobustFilterAttention(Attention):
         if self.aggregation == "routing":
             return posterior_routing(query, key, value, value, rotate_values=self.rotate_values, **given, **dynamics)
         batch, _, length, _ = query.shape
-        positions = check_positions(batch, length, length, query.device, times, key_mask, segment_ids)
+        positions = checked_positions(batch, length, length, query.device, **given)
         result = filter_attention_at(
             positions, query, key, value, Parameters(**dynamics), self.options, backend=self.backend
         )
