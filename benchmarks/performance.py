@@ -11,6 +11,7 @@ from pathlib import Path
 from rfa.benchmark import read
 from rfa.files import write_text_whole
 from rfa.report.figures import save, speed_over_length
+from rfa.report.layout import between
 from rfa.report.speed import instruction_table, latest, markdown_tables, operator_curves
 
 ROOT = Path(__file__).parents[1]
@@ -42,11 +43,7 @@ def update(page: Path, files: list[Path]) -> str:
     if counts:
         parts += ["### Instructions\n", instruction_table(counts)]
     measured = "\n".join(parts).strip()
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not end:
-        raise ValueError(f"{page}: expected {BEGIN} and {END} around the measured part")
-    write_text_whole(page, f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}")
+    write_text_whole(page, between(page.read_text(encoding="utf-8"), BEGIN, END, f"\n\n{measured}\n\n"))
     return measured
 
 

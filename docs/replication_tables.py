@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from rfa.files import write_text_whole
 from rfa.report.differences import compare, pairs_of
 from rfa.report.folder import read_planned, read_results
-from rfa.report.layout import Cell, Number, Table, markdown
+from rfa.report.layout import Cell, Number, Table, between, markdown
 from rfa.report.runs import Run, by_label, perplexity_by_length
 from rfa.report.statistics import mean_and_error
 
@@ -111,12 +112,8 @@ def written(page: str, record: Path = RECORD) -> str:
         if f"{label.replace(' ', '-')}-seed0" not in names:
             raise ValueError(f"{label}: expected a model of {record}")
     for table in (perplexities(groups, len(names)), differences(groups)):
-        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->\n", f"<!-- end of {table.name} -->"
-        before, found, rest = page.partition(begin)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise ValueError(f"page: got one without {begin.strip()} and {end}, expected both in this order")
-        page = before + begin + markdown(table) + "\n" + end + after
+        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->", f"<!-- end of {table.name} -->"
+        page = between(page, begin, end, f"\n{markdown(table)}\n")
     return page
 
 
@@ -125,4 +122,4 @@ def _lengths(groups: Groups) -> list[int]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from training.runs import MODEL, command, contents, ctrl_c, write_corpus
+from training.runs import MODEL, command, contents, ctrl_c, once, write_corpus
 
 from rfa.evaluation import evaluate
 from rfa.experiments import demo
@@ -64,12 +64,11 @@ def test_a_folder_of_other_files(miniature, overwrite):
 def test_a_demo_that_was_stopped(miniature):
     """The first model stays as it is, the second goes on, the others begin; the figures are an unstopped demo's."""
 
-    stopped = []
+    stop_once = once(ctrl_c)
 
     def stop(name, task, done, total):
-        if (name, task, done) == ("b2-alibi", "training", 2) and not stopped:
-            stopped.append(name)
-            ctrl_c()
+        if (name, task, done) == ("b2-alibi", "training", 2):
+            stop_once()
 
     whole = demo.run_demo(miniature.with_name("whole"))
     with pytest.raises(Stopped):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from training.runs import MODEL, command, contents, ctrl_c, messages
+from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
 from rfa.experiments import load_recipe, run_recipe, runner, states
 from rfa.report.result import read_result
@@ -21,11 +21,10 @@ from .recipes import NAMES, TRAINING, TWO_PRESETS, recipe, write_recipe
 
 def at(task: str, step: int, act):
     """A progress callback that acts at a step of a task, once."""
-    acted = []
+    act = once(act)
 
     def progress(doing, done, total):
-        if doing.startswith(task) and done == step and not acted:
-            acted.append(done)
+        if doing.startswith(task) and done == step:
             act()
 
     return progress

@@ -45,14 +45,18 @@ def tiny_spec(corpus: Path, preset: str = "m2-sc-rfa", **changes: Any) -> Traini
     return TrainingSpec(preset, **{**given, **changes})
 
 
+def once(act):
+    """`act` the first time that it is called, nothing later."""
+    calls = iter((act,))
+    return lambda: next(calls, lambda: None)()
+
+
 def at_step(wanted: int, act, *, validating: bool = False):
     """A progress callback that calls `act`, once, after a step or in the validation that follows it."""
-
-    acted = []
+    act = once(act)
 
     def progress(step, steps, figures):
-        if step == wanted and ("validated" in figures) == validating and not acted:
-            acted.append(step)
+        if step == wanted and ("validated" in figures) == validating:
             act()
 
     return progress

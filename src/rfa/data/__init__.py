@@ -3,7 +3,7 @@
 from rfa.cache import cache_folder
 
 from .blocks import TokenBlocks, evenly_spaced
-from .corpora import NAMED_CORPORA, Corpus, load_corpus, load_documents
+from .corpora import Corpus, is_path, load_corpus, load_documents
 from .documents import Document, check_text, fingerprint, text_document
 from .prepare import PreparedData, prepare
 from .splits import check_split
@@ -12,7 +12,6 @@ from .tokenization import END_OF_TEXT, check_tokenizer, load_tokenizer
 
 __all__ = [
     "END_OF_TEXT",
-    "NAMED_CORPORA",
     "Corpus",
     "Document",
     "PreparedData",
@@ -24,6 +23,7 @@ __all__ = [
     "document_of_token",
     "evenly_spaced",
     "fingerprint",
+    "is_path",
     "load_corpus",
     "load_documents",
     "load_tokenizer",

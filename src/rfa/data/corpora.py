@@ -50,6 +50,11 @@ class Corpus:
         return fingerprint(self.documents(split))
 
 
+def is_path(spec: str) -> bool:
+    """Whether a corpus is asked for by the path of a file or folder: neither by a name nor by nothing at all."""
+    return bool(spec) and spec not in NAMED_CORPORA
+
+
 def load_corpus(spec: str, split_by: str = "file") -> Corpus:
     """Return the corpus that `spec` names.
 
@@ -98,7 +103,7 @@ def _split(spec: str, split_by: str) -> tuple[Splits, str]:
     """Return the splits, and how they were made."""
     check_split(split_by)
     kind, _, assignment = split_by.partition(":")
-    given = spec in HUB_DATASETS or (spec not in NAMED_CORPORA and bool(spec) and (Path(spec) / "train").is_dir())
+    given = spec in HUB_DATASETS or (is_path(spec) and (Path(spec) / "train").is_dir())
     if kind == "author" and (given or spec == "stdlib"):
         raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
     if spec in HUB_DATASETS:
@@ -178,11 +183,11 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
     def refuse(error: OSError) -> None:
         raise error
 
-    files: list[Path] = []
+    root, files = folder.resolve(), []
     read: set[Path] = set()
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         real = Path(parent).resolve()
-        if real in read or (read and folder.resolve().is_relative_to(real)):
+        if real in read or (real != root and root.is_relative_to(real)):
             folders.clear()
             continue
         read.add(real)

@@ -116,7 +116,7 @@ def _trained(size: int, documents: Sequence[Document] | None, cache: Path, progr
     return Tokenizer.from_file(str(path))
 
 
-def _train(size: int, documents: Sequence[Document], progress: Progress | None = None) -> Tokenizer:
+def _train(size: int, documents: Sequence[Document], progress: Progress | None) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=size - 1,  # the end of text comes last
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from rfa.data import NAMED_CORPORA
+from rfa.data import is_path
 from rfa.evaluation import PROTOCOLS
 from rfa.models import PRESETS
 from rfa.training import TrainingSpec
@@ -94,8 +94,7 @@ class Recipe:
         form, _, vocabulary = spec.tokenizer.partition(":")
         if form == "gpt2" and vocabulary:
             spec = replace(spec, tokenizer=f"gpt2:{(folder / vocabulary).resolve()}")
-        named = not spec.data or spec.data in NAMED_CORPORA
-        return spec if named else replace(spec, data=str((folder / spec.data).resolve()))
+        return replace(spec, data=str((folder / spec.data).resolve())) if is_path(spec.data) else spec
 
 
 def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
@@ -116,7 +115,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
         _check_name(name, "name", faults)
     training = dict(given.get("training", {}))
     if data is not None:
-        training["data"] = data if not data or data in NAMED_CORPORA else str(Path(data).resolve())
+        training["data"] = str(Path(data).resolve()) if is_path(data) else data
     for field in sorted(training.keys() & _OF_A_RUN):
         faults.add("training", f"{field}: not here, expected {field}s in runs")
         del training[field]

@@ -78,6 +78,19 @@ class Table:
                 raise ValueError(f"rows: got one of {len(row)} cells, expected {len(self.columns)}: {row}")
 
 
+def between(page: str, begin: str, end: str, text: str) -> str:
+    """The page with this text, and nothing else, between its two marks.
+
+    Raises:
+        ValueError: for a page without the marks in this order.
+    """
+    before, begun, rest = page.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not (begun and ended):
+        raise ValueError(f"page: got one without {begin} and {end} in this order, expected both")
+    return f"{before}{begin}{text}{end}{after}"
+
+
 def markdown(table: Table) -> str:
     """With the caption above and the notes below."""
 

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
-from rfa.data import NAMED_CORPORA, check_split, check_tokenizer
+from rfa.data import check_split, check_tokenizer, is_path
 from rfa.models import RFAConfig, preset
 from rfa.ops import choose_backend
 
@@ -110,5 +110,4 @@ class TrainingSpec:
 
 
 def _absolute(data: str) -> str:
-    named = not data or data in NAMED_CORPORA
-    return data if named or not Path(data).exists() else str(Path(data).resolve())
+    return str(Path(data).resolve()) if is_path(data) and Path(data).exists() else data

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from rfa.data import PreparedData, TokenBlocks, check_text, evenly_spaced, load_corpus, prepare
+from rfa.data import PreparedData, TokenBlocks, check_text, evenly_spaced, fingerprint, load_corpus, prepare
 from rfa.files import write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.ops import choose_backend
@@ -73,14 +73,15 @@ def train(
     arguments = _arguments(run, spec)  # early: it sets up the processes of a distributed run
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
-    check_text(load_corpus(spec.data, spec.split_by).splits.get("test", ()))  # it is read after training
+    test = load_corpus(spec.data, spec.split_by).documents("test")
+    check_text(test)  # it is read after training
     blocks, _ = _blocks(data, spec)  # complain before anything is written
     if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
             f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
-    record = _new_record(spec, data, arguments.world_size)
+    record = _new_record(spec, data, fingerprint(test), arguments.world_size)
     if overwrite and run.path.exists():  # nothing is lost to a kernel that cannot be built here
         trial_step(spec, arguments.device)
     with _alone(run, arguments):
@@ -158,7 +159,8 @@ def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
     return spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
 
 
-def _new_record(spec: TrainingSpec, data: PreparedData, processes: int) -> dict[str, Any]:
+def _new_record(spec: TrainingSpec, data: PreparedData, test: str, processes: int) -> dict[str, Any]:
+    """Of a run that begins; `test` is the fingerprint of its test split, to tell whether that is still the same."""
     return {
         "spec": spec.to_dict(),
         "config": _config(spec, data).to_diff_dict(),
@@ -166,7 +168,7 @@ def _new_record(spec: TrainingSpec, data: PreparedData, processes: int) -> dict[
             "corpus": data.corpus,
             "split": data.split_note,
             "fingerprint": data.fingerprint,
-            "test_fingerprint": fingerprint_of_test(spec),
+            "test_fingerprint": test,
             "tokens": {split: len(stream) for split, stream in data.streams.items()},
         },
         "environment": environment(),
@@ -236,12 +238,6 @@ def _train(
     if stop.stopped:  # in the last step or after it: the run is whole, and what was to follow is not wanted
         raise Stopped(trainer.state.global_step, trainer.state.max_steps)
     return record
-
-
-def fingerprint_of_test(spec: TrainingSpec) -> str | None:
-    """Of the test split's bytes, so that an evaluation can tell whether it is still the run's; None without one."""
-    corpus = load_corpus(spec.data, spec.split_by)
-    return corpus.fingerprint("test") if "test" in corpus.splits else None
 
 
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
