@@ -1,11 +1,13 @@
-"""Holds in every test: checked shapes, NaN in uninitialised memory, a fixed seed, no hub, its own cache, Ctrl-C."""
+"""Holds in every test: NaN in uninitialised memory, a fixed seed, no hub, its own cache, Ctrl-C; for some, shapes."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
 import tempfile
 from functools import partial
+from pathlib import Path
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the threads
@@ -17,16 +19,34 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub at import, so it c
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic matrix products on CUDA
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from jaxtyping import install_import_hook
 
-install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
+jaxtyping.install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
+SHAPES_CHECKED = ("dynamics", "ops", "nn", "models")  # a run calls them a thousand times more, at half the speed
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rfa")
+
+
+def pytest_collection_finish():
+    """What is there now stays: a collection of garbage need not look through thousands of tests and of modules."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    """As it was, for libraries that look for leaks at the exit."""
+    gc.unfreeze()
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures
+def pytest_runtest_setup(item):
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    jaxtyping.config.update("jaxtyping_disable", folder not in SHAPES_CHECKED)
 
 
 def _repeatable():

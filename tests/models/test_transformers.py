@@ -84,7 +84,7 @@ from models.small import assert_same, small, tokens
 
 for name in ("m2-sc-rfa", "x1-riccati", "b1-rope", "b2-alibi"):
     for masked in (False, True):
-        model, ids = small(name), tokens()
+        model, ids = small(name, num_hidden_layers=1), tokens()
         mask = torch.ones_like(ids)
         mask[0, :3] = 0
         given = {"labels": ids, "use_cache": False, **({"attention_mask": mask} if masked else {})}

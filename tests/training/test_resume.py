@@ -164,45 +164,35 @@ def test_changed_data_are_refused(tmp_path):
     assert resume(tmp_path / "run")["finished"]
 
 
-def test_other_processes_than_began_are_refused(corpus, tmp_path):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
-    folder = RunFolder(tmp_path / "run")
-    record = folder.read()
+def test_other_processes_than_began_are_refused(stopped):
+    record = stopped.read()
     assert record["processes"] == 1
-    folder.write({**record, "processes": 2})
-    before = contents(tmp_path / "run")
+    stopped.write({**record, "processes": 2})
+    before = contents(stopped.path)
     with pytest.raises(ValueError, match="processes: got 1, expected 2"):
-        resume(tmp_path / "run")
-    assert contents(tmp_path / "run") == before
-    folder.write({name: value for name, value in record.items() if name != "processes"})  # of an earlier version
-    assert resume(tmp_path / "run")["finished"]
+        resume(stopped.path)
+    assert contents(stopped.path) == before
+    stopped.write({name: value for name, value in record.items() if name != "processes"})  # of an earlier version
+    assert resume(stopped.path)["finished"]
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
-def test_an_incomplete_newest_checkpoint_is_passed_over(corpus, finished, tmp_path, lost):
-    spec = tiny_spec(corpus)
-    with pytest.raises(Stopped):
-        train(spec, tmp_path / "parts", progress=at_step(5, ctrl_c))
-    (tmp_path / "parts" / "checkpoints" / "checkpoint-5" / lost).unlink()
-    assert RunFolder(tmp_path / "parts").latest_checkpoint().name == "checkpoint-3"
-    resume(tmp_path / "parts")
-    assert_same_run(finished, tmp_path / "parts")
+def test_an_incomplete_newest_checkpoint_is_passed_over(finished, stopped, lost):
+    (stopped.checkpoints / "checkpoint-5" / lost).unlink()
+    assert stopped.latest_checkpoint().name == "checkpoint-3"
+    resume(stopped.path)
+    assert_same_run(finished, stopped.path)
 
 
 @pytest.mark.parametrize("damaged", ["model.safetensors", "optimizer.pt", "trainer_state.json"])
-def test_a_damaged_checkpoint_is_named(corpus, tmp_path, damaged):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
-    file = tmp_path / "run" / "checkpoints" / "checkpoint-5" / damaged
+def test_a_damaged_checkpoint_is_named(stopped, damaged):
+    file = stopped.checkpoints / "checkpoint-5" / damaged
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
     with pytest.raises(ValueError, match="checkpoint-5"):
-        resume(tmp_path / "run")
+        resume(stopped.path)
 
 
 @pytest.mark.parametrize("number", ["5.old", "best"])
-def test_a_folder_that_is_no_checkpoint_is_passed_over(corpus, tmp_path, number):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
-    (tmp_path / "run" / "checkpoints" / f"checkpoint-{number}").mkdir()
-    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
+def test_a_folder_that_is_no_checkpoint_is_passed_over(stopped, number):
+    (stopped.checkpoints / f"checkpoint-{number}").mkdir()
+    assert stopped.latest_checkpoint().name == "checkpoint-5"

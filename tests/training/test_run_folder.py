@@ -10,7 +10,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import safetensors.torch
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -114,13 +113,10 @@ def damage(run, change):
         (lambda text: text.replace('"steps": 0', '"resumed": 3, "steps": 0'), "damaged .resumed: got 3"),
     ],
 )
-def test_a_damaged_record(corpus, tmp_path, change, message):
-    run = RunFolder(tmp_path / "run")
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), run.path, progress=at_step(1, ctrl_c))
-    damage(run.path, change)
+def test_a_damaged_record(stopped, change, message):
+    damage(stopped.path, change)
     with pytest.raises(ValueError, match=message):
-        resume(run.path)
+        resume(stopped.path)
 
 
 def test_no_run_there(tmp_path):
@@ -130,12 +126,6 @@ def test_no_run_there(tmp_path):
     with pytest.raises(ValueError, match="holds no tokenizer"):  # a name that transformers looks for on its hub
         RunFolder("absent").load_tokenizer()
     assert not (tmp_path / "absent").exists()
-
-
-@pytest.fixture
-def run(corpus, tmp_path):
-    train(tiny_spec(corpus, max_steps=2), tmp_path / "run")
-    return RunFolder(tmp_path / "run")
 
 
 @pytest.mark.parametrize("file", ["model/model.safetensors", "model/config.json"])
@@ -164,11 +154,9 @@ def test_a_missing_model(corpus, tmp_path):
         RunFolder(tmp_path / "run").load_model()
 
 
-def test_an_unfinished_run_has_its_newest_checkpoints_model(corpus, tmp_path):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
-    saved = safetensors.torch.load_file(tmp_path / "run" / "checkpoints" / "checkpoint-5" / "model.safetensors")
-    model = RunFolder(tmp_path / "run").load_model()
+def test_an_unfinished_run_has_its_newest_checkpoints_model(stopped):
+    saved = load_file(stopped.checkpoints / "checkpoint-5" / "model.safetensors")
+    model = stopped.load_model()
     assert torch.equal(model.model.embed_tokens.weight, saved["model.embed_tokens.weight"])
 
 
@@ -270,17 +258,15 @@ def test_tensorboard_that_cannot_be_written_stops_nothing(corpus, tmp_path, monk
     assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 8
 
 
-def test_full_disk_on_resume_loses_no_metrics(corpus, tmp_path, unlimited):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
-    before = read_metrics(RunFolder(tmp_path / "run"))
+def test_full_disk_on_resume_loses_no_metrics(stopped, unlimited):
+    before = read_metrics(stopped)
     full_disk(100, None)
     with pytest.raises(OSError):  # noqa: PT011
-        resume(tmp_path / "run")
+        resume(stopped.path)
     unlimited()
-    assert read_metrics(RunFolder(tmp_path / "run")) == before
-    assert resume(tmp_path / "run")["finished"]
-    steps = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]
+    assert read_metrics(stopped) == before
+    assert resume(stopped.path)["finished"]
+    steps = [line["step"] for line in read_metrics(stopped) if "loss" in line]
     assert steps == list(range(1, 9))
 
 
@@ -314,22 +300,19 @@ def test_a_finished_run_without_its_model(run):
         run.load_model()
 
 
-def test_a_run_in_use(corpus, tmp_path):
+def test_a_run_in_use(corpus, stopped):
     """Another process that holds it keeps this one off, whatever it wants there."""
-    run = RunFolder(tmp_path / "run")
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), run.path, progress=at_step(2, ctrl_c))
-    before = contents(run.path)
-    with RunFolder(run.path).lock():
+    before = contents(stopped.path)
+    with RunFolder(stopped.path).lock():
         for intrude in (
-            lambda: train(tiny_spec(corpus), run.path, overwrite=True),
-            lambda: resume(run.path),
-            lambda: run.lock().__enter__(),
+            lambda: train(tiny_spec(corpus), stopped.path, overwrite=True),
+            lambda: resume(stopped.path),
+            lambda: stopped.lock().__enter__(),
         ):
             with pytest.raises(ValueError, match="in use by another process, expected one at a time"):
                 intrude()
-    assert contents(run.path) == before
-    with run.lock():
+    assert contents(stopped.path) == before
+    with stopped.lock():
         pass
 
 
@@ -359,12 +342,10 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_checkpoint_that_can_be_read_but_is_none(corpus, tmp_path, damage):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, ctrl_c))
-    DAMAGES[damage](tmp_path / "run" / "checkpoints" / "checkpoint-5")
+def test_a_checkpoint_that_can_be_read_but_is_none(stopped, damage):
+    DAMAGES[damage](stopped.checkpoints / "checkpoint-5")
     with pytest.raises(ValueError, match="checkpoint-5 is damaged, delete it to go on from the one before"):
-        resume(tmp_path / "run")
+        resume(stopped.path)
 
 
 def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypatch):
@@ -418,21 +399,18 @@ def test_a_process_that_was_killed_before_its_run_began(corpus, tmp_path):
         train(tiny_spec(corpus, max_steps=1), tmp_path / "other")
 
 
-def test_a_run_that_another_process_finished_meanwhile(corpus, tmp_path, monkeypatch):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
+def test_a_run_that_another_process_finished_meanwhile(stopped, monkeypatch):
     module = sys.modules["rfa.training.train"]
     prepare = module.prepare
 
     def prepare_slowly(*arguments, **options):
-        record = RunFolder(tmp_path / "run").read()
-        RunFolder(tmp_path / "run").write({**record, "steps": 99})
+        stopped.write({**stopped.read(), "steps": 99})
         return prepare(*arguments, **options)
 
     monkeypatch.setattr(module, "prepare", prepare_slowly)
     with pytest.raises(ValueError, match="was changed by another process"):
-        resume(tmp_path / "run")
-    assert RunFolder(tmp_path / "run").read()["steps"] == 99
+        resume(stopped.path)
+    assert stopped.read()["steps"] == 99
 
 
 def test_a_failed_run_leaves_no_hook(corpus, tmp_path):
@@ -447,6 +425,6 @@ def test_a_stop_that_came_from_another_process_is_no_second_one():
     arguments = SimpleNamespace(world_size=2, device="cpu")
     with pytest.MonkeyPatch.context() as patch, stop:
         patch.setattr(torch.distributed, "all_reduce", lambda flag, _: flag.fill_(1))
-        stop.on_step_end(arguments, None, SimpleNamespace())
+        stop.on_step_end(arguments, SimpleNamespace(is_world_process_zero=True), SimpleNamespace())
         assert stop.stopped
         ctrl_c()  # its own, a moment later

@@ -162,6 +162,7 @@ class StopOnSignal(TrainerCallback):
             if stopped and not self.stopped:  # another process was told; this one will be in a moment
                 self.stopped, self._since = True, time.monotonic()
         if stopped:
+            self.on_substep_end(args, state, control)  # heard in the step's last part: saving may take long, too
             # logged first: figures that are no numbers raise before such weights are saved
             control.should_log = control.should_save = control.should_training_stop = True
 
