@@ -16,13 +16,14 @@ help:  ## list the targets
 setup: $(STAMP)  ## make .venv with everything that the other targets need (once; again when pyproject.toml changes)
 
 # torch comes first and alone: the build that pip's configuration offers (CPU, CUDA) stays when the rest is installed.
+# Python compiles a module when it is first imported; to compile all of them takes longer than to install them.
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "setup: $(PYTHON) is missing or older than 3.10; choose another: make setup PYTHON=..." >&2; exit 1; }
 	@echo "setup: installing $(TORCH) and the package into $(VENV) with $$($(PYTHON) --version); a few minutes, once"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install -qq $(TORCH)
-	@$(BIN)/python -m pip install -qq --editable '.[dev]'
+	@$(BIN)/python -m pip install -qq --no-compile $(TORCH)
+	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
 	@touch $@
 
 demo: setup  ## train four small models, print perplexity over context length, draw the figure in demo-results/

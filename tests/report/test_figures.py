@@ -62,6 +62,14 @@ def test_save(figure, tmp_path, name, magic):
     assert figure.number not in plt.get_fignums()  # closed
 
 
+def test_every_format_shows_the_same(figure, tmp_path):
+    """Each has its own measures of text; laid out for each anew, panels would differ, at twice the time."""
+    save(figure, tmp_path / "f.png")
+    places = [axes.get_position().bounds for axes in figure.axes]
+    save(figure, tmp_path / "f.pdf")
+    assert [axes.get_position().bounds for axes in figure.axes] == places
+
+
 def test_save_is_whole_or_nothing(figure, tmp_path, monkeypatch):
     (tmp_path / "f.png").write_bytes(b"the old figure")
 

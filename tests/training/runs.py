@@ -87,6 +87,7 @@ def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
 
 
 def messages(err: str) -> list[str]:
-    """Lines of standard error, progress bars apart (`tests/report` sees to it that an unused one leaves none)."""
-    bars = r"━|\d+/\d+ +[-\d]+:|Writing model shards"
+    """Lines of standard error, progress apart: bars (`tests/report` sees to it that an unused one leaves none), and
+    what stands for them in a file, where something takes long."""
+    bars = r"━|\d+/\d+ +[-\d]+:|: \d+/\d+$|Writing model shards"
     return [line for line in err.splitlines() if line.strip() and not re.search(bars, line)]

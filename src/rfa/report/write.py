@@ -89,7 +89,7 @@ def _draw(drawing: Drawing, runs: Sequence[Run], folder: Path) -> Shown:
         raise Lacking(f"no run has {drawing.what}")
     image = folder / f"{drawing.name}.png"
     figure = drawing.draw(runs)
-    for path in (image.with_suffix(".pdf"), image):
+    for path in (image, image.with_suffix(".pdf")):
         save(figure, path)
     lacking = f"Without {drawing.what}: {', '.join(without)}." if without and drawing.what else ""
     return Shown(drawing.name, drawing.caption, lacking, image.read_bytes(), figure.get_figwidth())

@@ -60,18 +60,20 @@ import torch
 from ops.problems import attend, irregular_times, problem
 
 torch.manual_seed(0)
-for options in ({}, {"times": irregular_times(0, 40)}, {"times": irregular_times(0, 40), "prior": "riccati"}):
-    for learned in (True, False):
-        inputs = problem(0, keys=40, dtype=torch.float32)
-        results = []
-        for compiled in (False, True):
-            leaves = {n: x.clone().requires_grad_(learned or n != "frequency") for n, x in inputs.items()}
-            function = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
-            output, log_precision = function(leaves, "cpu", **options)
-            (output.square().sum() + log_precision.sum()).backward()
-            results.append([output, log_precision, *(x.grad for x in leaves.values() if x.requires_grad)])
-        for found, expected in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+times = irregular_times(0, 40)
+for learned, options in (
+    (True, {}), (False, {}), (True, {"times": times}), (False, {"times": times, "prior": "riccati"})
+):
+    inputs = problem(0, keys=40, dtype=torch.float32)
+    results = []
+    for compiled in (False, True):
+        leaves = {n: x.clone().requires_grad_(learned or n != "frequency") for n, x in inputs.items()}
+        function = torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend
+        output, log_precision = function(leaves, "cpu", **options)
+        (output.square().sum() + log_precision.sum()).backward()
+        results.append([output, log_precision, *(x.grad for x in leaves.values() if x.requires_grad)])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 """
 
 
