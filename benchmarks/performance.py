@@ -43,7 +43,11 @@ def update(page: Path, files: list[Path]) -> str:
     if counts:
         parts += ["### Instructions\n", instruction_table(counts)]
     measured = "\n".join(parts).strip()
-    write_text_whole(page, between(page.read_text(encoding="utf-8"), BEGIN, END, f"\n\n{measured}\n\n"))
+    try:
+        text = between(page.read_text(encoding="utf-8"), BEGIN, END, f"\n\n{measured}\n\n")
+    except ValueError as error:
+        raise ValueError(f"{page}: {error}") from None
+    write_text_whole(page, text)
     return measured
 
 

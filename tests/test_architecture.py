@@ -7,8 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import jaxtyping
 import pytest
 import torch
+
+import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
 ORDER = ["files", "cache", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
@@ -136,6 +139,13 @@ def test_import_is_light():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["", "rfa.estimation.linear_sde", "False"]
+
+
+def test_shapes_in_annotations_are_checked():
+    names = "query key value decay frequency process_noise key_noise query_noise noise_floor robustness"
+    given = dict.fromkeys([*names.split(), "inverse_temperature"], torch.zeros(3))
+    with pytest.raises(jaxtyping.TypeCheckError):
+        rfa.robust_filter_attention(**given)
 
 
 def test_uninitialised_memory_is_nan():

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rfa.report.layout import Number, Table, comma_separated, latex, markdown
+from rfa.report.layout import Number, Table, between, comma_separated, latex, markdown
 
 TABLE = Table(
     "t",
@@ -76,3 +76,10 @@ def test_latex():
 def test_rows_must_fit():
     with pytest.raises(ValueError, match="got one of 1 cells, expected 2"):
         Table("t", "", ("a", "b"), (("1",),))
+
+
+def test_between_two_marks():
+    assert between("a <1> old <2> z", "<1>", "<2>", " new ") == "a <1> new <2> z"
+    for page in ("a <2> old <1> z", "a <1> old", "old <2>"):
+        with pytest.raises(ValueError, match="page: got one without <1> and <2> in this order"):
+            between(page, "<1>", "<2>", " new ")

@@ -47,8 +47,14 @@ def tiny_spec(corpus: Path, preset: str = "m2-sc-rfa", **changes: Any) -> Traini
 
 def once(act):
     """`act` the first time that it is called, nothing later."""
-    calls = iter((act,))
-    return lambda: next(calls, lambda: None)()
+    called = []
+
+    def first():
+        if not called:
+            called.append(True)
+            act()
+
+    return first
 
 
 def at_step(wanted: int, act, *, validating: bool = False):
@@ -89,5 +95,5 @@ def command(monkeypatch, capsys, *arguments) -> tuple[int, str, str]:
 def messages(err: str) -> list[str]:
     """Lines of standard error, progress apart: bars (`tests/report` sees to it that an unused one leaves none), and
     what stands for them in a file, where something takes long."""
-    bars = r"━|\d+/\d+ +[-\d]+:|: \d+/\d+$|Writing model shards"
+    bars = r"━|\d+/\d+ +[-\d]+:|^(?!rfa: ).*: \d+/\d+$|Writing model shards"
     return [line for line in err.splitlines() if line.strip() and not re.search(bars, line)]

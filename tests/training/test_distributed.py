@@ -52,7 +52,8 @@ def assert_same_result(first, second):
 def test_two_processes_are_one(rfa, monkeypatch, corpus, tmp_path):
     """Two with batches of 2, one with batches of 4."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-    assert rfa("train", *small(corpus, 4), *STEPS, "--out", "alone")[0] == 0
+    status, _, err = rfa("train", *small(corpus, 4), *STEPS, "--out", "alone")
+    assert status == 0, err
     out = finish(start(tmp_path, *small(corpus, 2), *STEPS))
     assert len(out.splitlines()) == 1  # the first process speaks
     assert_same_result(tmp_path / "run", tmp_path / "alone")

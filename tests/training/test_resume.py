@@ -11,6 +11,8 @@ from rfa.training.callbacks import read_metrics
 from rfa.training.checkpoints import checkpoints_in
 from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
+STOPPING = "stopping when this step is done and saved; a second signal stops at once, unsaved"
+
 
 def metrics(folder):
     """All lines but their dynamics, which `test_metrics` looks at."""
@@ -95,10 +97,11 @@ def test_killed_and_resumed(corpus, finished, tmp_path, step):
     assert_same_run(finished, tmp_path / "parts")
 
 
-def test_a_signal_passed_on_by_a_launcher_is_not_a_second_one(corpus, tmp_path):
+def test_a_signal_passed_on_by_a_launcher_is_not_a_second_one(corpus, tmp_path, caplog):
     with pytest.raises(Stopped):
         train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, lambda: (ctrl_c(), ctrl_c())))
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
+    assert [message for message in caplog.messages if message.startswith("stopping")] == [STOPPING]
 
 
 @pytest.mark.parametrize("log_steps", [1, 2])
@@ -108,7 +111,7 @@ def test_ctrl_c_while_validating(corpus, tmp_path, caplog, log_steps):
     with pytest.raises(Stopped, match="stopped at step 3 of 8"):
         train(spec, tmp_path / "parts", progress=at_step(3, ctrl_c, validating=True))
     said = [record.getMessage() for record in caplog.records if record.name.startswith("rfa")]
-    assert said == ["stopping when this step is done and saved; a second signal stops at once, unsaved"]
+    assert said == [STOPPING]
     assert [path.name for path in checkpoints_in(tmp_path / "parts" / "checkpoints")] == ["checkpoint-3"]
     resume(tmp_path / "parts")
     train(spec, tmp_path / "whole")

@@ -21,11 +21,11 @@ from rfa.training.callbacks import read_metrics
 from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
 
-def test_an_existing_run_is_refused(corpus, finished):
-    before = contents(finished)
+def test_an_existing_run_is_refused(corpus, run):
+    before = contents(run.path)
     with pytest.raises(ValueError, match="exists, expected a new one, --resume or --overwrite"):
-        train(tiny_spec(corpus), finished)
-    assert contents(finished) == before
+        train(tiny_spec(corpus), run.path)
+    assert contents(run.path) == before
 
 
 def test_overwrite(corpus, tmp_path):
@@ -37,22 +37,22 @@ def test_overwrite(corpus, tmp_path):
     assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 2
 
 
-def test_bad_data_overwrite_nothing(finished, tmp_path):
-    before = contents(finished)
+def test_bad_data_overwrite_nothing(run, tmp_path):
+    before = contents(run.path)
     with pytest.raises(ValueError, match="training split: got 6 tokens"):
-        train(tiny_spec(write_corpus(tmp_path / "corpus", train=5)), finished, overwrite=True)
-    assert contents(finished) == before
+        train(tiny_spec(write_corpus(tmp_path / "corpus", train=5)), run.path, overwrite=True)
+    assert contents(run.path) == before
 
 
-def test_a_model_that_cannot_make_a_step_overwrites_nothing(corpus, finished, monkeypatch):
+def test_a_model_that_cannot_make_a_step_overwrites_nothing(corpus, run, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no kernel")
 
-    before = contents(finished)
+    before = contents(run.path)
     monkeypatch.setattr(RFAForCausalLM, "forward", broken)
     with pytest.raises(RuntimeError, match="no kernel"):
-        train(tiny_spec(corpus), finished, overwrite=True)
-    assert contents(finished) == before
+        train(tiny_spec(corpus), run.path, overwrite=True)
+    assert contents(run.path) == before
 
 
 @pytest.mark.parametrize("split", ["train", "valid", "test"])
@@ -420,11 +420,14 @@ def test_a_failed_run_leaves_no_hook(corpus, tmp_path):
     assert threading.excepthook is before
 
 
-def test_a_stop_that_came_from_another_process_is_no_second_one():
+@pytest.mark.parametrize("first", [False, True])
+def test_a_stop_that_came_from_another_process_is_no_second_one(first, caplog):
+    """The first process says it, the others do not."""
     stop = callbacks.StopOnSignal()
     arguments = SimpleNamespace(world_size=2, device="cpu")
     with pytest.MonkeyPatch.context() as patch, stop:
         patch.setattr(torch.distributed, "all_reduce", lambda flag, _: flag.fill_(1))
-        stop.on_step_end(arguments, SimpleNamespace(is_world_process_zero=True), SimpleNamespace())
+        stop.on_step_end(arguments, SimpleNamespace(is_world_process_zero=first), SimpleNamespace())
         assert stop.stopped
+        assert len(caplog.messages) == first
         ctrl_c()  # its own, a moment later

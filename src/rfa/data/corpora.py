@@ -183,7 +183,8 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
     def refuse(error: OSError) -> None:
         raise error
 
-    root, files = folder.resolve(), []
+    root = folder.resolve()
+    files: list[Path] = []
     read: set[Path] = set()
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         real = Path(parent).resolve()

@@ -1,4 +1,4 @@
-"""One table, three forms: Markdown, LaTeX (booktabs) and CSV."""
+"""One table, three forms: Markdown, LaTeX (booktabs) and CSV; and its place on a page that is written by hand."""
 
 import csv
 import io

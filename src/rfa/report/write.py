@@ -89,7 +89,6 @@ def _draw(drawing: Drawing, runs: Sequence[Run], folder: Path) -> Shown:
         raise Lacking(f"no run has {drawing.what}")
     image = folder / f"{drawing.name}.png"
     figure = drawing.draw(runs)
-    for path in (image, image.with_suffix(".pdf")):
-        save(figure, path)
+    save(figure, image, image.with_suffix(".pdf"))
     lacking = f"Without {drawing.what}: {', '.join(without)}." if without and drawing.what else ""
     return Shown(drawing.name, drawing.caption, lacking, image.read_bytes(), figure.get_figwidth())

@@ -144,11 +144,15 @@ class StopOnSignal(TrainerCallback):
         if not self.stopped:
             self.stopped, self._since = True, time.monotonic()
 
-    def on_substep_end(self, args, state, control, **kwargs):
-        """Say that the signal was heard: here, for a handler must not write."""
+    def _say(self, state):
+        """That the signal was heard: in the next callback, for a handler must not write."""
         if self.stopped and not self._said and state.is_world_process_zero:
             self._said = True
             _log.warning("stopping when this step is done and saved; a second signal stops at once, unsaved")
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        """Say that the signal was heard."""
+        self._say(state)
 
     on_step_begin = on_prediction_step = on_substep_end
 
@@ -162,7 +166,7 @@ class StopOnSignal(TrainerCallback):
             if stopped and not self.stopped:  # another process was told; this one will be in a moment
                 self.stopped, self._since = True, time.monotonic()
         if stopped:
-            self.on_substep_end(args, state, control)  # heard in the step's last part: saving may take long, too
+            self._say(state)  # saving may take long
             # logged first: figures that are no numbers raise before such weights are saved
             control.should_log = control.should_save = control.should_training_stop = True
 

@@ -159,8 +159,8 @@ def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
     return spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
 
 
-def _new_record(spec: TrainingSpec, data: PreparedData, test: str, processes: int) -> dict[str, Any]:
-    """Of a run that begins; `test` is the fingerprint of its test split, to tell whether that is still the same."""
+def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, processes: int) -> dict[str, Any]:
+    """Of a run that begins; an evaluation sees by the fingerprint whether the test split is still the run's."""
     return {
         "spec": spec.to_dict(),
         "config": _config(spec, data).to_diff_dict(),
@@ -168,7 +168,7 @@ def _new_record(spec: TrainingSpec, data: PreparedData, test: str, processes: in
             "corpus": data.corpus,
             "split": data.split_note,
             "fingerprint": data.fingerprint,
-            "test_fingerprint": test,
+            "test_fingerprint": test_fingerprint,
             "tokens": {split: len(stream) for split, stream in data.streams.items()},
         },
         "environment": environment(),

@@ -62,7 +62,7 @@ from ops.problems import attend, irregular_times, problem
 torch.manual_seed(0)
 times = irregular_times(0, 40)
 for learned, options in (
-    (True, {}), (False, {}), (True, {"times": times}), (False, {"times": times, "prior": "riccati"})
+    (True, {}), (False, {}), (False, {"times": times}), (True, {"times": times, "prior": "riccati"})
 ):
     inputs = problem(0, keys=40, dtype=torch.float32)
     results = []

@@ -22,6 +22,7 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")  # the second eight, the third ...
 MUTED = "0.55"  # grey of what is there to compare with
 _SMALLEST = 7
+_PRINT = 300  # dots per inch
 _STYLE: dict[Any, Any] = {
     "font.size": 7.5,
     "axes.titlesize": 8,
@@ -117,9 +118,20 @@ def letter(axes: Sequence[Axes]) -> None:
         each.set_title("", loc="center")
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole, in the format that its name says; the same figure gives the same file."""
-    undated: dict[str, Any] = {"metadata": {"CreationDate": None}} if path.suffix == ".pdf" else {}
-    write_whole(path, lambda temporary: figure.savefig(temporary, dpi=300, format=path.suffix[1:], **undated))
-    figure.set_layout_engine("none")  # laid out once, the slow half: every format shows the same
+def save(figure: Figure, *paths: Path) -> None:
+    """Write a figure, each file whole, in the format that its name says; the same figure gives the same files.
+
+    It is laid out once, for print, so that all formats show the same; in two passes, for what stands beside the axes
+    finds its place in the second.
+    """
+    figure.set_dpi(_PRINT)
+    layout = figure.get_layout_engine()
+    if layout is not None:
+        layout.execute(figure)
+        layout.execute(figure)
+        figure.set_layout_engine("none")
+    for path in paths:
+        undated: dict[str, Any] = {"metadata": {"CreationDate": None}} if path.suffix == ".pdf" else {}
+        options = {"dpi": _PRINT, "format": path.suffix[1:], **undated}
+        write_whole(path, functools.partial(figure.savefig, **options))
     plt.close(figure)

@@ -16,6 +16,7 @@ from ..tables import BASELINES
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
 _TOLD_APART = 9  # labels of one panel
+_LINE = 0.13  # inches, of a legend
 
 
 @styled
@@ -123,12 +124,13 @@ def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any)
     groups = by_group(runs) if len(series) > _TOLD_APART else {"": list(series)}
     columns = min(len(groups), 2)
     rows = -(-len(groups) // columns)
-    size = (PAGE, 2.9 * rows) if columns > 1 else (COLUMN, 2.7)
+    size = (PAGE, 2.2 * rows) if columns > 1 else (COLUMN, 2.7)
+    lines = [0] * rows  # of the longest legend in each row
     figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
     used = list(zip(panels.flat, groups.items(), strict=False))
     for axes in panels.flat[len(groups) :]:
         axes.set_visible(False)
-    for axes, (group, labels) in used:
+    for index, (axes, (group, labels)) in enumerate(used):
         axes.set_title(group)
         axes.tick_params(labelbottom=True, labelleft=True)
         coloured = looks([label for label in labels if len(groups) == 1 or label != BASELINE])
@@ -137,9 +139,13 @@ def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any)
         for label, own in coloured.items():
             _draw_series(axes, label, series[label], **{**own, **look})
         if len(groups) > 1:
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=2)
+            names = axes.get_legend_handles_labels()[1]
+            beside = _columns(names, PAGE / columns)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=beside)
+            lines[index // columns] = max(lines[index // columns], -(-len(names) // beside))
     if len(groups) == 1:
         _legend_below(panels[0, 0])
+    figure.set_figheight(figure.get_figheight() + _LINE * sum(lines))
     return figure, [axes for axes, _ in used]
 
 
@@ -172,13 +178,17 @@ def _legend_below(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not handles or figure is None:
         return
-    columns = max(count for count in (1, 2, 3, 4) if count == 1 or _fits(labels, count, figure.get_figwidth()))
-    figure.set_figheight(figure.get_figheight() + 0.13 * -(-len(labels) // columns))
+    columns = _columns(labels, figure.get_figwidth())
+    figure.set_figheight(figure.get_figheight() + _LINE * -(-len(labels) // columns))
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _fits(labels: Sequence[str], columns: int, width: float) -> bool:
-    """Whether a legend of so many columns is no wider than a figure: a line takes half an inch, a letter 0.055."""
-    rows = -(-len(labels) // columns)
-    letters = sum(max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
-    return 0.5 * columns + 0.055 * letters < width
+def _columns(labels: Sequence[str], width: float) -> int:
+    """Of a legend, as many of up to four as fit a width in inches: a line takes half an inch, a letter 0.055."""
+
+    def fit(columns: int) -> bool:
+        rows = -(-len(labels) // columns)
+        letters = sum(max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
+        return 0.5 * columns + 0.055 * letters < width
+
+    return max(columns for columns in (1, 2, 3, 4) if columns == 1 or fit(columns))
