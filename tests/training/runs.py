@@ -14,6 +14,7 @@ from rfa import cli
 from rfa.training import TrainingSpec
 
 WORDS = ["the", "old", "sea", "of", "time", "and", "a", "small", "house", "by", "night", "we", "saw", "him", "there"]
+STOPPING = "stopping when this step is done and saved; a second signal stops at once, unsaved"
 MODEL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 

@@ -16,7 +16,7 @@ import pytest
 from rfa import training
 from rfa.evaluation import evaluate
 from rfa.training import RunFolder, Stopped, train
-from training.runs import at_step, command, ctrl_c, messages, tiny_spec
+from training.runs import STOPPING, at_step, command, ctrl_c, messages, tiny_spec
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set", *SIZES]
@@ -50,7 +50,7 @@ def test_ctrl_c(corpus, tmp_path):
     assert process.returncode == 130
     assert len(messages(err)) == 2, err
     heard, line = messages(err)
-    assert heard == "stopping when this step is done and saved; a second signal stops at once, unsaved"
+    assert heard == STOPPING
     step = re.fullmatch(r"rfa: stopped at step (\d+) of 100000; go on with: rfa train --resume --out run", line)[1]
     assert out == ""
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == f"checkpoint-{step}"

@@ -9,9 +9,7 @@ import torch
 from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.checkpoints import checkpoints_in
-from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
-
-STOPPING = "stopping when this step is done and saved; a second signal stops at once, unsaved"
+from training.runs import STOPPING, at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
 
 def metrics(folder):

@@ -140,9 +140,9 @@ def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any)
             _draw_series(axes, label, series[label], **{**own, **look})
         if len(groups) > 1:
             names = axes.get_legend_handles_labels()[1]
-            beside = _columns(names, PAGE / columns)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=beside)
-            lines[index // columns] = max(lines[index // columns], -(-len(names) // beside))
+            tall, wide = _legend_size(names, PAGE / columns)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=wide)
+            lines[index // columns] = max(lines[index // columns], tall)
     if len(groups) == 1:
         _legend_below(panels[0, 0])
     figure.set_figheight(figure.get_figheight() + _LINE * sum(lines))
@@ -178,17 +178,16 @@ def _legend_below(axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not handles or figure is None:
         return
-    columns = _columns(labels, figure.get_figwidth())
-    figure.set_figheight(figure.get_figheight() + _LINE * -(-len(labels) // columns))
+    lines, columns = _legend_size(labels, figure.get_figwidth())
+    figure.set_figheight(figure.get_figheight() + _LINE * lines)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _columns(labels: Sequence[str], width: float) -> int:
-    """Of a legend, as many of up to four as fit a width in inches: a line takes half an inch, a letter 0.055."""
-
-    def fit(columns: int) -> bool:
-        rows = -(-len(labels) // columns)
-        letters = sum(max(map(len, labels[start : start + rows])) for start in range(0, len(labels), rows))
-        return 0.5 * columns + 0.055 * letters < width
-
-    return max(columns for columns in (1, 2, 3, 4) if columns == 1 or fit(columns))
+def _legend_size(labels: Sequence[str], width: float) -> tuple[int, int]:
+    """Its lines and columns, up to four that fit a width in inches: a line takes half an inch, a letter 0.055."""
+    for columns in (4, 3, 2):
+        lines = -(-len(labels) // columns)
+        letters = sum(max(map(len, labels[start : start + lines])) for start in range(0, len(labels), lines))
+        if 0.5 * columns + 0.055 * letters < width:
+            return lines, columns
+    return len(labels), 1
