@@ -1,9 +1,7 @@
 """Figures hold the data that were put in, and say what their axes are."""
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pytest
-from PIL import Image
 
 from rfa.report.figures import save, speed_over_length, training_and_extrapolation
 
@@ -75,19 +73,6 @@ def test_every_format_shows_the_same(figure, tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "savefig", saved)
     save(figure, tmp_path / "f.pdf", tmp_path / "f.png")
     assert places[0] == places[1]
-
-
-def test_a_png_of_few_colours_shows_what_was_drawn(figure, tmp_path):
-    figure.axes[0].scatter(np.linspace(64, 128, 500), np.linspace(90, 200, 500), c=np.arange(500))
-    save(figure, tmp_path / "f.png")
-    figure.savefig(tmp_path / "drawn.png", dpi=300)
-    saved, asked = (Image.open(tmp_path / name) for name in ("f.png", "drawn.png"))
-    assert saved.size == asked.size
-    assert [round(dpi) for dpi in saved.info["dpi"]] == [300, 300]
-    pixels, wanted = (np.asarray(image.convert("RGB"), dtype=int) for image in (saved, asked))
-    assert abs(pixels - wanted).mean() < 0.5  # of 255
-    assert (pixels[wanted.min(-1) == 255] == 255).all()  # paper stays white
-    assert (tmp_path / "f.png").stat().st_size < 0.5 * (tmp_path / "drawn.png").stat().st_size
 
 
 def test_save_is_whole_or_nothing(figure, tmp_path, monkeypatch):

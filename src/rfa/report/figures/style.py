@@ -12,7 +12,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FormatStrFormatter, NullFormatter, NullLocator
-from PIL import Image
 
 from rfa.files import write_whole
 
@@ -132,14 +131,7 @@ def save(figure: Figure, *paths: Path) -> None:
         layout.execute(figure)
         figure.set_layout_engine("none")
     for path in paths:
-        write_whole(path, functools.partial(_write, figure, path.suffix[1:]))
+        undated: dict[str, Any] = {"metadata": {"CreationDate": None}} if path.suffix == ".pdf" else {}
+        options = {"dpi": _PRINT, "format": path.suffix[1:], **undated}
+        write_whole(path, functools.partial(figure.savefig, **options))
     plt.close(figure)
-
-
-def _write(figure: Figure, kind: str, file: Path) -> None:
-    undated: dict[str, Any] = {"metadata": {"CreationDate": None}} if kind == "pdf" else {}
-    figure.savefig(file, dpi=_PRINT, format=kind, **undated)
-    if kind == "png":  # 256 colours show the same at a third of the bytes, which a phone has to fetch
-        with Image.open(file) as image:
-            few = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-        few.save(file, "png", dpi=(_PRINT, _PRINT))
