@@ -1,9 +1,11 @@
 """The page in a browser: self-contained, readable on a phone, in the dark and on paper, and safe from its own data."""
 
 import base64
+import io
 import re
 
 import pytest
+from PIL import Image
 
 from rfa.report.layout import Number, Table
 from rfa.report.page import Shown, render_page
@@ -44,11 +46,18 @@ def test_page_renders(visit, report):
 
 
 def test_images_are_the_files(report):
-    text = report.page.read_text(encoding="utf-8")
-    assert report.figures
-    for name in report.figures:
-        image = (report.page.parent / "figures" / f"{name}.png").read_bytes()
-        assert f'src="data:image/png;base64,{base64.b64encode(image).decode()}"' in text
+    shown = re.findall(
+        r'id="figure-([^"]+)".*?src="data:image/webp;base64,([^"]+)"',
+        report.page.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    assert sorted(name for name, _ in shown) == sorted(report.figures)
+    for name, data in shown:
+        with (
+            Image.open(io.BytesIO(base64.b64decode(data))) as image,
+            Image.open(report.page.parent / "figures" / f"{name}.png") as file,
+        ):
+            assert image.convert("RGB").tobytes() == file.convert("RGB").tobytes()
 
 
 def test_file_names_no_other(report):
@@ -142,7 +151,9 @@ def test_data_are_no_markup(visit, tmp_path):
     run = whole_result(HOSTILE, recipe=HOSTILE, data=HOSTILE)
     run["environment"] = {"commit": HOSTILE, "machine": HOSTILE}
     table = Table("table1-blocks", HOSTILE, (HOSTILE, "x"), ((HOSTILE, Number(1.0)),), (HOSTILE,))
-    figure = Shown("training", HOSTILE, HOSTILE, b"", 3.3)
+    png = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(png, "png")
+    figure = Shown("training", HOSTILE, HOSTILE, png.getvalue(), 3.3)
     path = tmp_path / "page.html"
     path.write_text(render_page([run], [table], [figure], {HOSTILE: HOSTILE}), encoding="utf-8")
     page = visit(path)

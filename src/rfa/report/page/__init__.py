@@ -2,12 +2,14 @@
 
 import base64
 import hashlib
+import io
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from PIL import Image
 
 from ..layout import Number, Table, alignment, text_of
 from ..published import published_results
@@ -89,6 +91,14 @@ def _view(table: Table) -> dict[str, object]:
 
 
 def _image(figure: Shown) -> dict[str, object]:
-    data = base64.b64encode(figure.png).decode()
     width = round(figure.width * _CSS_INCH)
+    data = base64.b64encode(_webp(figure.png)).decode()
     return {"name": figure.name, "caption": figure.caption, "lacking": figure.lacking, "data": data, "width": width}
+
+
+def _webp(png: bytes) -> bytes:
+    """The same pixels in half the bytes, which a phone has to fetch."""
+    packed = io.BytesIO()
+    with Image.open(io.BytesIO(png)) as image:
+        image.convert("RGB").save(packed, "webp", lossless=True)
+    return packed.getvalue()
