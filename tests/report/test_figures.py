@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 
 from rfa.report.figures import save, speed_over_length, training_and_extrapolation
+from rfa.report.figures.style import plain_numbers
 
 CURVES = {"b1-rope": [(64, 200.0), (128, 120.0)], "m2-sc-rfa": [(64, 190.0), (128, 100.0)]}
 ROWS = {
@@ -73,6 +74,20 @@ def test_every_format_shows_the_same(figure, tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "savefig", saved)
     save(figure, tmp_path / "f.pdf", tmp_path / "f.png")
     assert places[0] == places[1]
+
+
+@pytest.mark.parametrize(("low", "high"), [(68, 84), (75, 120), (68, 220), (68.3, 680), (15, 4_000)])
+def test_perplexities_can_be_read_off(low, high):
+    figure, axes = plt.subplots()
+    axes.plot([1, 2], [low, high])
+    plain_numbers(axes)
+    figure.canvas.draw()
+    bottom, top = axes.get_ylim()
+    ticks = [float(label.get_text()) for label in axes.get_yticklabels() if label.get_text()]
+    shown = [tick for tick in ticks if bottom <= tick <= top]
+    assert 4 <= len(shown) <= 12
+    assert shown[0] < low * (high / low) ** 0.3  # also where the best models are
+    plt.close(figure)
 
 
 def test_save_is_whole_or_nothing(figure, tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ def test_page_renders(visit, report):
         report.tables
     )
     figures = page.eval_on_selector_all(
-        "main figure img", "all => all.map(img => [img.parentElement.id, img.naturalWidth])"
+        "main figure img", "all => all.map(img => [img.closest('figure').id, img.naturalWidth])"
     )
     assert {name for name, _ in figures} == {f"figure-{name}" for name in report.figures}
     assert all(width > 300 for _, width in figures)  # decoded
@@ -77,6 +77,11 @@ def test_phone(visit, report, scheme):
         "main *:not(.scroll *)", "all => all.filter(e => e.getBoundingClientRect().right > 320.5).map(e => e.outerHTML)"
     )
     assert wide == []
+    per_inch = page.eval_on_selector_all(
+        "main figure img", "all => all.map(img => 300 * img.getBoundingClientRect().width / img.naturalWidth)"
+    )
+    assert per_inch
+    assert min(per_inch) * 7 / 72 > 11  # pixels of the smallest letters, of seven points
     heights = page.eval_on_selector_all("input", "all => all.map(input => input.getBoundingClientRect().height)")
     assert min(heights) >= 24  # WCAG 2.2: a target's least height
 

@@ -56,23 +56,42 @@ def fails(rfa, tmp_path, *arguments):
     return err
 
 
-@pytest.mark.parametrize(
-    ("folder", "says"), [("nowhere", "not there"), ("empty", "without *.json"), ("a", "no folder")]
-)
-def test_nothing_to_report(rfa, tmp_path, folder, says):
-    (tmp_path / "empty" / "results").mkdir(parents=True)
+@pytest.mark.parametrize(("folder", "says"), [("nowhere", "not there"), ("a", "no folder")])
+def test_no_folder(rfa, tmp_path, folder, says):
     (tmp_path / "a").write_text("file")
     err = fails(rfa, tmp_path, folder)
     assert says in err
     assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
 
 
-def test_nothing_can_be_read(rfa, out, tmp_path):
+def test_without_results_what_the_paper_says_is_left(rfa, tmp_path, one_of_theory):
+    (tmp_path / "empty" / "results").mkdir(parents=True)
+    status, said, err = one_of_theory(rfa, "report", "empty")
+    assert status == 1
+    assert "missing: results: none in empty/results, expected result files as `rfa experiment" in err
+    assert "runs: 0, tables: 3, figures: 1" in said
+    made = {f"figures/{THEORY[0].name}.{form}" for form in ("png", "pdf")}
+    made |= {f"tables/table{k}-blocks.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
+    written = contents(tmp_path / "empty" / "report")
+    assert set(written) == made | {"index.html"}
+    assert b"28.48" in written["tables/table1-blocks.md"]  # the paper's RoPE
+    for lacking in ("figure length-blocks</b>: no run has evaluations by blocks", "explorer", "No results"):
+        assert lacking.encode() in written["index.html"]
+
+
+def test_nothing_can_be_read(rfa, out, one_figure):
     for file in (out / "results").glob("*.json"):
         file.write_text(file.read_text()[:-9])
-    err = fails(rfa, tmp_path, "out")
-    assert "b1-rope-seed0.json is damaged" in err
-    assert "(and 1 more files)" in err
+    status, said, err = rfa("report", "out")
+    assert status == 1
+    assert "runs: 0, tables: 3, figures: 0" in said
+    for run in RUNS:
+        assert f"{run['run']}.json is damaged" in err
+
+
+def _probes(whole, **changes):
+    probe = whole["passkey"]["passkey"]
+    return {"passkey": {**probe, "rows": [{**probe["rows"][0], **changes}]}}
 
 
 def test_partial(rfa, out, one_figure):
@@ -90,6 +109,11 @@ def test_partial(rfa, out, one_figure):
         "row": {"evaluations": {"blocks": {"rows": [row], "books": {}}}},
         "number": {"training": {**whole["training"], "valid_perplexity": math.nan}},
         "heads": {"dynamics": heads, "passkey": 3},
+        "layers": {"dynamics": {**heads, "layers": {}}},
+        "share": {"passkey": _probes(whole, accuracy=1.5)},
+        "accuracy": {"passkey": _probes(whole, accuracy=None)},
+        "chance": {"passkey": {"passkey": {**whole["passkey"]["passkey"], "chance": None}}},
+        "position": {"by_position": {"loss": [1.0, 2.0], "stderr": [0.1, None]}},
         "config": {"config": {}, "by_position": {"loss": [1.0], "stderr": ["a"]}},
     }.items():
         (results / f"{name}.json").write_text(json.dumps({**whole, **fault}))
@@ -112,6 +136,11 @@ def test_partial(rfa, out, one_figure):
         "row.json": "is damaged (evaluations.blocks.rows.0.loss: Input should be a valid number)",
         "number.json": "is damaged (training.valid_perplexity: Input should be a finite number)",
         "heads.json": "layer 0: expected 2 steps of one number a head, and 1 more faults)",
+        "layers.json": "expected a layer of 2 steps)",
+        "share.json": "accuracy: Input should be less than or equal to 1)",
+        "accuracy.json": "passkey: expected its chance, and an accuracy at every distance)",
+        "chance.json": "passkey: expected its chance, and an accuracy at every distance)",
+        "position.json": "is damaged (by_position.stderr.1: Input should be a valid number)",
         "config.json": "config.json is damaged (config.prior: Field required, and 5 more faults)",
         "deep.json": "deep.json is damaged",
     }.items():
@@ -125,11 +154,14 @@ def test_partial(rfa, out, one_figure):
     assert "runs: 2, tables: 9, figures: 1" in said
 
 
-def test_no_run_is_done_yet(rfa, tmp_path):
-    """What `rfa experiment` leaves before its first result is no result."""
+def test_no_run_is_done_yet(rfa, tmp_path, one_figure):
+    """What `rfa experiment` leaves before its first result."""
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "recipe.json").write_text(json.dumps({"name": "tiny", "title": "", "runs": ["b1-rope-seed0"]}))
-    assert "without *.json files" in fails(rfa, tmp_path, "new")
+    status, said, err = rfa("report", "new")
+    assert (status, messages(err)) == (0, [])
+    assert "missing: 1 run: not begun: b1-rope-seed0" in said
+    assert "runs: 0, tables: 3, figures: 0" in said
 
 
 @pytest.mark.parametrize("text", ["{}", "[", '{"name": "tiny", "title": "", "runs": "abc"}'])
@@ -154,12 +186,12 @@ def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):
         rfa("report", "out")
 
 
-def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
+def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path, one_of_theory):
     bare = {"curve": [], "by_position": None, "passkey": None}
     second = {**whole_result("m2-sc-rfa"), **bare}
     second["evaluations"] = {"blocks": second["evaluations"]["blocks"]}
     out = write_results(tmp_path / "out", [{**whole_result("b1-rope"), **bare}, second])
-    status, said, _ = rfa("report", "out")
+    status, said, _ = one_of_theory(rfa, "report", "out")
     assert status == 0  # nothing is damaged
     missing = dict(line.removeprefix("rfa: missing: ").split(": ", 1) for line in said.splitlines()[:-2])
     assert missing["figure training"] == "no run has validations"
@@ -178,6 +210,7 @@ def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path):
     assert "Without evaluations by matched: m2-sc-rfa-seed0." in page
     drawn = {path.stem for path in (out / "report" / "figures").iterdir()}
     without = {"training", "position", "retrieval", "attention", "attention-near"}
+    without |= {drawing.name for drawing in THEORY[1:]}
     assert drawn == set(FIGURES) - without
 
 

@@ -28,8 +28,12 @@ def tablings(runs: Sequence[Run]) -> list[Tabling]:
 
     Where three values of the damping b are there, they stand in table 2, and those set by the recipe only there; all
     others stand in table 3 where the recipe's name begins with table3 or the text is BabyLM's, else in table 1.
+    Without runs: what the paper published.
     """
     published = published_results()
+    if not runs:
+        papers: dict[str, Callable[..., Table]] = {"table1": table1, "table2": table2, "table3": table3}
+        return [_by("blocks", name, partial(make, runs, published), runs) for name, make in papers.items()]
     found: list[Tabling] = []
     swept = is_sweep(runs)
     others = [run for run in runs if not swept or damping_of(run) is None or "damping" not in run["spec"]["model"]]
@@ -65,7 +69,7 @@ def _by(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) 
     def named() -> Table:
         table = make()
         aside = ("The paper's figures are of the protocol blocks.",) * (of != "differences" and protocol != "blocks")
-        caption = f"{table.caption} Protocol {protocol}."
-        return replace(table, name=name, caption=caption, notes=(setting(runs), *table.notes, *aside))
+        caption, here = f"{table.caption} Protocol {protocol}.", (setting(runs),) if runs else ()
+        return replace(table, name=name, caption=caption, notes=(*here, *table.notes, *aside))
 
     return Tabling(name, named)

@@ -16,7 +16,7 @@ from .lacking import Lacking
 from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics, train_lengths
 from .summary import protocols
 
-_SEEDS = "mean over seeds; band: lowest to highest seed"
+_SEEDS = "mean over seeds; band: lowest to highest seed; each panel has its own scale"
 
 
 class Drawing(NamedTuple):

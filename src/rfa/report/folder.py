@@ -15,6 +15,7 @@ from .maps import read_maps
 from .result import read_result
 
 PLANNED = "recipe.json"
+_FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
 
 class Planned(TypedDict):
@@ -58,16 +59,13 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
         progress: called with what is being done, how many files are read, and how many there are.
 
     Raises:
-        ValueError: where there are none, none that can be read, files of several recipes, or one run twice.
+        ValueError: where there is no folder, or one of files of several recipes, or of one run twice.
     """
     folder = Path(folder)
     source = folder / "results" if (folder / "results").is_dir() else folder
-    files = sorted(file for file in source.glob("*.json") if file.name != PLANNED) if source.is_dir() else []
-    if not files:
-        found = "without *.json files" if source.is_dir() else "no folder" if source.exists() else "not there"
-        raise ValueError(
-            f"folder: got {source}, {found}, expected result files as `rfa experiment RECIPE --out DIR` leaves them"
-        )
+    if not source.is_dir():
+        raise ValueError(f"folder: got {source}, {'no folder' if source.exists() else 'not there'}, expected {_FILES}")
+    files = sorted(file for file in source.glob("*.json") if file.name != PLANNED)
     runs: dict[Path, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for done, file in enumerate(files, 1):
@@ -81,12 +79,11 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
             refused[file.name] = str(error)
         if progress is not None:
             progress("reading results", done, len(files))
-    if not runs:
-        more = f" (and {len(files) - 1} more files)" if len(files) > 1 else ""
-        raise ValueError(f"{refused[files[0].name]}{more}")
     _check_one_recipe(runs)
-    unfinished, fault = _unfinished(folder, source) if source != folder else ({}, {})
+    unfinished, fault = _unfinished(folder, source)
     refused.update(fault)
+    if not (runs or refused or unfinished):
+        refused["results"] = f"none in {source}, expected {_FILES}"
     places = {preset: place for place, preset in enumerate(PRESETS)}
     ordered = sorted(runs.values(), key=lambda run: (places.get(run["preset"], len(places)), run["label"], run["seed"]))
     return Results(source, ordered, refused, unfinished)

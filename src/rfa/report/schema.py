@@ -10,6 +10,7 @@ _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Measured = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
+Share = Annotated[float, Field(ge=0, le=1)]
 Course = list[list[float | None]]
 
 
@@ -34,7 +35,7 @@ class ByPosition(TypedDict):
     """Losses in nats at the positions 1, 2, ... of the longest window."""
 
     loss: list[float]
-    stderr: NotRequired[list[float | None] | None]
+    stderr: NotRequired[list[float] | None]
 
 
 class ProbeRow(TypedDict):
@@ -43,15 +44,15 @@ class ProbeRow(TypedDict):
     distance: Count
     score: float
     stderr: float
-    accuracy: float | None
+    accuracy: Share | None
     scores: Annotated[list[float], Field(min_length=2)]
 
 
 class Probe(TypedDict):
-    """A retrieval probe."""
+    """A retrieval probe; one without an answer to choose has neither accuracy nor chance."""
 
     trials: Annotated[int, Field(ge=2)]
-    chance: float | None
+    chance: Share | None
     rows: list[ProbeRow]
 
 
@@ -141,12 +142,21 @@ class Asked(TypedDict):
 
 def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
     steps = len(dynamics["steps"])
+    if steps and not dynamics["layers"]:
+        raise ValueError(f"expected a layer of {steps} steps")
     for layer, parameters in dynamics["layers"].items():
         courses = cast("Mapping[str, Course]", parameters).values()
         shapes = {(len(values), *{len(heads) for heads in values}) for values in courses}
         if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != steps for shape in shapes):
             raise ValueError(f"layer {layer}: expected {steps} steps of one number a head")
     return dynamics
+
+
+def _with_accuracy(probes: dict[str, Probe]) -> dict[str, Probe]:
+    chosen = probes.get("passkey")
+    if chosen is not None and None in (chosen["chance"], *(row["accuracy"] for row in chosen["rows"])):
+        raise ValueError("passkey: expected its chance, and an accuracy at every distance")
+    return probes
 
 
 class Result(TypedDict):
@@ -173,7 +183,7 @@ class Result(TypedDict):
     dynamics: Annotated[Dynamics, AfterValidator(_one_value_a_head)]
     evaluations: dict[str, Evaluation]
     by_position: ByPosition | None
-    passkey: dict[str, Probe] | None
+    passkey: Annotated[dict[str, Probe], AfterValidator(_with_accuracy)] | None
     attention: str | None
     attention_summary: NotRequired[AttentionSummary | None]
 

@@ -24,6 +24,8 @@ _SPEC = {"data": "text", "split_by": "split by", "tokenizer": "tokenizer"}
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     """What holds of all runs, as names and values; where runs differ, each value with the number of its runs."""
+    if not runs:
+        return []
     seeds = sorted({run["seed"] for run in runs})
     tokens = sum(run["training"].get("tokens") or 0 for run in runs)
     timed = [seconds for run in runs if (seconds := _seconds(run))]
@@ -60,9 +62,12 @@ def setting(runs: Sequence[Run]) -> str:
     return f"Here: {', '.join(f'{name} {value}' for name, value in found.items())}."
 
 
-def protocols(runs: Iterable[Run]) -> list[str]:
-    """By which any run was evaluated; of the protocols that there are, for they name files."""
-    found = {name for run in runs for name in run["evaluations"] or {}}
+def protocols(runs: Sequence[Run]) -> list[str]:
+    """By which any run was evaluated; of the protocols that there are, for they name files.
+
+    Without runs: the paper's.
+    """
+    found = {name for run in runs for name in run["evaluations"] or {}} if runs else {"blocks"}
     return [name for name in PROTOCOLS if name in found]
 
 

@@ -43,7 +43,7 @@ def write_report(
     The same runs give the same files, to the byte. Files of other names stay.
 
     Args:
-        runs: contents of result files, at least one.
+        runs: contents of result files; where there are none, what the paper published and its theory are the report.
         out: a folder, made where it is not there.
         missing: what the page is to name as missing, and why.
         progress: called with what is being done, how far, and how far it goes.
@@ -85,7 +85,7 @@ def write_report(
 def _draw(drawing: Drawing, runs: Sequence[Run], folder: Path) -> Shown:
     """Draw and save a figure; `Lacking` where no run has what it shows."""
     without = [run["run"] for run in runs if not drawing.has(run)]
-    if len(without) == len(runs):
+    if drawing.what and len(without) == len(runs):
         raise Lacking(f"no run has {drawing.what}")
     image = folder / f"{drawing.name}.png"
     figure = drawing.draw(runs)

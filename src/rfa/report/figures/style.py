@@ -1,6 +1,7 @@
 """One style for every figure: set for print at its own width, colour-blind-safe, no text below seven points."""
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -9,9 +10,10 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FormatStrFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from rfa.files import write_whole
 
@@ -20,6 +22,7 @@ COLUMN, PAGE = 3.3, 6.8  # inches: the width of one column of text, and of a pag
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")  # the second eight, the third ...
+_ROUND = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 MUTED = "0.55"  # grey of what is there to compare with
 _SMALLEST = 7
 _PRINT = 300  # dots per inch
@@ -99,16 +102,20 @@ def lengths_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = 
 
 
 def plain_numbers(axes: Axes) -> None:
-    """A logarithmic y-axis with numbers, not powers of ten; between the decades too where there are few."""
+    """A logarithmic y-axis with numbers, not powers of ten: four or more of the roundest that lie within its limits."""
     axes.set_yscale("log")
-    low, high = axes.get_ylim()
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    if high / low < 10:
-        axes.yaxis.set_major_locator(matplotlib.ticker.MaxNLocator(6))
-        axes.yaxis.set_minor_locator(NullLocator())
-    elif high / low < 100:
-        axes.yaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_minor_formatter(NullFormatter())
+    low, high = axes.get_ylim()
+    decades = 10.0 ** np.arange(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in _ROUND:
+        ticks = np.outer(decades, steps).ravel()
+        ticks = ticks[(low <= ticks) & (ticks <= high)]
+        if len(ticks) >= 4:
+            axes.yaxis.set_major_locator(FixedLocator(ticks.tolist()))
+            return
+    axes.yaxis.set_major_locator(MaxNLocator(6))  # so near one another that logarithms are lines
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def letter(axes: Sequence[Axes]) -> None:

@@ -126,13 +126,13 @@ def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any)
     rows = -(-len(groups) // columns)
     size = (PAGE, 2.2 * rows) if columns > 1 else (COLUMN, 2.7)
     lines = [0] * rows  # of the longest legend in each row
-    figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, sharey=True, squeeze=False)
+    figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
     used = list(zip(panels.flat, groups.items(), strict=False))
     for axes in panels.flat[len(groups) :]:
         axes.set_visible(False)
     for index, (axes, (group, labels)) in enumerate(used):
         axes.set_title(group)
-        axes.tick_params(labelbottom=True, labelleft=True)
+        axes.tick_params(labelbottom=True)
         coloured = looks([label for label in labels if len(groups) == 1 or label != BASELINE])
         if len(groups) > 1 and BASELINE in series:
             _draw_series(axes, BASELINE, series[BASELINE], **{"color": MUTED, "linestyle": "--", "marker": "", **look})

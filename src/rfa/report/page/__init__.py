@@ -54,7 +54,7 @@ def render_page(
     of_past = [table for table in tables if table.name.startswith("probe-") or table.name == "attention"]
     of_runs = [table for table in tables if table.name == "runs"]
     return environment.get_template("page.html.jinja").render(
-        title=f"{', '.join(sorted({run['recipe'] for run in runs}))}: Robust Filter Attention",
+        title=f"{', '.join(sorted({run['recipe'] for run in runs})) or 'No results'}: Robust Filter Attention",
         facts=facts(runs),
         runs=[_view(table) for table in of_runs],
         tables=[_view(table) for table in tables if table not in (*of_past, *of_runs)],
