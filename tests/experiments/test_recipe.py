@@ -134,6 +134,28 @@ def test_all_faults_at_once(tmp_path):
     assert len(found) == len(wanted), found
 
 
+def test_all_faults_of_a_model(tmp_path):
+    """Of a wrong kind too, each said of where it stands."""
+    path = write_recipe(
+        tmp_path,
+        training={**TRAINING, "model": {**MODEL, "num_attention_heads": "8", "hidden_size": -2}},
+        runs=[
+            {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"damping": "lots", "zero_heads": 9, "prior": "none"}},
+            {"presets": ["b1-rope"], "seeds": [0], "label": 101 * "a", "model": {"innovation": 3}},
+        ],
+    )
+    found = sorted(line.partition(", expected")[0] for line in faults(path))
+    assert found == [
+        "runs[0]: damping: got 'lots'",
+        "runs[0]: prior: got none",
+        "runs[0]: zero_heads: got 9",
+        "runs[1].label: got '" + 101 * "a" + "'",
+        "runs[1]: innovation: got 3",
+        "training: hidden_size: got -2",
+        "training: num_attention_heads: got '8'",
+    ]
+
+
 def test_what_no_text_can_be_split_or_cut_by(tmp_path):
     """Seen without reading any text."""
     training = {**TRAINING, "data": "nowhere", "tokenizer": "words", "split_by": "author:exam=A", "model": MODEL}

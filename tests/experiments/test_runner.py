@@ -91,7 +91,12 @@ def test_what_is_done_is_skipped(tmp_path, out, evaluated):
 
 def test_models_are_kept_where_the_recipe_says_so(tmp_path, out, evaluated):
     run_recipe(load_recipe(write_recipe(tmp_path, keep_models=True)), out, only=[NAMES[0]])
-    assert RunFolder(out / "runs" / NAMES[0]).load_model() is not None
+    folder = RunFolder(out / "runs" / NAMES[0])
+    assert folder.load_model() is not None
+    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])  # no longer: also of a run that is done
+    assert not folder.model.exists()
+    assert not folder.checkpoints.exists()
+    assert folder.metrics.is_file()
 
 
 def test_stopped_and_gone_on(tmp_path, out, evaluated):
@@ -294,6 +299,20 @@ def test_dry_run(tmp_path, out, evaluated, monkeypatch, capsys):
     assert "1 of 3 runs done" in said
     _, said, _ = command(monkeypatch, capsys, *arguments, "--only", NAMES[0], NAMES[2])
     assert NAMES[1] not in said
+
+
+def test_time_left_is_by_the_models_own_speed(tmp_path, out, evaluated):
+    """Where it was measured; else by all that was."""
+    runs = [{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0, 1]}]
+    planned = load_recipe(write_recipe(tmp_path, runs=runs))
+    run_recipe(planned, out, only=["*-seed0"])
+    for name, speed in (("b1-rope", 64.0), ("m2-sc-rfa", 16.0)):
+        file = out / "results" / f"{name}-seed0.json"
+        result = json.loads(file.read_text())
+        result["training"]["tokens_per_second"] = speed
+        file.write_text(json.dumps(result))
+    left = {state.run.name: state.seconds for state in states(planned, out)}
+    assert left == {"b1-rope-seed0": 0, "m2-sc-rfa-seed0": 0, "b1-rope-seed1": 2.0, "m2-sc-rfa-seed1": 8.0}
 
 
 def test_dry_run_by_epochs(tmp_path, out, evaluated):

@@ -159,6 +159,16 @@ def test_probes():
             table([bare], name)
 
 
+def test_how_far_a_single_position_is_off():
+    runs = [whole_result("b1-rope"), whole_result("m2-sc-rfa"), whole_result("b2-alibi")]
+    for run, errors in zip(runs, ([0.1, 0.3, 0.2], [0.25, 0.23, 0.24], None), strict=True):
+        run["by_position"]["stderr"] = errors
+    (caption,) = (each.caption for each in drawings(runs) if each.name == "position")
+    assert "the standard error over windows is 0.22 nats" in caption  # of the medians 0.2 and 0.24
+    (caption,) = (each.caption for each in drawings(runs[2:]) if each.name == "position")
+    assert "standard error" not in caption
+
+
 def test_where_heads_look():
     one, two = whole_result("b1-rope", maps=True), whole_result("m2-sc-rfa", maps=True)
     two["attention_summary"]["heads"] = [{"kept": 0.5, "mean_lag": 7.0, "beyond_training": 0.125}]

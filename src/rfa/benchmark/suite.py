@@ -1,6 +1,5 @@
 """What is measured, one case after another, and what each line of results says about the place."""
 
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -10,7 +9,7 @@ import torch
 
 from rfa.models import PRESETS
 from rfa.nn.checks import require
-from rfa.training.environment import environment
+from rfa.training.environment import cpu_name, environment
 
 from .decode import Decode
 from .memory import Memory
@@ -173,8 +172,4 @@ def processor(device: str) -> str:
     if device == "cuda":
         card = torch.cuda.get_device_properties(0)
         return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return cpu_name()

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import re
 from typing import Literal
 
 from huggingface_hub.dataclasses import strict
@@ -14,6 +15,7 @@ Score = Literal["student_t", "exponential", "dot_product"]
 Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate", "content_riccati"]
 Frequencies = Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"]
 Decay = Literal["none", "spectral", "length_scaled"]
+_STRICT = re.compile(r"Field '(\w+)' (expected .+?), got (?:\w+ \(value: (.*)\)|(.*))")  # what `strict` says
 _RICCATI = ("riccati", "content_riccati")
 
 # The extensions of appendix E
@@ -30,8 +32,11 @@ def _with_value_errors(cls):
             construct(self, *args, **kwargs)
         except StrictDataclassError as error:
             cause = error.__cause__
-            message = str(cause) if isinstance(cause, ValueError | TypeError) else str(error)
-            raise ValueError(" ".join(message.split())) from error
+            message = " ".join((str(cause) if isinstance(cause, ValueError | TypeError) else str(error)).split())
+            if of_a_field := _STRICT.fullmatch(message):
+                field, expected, value, choice = of_a_field.groups()
+                message = f"{field}: got {value or choice}, {expected}"
+            raise ValueError(message) from error
 
     cls.__init__ = init
     return cls

@@ -26,10 +26,20 @@ def environment() -> dict[str, Any]:
         "accelerate": accelerate.__version__,
         "tokenizers": tokenizers.__version__,
         **_accelerated(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "machine": f"{cpu_name()}, {platform.machine()}, {os.cpu_count()} CPUs",
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+def cpu_name() -> str:
+    """The processor as its maker calls it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or "unknown CPU"
 
 
 def _accelerated() -> dict[str, Any]:

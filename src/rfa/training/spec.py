@@ -102,7 +102,8 @@ class TrainingSpec:
             if not isinstance(value, float | int if kind is float else kind) or (
                 type(value) is bool and kind is not bool
             ):
-                raise ValueError(f"{name}: got {value!r}, expected {kinds[name]}")
+                expected = kinds[name].__name__ if isinstance(kinds[name], type) else kinds[name]
+                raise ValueError(f"{name}: got {value!r}, expected {expected}")
         try:
             return cls(**values)
         except TypeError as error:
