@@ -134,6 +134,14 @@ def test_all_faults_at_once(tmp_path):
     assert len(found) == len(wanted), found
 
 
+def test_one_group_of_some_runs(tmp_path):
+    runs = [{"presets": ["m2-sc-rfa"], "seeds": [0]}]
+    runs.append({"presets": ["m2-sc-rfa"], "seeds": [0], "label": "released", "one_group": True})
+    assert [run.spec.one_group for run in load_recipe(write_recipe(tmp_path, runs=runs)).runs] == [False, True]
+    runs[1]["one_group"] = "yes"
+    assert faults(write_recipe(tmp_path, runs=runs)) == ["runs[1]: one_group: got 'yes', expected true or false"]
+
+
 def test_all_faults_of_a_model(tmp_path):
     """Of a wrong kind too, each said of where it stands."""
     path = write_recipe(

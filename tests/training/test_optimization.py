@@ -8,7 +8,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rfa.data import TokenBlocks, prepare
 from rfa.models import RFAForCausalLM, preset
-from rfa.training import train
+from rfa.training import TrainingSpec, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.optimization import make_optimizer, one_cycle
 from rfa.training.run_folder import RunFolder
@@ -41,6 +41,29 @@ def test_parameter_groups_of_filters(name, learned):
     assert (features["lr"], features["betas"], features["weight_decay"]) == (0.01, (0.9, 0.999), 0)
     assert (dynamics["lr"], dynamics["betas"], dynamics["weight_decay"]) == (0.005, (0.0, 0.999), 0)
     assert (features["eps"], dynamics["eps"]) == (1e-8, 1e-7)
+
+
+def test_one_group(corpus, tmp_path):
+    net = model("m2-sc-rfa")
+    (group,) = make_optimizer(net, 0.01, one_group=True).param_groups
+    assert sorted(map(id, group["params"])) == sorted(map(id, net.parameters()))
+    moved = {}
+    for one_group in (False, True):
+        run = tmp_path / f"{one_group}"
+        train(tiny_spec(corpus, max_steps=4, learning_rate=0.01, one_group=one_group), run)
+        first, *_, last = (line["dynamics"] for line in read_metrics(RunFolder(run)) if line.get("dynamics"))
+        moved[one_group] = max(
+            abs(a - b) for a, b in zip(first["0"]["robustness"], last["0"]["robustness"], strict=True)
+        )
+        assert RunFolder(run).read()["spec"].get("one_group", False) == one_group
+    assert moved[True] > 1.2 * moved[False] > 0
+
+
+def test_a_record_from_before_there_was_one_group(corpus):
+    spec = tiny_spec(corpus)
+    assert "one_group" not in spec.to_dict()
+    assert TrainingSpec.from_dict(spec.to_dict()) == spec
+    assert TrainingSpec.from_dict({**spec.to_dict(), "one_group": True}).one_group
 
 
 @pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "b4-sc-rope", "m2.6-pure-rotation"])

@@ -62,6 +62,9 @@ def train(
     valid_tokens: Annotated[int | None, typer.Option(help="At most so many tokens of the validation split.")] = None,
     log_steps: Annotated[int, typer.Option(help="Steps between lines of metrics.")] = 10,
     bf16: Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 autocast.")] = False,
+    one_group: Annotated[
+        bool, typer.Option("--one-group", help="Train the SDE's parameters like all others, as the released code did.")
+    ] = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Fields of the model.", metavar="FIELD=VALUE ...")
     ] = None,
@@ -103,6 +106,7 @@ def train(
                 eval_steps=eval_steps,
                 log_steps=log_steps,
                 bf16=bf16,
+                one_group=one_group,
             )
             record = training.train(spec, out, overwrite=overwrite, **bars)
     if int(os.environ.get("RANK", 0)):  # of a distributed run, the first process speaks

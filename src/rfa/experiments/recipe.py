@@ -14,7 +14,7 @@ from rfa.training import TrainingSpec
 from .reading import Faults, read_yaml, take
 
 _RECIPE = {"name": str, "title": str, "training": dict, "runs": list, "evaluation": dict, "keep_models": bool}
-_RUNS = {"presets": list, "seeds": list, "model": dict, "label": str}
+_RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool}
 _EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
 _OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that `runs` gives
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}")
@@ -151,6 +151,7 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
     where = f"runs[{index}]"
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
+    training = {**training, **{name: given[name] for name in ("one_group",) if name in given}}
     if suffix:
         _check_name(suffix, f"{where}.label", faults)
     for what, values in (("presets", presets), ("seeds", seeds)):

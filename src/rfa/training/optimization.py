@@ -11,17 +11,19 @@ from rfa.models.modeling import RFAPreTrainedModel
 DYNAMICS_CLIP = 1e-4
 
 
-def make_optimizer(model: RFAPreTrainedModel, learning_rate: float) -> torch.optim.Adam:
+def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: bool = False) -> torch.optim.Adam:
     """Adam without weight decay; the SDE's parameters at half the rate, without momentum, with `eps = 1e-7`.
 
     Args:
         model: its `head_dynamics` make the second group, where it has any to learn.
         learning_rate: the peak of the first group.
+        one_group: no second group, as in the paper's released code (SPEC section 6).
 
     Returns:
         The optimiser, its groups named "features" and "dynamics".
     """
-    dynamics = {id(p) for module in model.head_dynamics().values() for p in module.parameters()}
+    sde_modules = () if one_group else model.head_dynamics().values()
+    dynamics = {id(p) for module in sde_modules for p in module.parameters()}
     features = [p for p in model.parameters() if p.requires_grad and id(p) not in dynamics]
     groups: list[dict] = [{"params": features, "lr": learning_rate, "name": "features"}]
     if dynamics:

@@ -1,12 +1,14 @@
 """What a run is asked to do, in one value that goes into the run folder."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
 from rfa.data import check_split, check_tokenizer, is_path
 from rfa.models import RFAConfig, preset
 from rfa.ops import choose_backend
+
+_ADDED = {"one_group"}  # since records were first written, which do not have it
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class TrainingSpec:
         eval_steps: validate and save every so many steps; None for each epoch.
         log_steps: write a line of metrics every so many steps.
         bf16: train in bfloat16 autocast; else in float32, whose matrix products a GPU makes in TensorFloat-32.
+        one_group: train the SDE's parameters like all others, as the paper's released code did; else at half the rate,
+            without momentum, clipped to 1e-4.
 
     Raises:
         ValueError: for a number out of range, an unknown preset, field or tokenizer, or no way to split.
@@ -51,6 +55,7 @@ class TrainingSpec:
     eval_steps: int | None = None
     log_steps: int = 10
     bf16: bool = False
+    one_group: bool = False
 
     def __post_init__(self):
         at_least = {"length": 2, "batch_size": 1, "accumulate": 1, "max_steps": 1, "seed": 0, "log_steps": 1}
@@ -84,8 +89,9 @@ class TrainingSpec:
         return replace(self, data=_absolute(self.data), tokenizer=tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON."""
-        return asdict(self)
+        """A dictionary for JSON; without those of `_ADDED` that say nothing new."""
+        defaults = {each.name: each.default for each in fields(self)}
+        return {n: value for n, value in asdict(self).items() if n not in _ADDED or value != defaults[n]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainingSpec":
@@ -95,7 +101,7 @@ class TrainingSpec:
             ValueError: for a missing or unknown key, or a value of another kind.
         """
         kinds = get_type_hints(cls)
-        if not isinstance(values, dict) or values.keys() != kinds.keys():
+        if not isinstance(values, dict) or not kinds.keys() - _ADDED <= values.keys() <= kinds.keys():
             raise ValueError(f"spec: got {values!r:.100}, expected a dictionary with the keys {sorted(kinds)}")
         for name, value in values.items():
             kind = get_origin(kinds[name]) if get_origin(kinds[name]) is dict else kinds[name]

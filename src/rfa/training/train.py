@@ -203,6 +203,7 @@ def _train(
             train_dataset=train_blocks,
             eval_dataset=valid_blocks,
             callbacks=[ClipDynamics(), logger, stop],
+            one_group=spec.one_group,
         )
         trainer.remove_callback(PrinterCallback)
         checkpoint = run.latest_checkpoint()

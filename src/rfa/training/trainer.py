@@ -24,10 +24,15 @@ _KEPT = 2
 class ProtocolTrainer(Trainer):
     """Steps, devices, precision and resuming are the Trainer's; the optimiser and saving are the protocol's."""
 
+    def __init__(self, *args, one_group: bool = False, **kwargs):
+        self._one_group = one_group
+        super().__init__(*args, **kwargs)
+
     def create_optimizer(self, model=None):
-        """Adam with the two parameter groups."""
+        """Adam with the two parameter groups, or one."""
         if self.optimizer is None:
-            self.optimizer = make_optimizer(cast(RFAPreTrainedModel, self.model), self.args.learning_rate)
+            model = cast(RFAPreTrainedModel, self.model)
+            self.optimizer = make_optimizer(model, self.args.learning_rate, self._one_group)
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
