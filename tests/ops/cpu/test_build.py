@@ -38,17 +38,20 @@ print(*[w.message for w in caught if str(w.message).startswith("rfa:")], sep="\\
 """
 
 COUNTED = """#!/bin/sh
-case "$*" in *--version*) echo "counted 1.0"; exit;; esac
+for last; do :; done
+case "$*" in
+  *--version*) echo "counted 1.0"; exit;;
+  *" -c "*) echo object > "$last"; exit;;
+esac
 echo run >> "{calls}"
 sleep 1
-for last; do :; done
 cp "{library}" "$last"
 """
 
 FAILING = """#!/bin/sh
 case "$*" in *--version*) echo "failing 1.0"; exit;; esac
-echo "kernels.cpp:1: in file included from here" >&2
-echo "kernels.cpp:7: error: no such register" >&2
+echo "forward.cpp:1: in file included from here" >&2
+echo "forward.cpp:7: error: no such register" >&2
 exit 1
 """
 
@@ -75,7 +78,7 @@ def test_a_compiler_that_fails(tmp_path):
     assert done.returncode != 0
     message = done.stderr.strip().splitlines()[-1]
     assert message.startswith("RuntimeError")
-    assert "kernels.cpp:7: error: no such register" in message
+    assert "forward.cpp:7: error: no such register" in message
     log = Path(message.split("(log: ")[1].split(")")[0])
     assert log.is_relative_to(tmp_path / "cache")
     assert "in file included from here" in log.read_text()

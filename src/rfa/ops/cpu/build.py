@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -44,7 +45,7 @@ def flags(version: str) -> list[str]:
     native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
     numbers = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
     order = [] if "clang" in version else ["-fschedule-insns", "-fsched-pressure", "-Wno-psabi"]
-    return ["-std=c++17", "-O3", native, *numbers, *order, "-fopenmp", "-fPIC", "-shared"]
+    return ["-std=c++17", "-O3", native, *numbers, *order, "-fopenmp", "-fPIC"]
 
 
 @functools.cache
@@ -79,15 +80,24 @@ def _compiled(compiler: list[str], folder: Path, name: str) -> Path:
 
 def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
-        made = Path(scratch) / "kernels.so"
-        command = [*compiler, *flags(_version(*compiler)), str(SOURCES / "kernels.cpp"), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-        if done.returncode or not made.is_file():
-            log = folder / "compile.log"
-            write_text_whole(log, " ".join(command) + "\n" + done.stdout + done.stderr)
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            raise BuildError(f"{' '.join(compiler)} failed: {lines[-1]} (log: {log}); {MEND}")
-        file.write(made.read_bytes())
+        command = [*compiler, *flags(_version(*compiler))]
+        objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
+        library = Path(scratch) / "kernels.so"
+
+        def make(made: Path, *arguments: str) -> None:
+            whole = [*command, *arguments, "-o", str(made)]
+            done = subprocess.run(whole, capture_output=True, text=True, errors="replace")
+            if done.returncode or not made.is_file():
+                log = folder / "compile.log"
+                write_text_whole(log, " ".join(whole) + "\n" + done.stdout + done.stderr)
+                lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+                raise BuildError(f"{' '.join(compiler)} failed: {lines[-1]} (log: {log}); {MEND}")
+
+        with ThreadPoolExecutor() as pool:  # a process each, so that a core each
+            for made in [pool.submit(make, made, "-c", str(source)) for source, made in objects.items()]:
+                made.result()
+        make(library, "-shared", *map(str, objects.values()))
+        file.write(library.read_bytes())
 
 
 def _key(compiler: list[str]) -> str:

@@ -1,19 +1,14 @@
-// The library's entry points: tasks are handed out to threads one after the other, results do not depend on which.
+// Tasks are handed out to threads one after the other; results do not depend on which.
+#pragma once
 #include <atomic>
 #include <exception>
-#include <new>
-#include <stdexcept>
 
-#include "backward.h"
-#include "decode.h"
-#include "forward.h"
+#include "buffer.h"
 #include "path.h"
-#include "phases.h"
+#include "problem.h"
 #include "tables.h"
 
-namespace {
-
-using namespace rfa;
+namespace rfa {
 
 // The kernel for a problem's score and form of prior.
 template <template <int64_t, class> class Kernel, class Prior> void run_score(const Task& task) {
@@ -50,14 +45,4 @@ template <template <int64_t, class> class Kernel> int run(const Problem& p) {
   return run_tasks(p.batch * p.heads * p.slices, p.threads, [&](int64_t index) { run_task<Kernel>(p, index); });
 }
 
-}  // namespace
-
-extern "C" {
-int64_t rfa_problem_size() { return sizeof(rfa::Problem); }
-int rfa_forward(const rfa::Problem* p) { return run<rfa::Forward>(*p); }
-int rfa_decode(const rfa::Problem* p) { return run<rfa::Decode>(*p); }
-int rfa_backward(const rfa::Problem* p) { return run<rfa::Backward>(*p); }
-int rfa_phases(const rfa::PhasesProblem* p) {
-  return run_tasks(p->batch * p->heads, p->threads, [&](int64_t index) { rfa::head_phases(*p, index); });
-}
-}
+}  // namespace rfa
