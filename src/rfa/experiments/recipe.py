@@ -151,7 +151,8 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
     where = f"runs[{index}]"
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
-    training = {**training, **{name: given[name] for name in ("one_group",) if name in given}}
+    if "one_group" in given:
+        training = {**training, "one_group": given["one_group"]}
     if suffix:
         _check_name(suffix, f"{where}.label", faults)
     for what, values in (("presets", presets), ("seeds", seeds)):

@@ -82,6 +82,7 @@ def test_a_compiler_that_fails(tmp_path):
     log = Path(message.split("(log: ")[1].split(")")[0])
     assert log.is_relative_to(tmp_path / "cache")
     assert "in file included from here" in log.read_text()
+    assert f"{log.stem}.cpp" in log.read_text()  # of this one, while others failed beside it
     assert str(cxx) in log.read_text()
 
     (said,) = done.stdout.strip().splitlines()

@@ -79,25 +79,28 @@ def _compiled(compiler: list[str], folder: Path, name: str) -> Path:
 
 
 def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
-    with tempfile.TemporaryDirectory() as scratch:
-        command = [*compiler, *flags(_version(*compiler))]
+    command = [*compiler, *flags(_version(*compiler))]
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:  # a process for each, on a core each
         objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
+        running = [
+            pool.submit(_run, compiler, [*command, "-c", str(source)], made, folder / f"{source.stem}.log")
+            for source, made in objects.items()
+        ]
+        for each in running:
+            each.result()
         library = Path(scratch) / "kernels.so"
-
-        def make(made: Path, *arguments: str) -> None:
-            whole = [*command, *arguments, "-o", str(made)]
-            done = subprocess.run(whole, capture_output=True, text=True, errors="replace")
-            if done.returncode or not made.is_file():
-                log = folder / "compile.log"
-                write_text_whole(log, " ".join(whole) + "\n" + done.stdout + done.stderr)
-                lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-                raise BuildError(f"{' '.join(compiler)} failed: {lines[-1]} (log: {log}); {MEND}")
-
-        with ThreadPoolExecutor() as pool:  # a process each, so that a core each
-            for made in [pool.submit(make, made, "-c", str(source)) for source, made in objects.items()]:
-                made.result()
-        make(library, "-shared", *map(str, objects.values()))
+        _run(compiler, [*command, "-shared", *map(str, objects.values())], library, folder / "link.log")
         file.write(library.read_bytes())
+
+
+def _run(compiler: list[str], command: list[str], made: Path, log: Path) -> None:
+    """Let the compiler make a file; where it fails, all that it said is in the log."""
+    command = [*command, "-o", str(made)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if done.returncode or not made.is_file():
+        write_text_whole(log, " ".join(command) + "\n" + done.stdout + done.stderr)
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise BuildError(f"{' '.join(compiler)} failed: {lines[-1]} (log: {log}); {MEND}")
 
 
 def _key(compiler: list[str]) -> str:
