@@ -146,20 +146,30 @@ def test_all_faults_of_a_model(tmp_path):
     """Of a wrong kind too, each said of where it stands."""
     path = write_recipe(
         tmp_path,
-        training={**TRAINING, "model": {**MODEL, "num_attention_heads": "8", "hidden_size": -2}},
+        training={
+            **TRAINING,
+            "model": {**MODEL, "intermediate_size": "a", "num_attention_heads": "8", "hidden_size": -2},
+        },
         runs=[
-            {"presets": ["m2-sc-rfa"], "seeds": [0], "model": {"damping": "lots", "zero_heads": 9, "prior": "none"}},
+            {
+                "presets": ["m2-sc-rfa"],
+                "seeds": [0],
+                "model": {"horizon": "x", "prior": "", "damping": "lots", "zero_heads": 9, "initial_slopes": "none"},
+            },
             {"presets": ["b1-rope"], "seeds": [0], "label": 101 * "a", "model": {"innovation": 3}},
         ],
     )
     found = sorted(line.partition(", expected")[0] for line in faults(path))
     assert found == [
         "runs[0]: damping: got 'lots'",
-        "runs[0]: prior: got none",
+        "runs[0]: horizon: got 'x'",
+        "runs[0]: initial_slopes: got 'none'",
+        "runs[0]: prior: got ''",
         "runs[0]: zero_heads: got 9",
         "runs[1].label: got '" + 101 * "a" + "'",
         "runs[1]: innovation: got 3",
         "training: hidden_size: got -2",
+        "training: intermediate_size: got 'a'",
         "training: num_attention_heads: got '8'",
     ]
 

@@ -184,6 +184,7 @@ def test_runs():
     resumed, unmeasured = whole_result("b2-alibi", 1), whole_result("m1-rfa")
     resumed["resumed"] = [{"step": 1}]
     unmeasured["training"] |= {"tokens_per_second": None, "seconds": None}
+    unmeasured["spec"] = {**unmeasured["spec"], "one_group": True}
     made = table([RUNS[0], resumed, unmeasured], "runs")
     assert [list(map(text_of, row)) for row in made.rows] == [
         ["b1-rope", "0", "98,765", "192", "1,234", "1.5", "50.00"],
@@ -191,4 +192,5 @@ def test_runs():
         ["m1-rfa", "0", "98,765", "192", text_of(None), text_of(None), "50.00"],
     ]
     assert "not of the models" in made.notes[0]
+    assert "like all others (one parameter group): m1-rfa." in made.notes[1]
     assert dict(facts([RUNS[0], resumed, unmeasured]))["trained on"] == "576 tokens in all, 1.5 minutes for 1 of 3 runs"

@@ -54,6 +54,12 @@ def test_damping_of(preset, model, damping):
     assert damping_of(run("any", preset, **model)) == damping
 
 
+def test_a_run_trained_in_one_group_is_of_no_sweep():
+    other = run("one-group", "m2-sc-rfa")
+    other["spec"]["one_group"] = True
+    assert damping_by_label([run("m2-sc-rfa", "m2-sc-rfa"), other]) == {"m2-sc-rfa": 0.05}
+
+
 def test_damping_is_what_the_run_had():
     """Not what its preset has today."""
     written = run("any", "m3-sc-rfa")

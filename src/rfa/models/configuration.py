@@ -3,7 +3,7 @@
 import functools
 import math
 import re
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
@@ -15,7 +15,7 @@ Score = Literal["student_t", "exponential", "dot_product"]
 Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate", "content_riccati"]
 Frequencies = Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"]
 Decay = Literal["none", "spectral", "length_scaled"]
-_STRICT = re.compile(r"Field '(\w+)' (expected .+?), got (?:\w+ \(value: (.*)\)|(.*))")  # what `strict` says
+_WRONG_KIND = re.compile(r"Field '(\w+)' ")  # how `strict` begins
 _RICCATI = ("riccati", "content_riccati")
 
 # The extensions of appendix E
@@ -33,13 +33,21 @@ def _with_value_errors(cls):
         except StrictDataclassError as error:
             cause = error.__cause__
             message = " ".join((str(cause) if isinstance(cause, ValueError | TypeError) else str(error)).split())
-            if of_a_field := _STRICT.fullmatch(message):
-                field, expected, value, choice = of_a_field.groups()
-                message = f"{field}: got {value or choice}, {expected}"
+            if (of_a_field := _WRONG_KIND.match(message)) and (field := of_a_field[1]) in kwargs:
+                message = f"{field}: got {kwargs[field]!r}, expected {_kind(cls.__dataclass_fields__[field].type)}"
             raise ValueError(message) from error
 
     cls.__init__ = init
     return cls
+
+
+def _kind(hint) -> str:
+    """A field's type in words."""
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    if kinds := get_args(hint):
+        return " or ".join(map(_kind, kinds))
+    return "None" if hint is type(None) else hint.__name__
 
 
 @_with_value_errors

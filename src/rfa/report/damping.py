@@ -11,10 +11,11 @@ _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attentio
 
 
 def damping_of(run: Run) -> float | None:
-    """The damping b of a run of SC-RFA; None for another model, or one that differs in more than b and its size."""
+    """The damping b of a run of SC-RFA; None for another model, one that differs in more than b and its size, or in
+    how its SDE is trained."""
     spec = run.get("spec") or {}
     model: dict[str, Any] = spec.get("model") or {}
-    if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"}:
+    if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"} or spec.get("one_group"):
         return None
     return float(run["config"]["damping"])
 

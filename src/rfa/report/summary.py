@@ -88,7 +88,11 @@ def runs_table(runs: Sequence[Run]) -> Table:
         "Speeds and times are of the machine under whatever else it did, not of the models, which `rfa bench` compares "
         "in turns; no time where a run was stopped and gone on with."
     )
-    return Table("runs", "The runs.", columns, tuple(rows), (note,))
+    one_group = dict.fromkeys(run["label"] for run in runs if run["spec"].get("one_group"))
+    notes = [note]
+    if one_group:
+        notes.append(f"The SDE's parameters trained like all others (one parameter group): {', '.join(one_group)}.")
+    return Table("runs", "The runs.", columns, tuple(rows), tuple(notes))
 
 
 def values_of(values: Iterable[Any]) -> str:

@@ -2,10 +2,12 @@
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,12 @@ case "$*" in *--version*) echo "failing 1.0"; exit;; esac
 echo "forward.cpp:1: in file included from here" >&2
 echo "forward.cpp:7: error: no such register" >&2
 exit 1
+"""
+
+ENDLESS = """#!/bin/sh
+case "$*" in *--version*) echo "endless 1.0"; exit;; esac
+touch "{pids}/$$.pid"
+exec sleep 600
 """
 
 
@@ -110,6 +118,23 @@ def test_of_two_processes_at_once_one_compiles(tmp_path, counted):
     ]
     assert [process.wait(timeout=120) for process in both] == [0, 0]
     assert calls.read_text().split() == ["run"]
+
+
+def test_an_interrupt_ends_the_compilers(tmp_path):
+    """Of the process alone, as `kill -INT` sends it: nothing waits for them, nothing of them goes on."""
+    cxx = compiler(tmp_path, ENDLESS.format(pids=tmp_path))
+    process = subprocess.Popen(
+        [sys.executable, "-c", USE], cwd=TESTS, env=environment(tmp_path / "cache", CXX=cxx), start_new_session=True
+    )
+    sources = len(list(build.SOURCES.glob("*.cpp")))
+    while len(pids := list(tmp_path.glob("*.pid"))) < sources:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid.stem), 0)
 
 
 def test_a_damaged_library_is_compiled_anew(tmp_path, counted):

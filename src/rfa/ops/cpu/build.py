@@ -1,5 +1,6 @@
 """The kernels, compiled for this machine on first use and kept in the cache."""
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -8,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from subprocess import PIPE, STDOUT
 from typing import BinaryIO
 
 from rfa.cache import cache_folder, cached_file
@@ -80,27 +81,30 @@ def _compiled(compiler: list[str], folder: Path, name: str) -> Path:
 
 def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
     command = [*compiler, *flags(_version(*compiler))]
-    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor() as pool:  # a process for each, on a core each
+    with tempfile.TemporaryDirectory() as scratch:
         objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
-        running = [
-            pool.submit(_run, compiler, [*command, "-c", str(source)], made, folder / f"{source.stem}.log")
-            for source, made in objects.items()
-        ]
-        for each in running:
-            each.result()
         library = Path(scratch) / "kernels.so"
-        _run(compiler, [*command, "-shared", *map(str, objects.values())], library, folder / "link.log")
+        _run({folder / f"{source.stem}.log": ([*command, "-c", str(source)], made) for source, made in objects.items()})
+        _run({folder / "link.log": ([*command, "-shared", *map(str, objects.values())], library)})
         file.write(library.read_bytes())
 
 
-def _run(compiler: list[str], command: list[str], made: Path, log: Path) -> None:
-    """Let the compiler make a file; where it fails, all that it said is in the log."""
-    command = [*command, "-o", str(made)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if done.returncode or not made.is_file():
-        write_text_whole(log, " ".join(command) + "\n" + done.stdout + done.stderr)
-        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-        raise BuildError(f"{' '.join(compiler)} failed: {lines[-1]} (log: {log}); {MEND}")
+def _run(commands: dict[Path, tuple[list[str], Path]]) -> None:
+    """Let each command make its file, all at once; all that one which fails has said is in its log."""
+    with contextlib.ExitStack() as stack:  # ends what still runs where one fails, or at an interrupt
+        running = []
+        for log, (command, made) in commands.items():
+            whole = [*command, "-o", str(made)]
+            process = subprocess.Popen(whole, stdout=PIPE, stderr=STDOUT, text=True, errors="replace")
+            stack.enter_context(process)
+            stack.callback(process.terminate)
+            running.append((process, whole, made, log))
+        for process, whole, made, log in running:
+            said, _ = process.communicate()
+            if process.returncode or not made.is_file():
+                write_text_whole(log, " ".join(whole) + "\n" + said)
+                lines = said.strip().splitlines() or [f"exit status {process.returncode}"]
+                raise BuildError(f"{whole[0]} failed: {lines[-1]} (log: {log}); {MEND}")
 
 
 def _key(compiler: list[str]) -> str:
