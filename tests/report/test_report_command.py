@@ -25,27 +25,36 @@ def out(tmp_path):
     return write_results(tmp_path / "out", RUNS)
 
 
+def only(monkeypatch, *names):
+    """Of the figures these, where it is not all of them that are tested."""
+    drawn = write.drawings
+    monkeypatch.setattr(write, "drawings", lambda runs: [each for each in drawn(runs) if each.name in names])
+
+
 @pytest.fixture
 def one_figure(monkeypatch):
-    """Only the quickest of the figures, where they are not what is tested."""
-    drawn = write.drawings
-    monkeypatch.setattr(write, "drawings", lambda runs: [each for each in drawn(runs) if each.name == "training"])
+    only(monkeypatch, "training")
 
 
-def test_everything_is_written_and_the_same_again(rfa, out, tmp_path):
+def test_everything_is_written(rfa, out):
     status, said, err = rfa("report", "out")
     assert (status, messages(err)) == (0, [])
     assert said.splitlines() == [f"runs: 2, tables: 9, figures: {len(FIGURES)}", "page: out/report/index.html"]
-    first = contents(out / "report")
-    assert set(first) == FILES
-    for name, data in first.items():
+    written = contents(out / "report")
+    assert set(written) == FILES
+    for name, data in written.items():
         magic = {"png": b"\x89PNG", "pdf": b"%PDF", "html": b"<!DOCTYPE html>"}.get(name.rpartition(".")[2], b"")
         assert data.strip().startswith(magic)
-    assert b"b1-rope" in first["tables/table1-blocks.md"]
-    assert list(first["tables/runs.csv"].decode().splitlines())[1].startswith("b1-rope,0,98765.0,")  # presets' order
-    # a folder of result files itself, elsewhere: the same bytes
+    assert b"b1-rope" in written["tables/table1-blocks.md"]
+    assert list(written["tables/runs.csv"].decode().splitlines())[1].startswith("b1-rope,0,98765.0,")  # presets' order
+
+
+def test_the_same_results_are_the_same_bytes(rfa, out, tmp_path, monkeypatch):
+    """Of the folder of result files itself, and elsewhere, too; lines and an image."""
+    only(monkeypatch, "training", "attention")
+    assert rfa("report", "out")[0] == 0
     assert rfa("report", "out/results", "--out", "elsewhere")[0] == 0
-    assert contents(tmp_path / "elsewhere") == first
+    assert contents(tmp_path / "elsewhere") == contents(out / "report")
 
 
 def fails(rfa, tmp_path, *arguments):
