@@ -63,6 +63,8 @@ PAIRS = (  # what the page's claims compare
     ("x4-content-riccati", "c7-rope-alibi-innovation"),
     ("x4-content-riccati", "b1-rope"),
     ("x4-content-riccati no-innovation", "c7-rope-alibi-innovation no-innovation"),
+    ("x4-content-riccati no-innovation", "c7-rope-alibi-innovation"),
+    ("x4-content-riccati no-innovation", "b1-rope"),
     ("x4-content-riccati no-innovation", "c4-fox rope"),
     ("x4-content-riccati", "c4-fox rope"),
     ("c4-fox rope", "c7-rope-alibi-innovation"),
