@@ -25,8 +25,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 jaxtyping.install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
-# Where the same functions are called a thousand times more, by a run or by token after token of every preset.
+# Where the same functions are called a thousand times more: by a run, token after token, for differences.
 SHAPES_UNCHECKED = ("training/", "experiments/", "models/test_generation", "models/test_persistence")
+SHAPES_UNCHECKED += ("ops/test_filter_attention_gradients", "ops/test_time_dependent_noise")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
