@@ -48,6 +48,7 @@ PAIRS = (  # what the page's claims compare
     ("c6-alibi-innovation", "b2-alibi"),
     ("c7-rope-alibi-innovation no-innovation", "c7-rope-alibi-innovation"),
     ("m2-sc-rfa b=0.5", "m2-sc-rfa"),
+    ("m2-sc-rfa b=0.5", "b2-alibi"),
     ("m2-sc-rfa b=0.2", "m2-sc-rfa"),
     ("m2-sc-rfa b=0.005", "m2-sc-rfa"),
     ("m2-sc-rfa b=0.0005", "m2-sc-rfa"),
