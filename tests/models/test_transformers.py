@@ -79,12 +79,12 @@ def test_an_untied_head_is_initialised(tmp_path):
 
 
 COMPILED = """
+import itertools
 import torch
 from models.small import assert_same, small, tokens
 
 # one layer: the next would be traced as the first
-both = [("m2-sc-rfa", False), ("m2-sc-rfa", True)]
-for name, masked in [*both, ("x1-riccati", False), ("b1-rope", True), ("b2-alibi", False)]:
+for name, masked in itertools.product(("m2-sc-rfa", "x1-riccati", "b1-rope", "b2-alibi"), (False, True)):
     model, ids = small(name, num_hidden_layers=1), tokens()
     mask = torch.ones_like(ids)
     mask[0, :3] = 0

@@ -56,13 +56,13 @@ def test_opcheck_backward(sample):
 
 
 COMPILED = """
+import itertools
 import torch
 from ops.problems import attend, irregular_times, problem
 
 torch.manual_seed(0)
 times = irregular_times(0, 40)
-riccati = {"times": times, "prior": "riccati"}
-for options, learned in (({}, True), ({}, False), ({"times": times}, True), (riccati, False)):
+for options, learned in itertools.product(({}, {"times": times}, {"times": times, "prior": "riccati"}), (True, False)):
     inputs = problem(0, keys=40, dtype=torch.float32)
     results = []
     for compiled in (False, True):
