@@ -2,7 +2,6 @@
 
 import re
 
-import jaxtyping
 import pytest
 import torch
 
@@ -13,15 +12,6 @@ from .problems import PARAMETERS, STATES, attend, problem
 NONNEGATIVE = ("decay", "process_noise", "key_noise", "query_noise", "noise_floor")
 POSITIVE = ("robustness", "inverse_temperature")
 TIMES = torch.tensor([0.0, 0.5, 1.5, 2.0, 4.0])
-
-
-@pytest.fixture(autouse=True)
-def _only_our_own_checks():
-    """The shape checks of the test run (tests/conftest.py) would raise first; users do not have them."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def refuse(name, backend, inputs=None, **options):

@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import pytest
 import torch
 from scipy import integrate
@@ -116,13 +115,8 @@ def test_auto_serves_irregular_times():
 
 def refuse(name, **options):
     inputs = {key: x.float() for key, x in problem(0).items()}
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
-            robust_filter_attention(**inputs, **options)
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+    with pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
+        robust_filter_attention(**inputs, **options)
 
 
 def test_a_fused_backend_by_name_refuses_irregular_times():
