@@ -25,9 +25,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 jaxtyping.install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
-# Where shapes are checked: these call every annotated function; elsewhere checks would take half the time.
-SHAPES_CHECKED = ("dynamics/", "nn/", "models/test_presets", "ops/test_tensor", "ops/test_filter_attention_shapes")
-SHAPES_CHECKED += ("ops/test_coupled", "ops/test_content", "ops/test_routing", "ops/test_scan", "ops/triton/")
+# Where shapes are checked: these call every annotated function; checks everywhere would take half of all time.
+SHAPES_CHECKED = ("dynamics/", "nn/", "models/test_presets", "ops/test_filter_attention_closed_forms")
+SHAPES_CHECKED += ("ops/test_tensor", "ops/test_coupled", "ops/test_content", "ops/test_routing", "test_architecture")
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
