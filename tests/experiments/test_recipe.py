@@ -134,12 +134,29 @@ def test_all_faults_at_once(tmp_path):
     assert len(found) == len(wanted), found
 
 
+@pytest.mark.parametrize("run", [{"presets": ["b9"], "seeds": [0]}, "b1-rope"])
+def test_what_all_runs_share_is_checked_without_any(tmp_path, run):
+    training = {**TRAINING, "length": 1, "batch_size": 0, "learning_rate": "fast"}
+    found = faults(write_recipe(tmp_path, training=training, runs=[run]))
+    for start in ("length: got 1", "batch_size: got 0", "learning_rate: got 'fast'"):
+        assert sum(line.startswith(f"training: {start}") for line in found) == 1, (start, found)
+    assert any(line.startswith("runs[0]: ") for line in found)
+
+
 def test_one_group_of_some_runs(tmp_path):
     runs = [{"presets": ["m2-sc-rfa"], "seeds": [0]}]
     runs.append({"presets": ["m2-sc-rfa"], "seeds": [0], "label": "released", "one_group": True})
     assert [run.spec.one_group for run in load_recipe(write_recipe(tmp_path, runs=runs)).runs] == [False, True]
     runs[1]["one_group"] = "yes"
     assert faults(write_recipe(tmp_path, runs=runs)) == ["runs[1]: one_group: got 'yes', expected true or false"]
+    runs[1].update(presets=["b1-rope"], one_group=True)
+    (fault,) = faults(write_recipe(tmp_path, runs=runs))
+    assert fault.startswith("runs[1]: one_group: got True, expected False: b1-rope has none of the SDE's parameters")
+
+
+def test_a_key_of_the_model_that_is_no_text(tmp_path):
+    (fault,) = faults(write_recipe(tmp_path, runs=[{"presets": ["m2-sc-rfa"], "seeds": [0], "model": {3: 4}}]))
+    assert fault == "runs[0]: model: got the key 3, expected names of fields of RFAConfig"
 
 
 def test_all_faults_of_a_model(tmp_path):
@@ -209,7 +226,7 @@ def test_two_runs_of_one_name(tmp_path):
         ("name: ''", "name: got ''"),
         ("evaluation: {attention: [[]]}", "attention: got []"),
         ("runs: [{presets: [[]], seeds: [true]}]", "seeds: got True"),
-        ("training: {model: {3: 4}}\nruns: [{presets: [b1-rope], seeds: [0]}]", "keywords must be strings"),
+        ("training: {model: {3: 4}}\nruns: [{presets: [b1-rope], seeds: [0]}]", "model: got the key 3"),
         ("name: 3", "name: got 3, expected text"),
         ("training: []", "training: got [], expected a mapping"),
     ],

@@ -113,12 +113,14 @@ def test_partial(rfa, out, one_figure):
     whole = json.loads((results / "b1-rope-seed0.json").read_text())
     row = {**whole["evaluations"]["blocks"]["rows"][1], "loss": None}
     courses = {"alpha": [[1.0], [1.0, 2.0]], "decay": [[1.0], [1.0]], "process_noise": [[1.0], [1.0]]}
+    right = {name: [[1.0], [1.0]] for name in courses}
     heads = {"steps": [1, 2], "tokens": [1, 2], "layers": {"0": courses}}
     for name, fault in {
         "row": {"evaluations": {"blocks": {"rows": [row], "books": {}}}},
         "number": {"training": {**whole["training"], "valid_perplexity": math.nan}},
         "heads": {"dynamics": heads, "passkey": 3},
         "layers": {"dynamics": {**heads, "layers": {}}},
+        "tokens": {"dynamics": {**heads, "tokens": [1, 2, 3], "layers": {"0": right}}},
         "share": {"passkey": _probes(whole, accuracy=1.5)},
         "accuracy": {"passkey": _probes(whole, accuracy=None)},
         "chance": {"passkey": {"passkey": {**whole["passkey"]["passkey"], "chance": None}}},
@@ -146,6 +148,7 @@ def test_partial(rfa, out, one_figure):
         "number.json": "is damaged (training.valid_perplexity: Input should be a finite number)",
         "heads.json": "layer 0: expected 2 steps of one number a head, and 1 more faults)",
         "layers.json": "expected a layer of 2 steps)",
+        "tokens.json": "tokens: expected one for each of 2 steps)",
         "share.json": "accuracy: Input should be less than or equal to 1)",
         "accuracy.json": "passkey: expected its chance, and an accuracy at every distance)",
         "chance.json": "passkey: expected its chance, and an accuracy at every distance)",

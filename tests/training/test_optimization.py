@@ -1,13 +1,14 @@
 """Parameter groups, schedule and clips of SPEC section 4, and a whole run against a bare PyTorch loop."""
 
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rfa.data import TokenBlocks, prepare
-from rfa.models import RFAForCausalLM, preset
+from rfa.models import PRESETS, RFAForCausalLM, preset
 from rfa.training import TrainingSpec, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.optimization import make_optimizer, one_cycle
@@ -57,6 +58,14 @@ def test_one_group(corpus, tmp_path):
     finally:
         hook.remove()
     assert groups == [2, 1]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_one_group_is_for_models_that_have_two(name):
+    both = len(make_optimizer(model(name), 0.01).param_groups) == 2
+    given = {"preset": name, "tokenizer": "bytes", "one_group": True}
+    with nullcontext() if both else pytest.raises(ValueError, match=r"^one_group: got True, expected False"):
+        TrainingSpec(**given)
 
 
 def test_a_record_from_before_there_was_one_group(corpus):

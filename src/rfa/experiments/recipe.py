@@ -1,7 +1,7 @@
 """A recipe: which models are trained on what and how they are evaluated, as frozen values read from YAML."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,11 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     if not isinstance(training.get("model", {}), dict):
         faults.add("training", f"model: got {training['model']!r}, expected a mapping")
         kept.add("model")
+    elif "model" in training:
+        training["model"] = _named(training["model"], "training", faults)
     training = {field: value for field, value in training.items() if field not in kept}
+    # by itself as well, for the runs may name no preset that there is
+    _check_spec("m2-sc-rfa", {**training, "model": {}}, {}, "training", faults)
     runs = [run for index, entry in enumerate(given.get("runs", [])) for run in _runs(entry, index, training, faults)]
     if "runs" in given and not given["runs"]:
         faults.add("runs", "got none, expected at least one")
@@ -151,6 +155,7 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
     where = f"runs[{index}]"
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
+    model = _named(given.get("model", {}), where, faults)
     if "one_group" in given:
         training = {**training, "one_group": given["one_group"]}
     if suffix:
@@ -168,13 +173,20 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
     for preset in dict.fromkeys(preset for preset in presets if isinstance(preset, str)):
         if preset not in PRESETS:
             faults.add(where, f"preset: got {preset!r}, expected one of those that `rfa doctor` lists")
-        elif not _check_spec(preset, training, given.get("model", {}), where, faults):
+        elif not _check_spec(preset, training, model, where, faults, own=given.keys()):
             good.append(preset)
     for other in (preset for preset in presets if not isinstance(preset, str)):
         faults.add(where, f"presets: got {other!r}, expected a name")
     for seed in dict.fromkeys(right):
         for preset in good:
-            yield PlannedRun(_spec(preset, training, given.get("model", {}), seed), suffix)
+            yield PlannedRun(_spec(preset, training, model, seed), suffix)
+
+
+def _named(model: dict[Any, Any], where: str, faults: Faults) -> dict[str, Any]:
+    """Without the keys that are no text, which YAML allows."""
+    for key in (key for key in model if not isinstance(key, str)):
+        faults.add(where, f"model: got the key {key!r}, expected names of fields of RFAConfig")
+    return {key: value for key, value in model.items() if isinstance(key, str)}
 
 
 def _spec(preset: str, training: dict[str, Any], model: dict[str, Any], seed: int = 0) -> TrainingSpec:
@@ -182,8 +194,18 @@ def _spec(preset: str, training: dict[str, Any], model: dict[str, Any], seed: in
     return TrainingSpec.from_dict({**values, "model": {**training.get("model", {}), **model}})
 
 
-def _check_spec(preset: str, training: dict[str, Any], model: dict[str, Any], where: str, faults: Faults) -> bool:
-    """Whether anything is wrong; each field that an error names is set aside to find what else is."""
+def _check_spec(
+    preset: str,
+    training: dict[str, Any],
+    model: dict[str, Any],
+    where: str,
+    faults: Faults,
+    own: Set[str] = frozenset(),
+) -> bool:
+    """Whether anything is wrong; each field that an error names is set aside to find what else is.
+
+    What `model` or `own` has stands at `where`, the rest in `training`.
+    """
     training, shared, model = dict(training), dict(training.get("model", {})), dict(model)
     wrong = False
     while True:
@@ -193,7 +215,7 @@ def _check_spec(preset: str, training: dict[str, Any], model: dict[str, Any], wh
         except ValueError as error:
             wrong, field = True, str(error).partition(":")[0]
             place = where
-            if field not in model and (field in shared or field in training):
+            if field not in model and field not in own and (field in shared or field in training):
                 place = "training"
             faults.add(place, str(error))
             source = next((given for given in (model, shared, training) if field in given), None)

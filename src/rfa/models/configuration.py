@@ -161,6 +161,10 @@ class RFAConfig(PreTrainedConfig):
         else:
             self._validate_filter()
 
+    def has_head_dynamics(self) -> bool:
+        """Whether its layers learn parameters of the SDE, head by head."""
+        return self.score != "dot_product" or self.prior == "riccati"
+
     def without_effect(self) -> set[str]:
         """The fields that this choice of attention does not read."""
         unread = set()

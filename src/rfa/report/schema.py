@@ -142,6 +142,8 @@ class Asked(TypedDict):
 
 def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
     steps = len(dynamics["steps"])
+    if len(dynamics["tokens"]) != steps:
+        raise ValueError(f"tokens: expected one for each of {steps} steps")
     if steps and not dynamics["layers"]:
         raise ValueError(f"expected a layer of {steps} steps")
     for layer, parameters in dynamics["layers"].items():

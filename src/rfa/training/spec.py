@@ -74,7 +74,10 @@ class TrainingSpec:
             raise ValueError(f"seed: got {self.seed}, expected less than 2^32")
         check_split(self.split_by)
         check_tokenizer(self.tokenizer)
-        backend = self.model_config(vocab_size=2).backend
+        config = self.model_config(vocab_size=2)
+        if self.one_group and not config.has_head_dynamics():
+            raise ValueError(f"one_group: got True, expected False: {self.preset} has none of the SDE's parameters")
+        backend = config.backend
         if backend != "auto":  # one asked for by name has to run here
             choose_backend(backend)
 
