@@ -299,3 +299,12 @@ def test_rates_of_tokens_are_positive_and_paired():
     assert (token.process_noise >= 0).all()
     assert torch.equal(token.frequency[:, :, ::2], -token.frequency[:, :, 1::2])
     assert torch.equal(noises.key_noise, F.softplus(layer.dynamics.raw_key_noise))
+
+
+def test_frequencies_of_ones_own():
+    """Where all tokens begin, to float32's inverse softplus."""
+    half = torch.tensor([[0.9, 0.5, 0.3, 0.2], [0.15, 0.1, 0.05, 0.02]])
+    given = torch.stack([half, -half], -1).flatten(1)
+    layer = ContentFilterAttention(SIZE, HEADS, frequency=given)
+    token, _ = layer.dynamics(hidden(length=5, dtype=torch.float32))
+    torch.testing.assert_close(token.frequency, given[None, ..., None].expand(2, -1, -1, 5), rtol=1e-5, atol=0)

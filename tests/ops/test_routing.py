@@ -48,6 +48,23 @@ def sources(inputs, head, i, t):
     return np.array(keys), np.array(values), np.array(variances)
 
 
+def test_query_times():
+    """One query at a time, the keys before it and its own time given, is its row of the whole."""
+    inputs = inputs_of(1, keys=6)
+    times = irregular_times(1, 6)
+    whole = posterior_routing(**inputs, times=times)
+    for i in range(6):
+        row = {name: x[:, :, i : i + 1] for name, x in inputs.items() if name in ("query", "query_value")}
+        seen = {name: inputs[name][:, :, : i + 1] for name in ("key", "value")}
+        found = posterior_routing(**{**inputs, **row, **seen}, times=times[: i + 1], query_times=times[i : i + 1])
+        torch.testing.assert_close(found, whole[:, :, i : i + 1], rtol=EXACT, atol=EXACT)
+    late = times[-1:] + 2.5  # as a clock that is ahead by as much, for all that is known is of differences
+    found = posterior_routing(**{**inputs, **row}, times=times, query_times=late)
+    ahead = posterior_routing(**{**inputs, **row}, times=times - 2.5, query_times=times[-1:])
+    torch.testing.assert_close(found, ahead, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(found, whole[:, :, -1:])
+
+
 @pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
 def test_by_bayes_rule(irregular):
     """Responsibilities from the density of 2 d real channels of half the variance each, loops over everything."""
