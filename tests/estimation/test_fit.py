@@ -50,9 +50,9 @@ def test_recovery_of_tied_parameters():
 
 
 def test_student_t_predictions_resist_outliers():
-    times = torch.arange(80, dtype=torch.float64)
+    times = torch.arange(50, dtype=torch.float64)
     observations = level(0.2, 1.0).simulate(times, torch.Generator().manual_seed(1)).observations
-    observations[[15, 40, 60]] += 30.0
+    observations[[10, 25, 38]] += 30.0
     start = level(0.5, 2.0)
     gaussian, robust = (fit(start, times, observations, nu=nu, iterations=2) for nu in (torch.inf, 4.0))
     key = "observation_noise[0]"
