@@ -1,6 +1,6 @@
 """Robust filtering against filterpy's Kalman filter and WoLF: `python benchmarks/filtering.py [--data FOLDER]`.
 
-Two minutes. Writes benchmarks/results/filtering.json and prints the tables of docs/filtering.md. WoLF is the weighted
+Four minutes. Writes benchmarks/results/filtering.json and prints the tables of docs/filtering.md. WoLF is the weighted
 observation likelihood filter with the inverse multi-quadratic weight (Duran-Martin and others, 2024): R_i becomes
 `R (1 + e_i^T R^-1 e_i / c^2)`, e_i the innovation, `c^2 = 4 m` for m components (SPEC's 4 in complex units).
 """
