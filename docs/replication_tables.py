@@ -46,6 +46,7 @@ PAIRS = (  # what the page's claims compare
     ("m2-sc-rfa as-released", "b1-rope"),
     ("m2-sc-rfa as-released", "b1-rope-as-released"),
     ("m2-sc-rfa as-released", "m2-no-innovation"),
+    ("m2-sc-rfa as-released", "b2-alibi"),
     ("m2-no-innovation", "m2-sc-rfa"),
     ("m2-no-innovation", "b1-rope"),
     ("c5-rope-innovation", "b1-rope"),
