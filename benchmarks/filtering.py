@@ -20,6 +20,7 @@ from torch import Tensor
 
 from rfa.estimation import LinearSDE, robust_estimate
 from rfa.files import write_text_whole
+from rfa.training.environment import environment
 
 ROOT = Path(__file__).parents[1]
 SEEDS = 40
@@ -265,6 +266,7 @@ def main() -> None:
     )
     given = parser.parse_args()
     results = {
+        "environment": environment(),
         "simulated": simulated("rotating", rotating(), lambda _: torch.arange(200, dtype=torch.float64) * 0.1, 0.0)
         + simulated("oscillators, irregular, 30 % missing", oscillators(), irregular, 0.3),
         "real": real_series(given.data) if (given.data / "nile.csv").exists() else [],

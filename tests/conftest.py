@@ -25,7 +25,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 jaxtyping.install_import_hook(["rfa.dynamics", "rfa.ops", "rfa.nn"], "beartype.beartype")  # before rfa is imported
-# Where shapes are checked: these call every annotated function; checks everywhere would take half of all time.
+# Where shapes are checked: these call every annotated function of the three; everywhere it takes half of all time.
 SHAPES_CHECKED = ("dynamics/", "nn/", "models/test_presets", "ops/test_filter_attention_closed_forms")
 SHAPES_CHECKED += ("ops/test_tensor", "ops/test_coupled", "ops/test_content", "ops/test_routing", "test_architecture")
 

@@ -58,6 +58,7 @@ def test_query_times():
         seen = {name: inputs[name][:, :, : i + 1] for name in ("key", "value")}
         found = posterior_routing(**{**inputs, **row, **seen}, times=times[: i + 1], query_times=times[i : i + 1])
         torch.testing.assert_close(found, whole[:, :, i : i + 1], rtol=EXACT, atol=EXACT)
+    row = {name: inputs[name][:, :, -1:] for name in ("query", "query_value")}
     late = times[-1:] + 2.5  # as a clock that is ahead by as much, for all that is known is of differences
     found = posterior_routing(**{**inputs, **row}, times=times, query_times=late)
     ahead = posterior_routing(**{**inputs, **row}, times=times - 2.5, query_times=times[-1:])

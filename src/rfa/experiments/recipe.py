@@ -130,7 +130,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     elif "model" in training:
         training["model"] = _named(training["model"], "training", faults)
     training = {field: value for field, value in training.items() if field not in kept}
-    # by itself as well, for the runs may name no preset that there is
+    # by itself as well, but for its model: the runs may name no preset that there is
     _check_spec("m2-sc-rfa", {**training, "model": {}}, {}, "training", faults)
     runs = [run for index, entry in enumerate(given.get("runs", [])) for run in _runs(entry, index, training, faults)]
     if "runs" in given and not given["runs"]:

@@ -162,7 +162,7 @@ class RFAConfig(PreTrainedConfig):
             self._validate_filter()
 
     def has_head_dynamics(self) -> bool:
-        """Whether its layers learn parameters of the SDE, head by head."""
+        """Whether `RFAPreTrainedModel.head_dynamics` of its model finds any: parameters of the SDE, head by head."""
         return self.score != "dot_product" or self.prior == "riccati"
 
     def without_effect(self) -> set[str]:

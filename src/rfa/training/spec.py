@@ -33,7 +33,7 @@ class TrainingSpec:
         log_steps: write a line of metrics every so many steps.
         bf16: train in bfloat16 autocast; else in float32, whose matrix products a GPU makes in TensorFloat-32.
         one_group: train the SDE's parameters like all others, as the paper's released code did; else at half the rate,
-            without momentum, clipped to 1e-4.
+            without momentum, clipped to 1e-4. Only for models that have some.
 
     Raises:
         ValueError: for a number out of range, an unknown preset, field or tokenizer, or no way to split.
