@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from nn.by_hand import only_our_own_checks
 
 from rfa.models import RFAConfig, preset
 from rfa.models.attention import build_attention
@@ -166,8 +165,7 @@ def test_tokens_or_embeddings(both):
 def test_times_that_do_not_fit(name, fault):
     times = {"short": torch.arange(8.0), "falling": -torch.arange(9.0), "equal": torch.zeros(9)}[fault]
     model = small(name)
-    with only_our_own_checks():
-        refused("times", lambda: model(tokens(), times=times))
+    refused("times", lambda: model(tokens(), times=times))
 
 
 def test_sizes_of_the_test_models_are_legal():

@@ -2,7 +2,6 @@
 
 import math
 
-import jaxtyping
 import numpy as np
 import torch
 from ops import oracle
@@ -129,14 +128,3 @@ def dot_product(
 
 def assert_near(actual, expected, tolerance=EXACT):
     np.testing.assert_allclose(oracle.as_array(actual), oracle.as_array(expected), rtol=tolerance, atol=tolerance)
-
-
-class only_our_own_checks:
-    """Switches off the shape checks of the test run (tests/conftest.py), which users do not have."""
-
-    def __enter__(self):
-        self.before = jaxtyping.config.jaxtyping_disable
-        jaxtyping.config.update("jaxtyping_disable", True)
-
-    def __exit__(self, *_):
-        jaxtyping.config.update("jaxtyping_disable", self.before)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from shapes import only_our_own_checks
 from transformers import DynamicCache
 
 import rfa.dynamics
@@ -9,7 +10,7 @@ from rfa.nn import FilterCache
 from rfa.nn.projections import split_heads
 from rfa.ops.inputs import locate
 
-from .by_hand import EXACT, SINGLE, hidden, only_our_own_checks
+from .by_hand import EXACT, SINGLE, hidden
 from .cached import CHUNKS, HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
 
 

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from shapes import only_our_own_checks
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, HeadDynamics, RobustFilterAttention, alibi_slopes
 
-from .by_hand import hidden, only_our_own_checks
+from .by_hand import hidden
 
 ONES = torch.ones(4)
 BANK = rotary_frequencies(4, 4)

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ops import oracle
+from shapes import only_our_own_checks
 
 import rfa.ops.inputs
 from rfa.nn import ContentFilterAttention, FilterCache, RobustFilterAttention
@@ -14,7 +15,6 @@ from .by_hand import (
     assert_near,
     hidden,
     merged,
-    only_our_own_checks,
     perturb,
     positive,
     softplus,

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from ops import oracle
+from shapes import only_our_own_checks
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -14,7 +15,7 @@ import rfa.ops.inputs
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
 
-from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, only_our_own_checks, perturb, states
+from .by_hand import EXACT, SINGLE, assert_near, dot_product, hidden, merged, perturb, states
 
 SIZE, HEADS, MODES = 16, 2, 8
 ROPE = rotary_frequencies(HEADS, MODES)

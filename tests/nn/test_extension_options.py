@@ -3,11 +3,12 @@
 import pytest
 import torch
 from models.small import small, tokens
+from shapes import only_our_own_checks
 
 from rfa.models import RFAForCausalLM, preset
 from rfa.nn import FilterCache, RobustFilterAttention
 
-from .by_hand import EXACT, SINGLE, hidden, only_our_own_checks
+from .by_hand import EXACT, SINGLE, hidden
 from .cached import CHUNKS, IRREGULAR, SITUATIONS, read
 from .extended import DEFAULTS, EXTENSIONS, HEADS, SIZE, build
 

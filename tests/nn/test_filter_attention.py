@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from ops import oracle
+from shapes import only_our_own_checks
 
 import rfa.ops.inputs
 from rfa.nn import RobustFilterAttention
@@ -14,7 +15,6 @@ from .by_hand import (
     assert_near,
     hidden,
     merged,
-    only_our_own_checks,
     perturb,
     positive,
     softplus,

@@ -1,9 +1,9 @@
 """Posterior routing against the mixture of Gaussians that it is the posterior mean of."""
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
+from shapes import only_our_own_checks
 from torch.distributions import MultivariateNormal
 
 import rfa.ops.inputs
@@ -230,10 +230,5 @@ def test_large_states_and_lags_are_finite():
     ],
 )
 def test_bad_input(name, given):
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        with pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
-            posterior_routing(**{**inputs_of(0), name: given})
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
+    with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{name}: got .*expected"):
+        posterior_routing(**{**inputs_of(0), name: given})

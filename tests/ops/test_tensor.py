@@ -3,10 +3,10 @@
 import math
 import re
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
+from shapes import only_our_own_checks
 
 from rfa.ops import robust_filter_attention, tensor_filter_attention
 
@@ -252,24 +252,14 @@ def test_the_stationary_frame_overflows_half_way_to_the_end_of_the_range(dtype):
         assert direct < 50 * torch.finfo(dtype).eps
 
 
-@pytest.fixture
-def _only_our_own_checks():
-    """The shape checks of the test run (tests/conftest.py) would raise first; users do not have them."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", before)
-
-
 def refuse(name, change, **options):
     inputs = tensor_problem(0, dtype=torch.float32)
     if name in inputs:
         inputs[name] = change(inputs[name])
-    with pytest.raises(ValueError, match=rf"^{re.escape(name)}: got .* expected "):
+    with only_our_own_checks(), pytest.raises(ValueError, match=rf"^{re.escape(name)}: got .* expected "):
         attend(inputs, **options)
 
 
-@pytest.mark.usefixtures("_only_our_own_checks")
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_that_do_not_fit(name):
     per_mode = name in (*PER_MODE, "frequency")
@@ -283,7 +273,6 @@ def test_parameters_that_do_not_fit(name):
         refuse(name, lambda x, value=value: x.flatten().index_fill(0, torch.tensor([1]), value).view(x.shape))
 
 
-@pytest.mark.usefixtures("_only_our_own_checks")
 def test_states_and_positions_that_do_not_fit():
     refuse("query", lambda x: x[..., :5])
     refuse("key", lambda x: x[..., :4])
