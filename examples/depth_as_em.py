@@ -69,7 +69,9 @@ def largest_difference(length: int, series: int, steps: int, robustness: float =
     largest = 0.0
     for step, by_hand in enumerate(by_attention(times, observations, steps, robustness), start=1):
         nu = robustness * observations.shape[-1]
-        estimate = robust_estimate(process(), times, observations, nu=nu, iterations=step)
+        estimate = robust_estimate(
+            process(), times, observations, prior="lyapunov", start="query", nu=nu, kappa=None, iterations=step
+        )
         largest = max(largest, (estimate.mean - by_hand).abs().max().item())
     assert largest < 1e-6, f"the operator and the estimator differ by {largest:.2e}"
     return largest
@@ -123,7 +125,7 @@ def main(figure: Path, length: int = 120, series: int = 16, last: int = 8) -> No
     """Compare, unroll, draw."""
     print(f"operator and estimator differ by {largest_difference(60, series, 5):.1e} at most over 5 steps")
     times, states, observations = draw(length, series)
-    kalman = robust_estimate(process(), times, observations, prior="riccati").mean
+    kalman = robust_estimate(process(), times, observations, nu=torch.inf).mean
     raw_error, kalman_error = ((each - states).square().sum(-1).mean().item() for each in (observations, kalman))
     print(f"mean squared error: observations {raw_error:.3f}, Kalman filter {kalman_error:.3f}")
     depths = [k for k in (1, 2, 3, 4, 6, 8) if k <= last]

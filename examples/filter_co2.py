@@ -67,12 +67,11 @@ def spoil(values: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def smooth(times: Tensor, values: Tensor, later: Tensor, robust: bool = True) -> Estimate:
     """The state at each week from the weeks on both sides of it, and at `later` times, which is a forecast."""
-    options = {"nu": 16.0, "kappa": 2.0, "iterations": 5, "start": "leave_one_out"} if robust else {}
+    options = {} if robust else {"nu": torch.inf}
     return robust_estimate(
         seasonal(),
         times,
         values[:, None],  # one component
-        prior="riccati",
         direction="smooth",
         query_times=torch.cat([times, later]),
         **options,

@@ -2,7 +2,14 @@
 
 import torch
 
-from rfa.estimation import LinearSDE
+from rfa.estimation import Estimate, LinearSDE, robust_estimate
+
+PAPERS = {"nu": torch.inf, "kappa": None, "prior": "lyapunov", "iterations": 1, "start": "query"}
+
+
+def papers_estimate(*given, **options) -> Estimate:
+    """`robust_estimate` with the paper's options in the place of its own defaults: one Gaussian step from the query."""
+    return robust_estimate(*given, **(PAPERS | options))
 
 
 def matrix(rows) -> torch.Tensor:

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation import LinearSDE
 
-from .models import EYE, coupled, matrix, rotating, trend
+from .models import EYE, coupled, matrix, papers_estimate, rotating, trend
 
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
 
@@ -25,7 +25,7 @@ def test_by_finite_differences(name, nu, direction, known):
     def estimate(dynamics, diffusion, observation, noise, seen, mean):
         sde = LinearSDE(dynamics, diffusion @ diffusion.mT, observation, noise @ noise.mT)
         initial = (mean, torch.eye(n, dtype=torch.float64)) if known else None
-        found = robust_estimate(
+        found = papers_estimate(
             sde, times, seen, prior="riccati", nu=nu, direction=direction, initial=initial, start="leave_one_out",
             iterations=2,
         )  # fmt: skip
@@ -47,7 +47,7 @@ def test_of_series_that_share_a_model():
     def gradient(seen):
         noise = (0.25 * EYE).requires_grad_()
         sde = LinearSDE(rotating().dynamics, rotating().diffusion, EYE, noise)
-        found = robust_estimate(sde, times, seen, prior="riccati", nu=5.0, start="leave_one_out")
+        found = papers_estimate(sde, times, seen, prior="riccati", nu=5.0, start="leave_one_out")
         return torch.autograd.grad(found.mean.square().sum() + found.covariance.sum(), noise)[0]
 
     torch.testing.assert_close(gradient(observations), sum(gradient(series) for series in observations))

@@ -5,10 +5,10 @@ import torch
 from ops.written import Written
 
 import rfa.estimation.fused
-from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation import LinearSDE
 from rfa.ops.backends import BACKENDS
 
-from .models import EYE, coupled, irregular_times, matrix, rotating
+from .models import EYE, coupled, irregular_times, matrix, papers_estimate, rotating
 
 PRIORS, STARTS = ["lyapunov", "riccati"], ["query", "leave_one_out"]
 UNIFORM = torch.arange(40, dtype=torch.float64) * 0.1
@@ -26,8 +26,8 @@ def tolerance(request, monkeypatch):
 
 def both(sde, times, observations, **options):
     options = {"return_weights": False, **options}
-    dense = robust_estimate(sde, times, observations, **options)
-    return dense, robust_estimate(sde, times, observations, backend="fused", **options)
+    dense = papers_estimate(sde, times, observations, **options)
+    return dense, papers_estimate(sde, times, observations, backend="fused", **options)
 
 
 def assert_same(found, tolerance):
@@ -104,7 +104,7 @@ def test_times_may_count_from_anywhere():
     sde = rotating()
     seen = drawn(sde, UNIFORM)
     options = {"nu": 6.0, "prior": "riccati", "backend": "fused", "return_weights": False}
-    here, there = (robust_estimate(sde, UNIFORM + origin, seen, **options) for origin in (0.0, 1e6))
+    here, there = (papers_estimate(sde, UNIFORM + origin, seen, **options) for origin in (0.0, 1e6))
     torch.testing.assert_close(here.mean, there.mean, rtol=1e-4, atol=1e-4)
 
 
@@ -118,7 +118,7 @@ def test_what_is_forgotten_does_not_count(monkeypatch):
 
     def found():
         given = seen.clone().requires_grad_()
-        estimate = robust_estimate(sde, times, given, backend="fused", return_weights=False, **options)
+        estimate = papers_estimate(sde, times, given, backend="fused", return_weights=False, **options)
         (estimate.mean.square().sum() + estimate.covariance.sum()).backward()
         return estimate.mean, estimate.covariance, given.grad.nan_to_num()
 
@@ -160,7 +160,7 @@ def test_gradients(prior, monkeypatch):
         sde = LinearSDE(-decay * EYE + frequency * turn, process * EYE, EYE, measurement * EYE)
         given = seen.clone().requires_grad_()
         options = {"nu": 6.0, "iterations": 2, "start": "leave_one_out", "return_weights": False}
-        found = robust_estimate(sde, times, given, prior=prior, backend=backend, **options)
+        found = papers_estimate(sde, times, given, prior=prior, backend=backend, **options)
         (found.mean.square().sum() + found.covariance.sum()).backward()
         return [x.grad for x in (*leaves, given)]
 
@@ -197,12 +197,12 @@ def test_refusals(given, message):
         "nu": 4.0,
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
-        robust_estimate(**(legal | given))
+        papers_estimate(**(legal | given))
 
 
 def test_a_coupled_model_is_refused():
     with pytest.raises(ValueError, match="expected with backend='fused'"):
-        robust_estimate(coupled(), UNIFORM[:2], EYE, backend="fused", return_weights=False)
+        papers_estimate(coupled(), UNIFORM[:2], EYE, backend="fused", return_weights=False)
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -218,7 +218,7 @@ def test_memory_grows_with_the_length_not_with_its_square(prior):
         seen = drawn(rotating(), times, outliers=None, shape=()).requires_grad_()
         options = {"nu": 16.0, "prior": prior, "start": "leave_one_out", "return_weights": False}
         with Written() as written:
-            found = robust_estimate(rotating(), times, seen, backend="fused", **options)
+            found = papers_estimate(rotating(), times, seen, backend="fused", **options)
             (found.mean.sum() + found.covariance.sum()).backward()
         totals.append(written.total)
     assert totals[2] / totals[1] < 2.2, totals

@@ -6,9 +6,9 @@ import pytest
 import statsmodels.api as sm
 import torch
 
-from rfa.estimation import LinearSDE, log_likelihood, robust_estimate
+from rfa.estimation import LinearSDE, log_likelihood
 
-from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, papers_estimate, rotating, trend, with_gaps
 
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
 START = 4.0  # variance of the first state
@@ -55,7 +55,7 @@ def test_filter_and_smoother_are_filterpys(name, regular, gaps):
         observations = with_gaps(observations)
     filtered, smoothed = filterpys(sde, times, observations)
     for direction, (mean, covariance) in (("filter", filtered), ("smooth", smoothed)):
-        found = robust_estimate(sde, times, observations, prior="riccati", initial=start, direction=direction)
+        found = papers_estimate(sde, times, observations, prior="riccati", initial=start, direction=direction)
         np.testing.assert_allclose(found.mean, mean, rtol=1e-8, atol=1e-8)
         np.testing.assert_allclose(found.covariance, covariance, rtol=1e-8, atol=1e-8)
 
@@ -64,8 +64,8 @@ def test_a_huge_nu_is_the_kalman_filter():
     """The same through the weights of the single sources: their shares sum up to the filter's information."""
     sde, times = coupled(), irregular_times(40)
     observations = with_gaps(sde.simulate(times, torch.Generator().manual_seed(2)).observations)
-    exact = robust_estimate(sde, times, observations, prior="riccati")
-    found = robust_estimate(sde, times, observations, prior="riccati", nu=1e12, kappa=1.0, direction="filter")
+    exact = papers_estimate(sde, times, observations, prior="riccati")
+    found = papers_estimate(sde, times, observations, prior="riccati", nu=1e12, kappa=1.0, direction="filter")
     torch.testing.assert_close(found.mean, exact.mean, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(found.covariance[3:], exact.covariance[3:], rtol=1e-6, atol=1e-7)
 
@@ -83,10 +83,10 @@ def test_diffuse_start_and_likelihood_are_statsmodels(gaps):
     model["state_cov"], model["selection"] = sde.covariance(1.0).numpy(), np.eye(2)
     model["design"], model["obs_cov"] = sde.observation.numpy(), sde.observation_noise.numpy()
     expected = model.smooth([])
-    found = robust_estimate(sde, times, observations, prior="riccati")
+    found = papers_estimate(sde, times, observations, prior="riccati")
     np.testing.assert_allclose(found.mean[1:], expected.filtered_state.T[1:], rtol=1e-8, atol=1e-8)
     np.testing.assert_allclose(found.covariance[1:], expected.filtered_state_cov.transpose(2, 0, 1)[1:], rtol=1e-8)
-    smoothed = robust_estimate(sde, times, observations, prior="riccati", direction="smooth")
+    smoothed = papers_estimate(sde, times, observations, prior="riccati", direction="smooth")
     np.testing.assert_allclose(smoothed.mean, expected.smoothed_state.T, rtol=1e-7, atol=1e-7)
     diffuse = 2  # statsmodels counts the diffuse rows too, without their distance
     assert log_likelihood(sde, times, observations).item() == pytest.approx(expected.llf_obs[diffuse:].sum(), rel=1e-9)
@@ -96,8 +96,8 @@ def test_forecasts_are_the_transported_last_estimate():
     sde, times = coupled(), irregular_times(20)
     observations = sde.simulate(times, torch.Generator().manual_seed(4)).observations
     ahead = matrix([0.5, 4.0, 60.0])
-    last = robust_estimate(sde, times, observations, prior="riccati")
-    found = robust_estimate(sde, times, observations, prior="riccati", query_times=times[-1] + ahead)
+    last = papers_estimate(sde, times, observations, prior="riccati")
+    found = papers_estimate(sde, times, observations, prior="riccati", query_times=times[-1] + ahead)
     transition = sde.transition(ahead)
     expected = transition @ last.covariance[-1] @ transition.mT + sde.covariance(ahead)
     torch.testing.assert_close(found.mean, (transition @ last.mean[-1][:, None])[..., 0], rtol=1e-9, atol=1e-9)

@@ -6,10 +6,10 @@ import scipy.integrate
 import scipy.stats
 import torch
 
-from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation import LinearSDE
 from rfa.estimation.penalties import Belief
 
-from .models import irregular_times, matrix
+from .models import irregular_times, matrix, papers_estimate
 
 
 def test_weights_are_posterior_mean_inverse_scales():
@@ -81,7 +81,7 @@ def test_hundreds_of_components():
     times = irregular_times(3)
     sde = LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(320, 1), torch.eye(320))
     observations = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    found = robust_estimate(sde, times, observations, nu=640.0)
+    found = papers_estimate(sde, times, observations, nu=640.0)
     for part in found:
         assert part.isfinite().all()
 
@@ -95,9 +95,9 @@ def test_what_is_never_seen_is_not_there():
     start = matrix([0.2]), matrix([[0.6]])
     for prior in ("lyapunov", "riccati"):
         options = {"prior": prior, "nu": 8.0, "kappa": 2.0, "iterations": 3, "initial": start}
-        expected = robust_estimate(alone, times, observations, **options)
+        expected = papers_estimate(alone, times, observations, **options)
         padded = torch.cat([observations, torch.full((12, 2), torch.nan)], dim=-1)
-        found = robust_estimate(wide, times, padded, **options)
+        found = papers_estimate(wide, times, padded, **options)
         torch.testing.assert_close(found.mean, expected.mean, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(found.covariance, expected.covariance, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(found.weights, expected.weights, rtol=1e-9, atol=1e-12)
@@ -111,7 +111,7 @@ def test_coverage_where_rows_show_one_of_eight_components():
     states, observations = sde.simulate(times, generator, initial=start, sample_shape=(20,))
     shown = torch.randint(8, (50,), generator=generator)
     observations = observations.masked_fill(torch.arange(8) != shown[:, None], torch.nan)
-    found = robust_estimate(
+    found = papers_estimate(
         sde, times, observations, prior="riccati", initial=start, nu=16.0, kappa=2.0, iterations=5,
         start="leave_one_out", return_weights=False,
     )  # fmt: skip

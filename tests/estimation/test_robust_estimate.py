@@ -6,9 +6,9 @@ import pytest
 import scipy.stats
 import torch
 
-from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation import LinearSDE
 
-from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, papers_estimate, rotating, trend, with_gaps
 
 
 def consensus(sde, times, observations, i, weight, passes):
@@ -42,7 +42,7 @@ def test_the_papers_estimator(name, passes):
     options, weight = WEIGHTS[name]
     sde, times = rotating(), irregular_times(15)
     observations = sde.simulate(times, torch.Generator().manual_seed(0), (0.2, 8.0)).observations
-    found = robust_estimate(sde, times, observations, iterations=passes, **options)
+    found = papers_estimate(sde, times, observations, iterations=passes, **options)
     for i in (0, 4, 14):
         state, weights = consensus(sde, times, observations, i, weight, passes)
         torch.testing.assert_close(found.mean[i], state, rtol=1e-9, atol=1e-9)
@@ -57,7 +57,7 @@ def test_the_papers_estimator(name, passes):
 def test_the_objective_never_rises(penalty, direction, prior, start):
     sde, times = rotating(), irregular_times(30)
     observations = sde.simulate(times, torch.Generator().manual_seed(1), (0.2, 10.0), sample_shape=(3,)).observations
-    found = robust_estimate(
+    found = papers_estimate(
         sde, times, with_gaps(observations), nu=6.0, prior=prior, start=start, direction=direction, penalty=penalty,
         iterations=8,
     )  # fmt: skip
@@ -71,10 +71,10 @@ def test_outliers_are_found_and_rejected():
     states, observations = sde.simulate(times, torch.Generator().manual_seed(2))
     bad = torch.tensor([20, 45, 70])
     observations[bad] += 15.0
-    found = robust_estimate(
+    found = papers_estimate(
         sde, times, observations, prior="riccati", nu=16.0, kappa=2.0, iterations=5, start="leave_one_out"
     )
-    kalman = robust_estimate(sde, times, observations, prior="riccati")
+    kalman = papers_estimate(sde, times, observations, prior="riccati")
     own = found.weights.diagonal()
     assert own[bad].max() < 0.01
     assert own.median() > 0.7
@@ -91,7 +91,7 @@ def test_an_outlier_vouches_for_itself_unless_left_out():
     observations[30] += 40.0
     options = {"prior": "riccati", "nu": 8.0, "kappa": 2.0}
     weights = [
-        robust_estimate(sde, times, observations, start=s, **options).weights[30, 30]
+        papers_estimate(sde, times, observations, start=s, **options).weights[30, 30]
         for s in ("query", "leave_one_out")
     ]
     assert weights[0] > 0.99
@@ -103,7 +103,7 @@ def test_coverage_of_intervals():
     start = torch.zeros(2), sde.stationary_covariance()
     states, observations = sde.simulate(times, torch.Generator().manual_seed(4), sample_shape=(60,))
     for options in ({}, {"nu": 16.0, "kappa": 2.0, "iterations": 5, "start": "leave_one_out"}):
-        found = robust_estimate(
+        found = papers_estimate(
             sde, times, observations, prior="riccati", initial=start, return_weights=False, **options
         )
         width = scipy.stats.norm.ppf(0.95) * found.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
@@ -117,8 +117,8 @@ def test_smoothing_mirrors_filtering():
     observations = sde.simulate(times, torch.Generator().manual_seed(5), (0.2, 10.0)).observations
     for prior in ("lyapunov", "riccati"):
         options = {"prior": prior, "nu": 5.0, "iterations": 3, "direction": "smooth"}
-        forward = robust_estimate(sde, times, observations, **options)
-        backward = robust_estimate(sde, -times.flip(0), observations.flip(0), **options)
+        forward = papers_estimate(sde, times, observations, **options)
+        backward = papers_estimate(sde, -times.flip(0), observations.flip(0), **options)
         torch.testing.assert_close(forward.mean, backward.mean.flip(0), rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(forward.weights, backward.weights.flip(0, 1), rtol=1e-7, atol=1e-9)
 
@@ -131,10 +131,10 @@ def test_query_times_in_any_order_and_at_observations():
         {"nu": 4.0, "iterations": 2},
         {"nu": 4.0, "prior": "riccati", "direction": "smooth"},
     ):
-        everywhere = robust_estimate(sde, times, observations, **options)
+        everywhere = papers_estimate(sde, times, observations, **options)
         some = torch.tensor([7, 3, 24])
         between = torch.stack([times[5] + 1e-9, times[-1] + 2.0])
-        found = robust_estimate(sde, times, observations, query_times=torch.cat([times[some], between]), **options)
+        found = papers_estimate(sde, times, observations, query_times=torch.cat([times[some], between]), **options)
         torch.testing.assert_close(found.mean[:3], everywhere.mean[some], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(found.weights[:3], everywhere.weights[some], rtol=1e-7, atol=1e-9)
         assert found.mean.isfinite().all()
@@ -159,14 +159,14 @@ def test_far_outliers_leave_numbers(belief, direction, start):
     simulated = sde.simulate(times, torch.Generator().manual_seed(0))
     observations = simulated.observations.expand(3, -1, -1).clone()
     observations[:, 9, 0] = torch.tensor([1e2, 1e4, 1e6])
-    estimate = robust_estimate(
+    estimate = papers_estimate(
         sde, times, observations, prior="riccati", iterations=5, start=start, direction=direction, **belief
     )
     assert estimate.mean.isfinite().all()
     assert estimate.objective.isfinite().all()
     assert not estimate.covariance.isnan().any()
     for lone in range(3):  # each as it would be alone, whatever the others lose to rounding
-        alone = robust_estimate(
+        alone = papers_estimate(
             sde, times, observations[lone], prior="riccati", iterations=5, start=start, direction=direction, **belief
         )
         torch.testing.assert_close(estimate.mean[lone], alone.mean, equal_nan=True)
@@ -191,7 +191,7 @@ def test_the_objective_never_rises_for_coupled_states(size, start, direction):
         times = torch.rand(14, generator=g).cumsum(0)
         observations = torch.randn(14, 1, generator=g) + 8 * (torch.rand(14, 1, generator=g) < 0.2)
         options = {"nu": 16.0, "kappa": 2.0, "iterations": 8, "start": start, "direction": direction}
-        estimate = robust_estimate(sde, times, observations, prior="riccati", **options)
+        estimate = papers_estimate(sde, times, observations, prior="riccati", **options)
         assert (estimate.objective.diff() <= 1e-9 * estimate.objective[:-1]).all()
         assert (estimate.objective >= 0).all()
         assert estimate.mean.isfinite().all()
@@ -206,10 +206,10 @@ def test_series_of_a_batch_do_not_meet():
     queries = torch.stack([t[-1:] * matrix([0.3, 1.2]) for t in times])
     options = {"prior": "riccati", "nu": 5.0, "iterations": 2, "query_times": None}
     for query_times in (None, queries):
-        together = robust_estimate(sde, times, observations, **(options | {"query_times": query_times}))
+        together = papers_estimate(sde, times, observations, **(options | {"query_times": query_times}))
         for k in range(3):
             own = None if query_times is None else queries[k]
-            alone = robust_estimate(sde, times[k], observations[k], **(options | {"query_times": own}))
+            alone = papers_estimate(sde, times[k], observations[k], **(options | {"query_times": own}))
             torch.testing.assert_close(together.mean[k], alone.mean, rtol=1e-8, atol=1e-8)
             torch.testing.assert_close(together.weights[k], alone.weights, rtol=1e-6, atol=1e-8)
 
@@ -223,10 +223,10 @@ def test_one_series_with_three_starts_has_three_estimates(nu, backend):
     covariances = sizes[:, None, None] * torch.eye(2, dtype=torch.float64)
     options = {"prior": "riccati", "nu": nu, "return_weights": False, "backend": backend}
     for start in ((means, covariances), (means, covariances[0]), (means[0], covariances)):
-        found = robust_estimate(sde, times, observations, initial=start, **options)
+        found = papers_estimate(sde, times, observations, initial=start, **options)
         for k in range(3):
             own = tuple(part[k] if part.shape[0] == 3 else part for part in start)
-            alone = robust_estimate(sde, times, observations, initial=own, **options)
+            alone = papers_estimate(sde, times, observations, initial=own, **options)
             torch.testing.assert_close(found.mean[k], alone.mean, rtol=1e-5, atol=1e-5)  # float32 of the fused kernels
             torch.testing.assert_close(found.covariance[k], alone.covariance, rtol=1e-5, atol=1e-5)
 
@@ -234,15 +234,15 @@ def test_one_series_with_three_starts_has_three_estimates(nu, backend):
 def test_nothing_seen_is_the_prior():
     times, nothing = torch.arange(4, dtype=torch.float64), torch.full((4, 2), torch.nan, dtype=torch.float64)
     for prior in ("lyapunov", "riccati"):
-        stable = robust_estimate(rotating(), times, nothing, prior=prior, nu=5.0)
+        stable = papers_estimate(rotating(), times, nothing, prior=prior, nu=5.0)
         assert torch.equal(stable.mean, torch.zeros(4, 2, dtype=torch.float64))
         torch.testing.assert_close(stable.covariance, rotating().stationary_covariance().expand(4, 2, 2))
         assert not stable.weights.any()
         start = matrix([1.0, -2.0]), matrix([[2.0, 0.3], [0.3, 1.0]])
-        known = robust_estimate(rotating(), times, nothing, prior=prior, initial=start)
+        known = papers_estimate(rotating(), times, nothing, prior=prior, initial=start)
         torch.testing.assert_close(known.mean[0], start[0])
         torch.testing.assert_close(known.covariance[0], start[1])
-        free = robust_estimate(trend(), times, nothing[:, :1], prior=prior)
+        free = papers_estimate(trend(), times, nothing[:, :1], prior=prior)
         assert not free.mean.any()
         assert free.covariance.diagonal(dim1=-2, dim2=-1).isinf().all()
         assert not free.covariance.isnan().any()
@@ -256,12 +256,12 @@ def test_no_nan_from_legal_extremes():
     for sde in (still, rotating(), rotating(decay=5.0)):
         for prior in ("lyapunov", "riccati"):
             for penalty, direction in (("power", "filter"), ("welsch", "smooth")):
-                found = robust_estimate(
+                found = papers_estimate(
                     sde, gaps, observations, prior=prior, nu=3.0, penalty=penalty, direction=direction, iterations=2
                 )
                 for part in found:
                     assert not part.isnan().any(), (prior, penalty, direction)
-    alone = robust_estimate(rotating(), matrix([3.0]), matrix([[1.0, 2.0]]), nu=3.0)
+    alone = papers_estimate(rotating(), matrix([3.0]), matrix([[1.0, 2.0]]), nu=3.0)
     torch.testing.assert_close(alone.mean[0], matrix([1.0, 2.0]))
 
 
@@ -272,7 +272,7 @@ def test_diffuse_start_of_several_states_seen_through_one():
     times = torch.arange(8, dtype=torch.float64) / 10
     observations = sde.simulate(times, torch.Generator().manual_seed(0), sample_shape=(2,)).observations
     for prior in ("lyapunov", "riccati"):
-        found = robust_estimate(sde, times, observations, prior=prior, nu=16.0)
+        found = papers_estimate(sde, times, observations, prior=prior, nu=16.0)
         assert found.covariance[:, :3].isinf().any(-1).any(-1).all()
         assert found.covariance[:, 3:].isfinite().all()
         assert not found.covariance.isnan().any()
@@ -283,7 +283,7 @@ def test_diffuse_start_of_several_states_seen_through_one():
 def test_gradients(prior, nu):
     def estimate(dynamics, diffusion, observation, noise, times, observations):
         sde = LinearSDE(dynamics, diffusion @ diffusion.mT, observation, noise @ noise.mT)
-        found = robust_estimate(sde, times, observations, prior=prior, nu=nu, iterations=2)
+        found = papers_estimate(sde, times, observations, prior=prior, nu=nu, iterations=2)
         return found.mean, found.covariance, found.objective
 
     inputs = (
@@ -328,10 +328,10 @@ TIMES = torch.arange(5, dtype=torch.float64)
 def test_bad_input(given, message):
     legal = {"times": TIMES, "observations": torch.zeros(5, 2)}
     with pytest.raises(ValueError, match=message):
-        robust_estimate(rotating(), **(legal | given))
+        papers_estimate(rotating(), **(legal | given))
 
 
 def test_a_singular_observation_noise():
     sde = LinearSDE(-torch.eye(2), torch.eye(2), torch.eye(2), torch.zeros(2, 2))
     with pytest.raises(ValueError, match="observation_noise: got a singular observation noise"):
-        robust_estimate(sde, TIMES, torch.zeros(5, 2))
+        papers_estimate(sde, TIMES, torch.zeros(5, 2))

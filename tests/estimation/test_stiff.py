@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from rfa.estimation import LinearSDE, robust_estimate
+from rfa.estimation import LinearSDE
 
-from .models import EYE, irregular_times, matrix, trend, with_gaps
+from .models import EYE, irregular_times, matrix, papers_estimate, trend, with_gaps
 
 ROBUST = {"prior": "riccati", "nu": 16.0, "kappa": 2.0, "iterations": 5, "start": "leave_one_out"}
 
@@ -26,12 +26,12 @@ def test_a_lagging_sensor(gap, direction, start):
     observations = matrix([[0.1], [0.2], [0.3], [0.2], [0.1], [0.4]])
     times = gap * torch.arange(6, dtype=torch.float64)
     options = {"prior": "riccati", "direction": direction, "initial": start}
-    kalman = robust_estimate(lagging(), times, observations, **options)
-    believing = robust_estimate(lagging(), times, observations, nu=1e12, kappa=1.0, start="leave_one_out", **options)
+    kalman = papers_estimate(lagging(), times, observations, **options)
+    believing = papers_estimate(lagging(), times, observations, nu=1e12, kappa=1.0, start="leave_one_out", **options)
     # weights differ from 1 by 1e-12 d^2, shares are up to 10 times the estimate
     torch.testing.assert_close(believing.mean, kalman.mean, rtol=0, atol=1e-7)
     torch.testing.assert_close(believing.covariance, kalman.covariance, rtol=1e-5, atol=1e-7)
-    robust = robust_estimate(lagging(), times, observations, **{**ROBUST, **options})
+    robust = papers_estimate(lagging(), times, observations, **{**ROBUST, **options})
     known = kalman.covariance.isfinite()
     assert robust.covariance[known].isfinite().all()
     error = (robust.mean - kalman.mean).abs()
@@ -45,7 +45,7 @@ def test_a_lagging_sensor(gap, direction, start):
 def test_a_level_beside_a_fast_mode(gap, nu):
     """The level wanders on, `P + q gap`, while the fast mode has settled at `q / (2 mu)`."""
     sde = LinearSDE(matrix([[-1e3, 0.0], [0.0, 0.0]]), EYE, matrix([[1.0, 1.0]]), matrix([[1.0]]))
-    found = robust_estimate(
+    found = papers_estimate(
         sde, matrix([0.0]), matrix([[1.0]]), prior="riccati", nu=nu, initial=(matrix([0.0, 0.0]), EYE),
         start="leave_one_out", query_times=matrix([gap]),
     )  # fmt: skip
@@ -76,8 +76,8 @@ def test_units_of_states_and_components_do_not_matter(prior, direction, nu):
     )
     observations = with_gaps(plain.simulate(times, torch.Generator().manual_seed(0)).observations)
     options = {"prior": prior, "direction": direction, "nu": nu, "start": "leave_one_out", "iterations": 3}
-    expected = robust_estimate(plain, times, observations, **options)
-    found = robust_estimate(scaled, times, seen * observations, **options)
+    expected = papers_estimate(plain, times, observations, **options)
+    found = papers_estimate(scaled, times, seen * observations, **options)
     torch.testing.assert_close(found.mean / states, expected.mean, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.covariance / (states[:, None] * states), expected.covariance, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(found.weights, expected.weights, rtol=1e-6, atol=1e-6)
@@ -93,7 +93,7 @@ def test_what_is_seen_in_part_stays_unknown_in_part():
         matrix([[math.nan], [0.1], [0.2], [0.3], [0.2], [0.1]]),
     )
     for nu in (math.inf, 5.0):
-        found = robust_estimate(sde, times, observations, prior="riccati", nu=nu)
+        found = papers_estimate(sde, times, observations, prior="riccati", nu=nu)
         torch.testing.assert_close(found.covariance[0], sde.stationary_covariance())
         variance = found.covariance[:, 1, 1]
         assert variance[1].isinf()
@@ -104,7 +104,7 @@ def test_what_is_seen_in_part_stays_unknown_in_part():
 def test_a_gap_that_an_unstable_model_outgrows():
     sde = LinearSDE(*(matrix([[1.0]]),) * 4)
     with pytest.raises(ValueError, match=r"^times: got a gap of 400, over which .* overflows$"):
-        robust_estimate(sde, matrix([0.0, 400.0]), matrix([[1.0], [2.0]]))
+        papers_estimate(sde, matrix([0.0, 400.0]), matrix([[1.0], [2.0]]))
 
 
 def test_times_that_an_unstable_model_outgrows_step_by_step():
@@ -112,7 +112,7 @@ def test_times_that_an_unstable_model_outgrows_step_by_step():
     observations = matrix([[1.0], [math.nan], [math.nan], [2.0]])
     for direction in ("filter", "smooth"):
         with pytest.raises(ValueError, match=r"^times: got times up to number 2, by which .* overflows$"):
-            robust_estimate(sde, 300 * torch.arange(4.0), observations, prior="riccati", direction=direction)
+            papers_estimate(sde, 300 * torch.arange(4.0), observations, prior="riccati", direction=direction)
 
 
 @pytest.mark.parametrize("gap", [1e5, 1e6, 1e7])
@@ -120,7 +120,7 @@ def test_a_trend_forgotten_between_readings(gap):
     """Predicted variances are 1e16 to 1e22 times the measurement's: each reading stands for itself."""
     times, observations = gap * torch.arange(4, dtype=torch.float64), matrix([[1.0], [2.0], [0.0], [3.0]])
     for nu in (math.inf, 5.0):
-        found = robust_estimate(trend(), times, observations, prior="riccati", nu=nu, start="leave_one_out")
+        found = papers_estimate(trend(), times, observations, prior="riccati", nu=nu, start="leave_one_out")
         torch.testing.assert_close(found.mean[:, 0], observations[:, 0], rtol=0, atol=1e-3)
         variance = found.covariance[:, 0, 0]  # a robust estimate of one reading is less sure of it
         torch.testing.assert_close(
@@ -136,11 +136,11 @@ def test_an_unstable_model_seen_rarely():
         matrix([0.0, 20.0, 40.0]),
         matrix([[1.0], [2.0], [3.0]]),
     )
-    found = robust_estimate(sde, times, observations, prior="riccati")
+    found = papers_estimate(sde, times, observations, prior="riccati")
     torch.testing.assert_close(found.mean, observations, rtol=0, atol=1e-12)
     torch.testing.assert_close(found.covariance[:, 0, 0], torch.ones(3).double(), rtol=1e-9, atol=0)
     # backward the state shrinks to V' = q / (2 mu) = 1/2, so that the future says N(0, 1/2) of it
-    smoothed = robust_estimate(sde, times, observations, prior="riccati", direction="smooth")
+    smoothed = papers_estimate(sde, times, observations, prior="riccati", direction="smooth")
     torch.testing.assert_close(smoothed.mean[:, 0], matrix([1 / 3, 2 / 3, 3.0]), rtol=0, atol=1e-7)
     torch.testing.assert_close(smoothed.covariance[:, 0, 0], matrix([1 / 3, 1 / 3, 1.0]), rtol=1e-7, atol=0)
 
@@ -149,7 +149,7 @@ def test_a_vague_start_and_a_precise_sensor():
     """A constant, started at N(0, 1e8), read with variance 1e-8: the mean of the readings."""
     sde = LinearSDE(*(matrix([[x]]) for x in (0.0, 0.0, 1.0, 1e-8)))
     observations = matrix([[1.0], [1.0 + 1e-4], [1.0 - 1e-4], [1.0 + 3e-4]])
-    found = robust_estimate(
+    found = papers_estimate(
         sde, torch.arange(4.0), observations, prior="riccati", initial=(matrix([0.0]), matrix([[1e8]]))
     )
     count = torch.arange(1, 5, dtype=torch.float64)
@@ -162,7 +162,7 @@ def test_a_query_before_everything_changes_nothing():
     sde, observations = LinearSDE(*(matrix([[x]]) for x in (-1.0, 2.0, 1.0, 1.0))), matrix([[4.0], [5.0]])
     for gap in (1.0, 380.0, 2000.0):
         times = matrix([gap, gap + 1.0])
-        expected = robust_estimate(sde, times, observations, prior="riccati")
-        found = robust_estimate(sde, times, observations, prior="riccati", query_times=matrix([0.0, gap, gap + 1.0]))
+        expected = papers_estimate(sde, times, observations, prior="riccati")
+        found = papers_estimate(sde, times, observations, prior="riccati", query_times=matrix([0.0, gap, gap + 1.0]))
         torch.testing.assert_close(found.mean[1:], expected.mean, rtol=1e-12, atol=0)
         torch.testing.assert_close(found.covariance[1:], expected.covariance, rtol=1e-12, atol=0)

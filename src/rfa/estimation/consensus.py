@@ -1,5 +1,6 @@
 """One moment's estimate: iteratively reweighted least squares over its sources."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,9 +18,8 @@ from .plan import VAGUEST, Plan, Row
 from .shares import Shares, units_of
 from .sources import Sources
 
-_ROUNDING = 1e-15  # relative, of a sum of products
-_LOST = 1e-4  # an error of so much of the estimate
-_FAINT = 1e-10  # of the best source's weight
+_LEAST = 1e-2  # eigenvalue of the weighted information, in units of their mean
+_FLAT = 1e-12  # eigenvalue of a covariance, in units of the largest
 _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of rounding
 
@@ -93,7 +93,7 @@ class Correlated:
     before: Gaussian
     state: Gaussian
     shares: Shares
-    rest: Shares
+    rest: tuple[Tensor, Tensor]
     settled: Tensor | None
     seen: Tensor
     elsewhere: Tensor
@@ -101,36 +101,43 @@ class Correlated:
     def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
         mean, gain = self._solved(weight)
-        lost = self._lost(weight, gain)
-        if bool(lost.any()):
-            best = torch.where(lost, weight.detach().amax(-1), 1.0)[:, None]
-            raised = torch.maximum(weight / best, (weight > 0) * _FAINT)
-            mean, gain = self._solved(torch.where(lost[:, None], raised, weight))
-            gain = gain * best[..., None]
         state = self.state._replace(covariance=symmetric(gain @ self.state.covariance))
         return mean, state.spread(self.settled, self.seen)
 
     def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`G (v_0 + sum_j w_ij v_ij)` and `G = (M_0 + sum_j w_ij M_ij)^-1`."""
-        matrix, vector = (rest[:, 0] for rest in self.rest)
-        gain = inverse(matrix + (weight[..., None, None] * self.shares.matrix).sum(1))
+        matrix, vector = self.rest
+        matrix = matrix + (weight[..., None, None] * self.shares.matrix).sum(1)
         vector = vector + (weight[..., None] * self.shares.vector).sum(1)
-        return (gain @ vector[..., None])[..., 0], gain
+        missing = self._missing(matrix.detach())
+        matrix = matrix + torch.diag_embed(missing[:, None].expand_as(vector))
+        gain = inverse(matrix)
+        return (gain @ (vector + missing[:, None] * self.state.mean)[..., None])[..., 0], gain
 
-    def _lost(self, weight: Tensor, gain: Tensor) -> Tensor:
-        """Where rounding would outweigh what is believed, `(b,)`.
+    def _missing(self, matrix: Tensor) -> Tensor:
+        """How much of the filter's own estimate makes the information positive, `(b,)`.
 
-        Shares are matrices: a component of the state may be seen only through sources that are hardly believed, or all
-        are hardly believed. There the best source is to count in full, and no other as less than a faint part of it.
+        Shares are matrices: weights that differ may leave a sum `M P^-1` that is no information, for it has a negative
+        or vanishing eigenvalue. All of them times 1 are the identity, so some of it keeps the estimate at the filter's.
         """
-        held = weight.detach()
-        if not held.shape[1] or gain.shape[-1] == 1:
-            return torch.zeros(len(held), dtype=torch.bool, device=held.device)
-        units = units_of(self.state.covariance)
-        sizes = (self.shares.matrix.detach() / units[:, None]).abs().amax((-2, -1))
-        rounding = (held * sizes).sum(1) + self.rest.matrix.detach().any(-1).any(-1)[:, 0] * (1 + sizes.sum(1))
-        moved = _ROUNDING * rounding * (gain.detach() / units).abs().amax((-2, -1))
-        return ~(moved <= _LOST) & (held.amax(-1) > 0)
+        n = matrix.shape[-1]
+        if n == 1:
+            return matrix.new_zeros(len(matrix))
+        root, back = self._root
+        across = back @ matrix @ root
+        least = torch.linalg.eigvalsh(symmetric(across))[..., 0]
+        mean = _trace(matrix) / n
+        return ((_LEAST * mean - least) / (1 - _LEAST)).clamp(min=0.0)
+
+    @functools.cached_property
+    def _root(self) -> tuple[Tensor, Tensor]:
+        """A root of the covariance, kept regular, and its inverse."""
+        covariance = self.state.covariance.detach()
+        units = units_of(covariance)[..., :1]  # of each state, whose first is 1
+        eigenvalues, basis = torch.linalg.eigh(covariance / units / units.mT)
+        largest = eigenvalues[..., -1:]
+        spread = torch.maximum(eigenvalues, torch.where(largest > 0, _FLAT * largest, 1.0)).sqrt()[..., None, :]
+        return units * basis * spread, (basis / spread).mT / units.mT
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
@@ -144,14 +151,15 @@ class Correlated:
         return judged, share.clamp(min=0.0)
 
 
-def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool) -> Row:
+def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool, state: Tensor | None = None) -> Row:
     """The estimate at moment k; `guarded`, a step that would raise the objective is cut short."""
     ones = torch.ones_like(sources.alone.constant)
-    mean, covariance = consensus.weighed(ones)
-    if plan.leave_one_out:
-        state = _left_out(mean, *consensus.others(), grid, k)
-    else:
-        state = _at_observation(mean, covariance, grid, k)
+    if state is None:
+        mean, covariance = consensus.weighed(ones)
+        if plan.start == "query":
+            state = _at_observation(mean, covariance, grid, k)
+        else:
+            state = _left_out(mean, *consensus.others(), grid, k) if plan.start == "leave_one_out" else mean
     judged, share = consensus.judged(sources.alone)
     present = grid.present[:, sources.moments]
     calibration = plan.belief.calibration(grid.seen_components[:, sources.moments])

@@ -57,11 +57,11 @@ def fused_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> R
         without = torch.zeros_like(series.wanted(series.seen))
         seen_here = series.wanted(series.present)
         precision = torch.zeros_like(seen_here, dtype=without.dtype)
-        if not belief.gaussian and (plan.leave_one_out or not bool(seen_here.all())):
+        if not belief.gaussian and (plan.start == "leave_one_out" or not bool(seen_here.all())):
             alone = Belief(torch.inf, None, belief.size)
             without, total = _step(series, weights, alone, without, strictly_past=True)
             precision = total.exp()
-    state = series.first(without, precision, plan.leave_one_out)
+    state = series.first(without, precision, plan.start == "leave_one_out")
     for _ in range(1 if belief.gaussian else plan.iterations):
         state, total = _step(series, weights, belief, state)
     return Row(*series.restored(state, total, weights.scale), None, None)

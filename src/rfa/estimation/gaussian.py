@@ -87,6 +87,23 @@ class Gaussian(NamedTuple):
     unknown: Unknown | None
     least: Tensor
 
+    def expanded(self, count: int) -> "Gaussian":
+        """For so many series, each with what may have been all series' own."""
+        def each(x: Tensor) -> Tensor:
+            return x.repeat(count // len(x), *(1,) * (x.dim() - 1))
+
+        unknown = None if self.unknown is None else Unknown(*map(each, self.unknown))
+        return Gaussian(each(self.mean), each(self.covariance), unknown, each(self.least))
+
+    def taken(self, index: Tensor) -> "Gaussian":
+        """Of some series; all have their own."""
+        unknown = None if self.unknown is None else Unknown(*(x[index] for x in self.unknown))
+        return Gaussian(self.mean[index], self.covariance[index], unknown, self.least[index])
+
+    def first(self, count: int) -> "Gaussian":
+        """Of the first series; all have their own."""
+        return self.taken(torch.arange(count, device=self.mean.device))
+
     def moved(self, transition: Tensor, variance: Tensor) -> "Gaussian":
         """`m -> Phi m`, `P -> Phi P Phi^T + V`."""
         mean = (transition @ self.mean[..., None])[..., 0]

@@ -49,6 +49,10 @@ class Information(NamedTuple):
         """`J = H^T H`, `y = H^T z`, `c = z^T z` of whitened rows and values: no inverse of C."""
         return cls(rows.mT @ rows, (rows.mT @ values[..., None])[..., 0], values.square().sum(-1))
 
+    def weighted(self, weight: Tensor) -> "Information":
+        """What the same observations say with their noise divided by a weight `(...,)`."""
+        return Information(self.matrix * weight[..., None, None], self.vector * weight[..., None], self.constant * weight)
+
     def gain(self, variance: Tensor) -> Tensor:
         """`(I + J V)^-1`: by this much information shrinks where V is added to what it is about."""
         identity = torch.eye(variance.shape[-1], dtype=variance.dtype, device=variance.device)

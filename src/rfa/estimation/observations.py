@@ -1,6 +1,6 @@
 """Times and observations in one form: a sorted grid of all the moments that matter."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -40,6 +40,33 @@ class Grid:
     lags: Tensor
     shape: torch.Size
     models: int
+
+    def twice(self) -> "Grid":
+        """Every series twice, all of them and all of them again."""
+        def twice(x: Tensor) -> Tensor:
+            return x if len(x) == self.models == 1 else torch.cat([x, x])
+
+        values, keys = torch.cat([self.values] * 2), torch.cat([self.key] * 2)
+        rows, white = self.whitened
+        matrix, *seen = self.seen
+        return replace(
+            self,
+            times=torch.cat([self.times] * 2),
+            seen=Information(twice(matrix), *(torch.cat([x, x]) for x in seen)),
+            key=keys,
+            present=torch.cat([self.present] * 2),
+            seen_components=torch.cat([self.seen_components] * 2),
+            whitened=(twice(rows), torch.cat([white, white])),
+            values=values,
+            lags=torch.cat([self.lags] * 2),
+            models=self.models if self.models == 1 else 2 * self.models,
+        )
+
+    def weighted(self, weight: Tensor) -> "Grid":
+        """The same with the noise of each moment's observation divided by its weight, `(b, G)`."""
+        root, (rows, values) = weight.sqrt(), self.whitened
+        white = rows * root[..., None, None], values * root[..., None]
+        return replace(self, seen=self.seen.weighted(weight), whitened=white, models=len(weight))
 
 
 def flat(x: Tensor, shape: torch.Size, kept: int) -> Tensor:

@@ -1,7 +1,7 @@
 """What an estimation is asked for, what it knows at the start, and what it gives for each moment."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from .linear_sde import LinearSDE
 from .observations import Grid, flat
 from .penalties import Belief
 
+Start = Literal["recursive", "leave_one_out", "query"]
 VAGUEST = 100.0  # variance, in units of a measurement's, of a prediction that still may judge it
 
 
@@ -22,7 +23,7 @@ class Plan:
     smooth: bool
     belief: Belief
     iterations: int
-    leave_one_out: bool
+    start: Start
     with_weights: bool
 
     @property

@@ -12,10 +12,9 @@ from .linear_sde import LinearSDE
 from .matrices import check_start
 from .observations import Grid, make_grid
 from .penalties import Belief, Penalty
-from .plan import Plan, Row, known_start
+from .plan import Plan, Row, Start, known_start
 
 EstimatorPrior = Literal["lyapunov", "riccati"]
-Start = Literal["query", "leave_one_out"]
 Direction = Literal["filter", "smooth"]
 EstimatorBackend = Literal["dense", "fused"]
 
@@ -42,12 +41,12 @@ def robust_estimate(
     times: Tensor,
     observations: Tensor,
     *,
-    nu: float = torch.inf,
-    kappa: float | None = None,
+    nu: float = 16.0,
+    kappa: float | None = 2.0,
     penalty: Penalty = "power",
-    prior: EstimatorPrior = "lyapunov",
-    iterations: int = 1,
-    start: Start = "query",
+    prior: EstimatorPrior = "riccati",
+    iterations: int = 5,
+    start: Start = "recursive",
     direction: Direction = "filter",
     query_times: Tensor | None = None,
     initial: tuple[Tensor, Tensor] | None = None,
@@ -124,7 +123,7 @@ def robust_estimate(
     if isinstance(iterations, bool) or not isinstance(iterations, int) or iterations < 1:
         raise ValueError(f"iterations: got {iterations!r}, expected a whole number >= 1")
     belief = Belief.of(nu, kappa, sde.observation_size, penalty)
-    plan = Plan(prior == "riccati", direction == "smooth", belief, iterations, start == "leave_one_out", return_weights)
+    plan = Plan(prior == "riccati", direction == "smooth", belief, iterations, start, return_weights)
     if backend == "fused":
         _check_fused(plan)
     if initial is None:
@@ -140,6 +139,11 @@ def robust_estimate(
 def _check_fused(plan: Plan) -> None:
     if plan.smooth:
         raise ValueError("direction: got 'smooth', expected 'filter' with backend='fused': its operator sees the past")
+    if plan.start == "recursive" and not plan.belief.gaussian:
+        raise ValueError(
+            "start: got 'recursive', expected 'leave_one_out' or 'query' with backend='fused': its operator has the "
+            "Kalman filter's gains"
+        )
     if plan.with_weights:
         raise ValueError("return_weights: got True, expected False with backend='fused': it keeps no weights")
 

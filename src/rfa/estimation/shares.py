@@ -23,32 +23,51 @@ class Shares(NamedTuple):
     Args:
         matrix: `(models, j, n, n)`.
         vector: `(b, j, n)`.
+        gain: `(b, j)`: of each source's row, in units of the Kalman filter's; 1 but in the robust filter.
     """
 
     matrix: Tensor
     vector: Tensor
+    gain: Tensor
 
     @classmethod
     def none(cls, grid: Grid) -> "Shares":
         """Before anything is seen."""
-        return cls(grid.seen.matrix[:, :0], grid.seen.vector[:, :0])
+        return cls(grid.seen.matrix[:, :0], grid.seen.vector[:, :0], grid.seen.constant[:, :0])
 
-    def seen(self, grid: Grid, k: int, correction: Correction) -> "Shares":
+    def seen(self, grid: Grid, k: int, correction: Correction, gain: Tensor | None = None) -> "Shares":
         """At moment k, where `m -> keep m + gain z`: all shares shrink, what is seen gets its own."""
         rows, values = (part[:, k] for part in grid.whitened)
         kept = self.kept(correction.keep)
         if not bool(grid.present[:, k].any()):
             return kept
-        own = Shares((correction.gain @ rows)[:, None], (correction.gain @ values[..., None])[:, None, :, 0])
+        vector = (correction.gain @ values[..., None])[:, None, :, 0]
+        own = Shares((correction.gain @ rows)[:, None], vector, _gain(vector) if gain is None else gain[:, None])
         return kept.beside(own)
 
     def beside(self, other: "Shares") -> "Shares":
         """Both."""
         return Shares(*(torch.cat(parts, dim=1) for parts in zip(self, other, strict=True)))
 
+    def whole(self) -> "Shares":
+        """What they would be had each row had the Kalman filter's gain."""
+        return self._replace(matrix=self.matrix / self.gain[..., None, None], vector=self.vector / self.gain[..., None])
+
+    def inherited(self, replaced: Tensor, challenged: Tensor) -> "Shares":
+        """Of series and their challengers, `(2 b, ...)`: where those take over, `(b,)`, and where they begin anew."""
+        b = len(replaced)
+        parent = torch.arange(2 * b, device=replaced.device)
+        parent[:b] += b * replaced
+        parent[b:] -= b * challenged
+        return Shares(*(x[parent] for x in self))
+
+    def first(self, count: int) -> "Shares":
+        """Of the first series."""
+        return Shares(*(x[:count] for x in self))
+
     def kept(self, matrix: Tensor) -> "Shares":
         """All of them times a matrix `(models, n, n)`."""
-        return Shares(matrix[:, None] @ self.matrix, (matrix[:, None] @ self.vector[..., None])[..., 0])
+        return Shares(matrix[:, None] @ self.matrix, (matrix[:, None] @ self.vector[..., None])[..., 0], self.gain)
 
     def ahead(self, transition: Tensor, inverse: Tensor, covariance: Tensor) -> "Shares":
         """Over a step, to a state of that covariance: `M -> Phi M Phi^-1`, `v -> Phi v`.
@@ -57,15 +76,15 @@ class Shares(NamedTuple):
         lost all digits: where modes of very different decay are coupled, M holds `exp(+mu dt)` of the fastest beside
         Psi of the slowest.
         """
-        matrix, vector = self.kept(transition)
+        matrix, vector, gain = self.kept(transition)
         finite = inverse.isfinite().all(-1).all(-1)
         matrix = matrix @ torch.where(finite[:, None, None], inverse, 0.0)[:, None]
         relative = matrix.detach().abs() / units_of(covariance)[:, None]
         sound = (relative.amax((-2, -1)) <= _WORST) & finite[:, None]
-        return Shares(torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0))
+        return Shares(torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0), gain)
 
-    def rest(self, state: Gaussian) -> "Shares":
-        """M_0 `(models, 1, n, n)` and v_0 `(b, 1, n)`: the share of the start, and of sources left to the filter.
+    def rest(self, state: Gaussian) -> tuple[Tensor, Tensor]:
+        """M_0 `(models, n, n)` and v_0 `(b, n)`: the share of the start, and of sources left to the filter.
 
         Rounding in it must not outweigh sources that are hardly believed, so what may be rounding counts as zero.
         """
@@ -75,20 +94,25 @@ class Shares(NamedTuple):
         matrix = matrix - torch.where(matrix.detach().abs() <= noise, matrix.detach(), 0.0)  # its gradient stays
         vector = state.mean - self.vector.sum(1)
         vector = vector - torch.where(matrix.any(-1), 0.0, vector.detach())
-        return Shares(matrix[:, None], vector[:, None])
+        return matrix, vector
 
-    def seen_behind(self, grid: Grid, k: int) -> "Shares":
+    def seen_behind(self, grid: Grid, k: int, gain: Tensor | None = None) -> "Shares":
         """Of the future: the information of what is seen at moment k joins."""
         if not bool(grid.present[:, k].any()):
             return self
-        return self.beside(Shares(grid.seen.matrix[:, k : k + 1], grid.seen.vector[:, k : k + 1]))
+        matrix, vector, _ = (part[:, k : k + 1] for part in grid.seen)
+        return self.beside(Shares(matrix, vector, _gain(vector) if gain is None else gain[:, None]))
 
     def back(self, steps: Steps, k: int, total: Information) -> "Shares":
         """Of the future: from moment k + 1 to k, as the information `total` of all of them moves."""
         transition, variance = steps[k]
         left = transition.mT @ total.gain(variance)
-        matrix, vector = self.kept(left)
-        return Shares(matrix @ transition[:, None], vector)
+        matrix, vector, gain = self.kept(left)
+        return Shares(matrix @ transition[:, None], vector, gain)
+
+
+def _gain(vector: Tensor) -> Tensor:
+    return torch.ones_like(vector[..., 0])
 
 
 def units_of(covariance: Tensor) -> Tensor:

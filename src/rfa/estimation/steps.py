@@ -39,6 +39,12 @@ class Steps:
         """From moment k to k + 1."""
         return self.transition[:, k], self.variance[:, k]
 
+    def twice(self) -> "Steps":
+        """For every series twice; one that all share stays one."""
+        if len(self.transition) == 1:
+            return self
+        return Steps(torch.cat([self.transition] * 2), torch.cat([self.variance] * 2))
+
     @staticmethod
     def inverse(sde: LinearSDE, grid: Grid) -> Tensor:
         """`Phi^-1` of each step, `(models, G - 1, n, n)`; not finite where a state decays by more than numbers can."""
