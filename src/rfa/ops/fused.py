@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, rotation, time_dtype
 
-from .inputs import Options, Parameters, Positions
+from .inputs import Options, Parameters, Positions, numbered
 from .prior import latest, riccati_path
 
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -113,7 +113,7 @@ def fused_visibility(positions: Positions, causal: bool) -> Visibility:
     groups = queries = None
     if positions.key_segments is not None and positions.query_segments is not None:
         both = torch.cat([positions.key_segments, positions.query_segments], dim=-1)
-        both = torch.unique(both, return_inverse=True)[1].to(torch.int32)
+        both = numbered(both).to(torch.int32)
         groups, queries = both.split([times[0].shape[-1], times[1].shape[-1]], dim=-1)
     if positions.key_mask is not None:
         batch = positions.key_mask.shape[0]
