@@ -1,11 +1,14 @@
 """What `torch.func`, `torch.vmap`, batched gradients and dual numbers make of a fused kernel's operators."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # The dimension of the heads, None where all share it. Of the inputs that every kernel takes first: states, phases,
 # prior, positions; and of the gradients that its backward pass gives: states, the prior but its bound.
@@ -38,7 +41,7 @@ def transformed() -> bool:
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether the values of tensors can be looked at: not while a compiler traces, nor where `vmap` has them batched."""
+    """Whether the values of tensors can be looked at: not while a compiler traces, nor where they are batched."""
     return not torch.compiler.is_compiling() and not any(_batched(x) for x in tensors if x is not None)
 
 
@@ -49,6 +52,14 @@ def _batched(x: Tensor) -> bool:
             return True
         x = wrappers.get_unwrapped(x)
     return False
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+    """PyTorch's attention, by its formula where there are transforms: its kernels have neither tangents nor, where a
+    transform hides that it is learned, a gradient of the mask.
+    """
+    with sdpa_kernel(SDPBackend.MATH) if transformed() else nullcontext():
+        return F.scaled_dot_product_attention(query, key, value, **given)
 
 
 def transformable(
@@ -69,7 +80,7 @@ def transformable(
         backend: its name, for errors.
         operator: of tensors to a tuple of tensors.
         inputs: the dimension of the heads in each input; those that follow have none.
-        results: the same of the outputs; one of fewer dimensions stands for nothing.
+        results: the same of the outputs.
         setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
     """
 
@@ -78,17 +89,19 @@ def transformable(
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int | None]]:
         size = info.batch_size
-        places = [*inputs, *(None,) * len(given)][: len(given)]
+        places: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
         if any(dim is not None and place is None for dim, place in zip(in_dims, places, strict=True)):
             each = [
                 operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
                 for i in range(size)
             ]
             return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(results)
-        joined = (_joined(x, dim, place, size) for x, dim, place in zip(given, in_dims, places, strict=True))
-        found = list(zip(operator(*joined), results, strict=True))
-        parted = [x.unflatten(heads, (size, x.shape[heads] // max(size, 1))) if x.dim() > heads else x for x, heads in found]
-        return parted, [heads if x.dim() > heads else None for x, heads in found]
+        joined = [_joined(x, dim, place, size) for x, dim, place in zip(given, in_dims, places, strict=True)]
+        first = list(given[0].shape)
+        if in_dims[0] is not None:
+            del first[in_dims[0]]
+        parts = (size, first[places[0]])
+        return [x.unflatten(heads, parts) for x, heads in zip(operator(*joined), results, strict=True)], [*results]
 
     backward = refused if gradient is None else gradient
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
@@ -105,7 +118,5 @@ def _joined(x: Any, dim: int | None, heads: int | None, size: int) -> Any:
     if not isinstance(x, Tensor) or heads is None:
         return x
     if dim is None:
-        shape = list(x.shape)
-        shape.insert(heads, size)
-        return x.unsqueeze(heads).expand(shape).flatten(heads, heads + 1)
+        x, dim = x.expand(size, *x.shape), 0
     return x.movedim(dim, heads).flatten(heads, heads + 1)

@@ -77,6 +77,12 @@ _GRADIENTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
 _INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool prior_gradient"
 
 
+def _nothing(scalars: Tensor) -> Tensor:
+    """No elements, where an operator cannot return None; `vmap` finds the heads where it looks for them."""
+    heads = scalars.shape[1]
+    return scalars.new_empty(0, heads, heads, 0)
+
+
 @torch.library.custom_op("rfa::triton_forward", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 def triton_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Estimates and log sums; see `fused_attention`."""
@@ -101,14 +107,14 @@ def triton_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars.
 
-    An operator returns no None: of what is not given, or not asked for, the gradient has no elements.
+    Of what is not given, or not asked for, the gradient has no elements.
     """
     from .arguments import Call
     from .backward import backward
 
     call = Call(*arguments)
     *states, prior = backward(call, grad_out, grad_log_sum, out, log_sum, prior_gradient)
-    missing = (g if g is not None and prior_gradient else call.scalars.new_empty(0) for g in prior)
+    missing = (g if g is not None and prior_gradient else _nothing(call.scalars) for g in prior)
     return (*states, *missing)
 
 
@@ -118,7 +124,7 @@ def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, query, key, value, *
     prior = (tables, key_path, query_path, key_bias, scalars)
     return (
         *(x.new_empty(x.shape) for x in (query, key, value)),
-        *(scalars.new_empty(0) if p is None or not prior_gradient else p.new_empty(p.shape) for p in prior),
+        *(_nothing(scalars) if p is None or not prior_gradient else p.new_empty(p.shape) for p in prior),
     )
 
 
