@@ -82,13 +82,16 @@ def test_gradients(name):
     assert abs(float(second) - float(expected.real)) < 1e-12
 
 
+ALL_MODES = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+
+
 def test_gradcheck():
     generator = torch.Generator().manual_seed(0)
     given = [torch.rand(2, 3, generator=generator, dtype=torch.float64) for _ in range(5)]
     given[2][:, 0], given[3][:, 0] = given[0][:, 0], given[1][:, 0]  # equal rates
     given = [x.requires_grad_() for x in given]
-    assert torch.autograd.gradcheck(cross_transport, given)
-    assert torch.autograd.gradgradcheck(cross_transport, given)
+    assert torch.autograd.gradcheck(cross_transport, given, **ALL_MODES)
+    assert torch.autograd.gradgradcheck(cross_transport, given, check_fwd_over_rev=True)
 
 
 def test_nothing_overflows():

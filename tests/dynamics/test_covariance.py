@@ -95,11 +95,14 @@ def test_second_derivatives_of_phi(dtype):
         assert bool(torch.isfinite(second).all())
 
 
+ALL_MODES = {"check_forward_ad": True, "check_batched_grad": True, "check_batched_forward_grad": True}
+
+
 def test_gradcheck_and_gradgradcheck_of_phi():
     decay = torch.tensor([[-0.4], [0.0], [0.01], [0.2], [1.5]], dtype=torch.float64, requires_grad=True)
     lag = torch.tensor([0.3, 1.0, 4.0], dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(accumulated_variance, (decay, lag))
-    assert torch.autograd.gradgradcheck(accumulated_variance, (decay, lag))
+    assert torch.autograd.gradcheck(accumulated_variance, (decay, lag), **ALL_MODES)
+    assert torch.autograd.gradgradcheck(accumulated_variance, (decay, lag), check_fwd_over_rev=True)
 
 
 def test_phi_is_the_integral_of_the_squared_transition():

@@ -17,6 +17,7 @@ class _ExponentialMoment(torch.autograd.Function):
     def setup_context(ctx, inputs: tuple[Tensor, int], output: Tensor) -> None:
         x, ctx.order = inputs
         ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
 
     @staticmethod
     def forward(x: Tensor, order: int) -> Tensor:  # type: ignore[override]
@@ -36,9 +37,23 @@ class _ExponentialMoment(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (x,) = ctx.saved_tensors
-        return -grad * _ExponentialMoment.apply(x, ctx.order + 1).conj(), None
+        return -grad * _moment(x, ctx.order + 1).conj(), None
+
+
+class _WithTangent(_ExponentialMoment):
+    """The same in forward mode too. The compiler refuses to trace a function that has a `jvp`."""
+
+    @staticmethod
+    def jvp(ctx, tangent: Tensor, _: None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x,) = ctx.saved_tensors
+        return -tangent * _moment(x, ctx.order + 1)
+
+
+def _moment(x: Tensor, order: int) -> Tensor:
+    function = _ExponentialMoment if torch.compiler.is_compiling() else _WithTangent
+    return function.apply(x, order)
 
 
 def exponential_moment(x: Tensor) -> Tensor:
     """`integral_0^1 exp(-x s) ds = (1 - exp(-x)) / x`, and 1 at 0; for real or complex x."""
-    return _ExponentialMoment.apply(x, 0)
+    return _moment(x, 0)

@@ -14,6 +14,7 @@ from transformers.utils.output_capturing import capture_outputs
 from rfa.nn import FilterCache, HeadDynamics, NormalLinear
 from rfa.nn.cache import check_cache
 from rfa.nn.precision import FullPrecision
+from rfa.ops.transforms import readable
 
 from .attention import build_attention
 from .configuration import RFAConfig
@@ -271,4 +272,4 @@ def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | 
             f"attention_mask: got shape {tuple(attention_mask.shape)}, expected (batch, keys) = {(batch, keys)}"
         )
     mask = attention_mask.bool()
-    return None if not torch.compiler.is_compiling() and bool(mask.all()) else mask
+    return None if readable(mask) and bool(mask.all()) else mask

@@ -9,6 +9,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from rfa.dynamics import time_dtype
 from rfa.ops.fused import Kept
 from rfa.ops.inputs import Positions, times_dtype
+from rfa.ops.transforms import readable
 from rfa.ops.validation import validate_positions
 
 from .buffer import Buffer
@@ -127,7 +128,7 @@ class FilterLayer(CacheLayerMixin):
         other = elapsed != kept
         if key_mask is not None:
             other = other & key_mask[:, : kept.shape[1]]
-        if bool(other.any()):
+        if readable(other) and bool(other.any()):
             row, at = other.nonzero()[0].tolist()
             given, held = (t.expand(other.shape)[row, at].item() for t in (elapsed, kept))
             raise ValueError(

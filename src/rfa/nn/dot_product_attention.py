@@ -11,6 +11,7 @@ from torch import Tensor
 from rfa.dynamics import riccati_log_gain, rotate, rotation
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.inputs import Positions
+from rfa.ops.transforms import scaled_dot_product_attention
 from rfa.ops.window import windowed_attention
 
 from .attention import Attention
@@ -244,7 +245,7 @@ class DotProductAttention(Attention):
     ) -> Tensor:
         """Attention over turned states."""
         if self._plain(positions):
-            return F.scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+            return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
         if self.window is not None:
             return windowed_attention(query, key, value, positions=positions, window=self.window)
         return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))

@@ -179,4 +179,5 @@ class HeadDynamics(PositiveParameters):
 
     def tempering(self) -> Float[Tensor, " heads"]:
         """The exponent p > 0 of the precision in a step that it determines (appendix E.2)."""
-        return F.softplus(self.get_parameter("raw_tempering"))
+        raw = dict(self.named_parameters(recurse=False))  # `get_parameter` refuses what `torch.func` puts there
+        return F.softplus(raw["raw_tempering"])

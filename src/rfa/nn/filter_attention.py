@@ -10,6 +10,7 @@ from rfa.dynamics import rotation, turn
 from rfa.ops.at_positions import filter_attention_at
 from rfa.ops.inputs import Options, Parameters, Positions, Weight
 from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
+from rfa.ops.transforms import transformed
 
 from .attention import Attention
 from .cache import FilterLayer
@@ -186,7 +187,7 @@ class RobustFilterAttention(Attention):
 
     def _dynamics_of(self, past: FilterLayer) -> dict[str, Any]:
         """Those that the cache began with: parameters do not change while it holds something."""
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or transformed():
             return self.dynamics()
         if past.kept.dynamics is None:
             past.kept.dynamics = self.dynamics()

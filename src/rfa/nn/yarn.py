@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from rfa.dynamics import time_dtype, turn
-from rfa.ops.inputs import Positions
+from rfa.ops.inputs import Positions, numbered
+from rfa.ops.transforms import readable
 
 FAST, SLOW = 32, 1  # turns within the training length, above which a mode stays and below which it is interpolated
 TEMPERATURE = 0.1
@@ -49,7 +50,7 @@ class Yarn(NamedTuple):
         present = torch.ones_like(times, dtype=torch.bool) if mask is None else mask
         group = torch.zeros_like(times, dtype=torch.long)
         if segments is not None:
-            group = torch.unique(segments, return_inverse=True)[1]
+            group = numbered(segments)
         times, present, group = torch.broadcast_tensors(times.detach(), present, group)
         ends = []
         for sign in (1, -1):
@@ -58,7 +59,7 @@ class Yarn(NamedTuple):
                 known.new_full(known.shape, -torch.inf).scatter_reduce(-1, group, known, "amax").gather(-1, group)
             )
         length = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
-        if not positions.uniform and bool((length <= self.train_length).all()):
+        if not positions.uniform and readable(length) and bool((length <= self.train_length).all()):
             return None
         return (length / self.train_length).clamp(min=1.0)
 

@@ -14,6 +14,7 @@ from . import fused_backend, reference
 from .fused import Kept
 from .fused_backend import Kernel
 from .inputs import Options, Parameters, Positions
+from .transforms import forward_mode, refuse_forward_mode
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
@@ -148,7 +149,8 @@ def choose_backend(
 def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True) -> Backend:
     """The backend that `name` stands for, for these states; raises as `choose_backend`.
 
-    A prior that is not `separable`, that of time-dependent noise on irregular times, only the reference serves.
+    Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times, and
+    forward-mode differentiation.
     """
     chosen = choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))
     if not separable and chosen != "reference":
@@ -157,6 +159,10 @@ def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True)
                 f"backend: got {name!r} with time-dependent noise on given times, expected 'auto' or 'reference': "
                 "its variance is a function of the lag that no path of times adds up to"
             )
+        chosen = "reference"
+    if forward_mode() and chosen != "reference":
+        if name != "auto":
+            refuse_forward_mode(name)
         chosen = "reference"
     return BACKENDS[chosen]
 

@@ -4,7 +4,6 @@ import math
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import decay_kernel, rotate, time_dtype
@@ -187,9 +186,7 @@ def _rows(
         bias = bias - slopes[:, None, None] * lag
     if gates is not None:
         bias = bias + gates.masked_fill(~visible, 0.0).to(bias.dtype)
-    if decay is None:
-        estimate = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
-    else:
-        score = query @ key.mT / math.sqrt(query.shape[-1]) + bias
-        estimate = (score.softmax(-1) * decay_kernel(decay[:, None, None], lag)) @ value
-    return estimate.masked_fill(empty, 0.0)
+    weight = (query @ key.mT / math.sqrt(query.shape[-1]) + bias).softmax(-1)
+    if decay is not None:
+        weight = weight * decay_kernel(decay[:, None, None], lag)
+    return (weight @ value).masked_fill(empty, 0.0)

@@ -84,7 +84,9 @@ def robust_filter_attention(
             `rfa.dynamics.time_dependent_variance` stands in the place of `sigma^2 phi` (appendix E.5). Where times are
             given only the reference serves it, in O(N^2) memory; with prior="lyapunov" only.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
-        backend: "auto", or the name of one: it runs or raises.
+        backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
+            by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second
+            derivatives are the reference's: the others raise.
 
     Returns:
         The filtered values `(batch, heads, queries, 2 dv)`, before the innovation step, in the query's dtype; and
@@ -94,7 +96,8 @@ def robust_filter_attention(
 
     Raises:
         ValueError: naming the argument, what was given and what was expected; also where a backend asked for by name
-            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not.
+            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not;
+            nor are those that `torch.vmap` has batched.
         RuntimeError: where "cpu" is asked for and its kernels cannot be compiled.
 
     Source: section 3.2, algorithm 1.

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, rotation, time_dtype
 
-from .inputs import Options, Parameters, Positions
+from .inputs import Options, Parameters, Positions, numbered
 from .prior import latest, riccati_path
+from .transforms import transformed
 
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Score = Literal["student_t", "exponential", "dot_product"]
@@ -113,7 +114,7 @@ def fused_visibility(positions: Positions, causal: bool) -> Visibility:
     groups = queries = None
     if positions.key_segments is not None and positions.query_segments is not None:
         both = torch.cat([positions.key_segments, positions.query_segments], dim=-1)
-        both = torch.unique(both, return_inverse=True)[1].to(torch.int32)
+        both = numbered(both).to(torch.int32)
         groups, queries = both.split([times[0].shape[-1], times[1].shape[-1]], dim=-1)
     if positions.key_mask is not None:
         batch = positions.key_mask.shape[0]
@@ -133,7 +134,7 @@ def fused_prior(parameters: Parameters, positions: Positions, options: Options, 
     depends_on_mask = options.prior == "riccati" and not (positions.key_mask is None and positions.key_segments is None)
     if not positions.uniform or depends_on_mask:
         return path_prior(parameters, positions, options)
-    if kept is None or torch.is_grad_enabled() or keys < 2:  # a lone key has a gain of its own
+    if kept is None or torch.is_grad_enabled() or transformed() or keys < 2:  # a lone key has a gain of its own
         return lag_tables(parameters, options, keys)
     if kept.tables is None or kept.tables.tables is None or kept.tables.tables.shape[-1] < keys:
         kept.tables = lag_tables(parameters, options, 2 * keys)

@@ -11,6 +11,7 @@ from rfa.dynamics import rotate
 
 from .fused import FusedPrior, Kept, Phases, Score, fused_prior, fused_rotation, fused_visibility, torch_phases
 from .inputs import Options, Parameters, Positions
+from .transforms import transformed
 
 
 class Kernel(NamedTuple):
@@ -89,7 +90,7 @@ def attend(
     rotation, learned = None, False
     if frequency is not None:
         turning = (frequency, positions.key_times, positions.query_times)
-        learned = torch.is_grad_enabled() and any(factor.requires_grad for factor in turning)
+        learned = transformed() or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
     if frequency is not None and learned:
         key, value = positions.present(key, value)
         query = rotate(query.to(torch.float32), frequency, positions.query_times, inverse=True)

@@ -3,6 +3,7 @@
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise, covariance, time_dependent_variance, time_dtype
@@ -166,13 +167,24 @@ def by_segment(times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | Non
     shape = torch.broadcast_shapes(times.shape, *(t.shape for t in (key_mask, segment_ids) if t is not None))
     group = torch.zeros(shape, dtype=torch.long, device=times.device)
     if segment_ids is not None:
-        group = torch.unique(segment_ids, return_inverse=True)[1].expand(shape)
+        group = numbered(segment_ids).expand(shape)
     if key_mask is not None:
         group = group.masked_fill(~key_mask, -1)
     group, order = group.sort(dim=-1, stable=True)
-    follows = torch.zeros_like(group, dtype=torch.bool)
-    follows[:, 1:] = (group[:, 1:] == group[:, :-1]) & (group[:, 1:] >= 0)
+    joined = (group[:, 1:] == group[:, :-1]) & (group[:, 1:] >= 0)
+    follows = torch.cat([torch.zeros_like(group[:, :1], dtype=torch.bool), joined], dim=-1)
     return times.expand(shape).gather(-1, order), follows, order
+
+
+def numbered(ids: Tensor) -> Tensor:
+    """Numbers 0, 1, 2, ... for what a row `(b, length)` holds, in its order, equal ones the same.
+
+    As `torch.unique` has them, row by row; it has no rule for `torch.vmap`, and waits for a GPU.
+    """
+    order = ids.argsort(dim=-1, stable=True)
+    ordered = ids.gather(-1, order)
+    steps = F.pad((ordered[:, 1:] != ordered[:, :-1]).cumsum(-1), (1, 0))
+    return steps.gather(-1, order.argsort(dim=-1))
 
 
 def row_blocks(batch: int, heads: int, queries: int, keys: int) -> list[slice]:

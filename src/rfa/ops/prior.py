@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rfa.dynamics import riccati_log_gain, time_dtype
 
-from .inputs import Parameters, Positions, by_segment
+from .inputs import Parameters, Positions, by_segment, numbered
 
 
 class RiccatiPath(NamedTuple):
@@ -64,9 +64,9 @@ def latest(path: RiccatiPath, positions: Positions) -> Tensor:
     group = torch.zeros(times.shape, dtype=torch.long, device=times.device)
     if positions.key_segments is not None and positions.query_segments is not None:
         segments = torch.cat([positions.key_segments, positions.query_segments], dim=-1)
-        group = torch.unique(segments, return_inverse=True)[1].expand(batch, -1).clone()
+        group = numbered(segments).expand(batch, -1)
     if positions.key_mask is not None:
-        group[:, :keys].masked_fill_(~positions.key_mask, -1)
+        group = torch.cat([group[:, :keys].masked_fill(~positions.key_mask, -1), group[:, keys:]], dim=-1)
     by_time = times.argsort(dim=-1, stable=True)  # a key stands before a query of the same time
     order = by_time.gather(-1, group.gather(-1, by_time).argsort(dim=-1, stable=True))
     group = group.gather(-1, order)

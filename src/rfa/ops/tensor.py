@@ -88,7 +88,7 @@ def tensor_filter_attention(
 
     Raises:
         ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes and
-            devices are checked, values are not.
+            devices are checked, values are not; nor are those that `torch.vmap` has batched.
 
     Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
     """

@@ -9,6 +9,7 @@ from torch import Tensor
 from rfa.dynamics import TimeDependentNoise
 
 from .inputs import Options, Parameters, Prior, Weight, by_segment, times_dtype
+from .transforms import readable
 
 _POSITIVE = ("robustness", "inverse_temperature")
 _SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
@@ -36,7 +37,7 @@ def validate(
     batch, heads, queries, channels = query.shape
     keys = key.shape[2]
     _check_parameters(parameters, heads, channels // 2, query.device, per_mode)
-    if not torch.compiler.is_compiling():
+    if readable(*parameters.tensors().values()):
         _check_parameter_values(parameters.to(torch.promote_types(query.dtype, torch.float32)))
     validate_positions(batch, queries, keys, query.device, times, query_times, key_mask, segment_ids)
 
@@ -61,11 +62,9 @@ def validate_positions(
             f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
             "by default the queries stand at the last times"
         )
-    if torch.compiler.is_compiling():
-        return
-    if times is not None:
+    if times is not None and readable(times, query_times, key_mask, segment_ids):
         _check_increasing(times.to(times_dtype(times, query_times)), key_mask, segment_ids)
-    if query_times is not None and not bool(query_times.isfinite().all()):
+    if query_times is not None and readable(query_times) and not bool(query_times.isfinite().all()):
         raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
 
 

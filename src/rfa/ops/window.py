@@ -1,10 +1,10 @@
 """Softmax attention limited to a window of time, in PyTorch's own kernel over the keys that blocks of rows can see."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .inputs import Positions, row_blocks
+from .transforms import scaled_dot_product_attention
 
 
 def windowed_attention(query: Tensor, key: Tensor, value: Tensor, *, positions: Positions, window: int) -> Tensor:
@@ -34,5 +34,5 @@ def windowed_attention(query: Tensor, key: Tensor, value: Tensor, *, positions: 
         visible = visible[:, None]
         empty = ~visible.any(-1, keepdim=True)
         states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
-        estimates.append(F.scaled_dot_product_attention(*states, attn_mask=visible | empty).masked_fill(empty, 0.0))
+        estimates.append(scaled_dot_product_attention(*states, attn_mask=visible | empty).masked_fill(empty, 0.0))
     return torch.cat(estimates, dim=2)

@@ -1,5 +1,6 @@
 """The registered operator: what PyTorch expects of one, threads, layouts, memory."""
 
+import numpy as np
 import pytest
 import torch
 from torch.library import opcheck
@@ -171,6 +172,26 @@ def test_nothing_to_do(timed, prior, shape):
     assert output.shape == inputs["query"].shape
     (output.sum() + log_precision.sum()).backward()
     assert all(x.grad is None or bool((x.grad == 0).all()) for x in inputs.values())
+
+
+@pytest.mark.parametrize("shape", [{"batch": 0}, {"queries": 0}, {"keys": 0}, {"keys": 0, "queries": 0}])
+@pytest.mark.parametrize("timed", [True, False])
+def test_nothing_to_do_where_all_strides_are_zero(timed, shape):
+    """As NumPy makes empty arrays; for PyTorch they are contiguous."""
+    inputs = {n: x.detach() for n, x in problem(4, dtype=torch.float32, **({"queries": 5} | shape)).items()}
+    states = {n: torch.from_numpy(np.zeros(x.shape, np.float32)) for n, x in inputs.items() if n in STATES}
+    options = {}
+    if timed or shape == {"keys": 0}:
+        keys, queries = inputs["key"].shape[2], inputs["query"].shape[2]
+        options = {"times": irregular_times(4, keys), "query_times": irregular_times(5, queries)}
+    for x in states.values():
+        x.requires_grad_()
+    output, log_precision = attend({**inputs, **states}, "cpu", **options)
+    assert output.shape == states["query"].shape
+    assert not output.any()
+    assert bool((log_precision == -torch.inf).all())
+    output.sum().backward()
+    assert not any(x.grad.any() for x in states.values())
 
 
 MEMORY = """

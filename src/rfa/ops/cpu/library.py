@@ -11,7 +11,7 @@ _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class Strided(ctypes.Structure):
-    """A tensor `(batch, heads, length, channels)` whose last dimension is contiguous."""
+    """A tensor `(batch, heads, length, channels)` whose last dimension is contiguous, or that has no elements."""
 
     _fields_ = (("data", _pointer), ("batch", _integer), ("head", _integer), ("row", _integer))
 
@@ -21,7 +21,8 @@ class Strided(ctypes.Structure):
         if tensor is None:
             return cls(None, 0, 0, 0)
         batch, head, row, channel = tensor.stride()
-        assert channel == 1 or tensor.shape[-1] == 1, tensor.stride()
+        nowhere = tensor.shape[-1] == 1 or not tensor.numel()  # no stride is taken; NumPy has 0 where nothing is
+        assert channel == 1 or nowhere, tensor.stride()
         return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
 
 

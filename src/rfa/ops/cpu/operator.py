@@ -7,16 +7,13 @@ import torch
 from torch import Tensor
 
 from ..fused import FusedPrior, Rotation, Score, Visibility
+from ..transforms import GRADIENTS, INPUTS, refuse_forward_mode, transformable, transformed
 from .library import PhasesProblem, Strided, call
 from .problem import Call
 
 FEW = 4  # queries, up to which keys are read where they lie
 QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
 MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which are summed at the end
-
-
-def _no_gradient(ctx: object, *grads: object) -> None:
-    raise RuntimeError("the cpu backend has no second derivatives; backend='reference' has")
 
 
 def _operator(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,11 +54,12 @@ def fused_attention(
         decode: no gradient will be asked for: a few queries in the frame may read the keys where they lie.
     """
     key_cos, key_sin, query_cos, query_sin = (None,) * 4 if rotation is None else rotation
-    plain = decode and type(query) is Tensor and not torch.compiler.is_compiling()
-    return (_forward if plain else forward)(  # a token more passes PyTorch's dispatcher by
+    given = (
         query, key, value, key_cos, key_sin, query_cos, query_sin, *prior, *visibility, score, gate, rotate_values,
         key_norm, decode,
     )  # fmt: skip
+    plain = decode and type(query) is Tensor and not (torch.compiler.is_compiling() or transformed())
+    return (_forward if plain else _differentiable)(*given)  # a token more passes PyTorch's dispatcher by
 
 
 @_operator
@@ -108,6 +106,7 @@ def forward(
     decode: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Estimate and log2 sum."""
+    refuse_forward_mode("cpu")  # a compiled caller has not asked again
     out, log_sum = _outputs(query, value)
     rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
     visibility = (key_times, query_times, key_groups, query_groups)
@@ -168,8 +167,11 @@ def backward(
     score: str,
     gate: bool,
     rotate_values: bool,
-) -> list[Tensor]:
-    """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars; empty where there is none."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars; empty where there is none.
+
+    A tuple, not a list: batched gradients (`is_grads_batched`) call an operator that returns a list not at all.
+    """
     rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
     visibility = (key_times, query_times, key_groups, query_groups)
     blocks = min(-(-key.shape[2] // KEY_BLOCK), max(1, MOST_SLICES // max(1, query.numel())))
@@ -199,17 +201,22 @@ def backward(
         call("backward", problem)
     if cuts > 1:
         grad_states[0].copy_(grad_query.sum(0))
-    grads = [grad.to(query.dtype) for grad in grad_states]
     one = 1 if key_path is None else key_path.shape[1]
 
     def per_batch(grad: Tensor, dim: int) -> Tensor:
         return grad if one == batch else grad.sum(dim, keepdim=True)
 
-    grads.append(grad_tables.sum((0, 2)).movedim(0, 1).to(torch.float32).contiguous())
-    grads += [per_batch(grad_key_path, 1), per_batch(grad_query_path.sum(0), 1)]
-    grads.append(per_batch(grad_key_bias, 0).to(torch.float32))
-    grads.append(grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(torch.float32).contiguous())
-    return grads
+    query, key, value = (grad.to(query.dtype) for grad in grad_states)
+    return (
+        query,
+        key,
+        value,
+        grad_tables.sum((0, 2)).movedim(0, 1).to(torch.float32).contiguous(),
+        per_batch(grad_key_path, 1),
+        per_batch(grad_query_path.sum(0), 1),
+        per_batch(grad_key_bias, 0).to(torch.float32),
+        grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(torch.float32).contiguous(),
+    )
 
 
 @torch.library.register_fake("rfa::cpu_backward")
@@ -225,7 +232,7 @@ def _(grad_out, grad_log_sum, out, log_sum, query, key, value, *rest):
     ):
         optional.append(query.new_empty(absent if given is None else given.shape, dtype=dtype))
     states = (_like(x).to(x.dtype) for x in (query, key, value))
-    return [*states, *optional, scalars.new_empty(scalars.shape)]
+    return *states, *optional, scalars.new_empty(scalars.shape)
 
 
 def _like(x: Tensor) -> Tensor:
@@ -240,7 +247,7 @@ def _setup(ctx, inputs, output) -> None:
 
 def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
     saved = ctx.saved_tensors
-    grads = backward(grad_out, grad_log_sum, *saved, *ctx.options)
+    grads = _once(grad_out, grad_log_sum, *saved, *ctx.options)
     states, (tables, key_path, query_path, key_bias, scalars) = grads[:3], grads[3:]
     given = saved[9:13]
     priors = [
@@ -249,6 +256,6 @@ def _gradient(ctx, grad_out: Tensor, grad_log_sum: Tensor):
     return *states, *(None,) * 4, *priors, scalars, *(None,) * 11
 
 
-torch.library.register_autograd("rfa::cpu_forward", _gradient, setup_context=_setup)
-for _name in ("rfa::cpu_backward", "rfa::cpu_phases"):
-    torch.library.register_autograd(_name, _no_gradient)
+_differentiable = transformable("cpu", forward, (*INPUTS, *(None,) * 4, 1), (1, 1), _setup, _gradient)
+_once = transformable("cpu", backward, (*(1,) * 4, *INPUTS), GRADIENTS)
+transformable("cpu", phases, (0, None), (1, 1))

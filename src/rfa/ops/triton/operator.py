@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..backends import HALF_AND_SINGLE, TRITON_CHANNELS
 from ..fused import FusedPrior, Rotation, Score, Visibility
+from ..transforms import GRADIENTS, INPUTS, refuse_forward_mode, transformable
 
 
 def fused_attention(
@@ -52,7 +53,7 @@ def fused_attention(
     turned = rotation is not None and rotate_values
     _check(query, key, value, turned)
     phases = (None,) * 4 if rotation is None else tuple(rotation)
-    return torch.ops.rfa.triton_forward(query, key, value, *phases, *prior, *visibility, score, gate, turned)
+    return _differentiable(query, key, value, *phases, *prior, *visibility, score, gate, turned)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, turned: bool) -> None:
@@ -76,9 +77,16 @@ _GRADIENTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
 _INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool prior_gradient"
 
 
+def _nothing(scalars: Tensor) -> Tensor:
+    """No elements, where an operator cannot return None; `vmap` finds the heads where it looks for them."""
+    heads = scalars.shape[1]
+    return scalars.new_empty(0, heads, heads, 0)
+
+
 @torch.library.custom_op("rfa::triton_forward", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
 def triton_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Estimates and log sums; see `fused_attention`."""
+    refuse_forward_mode("triton")  # a compiled caller has not asked again
     from .arguments import Call
     from .forward import forward
 
@@ -99,14 +107,14 @@ def triton_backward(
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars.
 
-    An operator returns no None: of what is not given, or not asked for, the gradient has no elements.
+    Of what is not given, or not asked for, the gradient has no elements.
     """
     from .arguments import Call
     from .backward import backward
 
     call = Call(*arguments)
     *states, prior = backward(call, grad_out, grad_log_sum, out, log_sum, prior_gradient)
-    missing = (g if g is not None and prior_gradient else call.scalars.new_empty(0) for g in prior)
+    missing = (g if g is not None and prior_gradient else _nothing(call.scalars) for g in prior)
     return (*states, *missing)
 
 
@@ -116,7 +124,7 @@ def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, query, key, value, *
     prior = (tables, key_path, query_path, key_bias, scalars)
     return (
         *(x.new_empty(x.shape) for x in (query, key, value)),
-        *(scalars.new_empty(0) if p is None or not prior_gradient else p.new_empty(p.shape) for p in prior),
+        *(_nothing(scalars) if p is None or not prior_gradient else p.new_empty(p.shape) for p in prior),
     )
 
 
@@ -131,9 +139,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, out, log_sum = ctx.saved_tensors
     prior_gradient = any(ctx.needs_input_grad[_PRIOR])
-    query, key, value, *prior = torch.ops.rfa.triton_backward(
-        grad_out, grad_log_sum, out, log_sum, prior_gradient, *tensors, *ctx.choices
-    )
+    query, key, value, *prior = _once(grad_out, grad_log_sum, out, log_sum, prior_gradient, *tensors, *ctx.choices)
     needed = ctx.needs_input_grad[_PRIOR]
     return (
         query,
@@ -145,4 +151,6 @@ def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor 
     )
 
 
-triton_forward.register_autograd(_backward, setup_context=_save)
+_operators = torch.ops.rfa
+_differentiable = transformable("triton", _operators.triton_forward.default, INPUTS, (1, 1), _save, _backward)
+_once = transformable("triton", _operators.triton_backward.default, (*(1,) * 4, None, *INPUTS), GRADIENTS)

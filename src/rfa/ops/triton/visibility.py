@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..inputs import numbered
+
 _FAR = 2**31 - 1
 
 
@@ -47,10 +49,7 @@ def time_order(key_times: Tensor, query_times: Tensor) -> tuple[Tensor, Tensor]:
     """The rank of each time among all keys' and queries' times; equal times share one. Without a device sync."""
     batch = max(key_times.shape[0], query_times.shape[0])
     times = torch.cat([key_times.expand(batch, -1), query_times.expand(batch, -1)], dim=-1)
-    by_time = times.argsort(dim=-1, stable=True)
-    steps = times.gather(-1, by_time).diff(dim=-1) > 0
-    ranks = F.pad(steps.to(torch.int32).cumsum(-1, dtype=torch.int32), (1, 0))
-    ranks = ranks.gather(-1, by_time.argsort(dim=-1))
+    ranks = numbered(times).to(torch.int32)
     keys, queries = ranks.split([key_times.shape[-1], query_times.shape[-1]], dim=-1)
     return keys.contiguous(), queries.contiguous()
 

@@ -1,0 +1,122 @@
+"""What `torch.func`, `torch.vmap`, batched gradients and dual numbers make of a fused kernel's operators."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+# The dimension of the heads, None where all share it. Of the inputs that every kernel takes first: states, phases,
+# prior, positions; and of the gradients that its backward pass gives: states, the prior but its bound.
+INPUTS = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 1, 1, 0, None, None, None, None)
+GRADIENTS = (1, 1, 1, 1, 2, 2, 1, 1)
+
+
+@torch.compiler.assume_constant_result  # the module's number changes while the compiler traces a `jvp`
+def forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open: dual numbers exist only within one."""
+    return forward_ad._current_level >= 0
+
+
+def refuse_forward_mode(backend: str) -> None:
+    """Raise `ValueError` in forward-mode differentiation, where a kernel would drop the tangents in silence."""
+    if forward_mode():
+        raise ValueError(
+            f"backend: got {backend!r} in forward-mode differentiation, expected backend='reference', or 'auto', "
+            "which takes it there"
+        )
+
+
+def transformed() -> bool:
+    """Whether a transform of `torch.func` is at work, `torch.vmap` among them, or forward-mode differentiation.
+
+    A tensor may then hide others: what it says of `requires_grad`, and its address, are not the whole of it. A
+    compiler traces the operators themselves.
+    """
+    return not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_mode())
+
+
+def readable(*tensors: Tensor | None) -> bool:
+    """Whether the values of tensors can be looked at: not while a compiler traces, nor where they are batched."""
+    return not torch.compiler.is_compiling() and not any(_batched(x) for x in tensors if x is not None)
+
+
+def _batched(x: Tensor) -> bool:
+    wrappers = torch._C._functorch
+    while wrappers.is_functorch_wrapped_tensor(x):
+        if wrappers.is_batchedtensor(x):
+            return True
+        x = wrappers.get_unwrapped(x)
+    return False
+
+
+def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
+    """PyTorch's attention, by its formula where there are transforms: its kernels have neither tangents nor, where a
+    transform hides that it is learned, a gradient of the mask.
+    """
+    with sdpa_kernel(SDPBackend.MATH) if transformed() else nullcontext():
+        return F.scaled_dot_product_attention(query, key, value, **given)
+
+
+def transformable(
+    backend: str,
+    operator: Any,
+    inputs: Sequence[int | None],
+    results: Sequence[int],
+    setup_context: Callable[..., None] = lambda ctx, inputs, output: None,
+    gradient: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """A registered operator as a function that `torch.func` can differentiate once and `torch.vmap` can batch.
+
+    `torch.func` refuses a gradient that is registered by PyTorch's own means, and forward mode passes it by. So where
+    there are transforms, the operator is called from a `torch.autograd.Function`, which would cost too much elsewhere.
+    To `vmap` a call is to give it more heads; where positions are batched, to make one call for each.
+
+    Args:
+        backend: its name, for errors.
+        operator: of tensors to a tuple of tensors.
+        inputs: the dimension of the heads in each input; those that follow have none.
+        results: the same of the outputs.
+        setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
+    """
+
+    def refused(ctx: object, *grads: object) -> None:
+        raise RuntimeError(f"the {backend} backend has no second derivatives; backend='reference' has")
+
+    def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int | None]]:
+        size = info.batch_size
+        places: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
+        if any(dim is not None and place is None for dim, place in zip(in_dims, places, strict=True)):
+            each = [
+                operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
+                for i in range(size)
+            ]
+            return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(results)
+        joined = [_joined(x, dim, place, size) for x, dim, place in zip(given, in_dims, places, strict=True)]
+        first = list(given[0].shape)
+        if in_dims[0] is not None:
+            del first[in_dims[0]]
+        parts = (size, first[places[0]])
+        return [x.unflatten(heads, parts) for x, heads in zip(operator(*joined), results, strict=True)], [*results]
+
+    backward = refused if gradient is None else gradient
+    torch.library.register_autograd(operator, backward, setup_context=setup_context)
+    torch.library.register_vmap(operator, batched)
+    steps = {"forward": lambda *given: operator(*given), "setup_context": setup_context, "backward": backward}
+    steps["jvp"] = lambda ctx, *tangents: refuse_forward_mode(backend)
+    methods = {name: staticmethod(step) for name, step in steps.items()}
+    function: Any = type(operator.__name__, (torch.autograd.Function,), {**methods, "generate_vmap_rule": True})
+    return lambda *given: function.apply(*given) if transformed() else operator(*given)
+
+
+def _joined(x: Any, dim: int | None, heads: int | None, size: int) -> Any:
+    """The heads of all samples side by side."""
+    if not isinstance(x, Tensor) or heads is None:
+        return x
+    if dim is None:
+        x, dim = x.expand(size, *x.shape), 0
+    return x.movedim(dim, heads).flatten(heads, heads + 1)

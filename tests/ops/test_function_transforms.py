@@ -1,0 +1,176 @@
+"""`torch.func`, `torch.vmap`, batched gradients and dual numbers through the operators; Triton's are in triton/."""
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.func import grad, hessian, jacrev, jvp, vmap
+
+from rfa.ops import robust_filter_attention, tensor_filter_attention
+
+from .derivatives import FORWARD, PRESENT, PROBLEMS, REVERSE, along, errors, gradients, losses_of, made, moved
+from .problems import irregular_times
+
+# float32 (eps 1.2e-7) as in triton/fused_problems.py: the gradient of a parameter sums pairs of both signs. In bfloat16
+# states are rounded again in the frame, by up to eps / 2 = 4e-3 each.
+SINGLE, HALF = 1e-4, 5e-2
+
+
+@pytest.mark.parametrize("transform", REVERSE)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_reverse_mode(name, transform):
+    inputs, options = made(), PROBLEMS[name]
+    expected = gradients(inputs, **options)
+    for backend in ("cpu", "reference"):
+        found = errors(REVERSE[transform](losses_of(backend, **options), inputs), expected)
+        assert max(found.values()) < SINGLE, (backend, found)
+
+
+def test_reverse_mode_in_half_precision():
+    inputs, options = made(dtype=torch.bfloat16), PROBLEMS["times a row, riccati"]
+    expected = gradients(inputs, **options)
+    for transform in ("grad", "vmap of jacrev", "is_grads_batched"):
+        found = errors(REVERSE[transform](losses_of("cpu", **options), inputs), expected)
+        assert max(found.values()) < HALF, (transform, found)
+
+
+@pytest.mark.parametrize("transform", FORWARD)
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_forward_mode(name, transform):
+    """Of all inputs at once: right, or refused by a name that says what serves; never zero."""
+    inputs, options = made(), PROBLEMS[name]
+    direction = {n: x - inputs[n] for n, x in moved(inputs).items()}
+    expected = along(gradients(inputs, **options), direction)
+    for backend in ("auto", "reference"):
+        found = FORWARD[transform](losses_of(backend, **options), inputs, direction)
+        torch.testing.assert_close(found.double(), expected, rtol=SINGLE, atol=SINGLE)
+    with pytest.raises(ValueError, match=r"backend: got 'cpu' in forward-mode.* backend='reference'"):
+        FORWARD[transform](losses_of("cpu", **options), inputs, direction)
+
+
+@pytest.mark.parametrize("name", ["query", "value", "frequency"])
+def test_forward_mode_of_one_input(name):
+    """What a kernel would drop: nothing on the way to it refuses these tangents."""
+    inputs = made()
+    tangent = moved(inputs)[name]
+
+    def losses(x):
+        return losses_of("auto")({**inputs, name: x})
+
+    expected = along({name: gradients(inputs)[name]}, {name: tangent})
+    found = jvp(losses, (inputs[name],), (tangent,))[1]
+    torch.testing.assert_close(found.double(), expected, rtol=SINGLE, atol=SINGLE)
+
+
+def test_forward_mode_of_the_anisotropic_operator():
+    """Forward mode says what reverse mode does, in float64."""
+    inputs = made(dtype=torch.float64)
+    for name in ("decay", "process_noise", "key_noise", "query_noise"):
+        inputs[name] = inputs[name][:, None] * torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    names, given = zip(*inputs.items(), strict=True)
+
+    def loss(*x):
+        output, total = tensor_filter_attention(**dict(zip(names, x, strict=True)), return_log_precision=True)
+        return output.square().sum() + total.sum()
+
+    leaves = [x.clone().requires_grad_() for x in given]
+    loss(*leaves).backward()
+    expected = sum((x.grad * x).sum() for x in leaves)
+    torch.testing.assert_close(jvp(loss, given, given)[1], expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+def test_forward_mode_goes_back_to_the_kernels():
+    """Only where a level of it is open does "auto" take the reference."""
+    inputs = made()
+    before = losses_of("auto")(inputs)
+    with forward_ad.dual_level():
+        within = losses_of("auto")(inputs)
+    assert torch.equal(within, losses_of("reference")(inputs))
+    assert torch.equal(losses_of("auto")(inputs), before)
+    assert torch.equal(before, losses_of("cpu")(inputs))
+
+
+def test_second_derivatives():
+    """The reference has them, in every combination; "auto" where forward mode is a part; kernels raise."""
+
+    def of(backend):
+        inputs = {n: x.double() if backend == "reference" else x for n, x in made().items()}
+        return lambda decay: losses_of(backend)({**inputs, "decay": decay}).sum()
+
+    decay = made()["decay"]
+    exact = decay.double()
+    step = 1e-5 * torch.eye(2, dtype=torch.float64)
+    slope = grad(of("reference"))
+    numeric = torch.stack([(slope(exact + d) - slope(exact - d)) / 2e-5 for d in step])
+    for transform in (hessian, lambda f: jacrev(jacrev(f))):
+        torch.testing.assert_close(transform(of("reference"))(exact), numeric, rtol=1e-6, atol=1e-6)  # a step of 1e-5
+    torch.testing.assert_close(hessian(of("auto"))(decay).double(), numeric, rtol=1e-3, atol=1e-3)  # float32, twice
+    with pytest.raises(RuntimeError, match="no second derivatives; backend='reference' has"):
+        jacrev(jacrev(of("auto")))(decay)
+    with pytest.raises(ValueError, match="backend='reference'"):
+        jvp(grad(of("cpu")), (decay,), (decay,))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+def test_batched_positions(prior, backend):
+    """`vmap` over masks, segments and times, with and without parameters of their own: a loop says the same."""
+    inputs = made()
+    other = moved(inputs)
+    samples = {n: torch.stack([x, other[n]]) for n, x in inputs.items()}
+    segments = torch.tensor([[3, 3, -1, -1, -1], [7, 7, 7, 7, 9]])
+    given = {
+        "key_mask": torch.stack([PRESENT, PRESENT.flip(1)]),
+        "segment_ids": torch.stack([segments, segments.flip(0)]),
+        "times": torch.stack([irregular_times(0, 2, 5), irregular_times(1, 2, 5)]),
+    }
+    for name, batched in given.items():
+        of = lambda x, at, name=name: losses_of(backend, prior=prior, **{name: at})(x)  # noqa: E731
+        shared = vmap(of, (None, 0))(inputs, batched)
+        expected = torch.stack([of(inputs, at) for at in batched])
+        torch.testing.assert_close(shared, expected, rtol=SINGLE, atol=SINGLE)
+        own = vmap(jacrev(of))(samples, batched)
+        for i, at in enumerate(batched):
+            expected = gradients({n: x[i] for n, x in samples.items()}, prior=prior, **{name: at})
+            found = errors({n: x[i] for n, x in own.items()}, expected)
+            assert max(found.values()) < SINGLE, (name, found)
+
+
+def test_batched_values_are_not_checked_and_others_are():
+    inputs = made()
+    states = {n: torch.stack([inputs[n]] * 3) for n in ("query", "key", "value")}
+    rest = {n: x for n, x in inputs.items() if n not in states}
+
+    def attend(given, times, decay):
+        return robust_filter_attention(**given, **{**rest, "decay": decay}, times=times, backend="cpu")
+
+    times = irregular_times(0, 5)
+    expected = attend({n: inputs[n] for n in states}, times, rest["decay"])
+    found = vmap(attend, (0, None, None))(states, times, rest["decay"])
+    torch.testing.assert_close(found, expected.expand_as(found), rtol=SINGLE, atol=SINGLE)
+    with pytest.raises(ValueError, match="decay: got"):
+        vmap(attend, (0, None, None))(states, times, -rest["decay"])
+    with pytest.raises(ValueError, match="times: got"):
+        vmap(attend, (0, None, None))(states, times.flip(0), rest["decay"])
+    assert vmap(attend, (None, None, 0))({n: inputs[n] for n in states}, times, rest["decay"][None]).shape[0] == 1
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_no_samples(backend):
+    inputs = made()
+    losses = losses_of(backend)
+    assert vmap(losses)({n: x.new_empty(0, *x.shape) for n, x in inputs.items()}).shape == (0, 2)
+    rows = jacrev(lambda x: losses(x)[:0])(inputs)
+    assert {n: tuple(x.shape) for n, x in rows.items()} == {n: (0, *x.shape) for n, x in inputs.items()}
+
+
+def test_compiled_before_forward_mode_began():
+    """The compiler does not ask again which backend serves; the kernel itself must refuse tangents."""
+    inputs = made()
+    losses = losses_of("cpu")
+
+    def traced(*given):  # as a compiled graph has it: the operator, called with what was traced
+        return losses(dict(zip(inputs, given, strict=True)))
+
+    graph = torch.fx.experimental.proxy_tensor.make_fx(traced)(*inputs.values())
+    with forward_ad.dual_level(), pytest.raises(ValueError, match="backend: got 'cpu' in forward-mode"):
+        graph(*(forward_ad.make_dual(x, x) for x in inputs.values()))
