@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .gaussian import Gaussian
 from .information import Information
-from .matrices import inverse, symmetric
+from .matrices import inverse, positive, symmetric
 from .observations import Grid
 from .penalties import FAINTEST
 from .plan import VAGUEST, Plan, Row
@@ -20,6 +20,7 @@ from .sources import Sources
 
 _LEAST = 1e-2  # eigenvalue of the weighted information, in units of their mean
 _FLAT = 1e-12  # eigenvalue of a covariance, in units of the largest
+_FURTHEST = 1e200  # a squared distance that has overflown
 _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of rounding
 
@@ -101,8 +102,29 @@ class Correlated:
     def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
         mean, gain = self._solved(weight)
-        state = self.state._replace(covariance=symmetric(gain @ self.state.covariance))
+        mean = torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # not where it has overflown
+        state = self.state._replace(covariance=self._bounded(symmetric(gain @ self.state.covariance), weight))
         return mean, state.spread(self.settled, self.seen)
+
+    def _bounded(self, covariance: Tensor, weight: Tensor) -> Tensor:
+        """No smaller, in any direction, than if all sources had the largest weight.
+
+        Shares need not be positive, so their weighted sum alone may claim a direction to be known far too well.
+        """
+        if covariance.shape[-1] == 1:
+            return covariance
+        root, back = self._root
+        relative = back @ covariance.detach() @ back.mT
+        finite = relative.isfinite().all(-1).all(-1)[:, None, None]
+        eigenvalues, basis = torch.linalg.eigh(
+            torch.where(finite, symmetric(relative), torch.eye(relative.shape[-1]).to(relative))
+        )
+        least = 1 / weight.detach().amax(-1, keepdim=True).clamp(min=1.0) if weight.shape[-1] else 1.0
+        missing = (least - eigenvalues).clamp(min=0.0)
+        if not bool(missing.any()):
+            return covariance
+        across = root @ basis
+        return covariance + (across * missing[..., None, :]) @ across.mT
 
     def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`G (v_0 + sum_j w_ij v_ij)` and `G = (M_0 + sum_j w_ij M_ij)^-1`."""
@@ -125,6 +147,7 @@ class Correlated:
             return matrix.new_zeros(len(matrix))
         root, back = self._root
         across = back @ matrix @ root
+        across = torch.where(across.isfinite(), across, 0.0)
         least = torch.linalg.eigvalsh(symmetric(across))[..., 0]
         mean = _trace(matrix) / n
         return ((_LEAST * mean - least) / (1 - _LEAST)).clamp(min=0.0)
@@ -151,7 +174,9 @@ class Correlated:
         return judged, share.clamp(min=0.0)
 
 
-def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool, state: Tensor | None = None) -> Row:
+def estimate_row(
+    consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool, state: Tensor | None = None
+) -> Row:
     """The estimate at moment k; `guarded`, a step that would raise the objective is cut short."""
     ones = torch.ones_like(sources.alone.constant)
     if state is None:
@@ -167,7 +192,7 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
     share = share * math.prod(plan.belief.consistency()) / calibration
 
     def measured(state: Tensor) -> tuple[Tensor, Tensor]:
-        distance = judged.distance(state[:, None])
+        distance = judged.distance(state[:, None]).nan_to_num(nan=_FURTHEST, posinf=_FURTHEST)
         return distance, (share * plan.belief.cost(distance) * present).sum(-1)
 
     weight = ones
@@ -180,7 +205,9 @@ def estimate_row(consensus: Consensus, sources: Sources, grid: Grid, k: int, pla
         step, covariance = consensus.weighed(weight / calibration)
         state, distance, cost = _no_dearer(measured, state, step, cost) if guarded else (step, *measured(step))
         costs.append(cost)
-    return Row(state, _positive(covariance), weight, torch.stack(costs, dim=-1))
+    return Row(
+        state, positive(torch.where(covariance.isnan(), torch.inf, covariance)), weight, torch.stack(costs, dim=-1)
+    )
 
 
 def _no_dearer(
@@ -216,18 +243,6 @@ def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Ten
     missed = values[..., None] - rows @ mean[..., None]
     back = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
     return torch.where(grid.present[:, k, None], mean + (back @ missed)[..., 0], mean)
-
-
-def _positive(covariance: Tensor) -> Tensor:
-    """Itself where it is positive semi-definite: weights that differ may make it slightly not. Infinite where lost."""
-    covariance = torch.where(covariance.isnan(), torch.inf, covariance)
-    finite = covariance.isfinite().all(-1).all(-1)
-    eigenvalues, basis = torch.linalg.eigh(torch.where(finite[:, None, None], covariance.detach(), 0.0))
-    if bool((eigenvalues[..., 0] >= 0).all()):
-        return covariance
-    fixed = (basis * eigenvalues.clamp(min=0.0)[..., None, :]) @ basis.mT
-    shift = torch.where((eigenvalues[..., 0] < 0)[:, None, None], fixed - covariance.detach(), 0.0)
-    return covariance + shift
 
 
 def _trace(matrix: Tensor) -> Tensor:

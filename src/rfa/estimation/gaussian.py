@@ -89,6 +89,7 @@ class Gaussian(NamedTuple):
 
     def expanded(self, count: int) -> "Gaussian":
         """For so many series, each with what may have been all series' own."""
+
         def each(x: Tensor) -> Tensor:
             return x.repeat(count // len(x), *(1,) * (x.dim() - 1))
 

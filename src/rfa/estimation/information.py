@@ -51,7 +51,9 @@ class Information(NamedTuple):
 
     def weighted(self, weight: Tensor) -> "Information":
         """What the same observations say with their noise divided by a weight `(...,)`."""
-        return Information(self.matrix * weight[..., None, None], self.vector * weight[..., None], self.constant * weight)
+        return Information(
+            self.matrix * weight[..., None, None], self.vector * weight[..., None], self.constant * weight
+        )
 
     def gain(self, variance: Tensor) -> Tensor:
         """`(I + J V)^-1`: by this much information shrinks where V is added to what it is about."""

@@ -99,7 +99,10 @@ def joined(state: Gaussian, ahead: Information) -> tuple[Gaussian, Correction]:
     seen = (eigenvalues > _FAINT * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny))[..., None]
     across = basis.mT * seen
     told = across @ matrix
-    factor = torch.linalg.cholesky(told @ across.mT + torch.diag_embed((~seen[..., 0]).to(matrix.dtype)))
+    factor, failed = torch.linalg.cholesky_ex(told @ across.mT + torch.diag_embed((~seen[..., 0]).to(matrix.dtype)))
+    if bool((failed > 0).any()):  # by rounding, where eigenvalues differ by all digits
+        diagonal = torch.diag_embed(torch.where(seen[..., 0], eigenvalues, 1.0).sqrt())
+        factor = torch.where((failed > 0)[..., None, None], diagonal, factor)
     rows = torch.linalg.solve_triangular(factor, told, upper=False) / scale[..., None, :]
     back = torch.linalg.solve_triangular(factor, across * scale[..., None, :], upper=False)
     values = (back @ ahead.vector[..., None])[..., 0]

@@ -70,6 +70,25 @@ def inverse(matrix: Tensor) -> Tensor:
     return rows / (a * d - b * c)[..., None, None]
 
 
+def positive(covariance: Tensor) -> Tensor:
+    """Itself where it is positive semi-definite or infinite; else without its negative eigenvalues, which are rounding.
+
+    The gradient is that of the covariance as given.
+    """
+    covariance = symmetric(covariance)
+    finite = covariance.isfinite().all(-1).all(-1)[..., None, None]
+    units = covariance.detach().diagonal(dim1=-2, dim2=-1).abs().sqrt()
+    units = torch.where((units > 0) & units.isfinite(), units, 1.0)[
+        ..., None
+    ]  # so that those of the states do not matter
+    eigenvalues, basis = torch.linalg.eigh(torch.where(finite, covariance.detach() / units / units.mT, 0.0))
+    if not bool((eigenvalues < 0).any()):
+        return covariance
+    least = _TOLERANCE * eigenvalues[..., -1:]
+    missing = torch.where(eigenvalues[..., :1] < 0, (least - eigenvalues).clamp(min=0.0), 0.0)
+    return covariance + units * ((basis * missing[..., None, :]) @ basis.mT) * units.mT
+
+
 def root(covariance: Tensor) -> Tensor:
     """A matrix whose product with its own transpose is `covariance`, which may be singular."""
     eigenvalues, basis = torch.linalg.eigh(symmetric(covariance))

@@ -43,6 +43,7 @@ class Grid:
 
     def twice(self) -> "Grid":
         """Every series twice, all of them and all of them again."""
+
         def twice(x: Tensor) -> Tensor:
             return x if len(x) == self.models == 1 else torch.cat([x, x])
 

@@ -181,7 +181,11 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
         replaces = odds > 0
         parent = torch.arange(2 * b, device=odds.device)
         parent[own] += b * replaces
-        before, scale, row = before.taken(parent), NoiseScale(*(x[parent] for x in scale)), Judged(*(x[parent] for x in row))
+        before, scale, row = (
+            before.taken(parent),
+            NoiseScale(*(x[parent] for x in scale)),
+            Judged(*(x[parent] for x in row)),
+        )
         begins = ~(odds > -_ODDS - _BEHIND) | replaces
         odds = torch.where(begins, -torch.inf, odds)
         begins = begins & row.told[own] & (row.weight[own] < _REJECTED)
@@ -189,9 +193,15 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
             odds = torch.where(begins, -_ODDS, odds)
             parent = torch.arange(2 * b, device=odds.device)
             parent[challenger] -= b * begins
-            before, scale, row = before.taken(parent), NoiseScale(*(x[parent] for x in scale)), Judged(*(x[parent] for x in row))
+            before, scale, row = (
+                before.taken(parent),
+                NoiseScale(*(x[parent] for x in scale)),
+                Judged(*(x[parent] for x in row)),
+            )
             fresh = torch.cat([torch.zeros_like(begins), begins])
-            before = before._replace(covariance=before.covariance * torch.where(fresh, _misfit(before, grid, k), 1.0)[:, None, None])
+            before = before._replace(
+                covariance=before.covariance * torch.where(fresh, _misfit(before, grid, k), 1.0)[:, None, None]
+            )
             row = _accepted(scale.expected(), grid, k).where(fresh, row)
         scale = scale.seen(row)
         state, gains = _corrected(before, grid, k, row)
@@ -248,6 +258,10 @@ def _judged(expected: Tensor, without: Gaussian, grid: Grid, k: int) -> Judged:
         return nothing
     missed = values - (rows @ without.mean[..., None])[..., 0]
     variance = (rows @ without.covariance @ rows.mT).expand(b, m, m)
+    finite = missed.isfinite().all(-1) & variance.isfinite().all(-1).all(-1)  # what has overflown judges nothing
+    if not bool(finite.all()):
+        told, missed = told & finite, torch.where(finite[:, None], missed, 0.0)
+        variance = torch.where(finite[:, None, None], variance, 0.0)
     return weigh(expected, missed, variance, rows.any(-1).expand(b, m)).where(told, nothing)
 
 
@@ -269,11 +283,11 @@ def weigh(expected: Tensor, missed: Tensor, variance: Tensor, here: Tensor) -> J
     """
     seen = here.sum(-1).clamp(min=1)
     scale = _scales(missed).expand(len(missed), -1)
-    own = torch.maximum(scale[:, -1], missed.detach().square().sum(-1) / seen)  # no row lies beyond the last scale
-    scale = torch.cat([scale[:, :-1], own[:, None]], dim=-1)
-    noise = torch.where(here[:, None, :], scale[..., None], 1.0)
-    factor = torch.linalg.cholesky(variance[:, None] + torch.diag_embed(noise))
-    correction = torch.cholesky_solve(missed[:, None, :, None].expand(*noise.shape, 1), factor)[..., 0]
+    last = torch.maximum(scale[:, -1], missed.detach().square().sum(-1) / seen)  # no row lies beyond it
+    scale = torch.cat([scale[:, :-1], last[:, None]], dim=-1)
+    noise = torch.diag_embed(torch.where(here[:, None, :], scale[..., None], 1.0))
+    variance, factor = _factored(variance, noise)
+    correction = torch.cholesky_solve(missed[:, None, :, None].expand(*scale.shape, -1, 1), factor)[..., 0]
     log_density = -(correction * missed[:, None]).sum(-1) / 2 - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     joint = expected.log() + log_density
     probability = torch.softmax(joint, dim=-1)
@@ -287,6 +301,17 @@ def weigh(expected: Tensor, missed: Tensor, variance: Tensor, here: Tensor) -> J
     vague = torch.where(spread > _VAGUEST, capped / torch.where(spread > _VAGUEST, spread, 1.0), 1.0)
     scatter = scatter * vague[:, None, None].square()
     return Judged(weight, gain, scatter, probability, torch.logsumexp(joint, dim=-1), here.any(-1))
+
+
+def _factored(variance: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """H, and the Cholesky factors of `H + s I`; where rounding has cost H its sign, without its correlations."""
+    factor, failed = torch.linalg.cholesky_ex(variance[:, None] + noise)
+    lost = (failed > 0).any(-1)
+    if not bool(lost.any()):
+        return variance, factor
+    alone = torch.diag_embed(variance.diagonal(dim1=-2, dim2=-1).abs())
+    variance = torch.where(lost[:, None, None], alone, variance)
+    return variance, torch.linalg.cholesky(variance[:, None] + noise)
 
 
 def _wide(condition: Tensor, like: Tensor) -> Tensor:

@@ -81,7 +81,9 @@ class Shares(NamedTuple):
         matrix = matrix @ torch.where(finite[:, None, None], inverse, 0.0)[:, None]
         relative = matrix.detach().abs() / units_of(covariance)[:, None]
         sound = (relative.amax((-2, -1)) <= _WORST) & finite[:, None]
-        return Shares(torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0), gain)
+        return Shares(
+            torch.where(sound[..., None, None], matrix, 0.0), torch.where(sound[..., None], vector, 0.0), gain
+        )
 
     def rest(self, state: Gaussian) -> tuple[Tensor, Tensor]:
         """M_0 `(models, n, n)` and v_0 `(b, n)`: the share of the start, and of sources left to the filter.
