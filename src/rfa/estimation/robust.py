@@ -2,7 +2,6 @@
 
 from typing import Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor
 
 from .dense import dense_rows
