@@ -84,8 +84,8 @@ def weigh(expected: Tensor, missed: Tensor, variance: Tensor, here: Tensor) -> J
         w = sum_s p / (h + s) / sum_s p s / (h + s),    h = tr H / m
         scatter = Cov_s[(H + s I)^-1 e]
 
-    With w the Kalman gain is the mean of the gains over s, exactly where H is a multiple of I. The larger h, the less can
-    be said of s, up to the mean of all s, which is so large that a row would count for nothing: h is capped.
+    With w the Kalman gain is the mean of the gains over s, exactly where H is a multiple of I. The larger h, the less
+    can be said of s. In the limit 1 / w is the mean of all s: a row would count for nothing. So h is capped.
 
     Args:
         expected: p(s), `(b, scales)`.
