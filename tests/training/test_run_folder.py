@@ -132,6 +132,7 @@ def test_no_run_there(tmp_path):
 @pytest.mark.parametrize("how", ["cut", "empty", "gone"])
 def test_a_damaged_model(run, file, how):
     path = run.path / file
+    (run.model / "digests.json").unlink()  # they would find it first
     content = path.read_bytes()
     path.unlink() if how == "gone" else path.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
     with pytest.raises(ValueError, match=r"the model in .* cannot be read") as error:
@@ -141,6 +142,7 @@ def test_a_damaged_model(run, file, how):
 
 @pytest.mark.parametrize("content", ["", '{"version": "1.0"', "{}", "null"])
 def test_a_damaged_tokenizer(run, content):
+    (run.tokenizer / "digests.json").unlink()  # they would find it first
     (run.tokenizer / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read") as error:
         run.load_tokenizer()
@@ -281,6 +283,7 @@ def test_the_users_own_text_in_a_run_folder_survives_overwrite(corpus, tmp_path)
 @pytest.mark.parametrize("part", ["weight", "layer"])
 def test_a_model_that_lacks_weights(run, part):
     """It would load, with random numbers in their place."""
+    (run.model / "digests.json").unlink()  # they would find it first
     if part == "weight":
         file = run.model / "model.safetensors"
         held = load_file(file)
@@ -343,6 +346,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_that_can_be_read_but_is_none(stopped, damage):
+    (stopped.checkpoints / "checkpoint-5" / "digests.json").unlink()  # they would find it first
     DAMAGES[damage](stopped.checkpoints / "checkpoint-5")
     with pytest.raises(ValueError, match="checkpoint-5 is damaged, delete it to go on from the one before"):
         resume(stopped.path)

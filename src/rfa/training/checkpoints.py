@@ -1,11 +1,17 @@
 """Checkpoints on disk: which there are, whether they are whole, whether they can be read."""
 
 import json
+import pickle
+import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from transformers import PreTrainedModel, TrainerState
+from transformers.trainer_pt_utils import safe_globals
+
+from .digests import check_digests
 
 _FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
 
@@ -37,26 +43,35 @@ def read_state(checkpoint: Path) -> TrainerState:
 
 
 def read_all(checkpoint: Path, model: PreTrainedModel) -> None:
-    """Read every file of a checkpoint of `model`; whatever is wrong with one raises."""
+    """Read every file of a checkpoint of `model`; whatever is wrong with one raises, and none of them runs code."""
+    for sharded in (".metadata", "global_step*"):  # what FSDP and DeepSpeed unpickle
+        if found := sorted(checkpoint.rglob(sharded)):
+            raise ValueError(f"it holds {found[0].name}, a sharded state, expected a full one (FULL_STATE_DICT)")
+    check_digests(checkpoint)
     read_state(checkpoint)
     weights = checkpoint / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+            held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         tied = set(model.all_tied_weights_keys)
-        if wrong := sorted(name for name in found.keys() | wanted.keys() - tied if found.get(name) != wanted.get(name)):
+        if wrong := sorted(name for name in held.keys() | wanted.keys() - tied if held.get(name) != wanted.get(name)):
             raise ValueError(f"model.safetensors has not the model's {wrong[0]}")
-    optimizer, scheduler = (
-        torch.load(checkpoint / name, map_location="cpu", weights_only=True) if (checkpoint / name).is_file() else None
-        for name in ("optimizer.pt", "scheduler.pt")
-    )
-    if optimizer is not None and not {"state", "param_groups"} <= dict(optimizer).keys():
-        raise ValueError("optimizer.pt holds no optimiser's state")
-    if scheduler is not None and "last_epoch" not in dict(scheduler):
-        raise ValueError("scheduler.pt holds no schedule's state")
-    for file in checkpoint.glob("rng_state*.pth"):  # Python's and NumPy's states among them; our own file
-        if "python" not in torch.load(file, map_location="cpu", weights_only=False):
-            raise ValueError(f"{file.name} holds no random state")
+    states = {file.name: _read_numbers(file) for file in sorted(checkpoint.glob("*.pt*"))}
+    random_states = [name for name in states if name.startswith("rng_state")]
+    kinds = {"optimizer.pt": ("optimiser's", "param_groups"), "scheduler.pt": ("schedule's", "last_epoch")}
+    for name, (whose, holds) in {**kinds, **dict.fromkeys(random_states, ("generator's", "python"))}.items():
+        if name in states and not (isinstance(states[name], dict) and holds in states[name]):
+            raise ValueError(f"{name} holds no {whose} state")
     for file in checkpoint.glob("*.json"):
         json.loads(file.read_text(encoding="utf-8"))
+
+
+def _read_numbers(file: Path) -> Any:
+    """A file of PyTorch's, Python's and NumPy's random states among them: tensors and numbers, no other objects."""
+    try:
+        with safe_globals(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a pickle that PyTorch would not have written
+            return torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # whose own text says how to run what is in there
+        raise ValueError(f"{file.name} holds other things than tensors and numbers, or is damaged") from error

@@ -20,6 +20,7 @@ from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.ops import choose_backend
 
 from .callbacks import MetricsLogger, Progress, StopOnSignal
+from .digests import write_digests
 from .environment import environment
 from .optimization import ClipDynamics
 from .precision import tensor_float_32
@@ -140,6 +141,7 @@ def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
     try:
         with full_disk_as_os_error(run.path):
             data.tokenizer.save_pretrained(run.tokenizer)
+            write_digests(run.tokenizer)
         run.write(record)
     except BaseException:
         run.clear()
@@ -249,6 +251,7 @@ def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
             trainer.save_model(str(staging))
             trainer.accelerator.wait_for_everyone()
             if trainer.is_world_process_zero():
+                write_digests(staging)
                 write_whole(run.model, lambda path: os.replace(staging, path))
         finally:
             if trainer.is_world_process_zero():
