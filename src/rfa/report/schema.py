@@ -12,6 +12,7 @@ Positive = Annotated[float, Field(gt=0)]
 Measured = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
 Share = Annotated[float, Field(ge=0, le=1)]
 Course = list[list[float | None]]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}$")]  # it becomes part of file names
 
 
 class Row(TypedDict):
@@ -166,10 +167,10 @@ class Result(TypedDict):
 
     __pydantic_config__ = _CONFIG  # type: ignore[misc]
     format: int
-    recipe: str
-    run: str
-    label: str
-    preset: str
+    recipe: Name
+    run: Name
+    label: Name
+    preset: Name
     seed: Count
     train_length: Annotated[int, Field(ge=2)]
     spec: Spec
