@@ -60,6 +60,8 @@ def assignment(text: str) -> tuple[str, Any]:
         return name, json.loads(value.lower() if value in ("True", "False") else value)
     except json.JSONDecodeError:
         return name, None if value == "None" else value
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in thousands of lists
+        raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
 
 
 @contextmanager

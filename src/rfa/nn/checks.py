@@ -30,6 +30,12 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
         raise ValueError(f"{name}: got {given!r}, expected {expected}")
 
 
+def check_range(name: str, given: float | int, least: float | int, most: float | int) -> None:
+    """Raise `ValueError` unless a number lies between two others."""
+    require(given >= least, name, given, f"at least {least}")
+    require(given <= most, name, given, f"at most {most}")
+
+
 def check_extensions(chosen: Mapping[str, object]) -> None:
     """Raise `ValueError` where a layer's choices, by their names, exclude each other."""
     for (extension, choice), needs in _NEEDS.items():
