@@ -55,6 +55,30 @@ def test_names(field, name, tmp_path):
         read_result(file)
 
 
+def test_half_a_character_and_a_number_beyond_all_others(rfa, tmp_path, monkeypatch):
+    """Each is a fault of its file; the rest is reported."""
+    only(monkeypatch, "training")
+    far = whole_result("m1-rfa")
+    far["passkey"]["repeat"]["rows"][0]["distance"] = 10**20
+    half = {**whole_result("m2-sc-rfa"), "environment": {"commit": "\ud800"}}
+    write_results(tmp_path / "out", [far, half, whole_result("b1-rope")])
+    status, said, err = rfa("report", "out")
+    assert (status, len(messages(err))) == (1, 2)
+    assert "m1-rfa-seed0.json is damaged (passkey.repeat.rows.0.distance: Input should be less than" in err
+    assert "m2-sc-rfa-seed0.json is damaged ('utf-8' codec can't encode character '\\ud800'" in err
+    assert "runs: 1" in said
+
+
+def test_a_terminal_obeys_no_file_name(rfa, tmp_path, monkeypatch):
+    only(monkeypatch, "training")
+    out = write_results(tmp_path / "out", [whole_result("b1-rope")])
+    (out / "results" / "a\x1b[2J\nb.json").write_text("{}")
+    status, _, err = rfa("report", "out")
+    assert (status, len(messages(err))) == (1, 1)
+    assert "\x1b" not in err
+    assert messages(err)[0].startswith("rfa: missing: a [2J b.json: ")
+
+
 class Payload:
     def __init__(self, marker):
         self.marker = str(marker)

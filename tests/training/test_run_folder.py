@@ -337,6 +337,11 @@ def put_json(file, **values):
 DAMAGES = {
     "unknown state": lambda folder: put_json(folder / "trainer_state.json", colour="red"),
     "step as text": lambda folder: put_json(folder / "trainer_state.json", global_step="abc"),
+    "rate as text": lambda folder: put_json(folder / "trainer_state.json", save_steps={}),
+    "no history": lambda folder: put_json(folder / "trainer_state.json", log_history=0),
+    "no list of lines": lambda folder: put_json(folder / "trainer_state.json", log_history=[1]),
+    "no control": lambda folder: put_json(folder / "trainer_state.json", stateful_callbacks={}),
+    "no vocabulary": lambda folder: put_json(folder / "config.json", vocab_size={"a": 1}),
     "foreign optimiser": lambda folder: torch.save({"a": 1}, folder / "optimizer.pt"),
     "foreign schedule": lambda folder: torch.save([1], folder / "scheduler.pt"),
     "foreign random state": lambda folder: torch.save({"a": 1}, folder / "rng_state.pth"),

@@ -101,6 +101,11 @@ def main() -> None:
     sys.exit(status)
 
 
+def one_line(text: str) -> str:
+    """On one line, without signs that a terminal would obey."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 def _fail(message: str) -> None:
-    errors.print(f"rfa: {' '.join(message.split())}")
+    errors.print(f"rfa: {one_line(message)}")
     sys.exit(2)

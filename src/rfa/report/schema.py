@@ -7,7 +7,8 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import NotRequired, TypedDict
 
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-Count = Annotated[int, Field(ge=0)]
+_LARGEST = 2**63 - 1  # of NumPy's integers
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
 Measured = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -18,7 +19,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}$")]  
 class Row(TypedDict):
     """One context length of an evaluation."""
 
-    length: Annotated[int, Field(ge=1)]
+    length: Annotated[int, Field(ge=1, le=_LARGEST)]
     loss: float
     perplexity: Positive
     targets: Count
@@ -52,7 +53,7 @@ class ProbeRow(TypedDict):
 class Probe(TypedDict):
     """A retrieval probe; one without an answer to choose has neither accuracy nor chance."""
 
-    trials: Annotated[int, Field(ge=2)]
+    trials: Annotated[int, Field(ge=2, le=_LARGEST)]
     chance: Share | None
     rows: list[ProbeRow]
 
@@ -172,7 +173,7 @@ class Result(TypedDict):
     label: Name
     preset: Name
     seed: Count
-    train_length: Annotated[int, Field(ge=2)]
+    train_length: Annotated[int, Field(ge=2, le=_LARGEST)]
     spec: Spec
     config: Config
     evaluation: Asked

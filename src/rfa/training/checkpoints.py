@@ -12,8 +12,11 @@ from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 from .digests import check_digests
+from .loading import read_config
 
 _FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
+
+_STEPS = ("global_step", "max_steps", "logging_steps", "eval_steps", "save_steps")
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -37,8 +40,16 @@ def read_state(checkpoint: Path) -> TrainerState:
         ValueError: if its file holds something else.
     """
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    if not isinstance(state.global_step, int) or not isinstance(state.max_steps, int):
-        raise ValueError(f"global_step: got {state.global_step!r}, expected a number of steps")
+    kinds = {"log_history": list, "stateful_callbacks": dict, **dict.fromkeys(_STEPS, int)}
+    for name, kind in kinds.items():
+        given = getattr(state, name)
+        if not isinstance(given, kind) or isinstance(given, bool):
+            raise ValueError(f"{name}: got {given!r:.80}, expected {kind.__name__}")
+    if (
+        not all(isinstance(line, dict) for line in state.log_history)
+        or "TrainerControl" not in state.stateful_callbacks
+    ):
+        raise ValueError("log_history, stateful_callbacks: got others than the Trainer's, expected these")
     return state
 
 
@@ -63,6 +74,8 @@ def read_all(checkpoint: Path, model: PreTrainedModel) -> None:
     for name, (whose, holds) in {**kinds, **dict.fromkeys(random_states, ("generator's", "python"))}.items():
         if name in states and not (isinstance(states[name], dict) and holds in states[name]):
             raise ValueError(f"{name} holds no {whose} state")
+    if (checkpoint / "config.json").is_file():
+        read_config(checkpoint)
     for file in checkpoint.glob("*.json"):
         json.loads(file.read_text(encoding="utf-8"))
 

@@ -27,8 +27,7 @@ def read_model(folder: Path) -> RFAForCausalLM:
     if not weights:
         raise ValueError("it lacks model.safetensors")
     check_digests(folder, ("config.json", *(file.name for file in weights)))
-    given = _read_json(folder / "config.json")
-    config = RFAConfig(**{name: value for name, value in given.items() if name in RFAConfig.__annotations__})
+    config = read_config(folder)
     state = {name: tensor for file in weights for name, tensor in load_file(file).items()}
     reader = cast(Any, RFAForCausalLM)
     model, info = reader.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
@@ -36,6 +35,16 @@ def read_model(folder: Path) -> RFAForCausalLM:
         if info[fault]:
             raise ValueError(f"{fault.replace('_', ' ')}: {', '.join(map(str, sorted(info[fault])))}")
     return cast(RFAForCausalLM, model.eval())
+
+
+def read_config(folder: Path) -> RFAConfig:
+    """The configuration of `config.json`: the fields of `RFAConfig` and no others.
+
+    Raises:
+        ValueError: for values that are none of its, or code.
+    """
+    given = _read_json(folder / "config.json")
+    return RFAConfig(**{name: value for name, value in given.items() if name in RFAConfig.__annotations__})
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
