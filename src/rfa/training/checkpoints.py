@@ -15,8 +15,8 @@ from .digests import check_digests
 from .loading import read_config
 
 _FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
-
-_STEPS = ("global_step", "max_steps", "logging_steps", "eval_steps", "save_steps")
+_COUNTS = ("max_steps", "logging_steps", "eval_steps", "save_steps", "train_batch_size")
+_STEPS = {"global_step": 0, **dict.fromkeys(_COUNTS, 1)}  # and the least that each may be
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
@@ -40,15 +40,15 @@ def read_state(checkpoint: Path) -> TrainerState:
         ValueError: if its file holds something else.
     """
     state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-    kinds = {"log_history": list, "stateful_callbacks": dict, **dict.fromkeys(_STEPS, int)}
-    for name, kind in kinds.items():
+    for name, least in _STEPS.items():
         given = getattr(state, name)
-        if not isinstance(given, kind) or isinstance(given, bool):
-            raise ValueError(f"{name}: got {given!r:.80}, expected {kind.__name__}")
-    if (
-        not all(isinstance(line, dict) for line in state.log_history)
-        or "TrainerControl" not in state.stateful_callbacks
-    ):
+        if type(given) is not int or given < least:
+            raise ValueError(f"{name}: got {given!r:.80}, expected a number of at least {least}")
+    for name, kind in {"log_history": list, "stateful_callbacks": dict, "best_model_checkpoint": type(None)}.items():
+        if not isinstance(getattr(state, name), kind):
+            raise ValueError(f"{name}: got {getattr(state, name)!r:.80}, expected {kind.__name__}")
+    of_the_trainer = "TrainerControl" in state.stateful_callbacks
+    if not (of_the_trainer and all(isinstance(line, dict) for line in state.log_history)):
         raise ValueError("log_history, stateful_callbacks: got others than the Trainer's, expected these")
     return state
 
