@@ -44,7 +44,8 @@ def read_state(checkpoint: Path) -> TrainerState:
         given = getattr(state, name)
         if type(given) is not int or given < least:
             raise ValueError(f"{name}: got {given!r:.80}, expected a number of at least {least}")
-    for name, kind in {"log_history": list, "stateful_callbacks": dict, "best_model_checkpoint": type(None)}.items():
+    kinds: dict[str, type] = {"log_history": list, "stateful_callbacks": dict, "best_model_checkpoint": type(None)}
+    for name, kind in kinds.items():
         if not isinstance(getattr(state, name), kind):
             raise ValueError(f"{name}: got {getattr(state, name)!r:.80}, expected {kind.__name__}")
     of_the_trainer = "TrainerControl" in state.stateful_callbacks
