@@ -8,11 +8,11 @@ from torch import Tensor
 from rfa.dynamics import turn
 
 from .backends import backend_for
-from .fused import BITS, FusedPrior, clamped
+from .fused import BITS, SMALLEST, FusedPrior
 from .fused_backend import Kernel, attend
 from .inputs import Positions, Weight, row_blocks
 from .path import Along, TokenDynamics, content_path
-from .scores import among_visible, judged, log_weights, positive
+from .scores import among_visible, evidence, judged, log_weights, positive
 
 
 class Noises(NamedTuple):
@@ -155,7 +155,7 @@ def _bound(noises: Noises, dynamics: TokenDynamics) -> Tensor:
     noises = Noises(*(p.detach() for p in noises))
     decay, process_noise = (x.detach().to(noises.key_noise.dtype) for x in dynamics[:2])
     settled = torch.where(decay > 0, process_noise / (2 * decay), torch.inf).amin((0, 2))
-    least, _ = clamped(torch.minimum(noises.key_noise, settled) + noises.noise_floor, noises.query_noise)
+    least = (torch.minimum(noises.key_noise, settled) + noises.noise_floor).clamp(min=SMALLEST)
     return -noises.inverse_temperature * torch.log2(least)
 
 
@@ -208,6 +208,6 @@ def _rows(
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
     ).clamp(min=0)
-    distance = residual / (robustness * modes * judged(variance, query_noise))
-    score, empty = among_visible(log_weights(distance, variance, robustness, temperature, weight), visible)
+    lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
+    score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
     return (score.softmax(-1) * decay @ value).masked_fill(empty, 0.0)

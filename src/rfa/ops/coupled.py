@@ -8,7 +8,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 
 from .inputs import Weight, row_blocks
-from .scores import among_visible, judged, log_weights, positive
+from .scores import among_visible, evidence, judged, log_weights, positive
 
 
 class Process(NamedTuple):
@@ -233,6 +233,6 @@ def _rows(
     variance = positive(over.left * sources.variance + over.cross_left * y_noise + over.grown + floor)
     difference = query[:, :, :, None] - key
     residual = (difference.real.square() + difference.imag.square()).sum(-1)
-    distance = residual / (robustness * modes * judged(variance, query_noise))
-    score, empty = among_visible(log_weights(distance, variance, robustness, temperature, weight), visible)
+    lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
+    score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
     return (score.softmax(-1)[..., None] * value).sum(-2).masked_fill(empty, 0.0)

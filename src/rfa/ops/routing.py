@@ -9,7 +9,7 @@ from torch import Tensor
 from rfa.dynamics import TimeDependentNoise, decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, locate, row_blocks
-from .scores import among_visible
+from .scores import among_visible, evidence, judged, positive
 from .validation import validate
 
 
@@ -163,12 +163,11 @@ def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positi
     visible = visible[:, None]
 
     decay = decay_kernel(head.decay, lag)
-    judged = head.variance(lag) + head.query_noise
-    judged = judged.clamp(min=torch.finfo(judged.dtype).tiny ** 0.25)  # gradients divide by its square
+    total = judged(positive(head.variance(lag)), head.query_noise, "exponential")
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
     residual = (squares - 2 * decay * (query @ key.mT)).clamp(min=0)  # rounding may leave a tiny negative number
 
-    score, empty = among_visible(-residual / judged - modes * judged.log(), visible)
+    score, empty = among_visible(-evidence(residual, (total,), "exponential") - modes * total.log(), visible)
     responsibility = score.softmax(-1).masked_fill(empty, 0.0)
-    gain = (head.query_noise / judged).expand_as(score)
+    gain = (head.query_noise / total).expand_as(score)
     return Routes(responsibility, gain, decay.expand_as(score))

@@ -7,7 +7,7 @@ from torch import Tensor
 from rfa.dynamics import covariance, decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, Weight, locate, row_blocks
-from .scores import among_visible, judged, log_weights, positive
+from .scores import among_visible, evidence, judged, log_sum, log_weights, positive
 from .validation import validate
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
@@ -162,12 +162,15 @@ def _rows(
     kept = decay_kernel(decay, lag)
     variance = positive(covariance(decay, process_noise, key_noise, noise_floor, lag))
     real, imaginary = (query[..., :, None, part] - kept * key[..., None, :, part] for part in (0, 1))
-    shares = (real.square() + imaginary.square()) / judged(variance, query_noise)
-    distance = shares.sum(2, keepdim=True) / (robustness * modes)
-    score = log_weights(distance, variance, robustness, inverse_temperature, options.weight)
+    total = judged(variance, query_noise, options.weight)
+    held = total.detach()  # as in `evidence`, with the least of the modes' variances as its scale
+    least = held.amin(2, keepdim=True)
+    shares = (real.square() + imaginary.square()) * (least / held) * (held / total)
+    lost = evidence(shares.sum(2, keepdim=True), (robustness * modes, least), options.weight)
+    score = log_weights(lost, variance, robustness, inverse_temperature, options.weight)
     score, empty = among_visible(score, visible)
     estimate = (score.softmax(-1) * kept @ value).masked_fill(empty, 0.0).permute(0, 1, 3, 4, 2).flatten(-2)
     if not options.log_precision:
         return estimate, None
-    total = torch.logsumexp(score, dim=-1).masked_fill(empty[..., 0], -torch.inf)
+    total = log_sum(score).masked_fill(empty[..., 0], -torch.inf)
     return estimate, total.mT
