@@ -12,7 +12,7 @@ from .fused import BITS, SMALLEST, FusedPrior
 from .fused_backend import Kernel, attend
 from .inputs import Positions, Weight, row_blocks
 from .path import Along, TokenDynamics, content_path
-from .scores import among_visible, evidence, judged, log_weights, positive
+from .scores import among_visible, evidence, judged, log_weights
 
 
 class Noises(NamedTuple):
@@ -202,7 +202,7 @@ def _rows(
     grown = grown.masked_fill(~visible, 0.0).clamp(min=0).to(dtype)  # rounding may leave a tiny negative number
     decay = torch.exp(-damping).to(dtype)
 
-    variance = positive(grown + key_noise * decay.square() + floor)
+    variance = grown + key_noise * decay.square() + floor
     residual = (
         query.square().sum(-1)[..., :, None]
         + decay.square() * key.square().sum(-1)[..., None, :]

@@ -8,7 +8,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 
 from .inputs import Weight, row_blocks
-from .scores import among_visible, evidence, judged, log_weights, positive
+from .scores import among_visible, evidence, judged, log_weights
 
 
 class Process(NamedTuple):
@@ -230,7 +230,7 @@ def _rows(
 
     query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
     y_noise = processes[1].key_noise.to(dtype)[:, None, None]
-    variance = positive(over.left * sources.variance + over.cross_left * y_noise + over.grown + floor)
+    variance = over.left * sources.variance + over.cross_left * y_noise + over.grown + floor
     difference = query[:, :, :, None] - key
     residual = (difference.real.square() + difference.imag.square()).sum(-1)
     lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)

@@ -47,10 +47,10 @@ def path_attention(
         decay = torch.exp(-apart[0]).to(query.dtype)
         lost = -torch.expm1(-2 * apart[0])
         variance = (apart[1] + key_path[1][..., None, :] * lost).to(query.dtype)
-        variance = positive(variance + key_noise * decay.square() + floor)
+        variance = variance + key_noise * decay.square() + floor
         scale = (1 / share, judged(variance, query_noise, weight)) if gate else (1 / share,)
         if prior.key_bias is None:
-            bias = -exponent * torch.log2(variance)
+            bias = -exponent * torch.log2(positive(variance))
         else:
             bias = prior.key_bias.to(query.dtype)[..., None, :] - apart[2].abs().to(query.dtype)
         part = query[:, :, rows]

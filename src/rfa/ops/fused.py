@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, rotation, time_dtype
 
-from .inputs import Options, Parameters, Positions, Weight
+from .inputs import Options, Parameters, Positions
 from .prior import latest, riccati_path
 from .scores import least_judged
 
@@ -156,12 +156,15 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> FusedPr
     steps = torch.arange(length, device=mu.device, dtype=mu.dtype)
     lag = steps if head.horizon is None else steps + head.horizon
     lag = lag.expand(mu.shape[0], length)
-    variance, judged = clamped(head.variance(lag), head.query_noise, options.weight)
+    variance = head.variance(lag)
+    judged = (variance + head.query_noise).clamp(min=least_judged(options.weight, torch.float32))
     if options.prior == "riccati":
         log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
     else:
-        log_prior = -torch.log(variance + head.query_noise if options.query_noise_in_bias else variance)
+        log_prior = -torch.log(
+            (variance + head.query_noise if options.query_noise_in_bias else variance).clamp(min=SMALLEST)
+        )
     bias = BITS * head.inverse_temperature * log_prior
     weight = 1 / (head.robustness * modes * (judged if options.gate else torch.ones_like(judged)))
     weight = weight.clamp(max=torch.finfo(torch.float32).max)
@@ -216,9 +219,3 @@ def path_prior(parameters: Parameters, positions: Positions, options: Options) -
         torch.stack([part.expand(batch, -1, -1).to(torch.float64) for part in parts]) for parts in rows
     )
     return FusedPrior(None, key_path, query_path, key_bias, scalars.to(torch.float32), bound.detach().to(torch.float32))
-
-
-def clamped(variance: Tensor, query_noise: Tensor, weight: Weight) -> tuple[Tensor, Tensor]:
-    """Sigma and `Sigma + gamma^2`, kept where a float32 holds their logarithm and the scores of that weight."""
-    variance = variance.clamp(min=SMALLEST)
-    return variance, (variance + query_noise).clamp(min=least_judged(weight, torch.float32))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .fused import FusedPrior, Kept, Phases, Score, fused_prior, fused_rotation, fused_visibility, torch_phases
 from .inputs import Options, Parameters, Positions
-from .scores import rotated
+from .scores import of_numbers, rotated
 
 
 class Kernel(NamedTuple):
@@ -42,7 +42,7 @@ def filter_attention(
         if parameters.horizon is not None and prior.tables is None:  # tables know of it
             left = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
             query = query.to(torch.float32)
-            key, value = (left * x.to(torch.float32) for x in positions.present(key, value))
+            key, value = (of_numbers(left.mul, x.to(torch.float32)) for x in positions.present(key, value))
             key_norm = None if key_norm is None else key_norm * left[..., 0].square()
         estimate, log_sum = attend(
             kernel,

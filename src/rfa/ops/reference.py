@@ -76,7 +76,7 @@ def _rows(
         lag = lag + head.horizon
 
     decay = decay_kernel(head.decay, lag)
-    variance = positive(head.variance(lag))
+    variance = head.variance(lag)
 
     residual = (
         query.square().sum(-1)[..., :, None]
@@ -90,7 +90,7 @@ def _rows(
         between = latest(path, positions)[..., None] - path.cumulative[:, :, None, :]
         prior = path.log_gain[:, :, None, :] - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
     else:
-        prior = -torch.log(variance + head.query_noise if options.query_noise_in_bias else variance)
+        prior = -torch.log(positive(variance + head.query_noise if options.query_noise_in_bias else variance))
     exponent = head.robustness + 1 if options.weight == "student_t" else 1.0
     score = head.inverse_temperature * (prior - exponent * lost)
 
@@ -98,7 +98,9 @@ def _rows(
     score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)
     attention = torch.softmax(score, dim=-1) * decay
     unknown = poisoned[0] | sees_any(visible[:, None], poisoned[1])
-    estimate = (attention @ value).masked_fill((unknown | sees_any(visible[:, None], poisoned[2]))[..., None], torch.nan)
+    estimate = (attention @ value).masked_fill(
+        (unknown | sees_any(visible[:, None], poisoned[2]))[..., None], torch.nan
+    )
     estimate = estimate.masked_fill(empty, 0.0)
     if not options.log_precision:
         return estimate, None

@@ -9,7 +9,7 @@ from torch import Tensor
 from rfa.dynamics import TimeDependentNoise, decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, locate, row_blocks
-from .scores import among_visible, evidence, judged, positive
+from .scores import among_visible, evidence, judged
 from .validation import validate
 
 
@@ -163,7 +163,7 @@ def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positi
     visible = visible[:, None]
 
     decay = decay_kernel(head.decay, lag)
-    total = judged(positive(head.variance(lag)), head.query_noise, "exponential")
+    total = judged(head.variance(lag), head.query_noise, "exponential")
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
     residual = (squares - 2 * decay * (query @ key.mT)).clamp(min=0)  # rounding may leave a tiny negative number
 

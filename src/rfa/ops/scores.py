@@ -6,6 +6,7 @@ before: there `Sigma~` counts as `least_judged` where it lies below.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -22,12 +23,12 @@ def least_judged(weight: Weight, dtype: torch.dtype) -> float:
 
 
 def positive(variance: Tensor) -> Tensor:
-    """A variance that has underflown kept away from zero, so that its logarithm is finite."""
+    """A variance kept away from zero, so that its logarithm is finite."""
     return variance.clamp(min=torch.finfo(variance.dtype).tiny)
 
 
 def judged(variance: Tensor, query_noise: Tensor, weight: Weight) -> Tensor:
-    """`Sigma~ = Sigma + gamma^2` of a `positive` Sigma, as residuals are divided by it."""
+    """`Sigma~ = Sigma + gamma^2` as residuals are divided by it; Sigma may be 0."""
     return (variance + query_noise).clamp(min=least_judged(weight, variance.dtype))
 
 
@@ -56,7 +57,7 @@ def log_weights(
     `lost` is the `evidence` of r against `nu_s d Sigma~`; `variance` is Sigma.
     """
     exponent = robustness + 1 if weight == "student_t" else 1.0
-    return inverse_temperature * (-torch.log(variance) - exponent * lost)
+    return inverse_temperature * (-torch.log(positive(variance)) - exponent * lost)
 
 
 def log_sum(score: Tensor) -> Tensor:
@@ -81,8 +82,13 @@ def finite(states: Tensor) -> tuple[Tensor, Tensor]:
 
 def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
     """`rotate`. What is no number turns into none, but gives the frequencies no gradient."""
+    return of_numbers(lambda states: rotate(states, frequency, times, inverse), states)
+
+
+def of_numbers(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+    """`function(states)`, state by state; where there is no number, none comes out and no gradient goes back."""
     states, poisoned = finite(states)
-    return rotate(states, frequency, times, inverse).masked_fill(poisoned[..., None], torch.nan)
+    return function(states).masked_fill(poisoned[..., None], torch.nan)
 
 
 def sees_any(visible: Tensor, poisoned: Tensor) -> Tensor:

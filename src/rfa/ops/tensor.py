@@ -7,7 +7,7 @@ from torch import Tensor
 from rfa.dynamics import covariance, decay_kernel, rotate
 
 from .inputs import Options, Parameters, Positions, Weight, locate, row_blocks
-from .scores import among_visible, evidence, judged, log_sum, log_weights, positive
+from .scores import among_visible, evidence, judged, log_sum, log_weights
 from .validation import validate
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
@@ -160,7 +160,7 @@ def _rows(
     lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
 
     kept = decay_kernel(decay, lag)
-    variance = positive(covariance(decay, process_noise, key_noise, noise_floor, lag))
+    variance = covariance(decay, process_noise, key_noise, noise_floor, lag)
     real, imaginary = (query[..., :, None, part] - kept * key[..., None, :, part] for part in (0, 1))
     total = judged(variance, query_noise, options.weight)
     held = total.detach()  # as in `evidence`, with the least of the modes' variances as its scale

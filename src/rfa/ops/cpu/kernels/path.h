@@ -118,9 +118,9 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
       share_sum_ += widen(relative);
       if (!RICCATI) {
         exponent_sum_ -= widen(bias * load(log_variance_ + j));
-        variance -= bias * (exponent_ * BITS * SMALL) / sigma;
+        const Floats logarithm = bias * (exponent_ * BITS * SMALL) / sigma;
+        variance -= choose(sigma > LEAST_VARIANCE, logarithm, all(0.0f));
       }
-      variance = choose(sigma > LEAST_VARIANCE, variance, all(0.0f));
       key_noise_sum_ += widen(variance * (decay * decay));
       floor_sum_ += widen(variance);
       query_noise_sum_ += widen(judged);
