@@ -204,17 +204,15 @@ class Oracle:
 
     def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0):
         self.eps, self.half, self.generator = eps, max(half, eps), torch.Generator().manual_seed(seed)
-        self.steepest = 0.0  # the largest gradient of a variance or a distance of a pair
+        self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
         return _Rounded.apply(x, eps or self.eps, self.generator) if self.eps else x
 
-    def watched(self, x: Tensor) -> Tensor:
-        def watch(grad: Tensor) -> None:
-            self.steepest = max(self.steepest, held(grad.abs()).largest)
-
+    def watched(self, name: str, x: Tensor) -> Tensor:
+        """x, whose gradient `grads` will hold."""
         if x.requires_grad:
-            x.register_hook(watch)
+            x.register_hook(lambda grad: self.grads.update({name: grad.abs()}))
         return x
 
     def turned(self, x: Tensor, phase: Tensor | None) -> Tensor:
@@ -222,7 +220,7 @@ class Oracle:
         if phase is not None:
             real, imaginary = x.chunk(2, dim=-1)
             if self.eps:  # phases are formed in float64
-                phase = phase * (1 + 2.0**-51 * torch.randn(phase.shape, generator=self.generator))
+                phase = phase + 2.0**-51 * phase * torch.randn(phase.shape, generator=self.generator, dtype=phase.dtype)
             turned = torch.complex(real, imaginary) * torch.exp(1j * phase)
             x = torch.cat([turned.real, turned.imag], dim=-1)
         return self.rounded(x, self.half)
@@ -242,17 +240,18 @@ class Oracle:
         lag = (at_queries[:, :, None] - at_keys[:, None, :]).abs().masked_fill(~visible, 0.0)[:, None] + ahead
         decay = self.rounded(torch.exp(-p["decay"] * lag))
         grown = p["process_noise"] * _grown(p["decay"], lag)
-        sigma = self.watched(grown + p["key_noise"] * decay.square() + p["noise_floor"])
+        sigma = self.watched("variance", grown + p["key_noise"] * decay.square() + p["noise_floor"])
         sigma = self.rounded(sigma)
         student = given["weight"] == "student_t"
         total = self.rounded((sigma + p["query_noise"]).clamp(min=TINY))
         judged = total if student else total.clamp(min=LEAST_OF_EXPONENTIAL)
         if self.eps:  # every backend expands the square
-            own, other = q.square().sum(-1)[..., None], decay.square() * k.square().sum(-1)[..., None, :]
-            both = self.rounded(2 * decay * (q @ k.mT))
+            squares = (self.rounded(x).square().sum(-1) for x in (q, k))
+            own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
+            both = self.rounded(2 * decay * (self.rounded(q) @ self.rounded(k).mT))
             apart = (self.rounded(own.expand_as(both)) + self.rounded(other) - both).clamp(min=0)
         else:
-            apart = self.watched((q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
+            apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
         distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
         if given["prior"] == "riccati":
             prior = self.log_weights(given, at_keys, at_queries)
@@ -372,7 +371,24 @@ def held(errors: Tensor) -> Held:
     return Held(float(errors.max()), float(errors.mean())) if errors.numel() else Held(0.0, 0.0)
 
 
-def floor(case: Case, name: str, wanted: Tensor, draws: list[Tensor]) -> Held:
+def of_paths(exact: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tensor]:
+    """What sums over u and M of all keys and queries lose in float64, where what is left are differences over lags."""
+    names = [name for name in ("process_noise", "decay", "times", "query_times") if name in exact]
+    given = exact | {n: exact[n].clone().requires_grad_() for n in names if exact[n].is_floating_point()}
+    at_keys, at_queries, _ = positions(given)
+    earliest = torch.cat([at_keys, at_queries], -1).detach().amin(-1, keepdim=True)
+    decay = given["decay"][:, None]
+    u_key, u_query = (given["process_noise"][:, None] * _grown(decay, (t - earliest)[:, None]) for t in (at_keys, at_queries))
+    m_key, m_query = (decay * (t - earliest)[:, None] for t in (at_keys, at_queries))
+    through = 2 * grads["variance"] * torch.maximum(u_query[..., None], u_key[..., None, :]).detach()
+    total = (grads["variance"] * (u_query[..., None] + u_key[..., None, :])).sum()
+    total = total + (through * (m_query[..., None] + m_key[..., None, :])).sum()
+    leaves = {n: given[n] for n in names if given[n].requires_grad}
+    found = torch.autograd.grad(total, list(leaves.values()), materialize_grads=True)
+    return {n: 2.0**-51 * x.abs() for n, x in zip(leaves, found, strict=True)}
+
+
+def floor(case: Case, name: str, wanted: Tensor, draws: list[Tensor], path: Tensor) -> Held:
     """What rounding does to a result: in the oracle, to the result itself, and where numbers end."""
     dtype = torch.float64 if "times" in name else torch.float32
     if name == "estimate" or name in STATES:
@@ -381,7 +397,7 @@ def floor(case: Case, name: str, wanted: Tensor, draws: list[Tensor]) -> Held:
     least = info.smallest_normal * info.eps + NOTHING * (1 + held(case.inputs["value"].double().abs()).largest)
     drawn = [held((x - wanted).abs()) for x in draws]
     own = held(info.eps / 2 * (wanted.abs() + (name == "log_precision")))  # log s holds a rounding of s
-    return Held(*(max(d[i] for d in drawn) + own[i] + least for i in (0, 1)))
+    return Held(*(max(d[i] for d in drawn) + own[i] + least + held(path)[i] for i in (0, 1)))
 
 
 def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
@@ -402,8 +418,9 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
 
     oracle = Oracle()
     expected, dense, wrong = results(case, exact, lambda given: oracle(given)[:2]), {}, []
-    if oracle.steepest > STEEPEST:  # on the way to them float32 must overflow
+    if any(held(grad).largest > STEEPEST for grad in oracle.grads.values()):  # on the way to them float32 must overflow
         expected = {name: expected[name] for name in ("estimate", "log_precision")}
+    paths = of_paths(exact, oracle.grads) if "variance" in oracle.grads and exact["query"].shape[2] else {}
     floors: dict[float, dict[str, list[Tensor]]] = {}
     dtype = case.inputs["query"].dtype
     for backend in ("reference", *backends):
@@ -430,7 +447,7 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
                 continue
             error, least = (
                 held((actual - wanted).abs()),
-                floor(case, name, wanted, [d[known] for d in floors[half][name]]),
+                floor(case, name, wanted, [d[known] for d in floors[half][name]], paths.get(name, wanted.new_zeros(0))),
             )
             dense.setdefault(name, Held(0.0, 0.0) if backend == "reference" else error)
             times = 2 if name in ("estimate", "log_precision") else 3

@@ -132,7 +132,7 @@ def _fused(
         key_path=torch.stack([key_path.damping, key_path.variance]).to(torch.float64),
         query_path=torch.stack([query_path.damping, query_path.variance]).to(torch.float64),
         key_bias=None,
-        scalars=torch.stack(scalars).to(torch.float32),
+        scalars=torch.stack(scalars),
         bound=_bound(noises, dynamics).to(torch.float32),
     )
     estimate, _ = attend(
@@ -207,7 +207,7 @@ def _rows(
         query.square().sum(-1)[..., :, None]
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
-    ).clamp(min=0)
+    ).relu()
     lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
     score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
     return (score.softmax(-1) * decay @ value).masked_fill(empty, 0.0)

@@ -55,7 +55,7 @@ def path_attention(
             bias = prior.key_bias.to(query.dtype)[..., None, :] - apart[2].abs().to(query.dtype)
         part = query[:, :, rows]
         residual = part.square().sum(-1)[..., None] + decay.square() * key.square().sum(-1)[..., None, :]
-        residual = (residual - 2 * decay * (part @ key.mT)).clamp(min=0)
+        residual = (residual - 2 * decay * (part @ key.mT)).relu()
         z = bias - coefficient * evidence(residual, scale, weight) / (_LN2 if weight == "student_t" else 1.0)
         z, empty = among_visible(z * _LN2, visible)
         estimates.append((z.softmax(-1) * decay @ value).masked_fill(empty, 0.0))

@@ -46,7 +46,7 @@ class FusedPrior(NamedTuple):
         key_path: `(2 or 3, b, heads, keys)` float64: M, u, and C in bits.
         query_path: the same at the queries.
         key_bias: `(b, heads, keys)` float32, in bits, where there is a third row.
-        scalars: `(6, heads)`: c, W, eta^2, sigma_0^2, gamma^2, B.
+        scalars: `(6, heads)` float32 or float64, and so are their gradients: c, W, eta^2, sigma_0^2, gamma^2, B.
 
     bound: `(heads,)`: no z of a head lies above it.
     """
@@ -218,4 +218,4 @@ def path_prior(parameters: Parameters, positions: Positions, options: Options) -
     key_path, query_path = (
         torch.stack([part.expand(batch, -1, -1).to(torch.float64) for part in parts]) for parts in rows
     )
-    return FusedPrior(None, key_path, query_path, key_bias, scalars.to(torch.float32), bound.detach().to(torch.float32))
+    return FusedPrior(None, key_path, query_path, key_bias, scalars, bound.detach().to(torch.float32))

@@ -165,7 +165,7 @@ def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positi
     decay = decay_kernel(head.decay, lag)
     total = judged(head.variance(lag), head.query_noise, "exponential")
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
-    residual = (squares - 2 * decay * (query @ key.mT)).clamp(min=0)  # rounding may leave a tiny negative number
+    residual = (squares - 2 * decay * (query @ key.mT)).relu()  # rounding may leave a tiny negative number
 
     score, empty = among_visible(-evidence(residual, (total,), "exponential") - modes * total.log(), visible)
     responsibility = score.softmax(-1).masked_fill(empty, 0.0)

@@ -208,7 +208,7 @@ def backward(
     grads.append(grad_tables.sum((0, 2)).movedim(0, 1).to(torch.float32).contiguous())
     grads += [per_batch(grad_key_path, 1), per_batch(grad_query_path.sum(0), 1)]
     grads.append(per_batch(grad_key_bias, 0).to(torch.float32))
-    grads.append(grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(torch.float32).contiguous())
+    grads.append(grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(scalars.dtype).contiguous())
     return grads
 
 

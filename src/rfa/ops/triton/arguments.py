@@ -139,7 +139,7 @@ def prior_arguments(call: Call) -> tuple[Tensor | None, ...]:
     float64 at 1/64 of the speed; no block needs an origin of its own, and gaps within a block do no harm.
     """
     paths = (_split(call.key_path), _split(call.query_path))
-    parts = (call.tables, *paths, call.key_bias, call.scalars)
+    parts = (call.tables, *paths, call.key_bias, call.scalars.to(torch.float32))
     return tuple(part if part is None else part.contiguous() for part in parts)
 
 

@@ -219,12 +219,21 @@ template <int64_t SCORE, class Prior> class Backward {
     return near && seen.keys;
   }
 
+  // The product is rounded as those that it is added to were: of equal states nothing is left.
+  void add_multiple(float factor, const float* state, float* sums) const {
+    for (int64_t c = 0; c < task_.channels; c += LANES) {
+      Floats product = load(state + c) * factor;
+      rounded(product);
+      add_to(sums + c, product);
+    }
+  }
+
   void finish_keys(int64_t start, int64_t n) {
     const Problem& p = task_.p;
     for (int64_t j = 0; j < n; j++) {
       const int64_t t = start + j;
       float *key = key_sums_ + j * task_.channels, *value = value_sums_ + j * task_.value_channels;
-      for (int64_t c = 0; c < p.channels; c++) key[c] += 2.0f * key_norm_sums_[j] * keys_[j * task_.channels + c];
+      add_multiple(2.0f * key_norm_sums_[j], keys_ + j * task_.channels, key);
       for (int64_t c = 0; c < p.value_channels; c++) value[c] *= BITS;
       turn(key, turns_.key.c(t), turns_.key.s(t), 1.0f, p.grad_key.at(task_.b, task_.h, t), p.channels);
       turn(value, turns_.value.c(t), turns_.value.s(t), 1.0f, p.grad_value.at(task_.b, task_.h, t), p.value_channels);
@@ -235,7 +244,7 @@ template <int64_t SCORE, class Prior> class Backward {
     const Problem& p = task_.p;
     for (int64_t i = 0; i < p.queries; i++) {
       float *sums = query_sums_ + i * task_.channels, *query = queries_ + i * task_.channels;
-      for (int64_t c = 0; c < p.channels; c++) sums[c] += 2.0f * norm_sums_[i] * query[c];
+      add_multiple(2.0f * norm_sums_[i], query, sums);
       turn(sums, turns_.query.c(i), turns_.query.s(i), 1.0f,
            p.grad_query.at(task_.b, task_.h, i) + task_.slice * p.query_slice, p.channels);
     }

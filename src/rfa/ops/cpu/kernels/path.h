@@ -121,21 +121,26 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
         const Floats logarithm = bias * (exponent_ * BITS * SMALL) / sigma;
         variance -= choose(sigma > LEAST_VARIANCE, logarithm, all(0.0f));
       }
-      key_noise_sum_ += widen(variance * (decay * decay));
       floor_sum_ += widen(variance);
       query_noise_sum_ += widen(judged);
-      const Floats grad_decay = load(grads.decay + j) * SMALL + variance * 2.0f * decay * (key_noise_ - order.earlier);
-      const Doubles damping = widen(-grad_decay * decay * order.sign);
+      // The sums over all pairs are weighed with times later and cancel to the lags. So a pair's shares in M and in u come
+      // from the same numbers, and u stays in double.
+      const Ints near = lost < 0.5f;  // E^2 is 1 less `lost` there: each is right to all its digits where it is small
+      const Doubles grown = widen(variance);
+      const Doubles kept = widen(keep(variance, near)) + widen(variance * choose(near, -lost, decay * decay));  // by E^2
+      key_noise_sum_ += kept;
+      Doubles damping = -kept * (2.0 * static_cast<double>(key_noise_) - 2.0 * earlier(row, start + j, order));
+      damping -= widen(load(grads.decay + j) * SMALL * decay);
+      if (!CAUSAL) damping = damping * widen(order.sign);
       row.grad_damping += damping;
       add_to(column_sums_ + j, -damping);
-      const Doubles grown = widen(variance), once_lost = widen(variance * lost);
       if (CAUSAL) {
         row.grad_variance += grown;
-        add_to(column_sums_ + KEY_BLOCK + j, once_lost - grown);
+        add_to(column_sums_ + KEY_BLOCK + j, -kept);
       } else {
         const Doubles later = widen(order.sign) * 0.5 + 0.5;  // 1 where the query is the later one
-        row.grad_variance += grown * (2.0 * later - 1.0) + once_lost * (1.0 - later);
-        add_to(column_sums_ + KEY_BLOCK + j, once_lost * later - grown * (2.0 * later - 1.0));
+        row.grad_variance += grown * later - kept * (1.0 - later);
+        add_to(column_sums_ + KEY_BLOCK + j, grown * (1.0 - later) - kept * later);
       }
       if (RICCATI) {
         const Doubles gain = widen(choose(gained(row, start + j) < 0.0f, -bias, bias));
@@ -188,6 +193,14 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     if (CAUSAL) return {all(1.0f), key};
     const Ints later = narrow(row.time - load(times_ + j)) < 0.0f;
     return {choose(later, all(-1.0f), all(1.0f)), choose(later, all(static_cast<float>(row.variance)), key)};
+  }
+
+  // u of the earlier one, as `order.earlier` but in double.
+  RFA_INLINE_MEMBER Doubles earlier(const Row& row, int64_t j, const Order& order) const {
+    const Doubles key = load(key_ + padded_ + j);
+    if (CAUSAL) return key;
+    const Doubles later = widen(order.sign) * 0.5 + 0.5;
+    return key * later + row.variance * (1.0 - later);
   }
 
   // C_i - C_j

@@ -174,7 +174,8 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, Mean mean, Sight seen, const
     const Distance d = distance(decay, weight, load(dots + j), key_norm, row);
     Floats x = load(grads.bias + j);  // becomes the gradient of w r
     x = SCORE == STUDENT_T ? x * (-row.coefficient * BITS) / (d.weighted + ONE) : x * -row.coefficient;
-    const Floats residual = x * weight, slope = residual * decay * -2.0f;
+    const Floats residual = keep(x * weight, d.residual > 0.0f);  // where r is 0, rounding is all that q - E k is
+    const Floats slope = residual * decay * -2.0f;
     norm += residual;
     store(grads.weight + j, x * d.residual);
     store(grads.decay + j, load(grads.decay + j) + residual * (d.half + decay * key_norm));
