@@ -16,13 +16,11 @@ Exit status 1 where a case is at fault; `--only SEED` runs one case again and pr
 
 import argparse
 import collections
+import functools
 import math
 import os
 import sys
 from typing import Any, NamedTuple
-
-os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -48,18 +46,23 @@ class Chance:
         self.generator = torch.Generator().manual_seed(seed)
 
     def below(self, n: int) -> int:
+        """A whole number below n."""
         return int(torch.randint(n, (), generator=self.generator))
 
     def once_in(self, n: int) -> bool:
+        """True once in n times."""
         return self.below(n) == 0
 
     def choice(self, *of: Any) -> Any:
+        """One of them."""
         return of[self.below(len(of))]
 
     def normal(self, *shape: int) -> Tensor:
+        """Of mean 0 and variance 1."""
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        """Between the two."""
         return low + (high - low) * torch.rand(*shape, generator=self.generator, dtype=torch.float64)
 
     def magnitude(self, low: float, high: float, *shape: int, zeros: int = 6) -> Tensor:
@@ -207,6 +210,7 @@ class Oracle:
         self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
+        """x, rounded at random, and its gradient."""
         return _Rounded.apply(x, eps or self.eps, self.generator) if self.eps else x
 
     def watched(self, name: str, x: Tensor) -> Tensor:
@@ -288,7 +292,9 @@ class Oracle:
                 if len(at) > 1:
                     step = times.diff()
                     grown = self.rounded(q * _grown(decay, step))
-                    lost = self.rounded(-torch.expm1(-2 * decay * step))  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
+                    lost = self.rounded(
+                        -torch.expm1(-2 * decay * step)
+                    )  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
                     b_ = lost - grown / r
                     root = torch.sqrt(b_.square() + 4 * grown / r)
                     positive = b_ > 0
@@ -351,7 +357,7 @@ def results(case: Case, given: dict[str, Any], call: Any) -> dict[str, Tensor] |
 
 def poisoned(case: Case) -> Tensor:
     """`(batch, heads, queries)`: the rows that see the poison."""
-    query, heads = case.inputs["query"], case.inputs["query"].shape[1]
+    query = case.inputs["query"]
     rows = torch.zeros(query.shape[:3], dtype=torch.bool)
     if case.poison is not None:
         name, (b, h, at, _), _ = case.poison
@@ -378,7 +384,9 @@ def of_paths(exact: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tenso
     at_keys, at_queries, _ = positions(given)
     earliest = torch.cat([at_keys, at_queries], -1).detach().amin(-1, keepdim=True)
     decay = given["decay"][:, None]
-    u_key, u_query = (given["process_noise"][:, None] * _grown(decay, (t - earliest)[:, None]) for t in (at_keys, at_queries))
+    u_key, u_query = (
+        given["process_noise"][:, None] * _grown(decay, (t - earliest)[:, None]) for t in (at_keys, at_queries)
+    )
     m_key, m_query = (decay * (t - earliest)[:, None] for t in (at_keys, at_queries))
     through = torch.maximum(u_query[..., None], u_key[..., None, :]).detach() + exact["key_noise"][:, None, None]
     through = 2 * grads["variance"] * through + grads["decay"]  # E <= 1
@@ -429,9 +437,9 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
         if half not in floors:
             drawn = [rounding(SINGLE, half, 1 + n) for n in range(DRAWS)]
             floors[half] = {name: [d[name] for d in drawn] for name in expected}
+        call = functools.partial(robust_filter_attention, return_log_precision=True, backend=backend)
         try:
-            found = results(case, low, lambda given: robust_filter_attention(
-                **given, return_log_precision=True, backend=backend))  # fmt: skip
+            found = results(case, low, lambda given, call=call: call(**given))
         except Exception as error:
             wrong.append(f"{backend}: {type(error).__name__}: {error}")
             continue
@@ -466,8 +474,10 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
 
 def describe(case: Case) -> str:
     """The arguments of a case in a few lines."""
-    lines = [f"{n}: {x.dtype} {tuple(x.shape)}" + (f" {x.tolist()}" if x.numel() <= 8 else f" +-{float(x.abs().max()):.3g}")
-             for n, x in case.inputs.items()]  # fmt: skip
+    lines = []
+    for name, x in case.inputs.items():
+        numbers = x.tolist() if x.numel() <= 8 else f"+-{float(x.abs().max()):.3g}"
+        lines.append(f"{name}: {x.dtype} {tuple(x.shape)} {numbers}")
     chosen = {n: tuple(x.shape) if isinstance(x, Tensor) else x for n, x in case.options.items()}
     return "\n".join([*lines, str(chosen), f"learned: {case.learned}", f"poison: {case.poison}"])
 
@@ -479,7 +489,6 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
     parser.add_argument("--only", type=int, help="this case alone")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
     runs = [(seed, ("cpu",)) for seed in range(options.seed, options.seed + options.cases)]
     runs += [(-1 - seed, ("triton",)) for seed in range(options.seed, options.seed + options.triton_cases)]
     if options.only is not None:
@@ -506,4 +515,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
+    os.environ["TRITON_INTERPRET"] = "1"  # triton looks at it when the first of its kernels is asked for
     sys.exit(main())

@@ -62,3 +62,80 @@ def test_other_segments(name, weight, prior, backend):
     inputs[name] = inputs[name].clone()
     inputs[name][0, 0, AT, 1] = torch.nan
     assert_untouched(clean, found(inputs, rows, backend, **options), name)
+
+
+def dense_operators():
+    """By name, estimates of a query, keys and values `(1, 2, length, 8)` of one length, causal, in float64."""
+    from rfa.ops.content import Noises, content_filter_attention
+    from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
+    from rfa.ops.dot_product import decayed_dot_product_attention
+    from rfa.ops.inputs import locate
+    from rfa.ops.path import TokenDynamics
+    from rfa.ops.routing import posterior_routing
+    from rfa.ops.tensor import tensor_filter_attention
+    from rfa.ops.window import windowed_attention
+
+    one, modes = torch.ones(2, dtype=torch.float64), torch.rand(2, 4, dtype=torch.float64)
+    noises = {n: 0.3 * one for n in ("process_noise", "key_noise", "query_noise", "noise_floor")}
+    weights = {"robustness": 4 * one, "inverse_temperature": one}
+
+    def at(x):
+        return locate(x.shape[2], x.shape[2], x.device, None, None, None, None)
+
+    def content(q, k, v):
+        decay = torch.full(q.shape[:3], 0.2, dtype=torch.float64)
+        frequency = modes[None, :, :, None].expand(1, 2, 4, q.shape[2])
+        dynamics = TokenDynamics(decay, decay, frequency)
+        given = {"positions": at(q), "noises": Noises(*[one] * 5), "dynamics": dynamics}
+        return content_filter_attention(q, k, v, **given, backend="reference")
+
+    def coupled(q, k, v):
+        times = torch.arange(q.shape[2], dtype=torch.float64)[None]
+        process, seen = Process(0.2 * one, modes, one, one, one), Observations(k, v, times, None)
+        return coupled_filter_attention(
+            q,
+            seen,
+            seen,
+            target_process=process,
+            auxiliary_process=process,
+            coupling=one,
+            judgement=Judgement(*[one] * 4),
+        )
+
+    def tensor(q, k, v):
+        per_mode = {n: modes + 0.1 for n in ("decay", "frequency", "process_noise", "key_noise", "query_noise")}
+        return tensor_filter_attention(q, k, v, **per_mode, noise_floor=one, **weights)
+
+    def dot_product(q, k, v):
+        turned = {"frequency": modes, "rotate_values": True}
+        return decayed_dot_product_attention(q, k, v, positions=at(q), decay=one, **turned, backend="reference")
+
+    def routing(q, k, v):
+        return posterior_routing(q, k, v, torch.ones_like(v), decay=one, frequency=modes, **noises)
+
+    def window(q, k, v):
+        return windowed_attention(q, k, v, positions=at(q), window=4)
+
+    return {f.__name__: f for f in (content, coupled, tensor, dot_product, routing, window)}
+
+
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize("operator", ["content", "coupled", "tensor", "dot_product", "routing", "window"])
+def test_earlier_queries_of_the_other_operators(operator, name):
+    torch.manual_seed(0)
+    attend_dense = dense_operators()[operator]
+    states = dict(zip(("query", "key", "value"), torch.randn(3, 1, 2, 9, 8, dtype=torch.float64), strict=True))
+
+    def early():
+        leaves = [x.clone().requires_grad_() for x in states.values()]
+        output = attend_dense(*leaves)
+        return output, [output[:, :, :6].detach(), *torch.autograd.grad(output[:, :, :6].square().sum(), leaves)]
+
+    _, clean = early()
+    states[name] = states[name].clone()
+    states[name][0, 1, 6, 2] = torch.nan
+    output, poisoned = early()
+    for wanted, actual in zip(clean, poisoned, strict=True):
+        torch.testing.assert_close(actual, wanted)
+    assert bool(output[0, 1, 6].isnan().any())
+    assert bool(output[0, 0].isfinite().all())

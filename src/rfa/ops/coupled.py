@@ -226,6 +226,11 @@ def _rows(
     lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~visible, 0.0)
     over = _transport(processes, coupling, lag, dtype)
     predicted = over.own * sources.target + over.cross * sources.auxiliary
+    unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)  # (batch, heads, 1 or rows, sources)
+    predicted = predicted.masked_fill(unknown[..., None, None], 0.0)
+    poisoned = ~torch.view_as_real(query).isfinite().all(-1).all(-1)
+    query = query.masked_fill(poisoned[..., None], 0.0)
+    poisoned = poisoned | (visible & unknown).any(-1)
     key, value = predicted.unbind(-2)
 
     query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
@@ -235,4 +240,5 @@ def _rows(
     residual = (difference.real.square() + difference.imag.square()).sum(-1)
     lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
     score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
-    return (score.softmax(-1)[..., None] * value).sum(-2).masked_fill(empty, 0.0)
+    estimate = (score.softmax(-1)[..., None] * value).sum(-2)
+    return estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)

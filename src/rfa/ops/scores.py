@@ -1,8 +1,8 @@
 """Scores of residuals and variances, right at their limits: what all computations in ordinary autograd code share.
 
-A variance is right down to the dtype's smallest normal number (1.2e-38 in float32, 2.2e-308 in float64). What lies below
-it counts as that number and has no gradient. Scores of exponential weights, `r / (nu_s d Sigma~)`, leave the dtype's range
-before: there `Sigma~` counts as `least_judged` where it lies below.
+A variance is right down to the dtype's smallest normal number (1.2e-38 in float32, 2.2e-308 in float64). What lies
+below it counts as that number and has no gradient. Scores of exponential weights, `r / (nu_s d Sigma~)`, leave the
+dtype's range before: there `Sigma~` counts as `least_judged` where it lies below.
 """
 
 import math
@@ -33,11 +33,11 @@ def judged(variance: Tensor, query_noise: Tensor, weight: Weight) -> Tensor:
 
 
 def evidence(residual: Tensor, scale: tuple[Tensor, ...], weight: Weight) -> Tensor:
-    """`log(1 + r / s)`, or `r / s` of exponential weights, with s the product of `scale`, right where a dtype can hold it.
+    """`log(1 + r / s)`, or `r / s` of exponential weights, where s is the product of `scale`.
 
-    The gradient of a quotient divides by the square of s, which may be 0. So the quotient is formed with s held constant,
-    times each factor's constant over that factor: 1, with the gradient of its reciprocal. Beyond 1e19 in float32 the
-    quotient is formed as two factors, each with a logarithm of its own.
+    The gradient of a quotient divides by the square of s, which may be 0. So the quotient is formed with s held
+    constant, times each factor's constant over that factor: 1, with the gradient of its reciprocal. Beyond 1e19 in
+    float32 the quotient is formed as two factors, each with a logarithm of its own.
     """
     held = math.prod(factor.detach() for factor in scale)
     one = math.prod(factor.detach() / factor for factor in scale)

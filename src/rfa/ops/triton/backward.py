@@ -15,7 +15,7 @@ _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or
 
 
 class Incoming(NamedTuple):
-    """Of each row: the gradient of its estimate, in the frame; `log2 sum_j 2^z` in two parts; what its scores subtract."""
+    """Of each row: the gradient of its estimate, in the frame; `log2 sum_j 2^z` in two; what its scores subtract."""
 
     grad_out: Tensor
     log_sum: Tensor

@@ -116,7 +116,18 @@ def forward_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, SCORE=SCORE, GATE=GATE, RICCATI=RICCATI
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
             )
 
         z = scores(dot, q_norm, k_norm, decay, bias, weight, coefficient, SCORE=SCORE, FAST_LOG=FAST_LOG)

@@ -124,7 +124,18 @@ def key_gradient_kernel(
                 visible &= later
             at_queries = load_path(query_path, path_pair, queries, rows[None, :], in_rows[None, :], RICCATI=RICCATI)
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, SCORE=SCORE, GATE=GATE, RICCATI=RICCATI
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
             )
 
         weights, grad_dot, grad_residual, _, _, _, _ = pair_gradients(

@@ -165,7 +165,18 @@ def query_gradient_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, lost, variance, judged = path_prior(
-                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, SCORE=SCORE, GATE=GATE, RICCATI=RICCATI
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
             )
 
         _, grad_dot, grad_residual, grad_decay, grad_bias, grad_weight, grad_coefficient = pair_gradients(
