@@ -34,7 +34,7 @@ FLOOR = 12  # a number is rounded several times, and the largest of a thousand e
 TINY = torch.finfo(torch.float32).tiny  # what noises of zero come to, in float64 too
 LEAST_OF_EXPONENTIAL = TINY**0.625  # the least Sigma~ whose scores float32 holds
 STATES = ("query", "key", "value")
-STEEPEST = 1e34
+STEEPEST = 1e30  # of the gradients of pairs: beyond it float32 overflows on the way to those of inputs
 SINGLE = torch.finfo(torch.float32).eps
 PARAMETERS = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 
@@ -427,7 +427,7 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
 
     oracle = Oracle()
     expected, dense, wrong = results(case, exact, lambda given: oracle(given)[:2]), {}, []
-    if any(held(grad).largest > STEEPEST for grad in oracle.grads.values()):  # on the way to them float32 must overflow
+    if any(held(grad).largest > STEEPEST for grad in oracle.grads.values()):
         expected = {name: expected[name] for name in ("estimate", "log_precision")}
     paths = of_paths(exact, oracle.grads) if "variance" in oracle.grads and exact["query"].shape[2] else {}
     floors: dict[float, dict[str, list[Tensor]]] = {}
@@ -462,7 +462,7 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
             dense.setdefault(name, Held(0.0, 0.0) if backend == "reference" else error)
             times = 2 if name in ("estimate", "log_precision") else 3
             for kind, got, base, small in zip(Held._fields, error, dense[name], least, strict=True):
-                if not got <= times * base + FLOOR * (4 if backend == "reference" else 1) * small:
+                if not got <= times * base + FLOOR * (10 if backend == "reference" else 1) * small:
                     size = getattr(held(wanted.abs()), kind)
                     wrong.append(
                         f"{backend} {name}: {kind} {size:.1e}, error {got:.1e}, dense {base:.1e}, floor {small:.1e}"
