@@ -22,6 +22,9 @@ import os
 import sys
 from typing import Any, NamedTuple
 
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"  # before torch imports triton
+
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -516,5 +519,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    os.environ["TRITON_INTERPRET"] = "1"  # triton looks at it when the first of its kernels is asked for
     sys.exit(main())
