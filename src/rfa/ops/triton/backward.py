@@ -8,19 +8,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .arguments import _ROWS, SMALL, Call, Frame, batched, choices, prior_arguments, to_frame, turned, whole_ranges
-from .blocks import key_blocks, query_blocks
+from .blocks import forward_blocks, key_blocks, query_blocks
 from .visibility import Plan, block_ranges
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
 
 class Incoming(NamedTuple):
-    """Of each row: the gradient of its estimate, in the frame; `log2 sum_j 2^z` in two; what its scores subtract."""
+    """Of rows: the gradient of the estimate, in the frame; `log2 sum_j 2^z` and what scores subtract, each in two."""
 
     grad_out: Tensor
     log_sum: Tensor
     log_sum_rest: Tensor
     delta: Tensor
+    delta_rest: Tensor
 
 
 class PriorGradients(NamedTuple):
@@ -45,6 +46,7 @@ def backward(
     plan, frame, prior = call.plan, to_frame(call), prior_arguments(call)
     incoming = _incoming(call, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(call.query):
+        _sharpen(call, plan, frame, prior, incoming, log_sum)
         query, gradients = _query_gradients(call, plan, frame, prior, incoming, prior_gradient)
         key, value = _key_gradients(call, plan, frame, prior, incoming)
     return query, key, value, gradients
@@ -54,7 +56,7 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
     from .kernels.frame import delta_kernel
 
     batch, heads, queries, channels = out.shape
-    high, rest, delta = (torch.empty_like(log_sum, dtype=torch.float32) for _ in range(3))
+    high, rest, delta, delta_rest = (torch.empty_like(log_sum, dtype=torch.float32) for _ in range(4))
     blocks = -(-queries // _ROWS)
     with torch.cuda.device_of(out):
         delta_kernel[(blocks * batch * heads,)](
@@ -65,6 +67,7 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
             high,
             rest,
             delta,
+            delta_rest,
             *grad_out.stride(),
             heads,
             queries,
@@ -74,7 +77,40 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
         )
     cos, sin = (call.query_cos, call.query_sin) if call.rotate_values else (None, None)
     grad_out, _ = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
-    return Incoming(grad_out, high, rest, delta)
+    return Incoming(grad_out, high, rest, delta, delta_rest)
+
+
+def _sharpen(
+    call: Call, plan: Plan, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming, log_sum: Tensor
+) -> None:
+    """What rows subtract in which one weight is nearly 1, and their log sums, rewritten in `incoming`."""
+    from .kernels.sharp import sharpen_kernel
+
+    batch, heads, queries, _ = call.query.shape
+    keys = call.key.shape[2]
+    blocks = forward_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, call.tables is not None)
+    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
+    row_blocks = -(-queries // blocks.rows)
+    sharpen_kernel[(row_blocks * batch * heads,)](
+        *frame,
+        *incoming,
+        log_sum,
+        *prior,
+        *plan[:4],
+        row_ranges,
+        heads,
+        queries,
+        keys,
+        call.lags,
+        row_blocks,
+        *batched(call, plan),
+        ROWS=blocks.rows,
+        COLUMNS=blocks.columns,
+        **choices(call, plan, row_ranges),
+        num_warps=blocks.warps,
+        num_stages=blocks.stages,
+    )
 
 
 def _query_gradients(

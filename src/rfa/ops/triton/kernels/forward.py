@@ -7,6 +7,7 @@ import triton.language as tl
 
 from .pairs import product, scores
 from .prior import load_path, path_prior, table_prior
+from .sharp import SHARP, marked
 
 
 @triton.jit
@@ -148,7 +149,7 @@ def forward_kernel(
     estimate = estimate / tl.where(seen, total, 1.0)[:, None]
     # in float64: beside large scores float32's neighbours lie too far apart to form weights anew
     logarithm = highest.to(tl.float64) + tl.log2(tl.where(seen, total, 1.0)).to(tl.float64)
-    logarithm = tl.where(seen, logarithm, float("-inf"))
+    logarithm = marked(tl.where(seen, logarithm, float("-inf")), total * SHARP < 1.0)  # the largest weight is 1 / total
     tl.store(log_sum + query_place, logarithm, mask=in_rows)
     place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
     tl.store(out + place, estimate.to(out.dtype.element_ty), mask=in_rows[:, None])

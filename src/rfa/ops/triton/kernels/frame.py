@@ -91,6 +91,7 @@ def delta_kernel(
     high,
     rest,
     delta,
+    delta_rest,
     grad_batch,
     grad_head,
     grad_time,
@@ -101,10 +102,10 @@ def delta_kernel(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What a row subtracts in the gradient of each of its scores, in nats: `<dout_i, out_i> - log2(e) dlog_sum_i`.
+    """What a row subtracts in the gradient of each of its scores, in nats: `<dout_i, out_i>` and `-log2(e) dlog_sum_i`.
 
-    And its log2 sum as two float32: NaN where anything of the row is no number, infinite where nothing came for it, so
-    that its weights are all zero.
+    They stand apart: beside a large one, float32 would lose the other. And its log2 sum as two float32: NaN where
+    anything of the row is no number, infinite where nothing came for it, so that its weights are all zero.
     """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
@@ -121,8 +122,8 @@ def delta_kernel(
     through_sum = tl.load(grad_log_sum + row, mask=present, other=0.0)
     through_sum = tl.where(total > float("-inf"), through_sum, 0.0)  # log 0 has no gradient
     asked = (tl.max(tl.where(gradient != 0.0, 1, 0), 1) > 0) | (through_sum != 0.0)
-    along = tl.sum(gradient * estimate, 1) - through_sum * BITS
-    known = 0.0 * along == 0.0
+    along = tl.sum(gradient * estimate, 1)
+    known = 0.0 * along + 0.0 * through_sum == 0.0
     total = tl.where(known, total, float("nan"))
     total = tl.where(asked, total, float("inf"))
     first = total.to(tl.float32)
@@ -130,3 +131,4 @@ def delta_kernel(
     tl.store(high + row, first, mask=present)
     tl.store(rest + row, left, mask=present)
     tl.store(delta + row, tl.where(known, along, 0.0), mask=present)
+    tl.store(delta_rest + row, tl.where(known, -through_sum * BITS, 0.0), mask=present)

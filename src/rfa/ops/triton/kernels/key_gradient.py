@@ -21,6 +21,7 @@ def key_gradient_kernel(
     log_sum,
     log_sum_rest,
     delta,
+    delta_rest,
     grad_key,
     grad_value,
     tables,
@@ -105,6 +106,7 @@ def key_gradient_kernel(
         row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[None, :]
         row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[None, :]
         row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[None, :]
+        row_delta_rest = tl.load(delta_rest + query_place, mask=in_rows, other=0.0)[None, :]
         dot = product(k, tl.trans(q), PRECISION=PRECISION)
         grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
 
@@ -150,6 +152,7 @@ def key_gradient_kernel(
             row_log_sum,
             row_log_sum_rest,
             row_delta,
+            row_delta_rest,
             visible,
             SCORE=SCORE,
             FAST_LOG=FAST_LOG,

@@ -54,6 +54,38 @@ def scores(dot, query_norm, key_norm, decay, bias, weight, coefficient, SCORE: t
 
 @triton.jit
 @no_type_check
+def pair_weights(
+    dot,
+    query_norm,
+    key_norm,
+    decay,
+    bias,
+    weight,
+    coefficient,
+    log_sum,
+    log_sum_rest,
+    visible,
+    SCORE: tl.constexpr,
+    FAST_LOG: tl.constexpr,
+):
+    """A of each pair, formed anew from the row's log sum, and r, whether r > 0, w r and what c multiplies."""
+    if SCORE == "dot_product":
+        residual, distance = tl.zeros_like(dot), tl.zeros_like(dot)
+        positive = visible
+        evidence = -dot
+    else:
+        residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
+        positive = residual > 0.0  # of no distance rounding is all that q - E k is
+        residual = tl.maximum(residual, 0.0)
+        distance = weight * residual
+        evidence = log2_1p(distance, FAST_LOG=FAST_LOG) if SCORE == "student_t" else distance
+    score = bias - coefficient * evidence
+    attention = tl.exp2(tl.where(visible, (score - log_sum) - log_sum_rest, float("-inf")))
+    return attention, residual, positive, distance, evidence
+
+
+@triton.jit
+@no_type_check
 def pair_gradients(
     dot,
     grad_attention,
@@ -66,6 +98,7 @@ def pair_gradients(
     log_sum,
     log_sum_rest,
     delta,
+    delta_rest,
     visible,
     SCORE: tl.constexpr,
     FAST_LOG: tl.constexpr,
@@ -75,17 +108,21 @@ def pair_gradients(
     Returns:
         `A E`; the gradients of q.k with everything else held, of r, of E (without Sigma), of b, of w and of c.
     """
-    if SCORE == "dot_product":
-        evidence = -dot
-    else:
-        residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
-        positive = residual > 0.0  # of no distance rounding is all that q - E k is
-        residual = tl.maximum(residual, 0.0)
-        distance = weight * residual
-        evidence = log2_1p(distance, FAST_LOG=FAST_LOG) if SCORE == "student_t" else distance
-    score = bias - coefficient * evidence
-    attention = tl.exp2(tl.where(visible, (score - log_sum) - log_sum_rest, float("-inf")))
-    grad_score = attention * LN2 * (decay * grad_attention - delta)
+    attention, residual, positive, distance, evidence = pair_weights(
+        dot,
+        query_norm,
+        key_norm,
+        decay,
+        bias,
+        weight,
+        coefficient,
+        log_sum,
+        log_sum_rest,
+        visible,
+        SCORE=SCORE,
+        FAST_LOG=FAST_LOG,
+    )
+    grad_score = attention * LN2 * ((decay * grad_attention - delta) - delta_rest)
     grad_decay = attention * grad_attention
     if SCORE == "dot_product":
         grad_dot = coefficient * grad_score

@@ -1,0 +1,193 @@
+"""Rows in which one weight is nearly 1: what their scores subtract, to more digits."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .pairs import pair_weights, product
+from .prior import load_path, path_prior, table_prior
+
+SHARP = tl.constexpr(0.75)  # rows with a larger weight are marked
+MOST_MARKED = tl.constexpr(67108864.0)  # 2^26: beyond it a log sum loses its last digit and those above
+
+
+@triton.jit
+@no_type_check
+def marked(log_sum, sharp):
+    """Whether a row is sharp in the last bit of its log2 sum, a relative change of 2^-52."""
+    bits = log_sum.to(tl.int64, bitcast=True)
+    bits = (bits & -2) | sharp.to(tl.int64)
+    return tl.where(tl.abs(log_sum) <= MOST_MARKED, bits.to(tl.float64, bitcast=True), log_sum)
+
+
+@triton.jit
+@no_type_check
+def is_marked(log_sum):
+    """Beyond MOST_MARKED weights are 0 or those of equal scores, and every row counts as sharp."""
+    bits = log_sum.to(tl.int64, bitcast=True)
+    return (0.0 * log_sum == 0.0) & ((tl.abs(log_sum) > MOST_MARKED) | ((bits & 1) == 1))
+
+
+@triton.jit
+@no_type_check
+def sharpen_kernel(
+    query,
+    key,
+    value,
+    query_norm,
+    key_norm,
+    grad_out,
+    log_sum,
+    log_sum_rest,
+    delta,
+    delta_rest,
+    marked_log_sum,
+    tables,
+    key_path,
+    query_path,
+    key_bias,
+    scalars,
+    key_order,
+    query_order,
+    key_groups,
+    query_groups,
+    ranges,
+    heads,
+    queries,
+    keys,
+    lags,
+    row_blocks,
+    path_batched,
+    order_batched,
+    CHANNELS: tl.constexpr,
+    VALUE_CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    GATE: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr,
+    RANGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+    FAST_LOG: tl.constexpr,
+):
+    """`<dout_i, out_i>` and log sums of the blocks of queries that hold a marked row, rewritten.
+
+    `E <dout, v> - <dout, out>` vanishes where one weight is nearly 1, by far more than either is right to. So
+    `<dout, out>` is formed from the very products that it is subtracted from, and weights come to add up to 1.
+    """
+    block = row_blocks - 1 - tl.program_id(0) % row_blocks
+    pair = (tl.program_id(0) // row_blocks).to(tl.int64)
+    batch, head = pair // heads, pair % heads
+    rows = block * ROWS + tl.arange(0, ROWS)
+    in_rows = rows < queries
+    channels = tl.arange(0, CHANNELS)
+    value_channels = tl.arange(0, VALUE_CHANNELS)
+    query_place = pair * queries + rows
+    of_forward = tl.load(marked_log_sum + query_place, mask=in_rows, other=float("-inf"))
+    q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+    place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
+    q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
+    row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[:, None]
+    row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[:, None]
+    coefficient = tl.load(scalars + head)
+    offset = keys - queries
+    if not UNIFORM:
+        share = tl.load(scalars + heads + head)
+        eta2 = tl.load(scalars + 2 * heads + head)
+        floor = tl.load(scalars + 3 * heads + head)
+        gamma2 = tl.load(scalars + 4 * heads + head)
+        temper = tl.load(scalars + 5 * heads + head)
+        path_pair = batch * heads * path_batched + head
+        at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
+        row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
+    if GROUPS:
+        row_groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)[:, None]
+
+    first, last = 0, tl.cdiv(keys, COLUMNS)
+    if RANGES:
+        first = tl.load(ranges + (batch * row_blocks + block) * 2)
+        last = tl.load(ranges + (batch * row_blocks + block) * 2 + 1)
+    elif CAUSAL:
+        last = tl.minimum(last, tl.cdiv(offset + (block + 1) * ROWS, COLUMNS))
+    if tl.max(is_marked(of_forward).to(tl.int32), 0) == 0:
+        last = first
+    total = tl.zeros([ROWS], tl.float64)
+    along = tl.zeros([ROWS], tl.float64)
+    for tile in range(first, last):
+        columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+        in_columns = columns < keys
+        key_place = pair * keys + columns
+        k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+        v = tl.load(
+            value + key_place[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
+        )
+        k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[None, :]
+        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # rows that see no number know it by their log sum
+        dot = product(q, tl.trans(k), PRECISION=PRECISION)
+        grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+
+        visible = in_rows[:, None] & in_columns[None, :]
+        if GROUPS:
+            column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
+            visible &= (row_groups == column_groups) & (column_groups >= 0)
+        if UNIFORM:
+            lag = offset + rows[:, None] - columns[None, :]
+            if CAUSAL:
+                visible &= lag >= 0
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+        else:
+            column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
+            later = row_order >= column_order[None, :]
+            if CAUSAL:
+                visible &= later
+            at_keys = load_path(key_path, path_pair, keys, columns[None, :], in_columns[None, :], RICCATI=RICCATI)
+            column_bias = 0.0
+            if RICCATI:
+                column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
+            decay, bias, weight, _, _, _ = path_prior(
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
+            )
+
+        attention, _, _, _, _ = pair_weights(
+            dot,
+            q_norm,
+            k_norm,
+            decay,
+            bias,
+            weight,
+            coefficient,
+            row_log_sum,
+            row_log_sum_rest,
+            visible,
+            SCORE=SCORE,
+            FAST_LOG=FAST_LOG,
+        )
+        attention = attention.to(tl.float64)
+        total += tl.sum(attention, 1)
+        along += tl.sum(attention * (decay.to(tl.float64) * grad_attention.to(tl.float64)), 1)
+
+    known = in_rows & (0.0 * along == 0.0) & (total > 0.0) & (total < float("inf"))
+    total = tl.where(known, total, 1.0)
+    along = along / total
+    first_part = along.to(tl.float32)
+    rest = tl.load(delta_rest + query_place, mask=known, other=0.0)
+    log_rest = tl.load(log_sum_rest + query_place, mask=known, other=0.0)
+    tl.store(delta + query_place, first_part, mask=known)
+    tl.store(delta_rest + query_place, rest + (along - first_part.to(tl.float64)).to(tl.float32), mask=known)
+    tl.store(log_sum_rest + query_place, log_rest + tl.log2(total).to(tl.float32), mask=known)
