@@ -76,14 +76,15 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
             BLOCK=_ROWS,
         )
     cos, sin = (call.query_cos, call.query_sin) if call.rotate_values else (None, None)
-    grad_out, _ = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
+    grad_out, norm = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
+    high = torch.where(norm.isnan() & (high < torch.inf), norm, high)  # beyond float16's range once it is turned
     return Incoming(grad_out, high, rest, delta, delta_rest)
 
 
 def _sharpen(
     call: Call, plan: Plan, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming, log_sum: Tensor
 ) -> None:
-    """What rows subtract in which one weight is nearly 1, and their log sums, rewritten in `incoming`."""
+    """What the scores of rows subtract, and log sums, rewritten in `incoming` where they need more digits."""
     from .kernels.sharp import sharpen_kernel
 
     batch, heads, queries, _ = call.query.shape
@@ -108,6 +109,7 @@ def _sharpen(
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
         **choices(call, plan, row_ranges),
+        EVERY=call.query.dtype != torch.float32,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )

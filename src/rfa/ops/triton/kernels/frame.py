@@ -38,7 +38,8 @@ def frame_kernel(
     """Rotate by the phase, or against it, into a contiguous tensor, and the squared norm of the result if wanted.
 
     Where there are groups, states of group -1 may hold anything and become zero. On the way into the frame, so does a
-    state that is no number: its norm is NaN, and no product with a weight of zero can be.
+    state that is no number, or none of float16 once it is turned: its norm is NaN, and no product with a weight of zero
+    can be.
     """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
@@ -62,15 +63,14 @@ def frame_kernel(
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
 
-    if INVERSE:
-        known = tl.sum(0.0 * real + 0.0 * imaginary, 1) == 0.0
-        real = tl.where(known[:, None], real, 0.0)
-        imaginary = tl.where(known[:, None], imaginary, 0.0)
-
     stored = (time < length)[:, None] & (mode < MODES)[None, :]
     place = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]
     real = real.to(target.dtype.element_ty)
     imaginary = imaginary.to(target.dtype.element_ty)
+    if INVERSE:
+        known = tl.sum(0.0 * real.to(tl.float32) + 0.0 * imaginary.to(tl.float32), 1) == 0.0
+        real = tl.where(known[:, None], real, 0.0)
+        imaginary = tl.where(known[:, None], imaginary, 0.0)
     tl.store(target + place, real, mask=stored)
     tl.store(target + place + MODES, imaginary, mask=stored)
     if NORM:  # of the rounded states: so no residual |q - E k|^2 is negative by more than a float32 rounding

@@ -144,10 +144,12 @@ def pair_gradients(
 def product(a, b, PRECISION: tl.constexpr):
     """A matrix product that accumulates in float32; `PRECISION` is "ieee", "tf32" or "interpreted".
 
-    Triton's interpreter multiplies the bits of bfloat16 as if they were whole numbers, so there it gets float32.
+    Triton's interpreter multiplies the bits of bfloat16 as if they were whole numbers, and adds up in another order
+    when the factors change places: where r is a difference of large numbers, weights formed anew would not be those of
+    the forward pass. In float64 neither matters.
     """
     if PRECISION == "interpreted":
-        return tl.dot(a.to(tl.float32), b.to(tl.float32))
+        return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
     else:
         return tl.dot(a, b, input_precision=PRECISION)
 

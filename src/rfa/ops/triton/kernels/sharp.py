@@ -1,4 +1,4 @@
-"""Rows in which one weight is nearly 1: what their scores subtract, to more digits."""
+"""What scores subtract in their gradients, to more digits than the estimate has."""
 
 from typing import no_type_check
 
@@ -73,11 +73,14 @@ def sharpen_kernel(
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
+    EVERY: tl.constexpr,
 ):
-    """`<dout_i, out_i>` and log sums of the blocks of queries that hold a marked row, rewritten.
+    """`<dout_i, out_i>` and log sums of the blocks of queries that hold a marked row, or of `EVERY` block, rewritten.
 
-    `E <dout, v> - <dout, out>` vanishes where one weight is nearly 1, by far more than either is right to. So
-    `<dout, out>` is formed from the very products that it is subtracted from, and weights come to add up to 1.
+    `E <dout, v> - <dout, out>` vanishes where one weight is nearly 1, by far more than either is right to, and over a
+    row it adds up to zero: what an error of the second leaves there is multiplied by log Sigma. So `<dout, out>` is
+    formed from the very products that it is subtracted from, as a correction of the one from the rounded estimate, and
+    weights come to add up to 1. In half precision every row needs it, in float32 those with one large weight.
     """
     block = row_blocks - 1 - tl.program_id(0) % row_blocks
     pair = (tl.program_id(0) // row_blocks).to(tl.int64)
@@ -94,6 +97,7 @@ def sharpen_kernel(
     q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
     row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[:, None]
     row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[:, None]
+    row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
     offset = keys - queries
     if not UNIFORM:
@@ -114,8 +118,9 @@ def sharpen_kernel(
         last = tl.load(ranges + (batch * row_blocks + block) * 2 + 1)
     elif CAUSAL:
         last = tl.minimum(last, tl.cdiv(offset + (block + 1) * ROWS, COLUMNS))
-    if tl.max(is_marked(of_forward).to(tl.int32), 0) == 0:
-        last = first
+    if not EVERY:  # noqa: SIM102 (known when it is compiled)
+        if tl.max(is_marked(of_forward).to(tl.int32), 0) == 0:
+            last = first
     total = tl.zeros([ROWS], tl.float64)
     along = tl.zeros([ROWS], tl.float64)
     for tile in range(first, last):
@@ -178,16 +183,16 @@ def sharpen_kernel(
             SCORE=SCORE,
             FAST_LOG=FAST_LOG,
         )
-        attention = attention.to(tl.float64)
-        total += tl.sum(attention, 1)
-        along += tl.sum(attention * (decay.to(tl.float64) * grad_attention.to(tl.float64)), 1)
+        total += tl.sum(attention, 1).to(tl.float64)
+        along += tl.sum(attention * (decay * grad_attention - row_delta), 1).to(tl.float64)
 
     known = in_rows & (0.0 * along == 0.0) & (total > 0.0) & (total < float("inf"))
     total = tl.where(known, total, 1.0)
-    along = along / total
-    first_part = along.to(tl.float32)
+    rough = tl.load(delta + query_place, mask=known, other=0.0).to(tl.float64)
+    along = rough + along / total
+    part = along.to(tl.float32)
     rest = tl.load(delta_rest + query_place, mask=known, other=0.0)
     log_rest = tl.load(log_sum_rest + query_place, mask=known, other=0.0)
-    tl.store(delta + query_place, first_part, mask=known)
-    tl.store(delta_rest + query_place, rest + (along - first_part.to(tl.float64)).to(tl.float32), mask=known)
+    tl.store(delta + query_place, part, mask=known)
+    tl.store(delta_rest + query_place, rest + (along - part.to(tl.float64)).to(tl.float32), mask=known)
     tl.store(log_sum_rest + query_place, log_rest + tl.log2(total).to(tl.float32), mask=known)
