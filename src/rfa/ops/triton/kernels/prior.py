@@ -135,16 +135,20 @@ def path_gradients(grad_decay, grad_variance, decay, lost, query_path, key_path,
     """Of M at the query (at the key: less that), of u at the query and at the key, pair by pair, in float64.
 
     The sums over all pairs are later weighed with times: 1e5 lags long, they must cancel to the lag. So a pair's share
-    at the query and at the key are the same number with two signs, and what is of the order of u is formed in float64.
-    `grad_variance` comes, and all but C leaves, in units of 1 / SMALL.
+    at the query and at the key are the same number with two signs, and what is of the order of u is formed in float64,
+    `1 - E^2` too while it is small. `grad_variance` comes, and all but C leaves, in units of 1 / SMALL.
     """
     to_variance = grad_variance.to(tl.float64)
     high = tl.where(later, key_path[2], query_path[2])
     low = tl.where(later, key_path[3], query_path[3])
     earlier = high.to(tl.float64) + low.to(tl.float64)
-    near = lost < 0.5  # E^2 is 1 less `lost` there: each is right to all its digits where it is small
-    to_earlier = (grad_variance * tl.where(near, lost, -decay * decay)).to(tl.float64)
-    to_earlier -= tl.where(near, to_variance, 0.0)
+    near = lost < 0.5
+    apart = (query_path[0].to(tl.float64) - key_path[0]) + (query_path[1].to(tl.float64) - key_path[1])
+    less = 2.0 * tl.where(near, tl.abs(apart), 0.0)
+    series = 1.0 - less * (1.0 / 6.0) * (1.0 - less * (1.0 / 7.0) * (1.0 - less * (1.0 / 8.0)))
+    series = 1.0 - less * (1.0 / 3.0) * (1.0 - less * (1.0 / 4.0) * (1.0 - less * (1.0 / 5.0) * series))
+    less = less * (1.0 - less * 0.5 * series)
+    to_earlier = tl.where(near, to_variance * (less - 1.0), (grad_variance * (-decay * decay)).to(tl.float64))
     to_damping = 2.0 * to_earlier * (eta2.to(tl.float64) - earlier)
     to_damping -= (decay * SMALL * grad_decay).to(tl.float64)
     return (
