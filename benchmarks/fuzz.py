@@ -7,9 +7,11 @@ oracle below, which shares no line with `rfa`. The rule, for the mean and for th
     error <= 2 (of a gradient 3) * error of the dense reference in the same dtype + FLOOR * floor
 
 The floor is what rounding every intermediate number of the oracle once does to the same result: states in the frame,
-E, Sigma, r, scores and weights, and the gradients that come back to each of them; the larger one of DRAWS draws, which
-the dense reference itself must keep to. Triton rounds states, weights and gradients to half precision where the states
-are, once more than the reference, and so does its floor.
+E, Sigma, r, scores, weights and the gradients that come back to each of them; and the estimate, whose product with its
+gradient every score of a row subtracts, but not where one weight is nearly 1: there more digits are needed. The largest
+of DRAWS draws counts, and in one of them all distances are zero that rounding may make so. The dense reference itself
+must keep to 10 times that. Triton rounds states, weights and gradients to half precision where the states are, once
+more than the reference, and so does its floor.
 
 Exit status 1 where a case is at fault; `--only SEED` runs one case again and prints its arguments.
 """
@@ -37,7 +39,8 @@ FLOOR = 12  # a number is rounded several times, and the largest of a thousand e
 TINY = torch.finfo(torch.float32).tiny  # what noises of zero come to, in float64 too
 LEAST_OF_EXPONENTIAL = TINY**0.625  # the least Sigma~ whose scores float32 holds
 STATES = ("query", "key", "value")
-STEEPEST = 1e30  # of the gradients of pairs: beyond it float32 overflows on the way to those of inputs
+SHARP = 0.75  # the weight beyond which a row must keep more digits
+STEEPEST = 1e30  # of the gradients of pairs and steps: beyond it float32 overflows on the way to those of inputs
 SINGLE = torch.finfo(torch.float32).eps
 PARAMETERS = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 
@@ -203,15 +206,31 @@ class _Rounded(torch.autograd.Function):
         return grad * (1 + eps * torch.randn(grad.shape, generator=generator, dtype=grad.dtype)), None, None
 
 
+class _Summed(torch.autograd.Function):
+    """x; on the way back, its gradient and `error() n` with normal n."""
+
+    @staticmethod
+    def forward(ctx, x, error, generator):
+        ctx.rest = error, generator
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        error, generator = ctx.rest
+        return grad + error() * torch.randn(grad.shape, generator=generator, dtype=grad.dtype), None, None
+
+
 class Oracle:
     """The operator from its formulas, in float64; `eps` > 0 rounds every intermediate number at random.
 
-    `half`: that of what is rounded to half precision.
+    `half`: that of what is rounded to half precision. `unapart`: distances that rounding may make zero are zero, and
+    have no gradient.
     """
 
-    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0):
+    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, unapart: bool = False):
         self.eps, self.half, self.generator = eps, max(half, eps), torch.Generator().manual_seed(seed)
-        self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r
+        self.unapart = unapart
+        self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
         """x, rounded at random, and its gradient."""
@@ -257,7 +276,8 @@ class Oracle:
             squares = (self.rounded(x).square().sum(-1) for x in (q, k))
             own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
             both = self.rounded(2 * decay * (self.rounded(q) @ self.rounded(k).mT))
-            apart = (self.rounded(own.expand_as(both)) + self.rounded(other) - both).clamp(min=0)
+            apart = self.rounded(own.expand_as(both)) + self.rounded(other) - both
+            apart = apart.where(apart > (4 * self.eps * (own + other) if self.unapart else 0), 0.0)
         else:
             apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
         distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
@@ -269,10 +289,27 @@ class Oracle:
         score = self.rounded(p["inverse_temperature"] * (self.rounded(prior) - self.rounded(evidence)))
         empty = ~seen.any(-1, keepdim=True)
         score = score.masked_fill(~seen & ~empty, -torch.inf)
-        attention = self.rounded(self.rounded(score.softmax(-1)) * decay, self.half)
-        estimate = self.turned(attention @ v, query_phase + frequency * ahead if turns else None)
+        attention = self.rounded(self.rounded(self.softmax(score)) * decay, self.half)
+        estimate = attention @ v
+        self.along: Tensor | float = 0.0  # what each channel adds to <dout, out>
+        if self.eps and estimate.requires_grad:
+            held = estimate.detach()
+            estimate.register_hook(lambda g: setattr(self, "along", (g * held).square().sum(-1, keepdim=True).sqrt()))
+        estimate = self.turned(estimate, query_phase + frequency * ahead if turns else None)
         log_precision = self.rounded(score.logsumexp(-1))
         return estimate.masked_fill(empty, 0.0), log_precision.masked_fill(empty[..., 0], -torch.inf), visible
+
+    def softmax(self, score: Tensor) -> Tensor:
+        """Of the last dimension; `<dout, out>` comes from a rounded estimate, unless one weight is nearly 1."""
+        weights = score.softmax(-1)
+        if not self.eps or not score.shape[-1]:
+            return weights
+        flat = weights.detach().amax(-1, keepdim=True) <= SHARP
+
+        def error() -> Tensor:
+            return self.eps * flat * self.along
+
+        return (score - _Summed.apply(score.logsumexp(-1, keepdim=True), error, self.generator)).exp()
 
     def log_weights(self, given: dict[str, Any], at_keys: Tensor, at_queries: Tensor) -> Tensor:
         """`log K_j - |C_i - C_j|` of the keys that take part, segment by segment; noises of zero come to TINY."""
@@ -296,15 +333,12 @@ class Oracle:
                 if len(at) > 1:
                     step = times.diff()
                     grown = self.rounded(q * _grown(decay, step))
-                    lost = self.rounded(
-                        -torch.expm1(-2 * decay * step)
-                    )  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
-                    b_ = lost - grown / r
-                    root = torch.sqrt(b_.square() + 4 * grown / r)
+                    lost = self.rounded(-torch.expm1(-2 * decay * step))
+                    g = grown / self.watched(f"noise of {b}, {int(segment)}", r.expand_as(grown))
+                    b_ = lost - g  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
+                    root = torch.sqrt(b_.square() + 4 * g)
                     positive = b_ > 0
-                    x = torch.where(
-                        positive, 2 * grown / r / (b_ + root).where(positive, torch.ones(())), (root - b_) / 2
-                    )
+                    x = torch.where(positive, 2 * g / (b_ + root).where(positive, torch.ones(())), (root - b_) / 2)
                     log_rest = self.rounded(-torch.log1p(x))
                     log_gain = self.rounded(torch.log(x)) + log_rest
                     gain = torch.cat([log_gain[:, :1], log_gain], -1)
@@ -439,7 +473,7 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
     for backend in ("reference", *backends):
         half = torch.finfo(dtype).eps / 2 if backend == "triton" and dtype != torch.float32 else 0.0
         if half not in floors:
-            drawn = [rounding(SINGLE, half, 1 + n) for n in range(DRAWS)]
+            drawn = [rounding(SINGLE, half, 1 + n, n == 0) for n in range(DRAWS)]
             floors[half] = {name: [d[name] for d in drawn] for name in expected}
         call = functools.partial(robust_filter_attention, return_log_precision=True, backend=backend)
         try:

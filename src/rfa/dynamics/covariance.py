@@ -114,16 +114,18 @@ def riccati_log_gain(
     noise, grown = process_noise.clamp(min=smallest), accumulated_variance(decay, interval)
     contraction = -torch.expm1(-2 * decay * interval)
     log_g = noise.log() + grown.log() - r.log()
-    root_g = noise.sqrt() * (grown.sqrt() / r.sqrt())
-    small = root_g < 1
+    roots = noise.sqrt(), grown.sqrt(), r.sqrt()
+    small = roots[0] * (roots[1] / roots[2]) < 1
     # g < 1: y itself, in the form without cancellation
-    root = torch.where(small, root_g, 0.5)
+    q, w, m = (torch.where(small, root, 1.0) for root in roots)
+    root = q * (w / m)
     half = 0.5 * (contraction - root.square())
     falling = half > 0
     both = torch.hypot(half, root) + torch.where(falling, half, -half)
     below = torch.where(falling, log_g - both.log(), both.log())
     # g >= 1: y / g is the root of z^2 + z (c / g - 1) - 1 / g = 0
-    root = 1 / torch.where(small, 2.0, root_g)
+    q, w, m = (torch.where(small, 1.0, root) for root in roots)
+    root = (m / w) / q  # its gradient divides by roots that are not small beside m
     half = 0.5 * (1 - contraction * root.square())
     above = log_g + torch.log(torch.hypot(half, root) + half)
     logit = torch.where(small, below, above)  # K = y / (1 + y) = sigmoid(log y)
