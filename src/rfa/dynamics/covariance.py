@@ -20,7 +20,11 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
     Returns:
         `phi(tau)`, in units of time.
     """
-    return lag * exponential_moment(2 * decay * lag)
+    rate = 2 * decay
+    x = rate * lag
+    long = x > 1  # there the product would leave a rounding of exp(-x), the derivative by the lag
+    near = lag * exponential_moment(torch.where(long, 1.0, x))
+    return torch.where(long, (1 - torch.exp(-x.where(long, 1.0))) / torch.where(long, rate, 1.0), near)
 
 
 def covariance(
