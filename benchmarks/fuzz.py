@@ -9,9 +9,10 @@ oracle below, which shares no line with `rfa`. The rule, for the mean and for th
 The floor is what rounding every intermediate number of the oracle once does to the same result: states in the frame,
 E, Sigma, r, scores, weights and the gradients that come back to each of them; and the estimate, whose product with its
 gradient every score of a row subtracts, but not where one weight is nearly 1: there more digits are needed. The largest
-of DRAWS draws counts, and in one of them all distances are zero that rounding may make so. The dense reference itself
-must keep to 10 times that. Triton rounds states, weights and gradients to half precision where the states are, once
-more than the reference, and so does its floor.
+of DRAWS draws counts: rounded to nearest, so that scores may tie, and at random, with squared distances as small as
+rounding makes them, as they come, and as large. The dense reference itself must keep to 10 times that. Triton rounds
+states, weights and gradients to half precision where the states are, once more than the reference, and so does its
+floor.
 
 Exit status 1 where a case is at fault; `--only SEED` runs one case again and prints its arguments.
 """
@@ -33,7 +34,7 @@ from torch import Tensor
 
 from rfa.ops import robust_filter_attention
 
-DRAWS = 3
+DRAWS = 4
 NOTHING = 1e-11  # of cotangents of order one: what is left where a gradient vanishes
 FLOOR = 12  # a number is rounded several times, and the largest of a thousand errors is four standard deviations
 TINY = torch.finfo(torch.float32).tiny  # what noises of zero come to, in float64 too
@@ -192,18 +193,26 @@ def _states(
     return {"query": query, "key": key, "value": value}
 
 
+def _rounded(x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
+    """`(1 + eps n) x` with normal n; without a generator x to the nearest of numbers that lie eps apart near 1."""
+    if generator is not None:
+        return x * (1 + eps * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * (2 / eps)).round() * (eps / 2), exponent).where(x.isfinite(), x)
+
+
 class _Rounded(torch.autograd.Function):
-    """x and, on the way back, its gradient, each times `1 + eps n` with normal n."""
+    """x and, on the way back, its gradient, each `_rounded`."""
 
     @staticmethod
     def forward(ctx, x, eps, generator):
         ctx.rest = eps, generator
-        return x * (1 + eps * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+        return _rounded(x, eps, generator)
 
     @staticmethod
     def backward(ctx, grad):
         eps, generator = ctx.rest
-        return grad * (1 + eps * torch.randn(grad.shape, generator=generator, dtype=grad.dtype)), None, None
+        return _rounded(grad, eps, generator), None, None
 
 
 class _Summed(torch.autograd.Function):
@@ -217,19 +226,22 @@ class _Summed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         error, generator = ctx.rest
+        if generator is None:
+            return grad, None, None
         return grad + error() * torch.randn(grad.shape, generator=generator, dtype=grad.dtype), None, None
 
 
 class Oracle:
     """The operator from its formulas, in float64; `eps` > 0 rounds every intermediate number at random.
 
-    `half`: that of what is rounded to half precision. `unapart`: distances that rounding may make zero are zero, and
-    have no gradient.
+    `seed`: 0 rounds to nearest instead. `half`: that of what is rounded to half precision. `farther`: squared distances are as large as rounding makes them,
+    or for -1 as small; those that come to zero have no gradient.
     """
 
-    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, unapart: bool = False):
-        self.eps, self.half, self.generator = eps, max(half, eps), torch.Generator().manual_seed(seed)
-        self.unapart = unapart
+    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0):
+        self.eps, self.half = eps, max(half, eps)
+        self.generator = torch.Generator().manual_seed(seed) if seed else None
+        self.farther = farther
         self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
@@ -246,7 +258,7 @@ class Oracle:
         """Real parts first; as it is without a phase."""
         if phase is not None:
             real, imaginary = x.chunk(2, dim=-1)
-            if self.eps:  # phases are formed in float64
+            if self.generator is not None and self.eps:  # phases are formed in float64
                 phase = phase + 2.0**-51 * phase * torch.randn(phase.shape, generator=self.generator, dtype=phase.dtype)
             turned = torch.complex(real, imaginary) * torch.exp(1j * phase)
             x = torch.cat([turned.real, turned.imag], dim=-1)
@@ -277,7 +289,7 @@ class Oracle:
             own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
             both = self.rounded(2 * decay * (self.rounded(q) @ self.rounded(k).mT))
             apart = self.rounded(own.expand_as(both)) + self.rounded(other) - both
-            apart = apart.where(apart > (4 * self.eps * (own + other) if self.unapart else 0), 0.0)
+            apart = (apart + 2 * self.farther * self.eps * (own + other).detach()).clamp(min=0)
         else:
             apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
         distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
@@ -473,7 +485,7 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
     for backend in ("reference", *backends):
         half = torch.finfo(dtype).eps / 2 if backend == "triton" and dtype != torch.float32 else 0.0
         if half not in floors:
-            drawn = [rounding(SINGLE, half, 1 + n, n == 0) for n in range(DRAWS)]
+            drawn = [rounding(SINGLE, half, n, (0, -1, 0, 1)[n]) for n in range(DRAWS)]
             floors[half] = {name: [d[name] for d in drawn] for name in expected}
         call = functools.partial(robust_filter_attention, return_log_precision=True, backend=backend)
         try:

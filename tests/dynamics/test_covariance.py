@@ -1,6 +1,7 @@
 """phi, Sigma and the steady state against high precision, an ODE solver and Van Loan's exponential."""
 
 import itertools
+import math
 
 import mpmath
 import numpy as np
@@ -176,3 +177,10 @@ def test_function_transforms():
     decays = torch.tensor([0.0, 1e-6, 0.1], dtype=torch.float64)  # d phi / d mu at a lag of 1 is -1 at mu = 0
     slopes = torch.func.vmap(torch.func.grad(accumulated_variance), in_dims=(0, None))(decays, torch.tensor(1.0))
     torch.testing.assert_close(slopes[:2], torch.tensor([-1.0, -1.0], dtype=torch.float64), rtol=2e-6, atol=0)
+
+
+def test_phi_of_long_lags_has_no_derivative_by_the_lag():
+    """exp(-x) to all digits: as the product of lag and moment it was a rounding of one, 1e-9 instead of 1e-53."""
+    lag = torch.tensor([120.0, 1e4], requires_grad=True)
+    accumulated_variance(torch.tensor(0.3), lag).sum().backward()
+    np.testing.assert_allclose(lag.grad, [math.exp(-72.0), 0.0], rtol=1e-4, atol=0)  # of x = 72, rounded

@@ -178,3 +178,12 @@ def test_process_noise_far_below_the_root_of_the_smallest_number(r, noise, mu, d
             moved = [mpmath.mpf(x) + (step if k == i else 0) for k, x in enumerate(exact)]
             slope = (exact_log_gain(*moved) - exact_log_gain(*exact)) / step
         assert gradient.item() == pytest.approx(float(slope), rel=tolerance), i
+
+
+def test_gradients_of_a_tiny_noise_beside_a_large_one_stay_in_range():
+    """`d log(1 - K) / dr = 1 / r` where K is nearly 1; on the way float32 made `0 * inf` of it."""
+    mu, sigma2, r, dt = (x.requires_grad_() for x in as_tensors(0.0, 639.0, 5.8e-36, 1.5e7, dtype=torch.float32))
+    log_gain, log_rest = riccati_log_gain(mu, sigma2, r, dt)
+    by_r, by_noise = torch.autograd.grad(log_gain + log_rest, (r, sigma2))
+    assert by_r.item() == pytest.approx(1 / 5.8e-36, rel=1e-5)
+    assert by_noise.item() == pytest.approx(-1 / 639.0, rel=1e-5)

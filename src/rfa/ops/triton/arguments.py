@@ -61,13 +61,14 @@ class Call(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Queries, keys and values in the common frame, contiguous, and the squared norms of queries and keys."""
+    """Queries, keys and values in the common frame, contiguous, and their squared norms, NaN of what is no number."""
 
     query: Tensor
     key: Tensor
     value: Tensor
     query_norm: Tensor
     key_norm: Tensor
+    value_norm: Tensor
 
 
 def to_frame(call: Call) -> Frame:
@@ -80,8 +81,7 @@ def to_frame(call: Call) -> Frame:
     key, key_norm = turned(call.key, call.key_cos, call.key_sin, call.key_groups, inverse=True)
     cos, sin = (call.key_cos, call.key_sin) if call.rotate_values else (None, None)
     value, value_norm = turned(call.value, cos, sin, call.key_groups, inverse=True)
-    key_norm = torch.where(value_norm.isnan(), value_norm, key_norm)  # who sees the key sees that
-    return Frame(query, key, value, query_norm, key_norm)
+    return Frame(query, key, value, query_norm, key_norm, value_norm)
 
 
 def turned(

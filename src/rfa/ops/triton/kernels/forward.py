@@ -18,6 +18,7 @@ def forward_kernel(
     value,
     query_norm,
     key_norm,
+    value_norm,
     out,
     log_sum,
     tables,
@@ -90,6 +91,7 @@ def forward_kernel(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
+    unknown = tl.zeros([ROWS], tl.int32)  # how many values that are no numbers a row sees
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -144,9 +146,13 @@ def forward_kernel(
         weights = (attention * decay).to(v.dtype)
         estimate = estimate * rescale[:, None] + product(weights, v, PRECISION=PRECISION)
         highest = higher
+        v_norm = tl.load(value_norm + key_place, mask=in_columns, other=0.0)
+        if tl.max((v_norm != v_norm).to(tl.int32), 0) > 0:
+            unknown += tl.sum((visible & (v_norm != v_norm)[None, :]).to(tl.int32), 1)
 
     seen = total != 0.0  # NaN too
     estimate = estimate / tl.where(seen, total, 1.0)[:, None]
+    estimate = tl.where(unknown[:, None] > 0, float("nan"), estimate)
     # in float64: beside large scores float32's neighbours lie too far apart to form weights anew
     logarithm = highest.to(tl.float64) + tl.log2(tl.where(seen, total, 1.0)).to(tl.float64)
     logarithm = marked(tl.where(seen, logarithm, float("-inf")), total * SHARP < 1.0)  # the largest weight is 1 / total

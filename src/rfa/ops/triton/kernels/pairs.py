@@ -43,10 +43,10 @@ def log2_1p(x, FAST_LOG: tl.constexpr):
 def scores(dot, query_norm, key_norm, decay, bias, weight, coefficient, SCORE: tl.constexpr, FAST_LOG: tl.constexpr):
     """z in bits, as the formulas of `rfa.ops.fused` have it."""
     if SCORE == "dot_product":
-        return bias + coefficient * dot + 0.0 * key_norm  # NaN, where the key is no number
+        return bias + coefficient * dot + 0.0 * (query_norm + key_norm)  # NaN, where either is no number
     else:
-        residual = tl.maximum(query_norm + decay * (decay * key_norm - 2.0 * dot), 0.0)
-        distance = weight * residual
+        residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
+        distance = weight * tl.where(residual < 0.0, 0.0, residual)  # a maximum would hide NaN
         if SCORE == "student_t":
             distance = log2_1p(distance, FAST_LOG=FAST_LOG)
         return bias - coefficient * distance

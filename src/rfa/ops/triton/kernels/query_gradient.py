@@ -17,6 +17,7 @@ def query_gradient_kernel(
     value,
     query_norm,
     key_norm,
+    value_norm,
     grad_out,
     log_sum,
     log_sum_rest,

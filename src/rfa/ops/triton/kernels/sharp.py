@@ -37,6 +37,7 @@ def sharpen_kernel(
     value,
     query_norm,
     key_norm,
+    value_norm,
     grad_out,
     log_sum,
     log_sum_rest,
