@@ -234,8 +234,8 @@ class _Summed(torch.autograd.Function):
 class Oracle:
     """The operator from its formulas, in float64; `eps` > 0 rounds every intermediate number at random.
 
-    `seed`: 0 rounds to nearest instead. `half`: that of what is rounded to half precision. `farther`: squared distances are as large as rounding makes them,
-    or for -1 as small; those that come to zero have no gradient.
+    `seed`: 0 rounds to nearest instead. `half`: that of what is rounded to half precision. `farther`: squared distances
+    are as large as rounding makes them, or for -1 as small; those that come to zero have no gradient.
     """
 
     def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0):

@@ -30,6 +30,7 @@ from .transforms import transformed
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Score = Literal["student_t", "exponential", "dot_product"]
 BITS = math.log2(math.e)  # a nat
+UNIT = 2.0**40  # w of Student-t scores in tables is in this unit: 1 / Sigma~ may lie beyond float32
 SMALLEST = torch.finfo(torch.float32).tiny  # variance: what lies below counts as this and has no gradient
 
 
@@ -37,7 +38,7 @@ class FusedPrior(NamedTuple):
     """E, b and w of every pair, in one of two forms; all carry gradients except `bound`.
 
     Tables over the lag, float32:
-        tables: `(3, heads, lags)`: E, b in bits, w, at the lag `|i - j|` of positions.
+        tables: `(3, heads, lags)`: E, b in bits, w (of Student-t scores `w / UNIT`), at the lag `|i - j|` of positions.
         scalars: `(1, heads)`: c.
 
     A separable path, `b` = 1 or batch. With the cumulative damping M, the accumulated variance u and `e` the
@@ -167,7 +168,8 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> FusedPr
             (variance + head.query_noise if options.query_noise_in_bias else variance).clamp(min=SMALLEST)
         )
     bias = BITS * head.inverse_temperature * log_prior
-    weight = 1 / (head.robustness * modes * (judged if options.gate else torch.ones_like(judged)))
+    unit = UNIT if options.weight == "student_t" else 1.0
+    weight = 1 / (unit * head.robustness * modes * (judged if options.gate else torch.ones_like(judged)))
     weight = weight.clamp(max=torch.finfo(torch.float32).max)
     tables = torch.stack([decay_kernel(mu, lag), bias, weight]).to(torch.float32)
     bound = tables[1].detach().amax(-1) if length else tables.new_zeros(mu.shape[0])

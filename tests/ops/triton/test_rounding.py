@@ -1,4 +1,4 @@
-"""Where the gradients of the Triton kernels need more digits than their inputs have: the fuzz command's rule, by name."""
+"""Where gradients of the Triton kernels need more digits than inputs have, by the fuzz command's rule; and NaN."""
 
 import pytest
 import torch
@@ -31,7 +31,6 @@ def case(fuzz, *, keys=6, modes=8, dtype=torch.float32, size=1.0, timed=False, o
 
 def hold(fuzz, drawn, monkeypatch):
     """Under the interpreter or on a GPU, as the tests of this folder run."""
-    import functools
 
     def call(**given):
         if given.pop("backend") == "triton":
@@ -40,7 +39,7 @@ def hold(fuzz, drawn, monkeypatch):
         return robust(**given, backend="reference")
 
     robust = fuzz.robust_filter_attention
-    monkeypatch.setattr(fuzz, "robust_filter_attention", functools.partial(call))
+    monkeypatch.setattr(fuzz, "robust_filter_attention", call)
     assert fuzz.faults(drawn, ("triton",)) == []
 
 
@@ -78,8 +77,22 @@ def test_a_state_beyond_float16_once_it_is_turned(fuzz):
     given = {n: x.clone().requires_grad_(n in ("query", "key", "value")) for n, x in drawn.inputs.items()}
     segments = torch.tensor([[0, 0, 0, 1, 1, 1]])
     output, log_precision = triton_attention(**given, **drawn.options, segment_ids=segments)
-    print(output.isnan().any(-1), log_precision); assert log_precision[0, 0, 2].isnan()
+    assert output[0, 0, 2].isnan().all()
+    assert log_precision[0, 0, 2].isnan()
     others = [0, 1, 3, 4, 5]
     assert output[0, 0, others].isfinite().all()
     output[0, 0, others].float().sum().backward()
     assert all(given[name].grad.isfinite().all() for name in ("query", "key", "value"))
+
+
+@pytest.mark.parametrize("weight", ["student_t", "exponential"])
+@pytest.mark.parametrize("name", ["query", "key", "value"])
+def test_what_is_no_number_is_not_hidden(fuzz, name, weight):
+    """A maximum of NaN and zero is zero: estimates held numbers as if nothing had been there."""
+    drawn = case(fuzz, timed=True, options={"weight": weight})
+    drawn.inputs[name][0, 0, 2, 3] = torch.nan
+    output, log_precision = triton_attention(**drawn.inputs, **drawn.options)
+    rows = torch.arange(6) == 2 if name == "query" else torch.arange(6) >= 2
+    assert torch.equal(output[0, 0].isnan().all(-1), rows)
+    assert torch.equal(output[0, 0].isnan().any(-1), rows)
+    assert torch.equal(log_precision[0, 0].isnan(), rows & (name != "value"))

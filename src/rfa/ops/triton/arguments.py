@@ -142,9 +142,8 @@ def prior_arguments(call: Call) -> tuple[Tensor | None, ...]:
     float64 at 1/64 of the speed; no block needs an origin of its own, and gaps within a block do no harm.
     """
     paths = (_split(call.key_path), _split(call.query_path))
-    tables = None if call.tables is None else torch.cat([call.tables[:2], call.unit * call.tables[2:]])
     scalars = torch.cat([call.scalars[:1], call.unit * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
-    parts = (tables, *paths, call.key_bias, scalars.to(torch.float32))
+    parts = (call.tables, *paths, call.key_bias, scalars.to(torch.float32))
     return tuple(part if part is None else part.contiguous() for part in parts)
 
 

@@ -191,7 +191,6 @@ def _query_gradients(
     units = by_head.new_tensor([1.0, call.unit, *[1 / SMALL] * 3, 1.0])[: len(by_head)]
     by_head = (units[:, None] * by_head).to(call.scalars.dtype).contiguous()
     if call.key_path is None or call.query_path is None or path is None:
-        sums[:, :, 2] *= call.unit
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
         tables = F.pad(tables, (0, call.lags - keys))
         return query, PriorGradients(tables, None, None, None, by_head)
