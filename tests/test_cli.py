@@ -16,6 +16,7 @@ from rfa.ops.backends import BACKENDS, missing
 from rfa.training import RunFolder, Stopped, TrainingSpec, train
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
+HUGE = 20 * "9"
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--max-steps", "4", "--set", *SIZES]
 
 
@@ -112,6 +113,26 @@ def test_generate(rfa, run):
     assert err == ""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompt", "caf\udce9"], "prompt: got 'caf\\udce9', expected text that UTF-8 can write"),
+        (["--prompt", "\ud800"], "prompt: got '\\ud800'"),
+        (["--max-new-tokens", "0"], "max_new_tokens: got 0, expected at least 1"),
+        (["--max-new-tokens", HUGE], f"max_new_tokens: got {HUGE}, expected at most"),
+        (["--temperature", "inf"], "temperature: got inf, expected at most"),
+        (["--temperature", "nan"], "temperature: got nan"),
+        (["--temperature", "1e-9"], "temperature: got 1e-09, expected 0 or at least 1e-06"),
+        (["--top-k", "-1"], "top_k: got -1, expected at least 0"),
+        (["--top-k", HUGE], f"top_k: got {HUGE}, expected at most"),
+        (["--seed", "-1"], "seed: got -1, expected at least 0"),
+        (["--seed", str(2**64)], f"seed: got {2**64}, expected at most {2**64 - 1}"),
+    ],
+)
+def test_bad_options_of_generate(fails, run, arguments, says):
+    fails("generate", run, *arguments, says=says)
+
+
 def test_a_sample_survives_a_terminal_without_its_characters(run, monkeypatch):
     out = io.TextIOWrapper(io.BytesIO(), "ascii")
     monkeypatch.setattr("sys.stdout", out)
@@ -195,6 +216,21 @@ def test_help(rfa, command):
         (["--max-steps", "0"], ["max_steps: got 0"]),
         (["--epochs", "0", "--max-steps", "1"], ["epochs: got 0"]),
         (["--lr", "nan"], ["learning_rate: got nan"]),
+        (["--lr", "1e308"], ["learning_rate: got 1e+308, expected at most 1000"]),
+        (["--lr", "1e-320"], ["learning_rate: got 1e-320, expected at least 1e-12"]),
+        (["--epochs", "1e308"], ["epochs: got 1e+308, expected at most 1000000"]),
+        *(
+            ([option, HUGE], [f"{option[2:].replace('-', '_')}: got {HUGE}, expected at most"])
+            for option in ("--length", "--batch-size", "--accumulate", "--max-steps", "--eval-steps", "--log-steps")
+        ),
+        (["--valid-tokens", HUGE], [f"valid_tokens: got {HUGE}, expected at most"]),
+        (["--accumulate", "26"], ["accumulate: got 26 on 1 device(s), expected at most 25: there are 100 blocks"]),
+        (["--set", f"hidden_size={4 * 10**10}"], ["hidden_size: got 40000000000, expected at most"]),
+        (["--set", f"num_hidden_layers={HUGE}"], ["num_hidden_layers: got", "expected at most 10000"]),
+        (["--set", f"intermediate_size={HUGE}"], ["intermediate_size: got", "expected at most"]),
+        (["--set", "damping=" + 99_999 * "["], ["damping: got [[[[", "expected a value of the model"]),
+        (["--set", "zero_heads=" + 5_000 * "1"], ["zero_heads: got 1111", "expected a value of the model"]),
+        (["--tokenizer", "bpe:\u0663\u0660\u0660"], ["tokenizer: got"]),
         (["--seed", "-1"], ["seed: got -1"]),
         (["--seed", str(2**64)], ["seed: got"]),
         (["--valid-tokens", "3"], ["valid_tokens: got 3"]),

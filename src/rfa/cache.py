@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -12,7 +11,7 @@ from typing import BinaryIO
 import platformdirs
 from filelock import FileLock
 
-from rfa.files import write_whole
+from rfa.files import sha256, write_whole
 
 
 def cache_folder(cache_dir: str | Path | None = None) -> Path:
@@ -54,7 +53,7 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> str:
     def write_and_hash(aside: Path) -> None:
         with aside.open("xb") as file:
             write(file)
-        digests.append(_sha256(aside))
+        digests.append(sha256(aside))
 
     write_whole(path, write_and_hash)
     return digests[0]
@@ -62,18 +61,10 @@ def _replace(path: Path, write: Callable[[BinaryIO], object]) -> str:
 
 def _is_intact(path: Path) -> bool:
     try:
-        return _checksum(path).read_bytes() == _sha256(path).encode()
+        return _checksum(path).read_bytes() == sha256(path).encode()
     except FileNotFoundError:
         return False
 
 
 def _checksum(path: Path) -> Path:
     return path.with_name(f"{path.name}.sha256")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

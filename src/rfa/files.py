@@ -1,5 +1,6 @@
 """Files and folders that are whole or absent, and locks that one process holds."""
 
+import hashlib
 import os
 import re
 import shutil
@@ -46,6 +47,15 @@ def whole_name(path: Path) -> str:
 def write_text_whole(path: Path, text: str) -> None:
     """Write a UTF-8 text file, whole; raises as `write_whole`."""
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def sha256(path: Path) -> str:
+    """The sha256 of a file, hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 @contextmanager

@@ -39,6 +39,36 @@ def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
         corpus.documents("exam")
 
 
+@pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!", "a" * 300])
+def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, text):
+    """Cut in pieces all the same, tokenised a few at a time."""
+    monkeypatch.setattr("rfa.data.pieces.SLICE", 700)
+    monkeypatch.setattr(stream, "BATCH_BYTES", 2000)
+    tokenizer = load_tokenizer("bpe:300", [text_document("t", f"{text} {text}")], tmp_path)
+    ids = token_stream([text_document("d", 40 * text), text_document("e", "")], tokenizer, tmp_path)
+    np.testing.assert_array_equal(ids, [*tokenizer.encode(40 * text), *2 * [tokenizer.eos_token_id]])
+
+
+def test_memory_does_not_grow_with_a_text_without_spaces(tmp_path):
+    """2 MB of it; as one word they take some 300 MB, and 30 MB gigabytes."""
+    program = """
+import resource, sys
+from rfa.data import Document, load_tokenizer, stream, text_document, token_stream
+stream.BATCH_BYTES = 1 << 18
+for name, text in (("bytes", b"xy"), ("bpe:300", b"x1")):
+    document = Document("d", 1 << 21, lambda: (text * (1 << 15) for _ in range(1 << 5)))
+    tokenizer = load_tokenizer(name, [text_document("t", "x1 x1 x1")], sys.argv[1])
+    token_stream([text_document("w", "some words")], tokenizer, sys.argv[1])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    token_stream([document], tokenizer, sys.argv[1])
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert max(map(int, done.stdout.split())) < 150 * 2**20  # a batch takes some 50 MB
+
+
 def test_large_vocabularies_have_wide_ids(tmp_path):
     tokenizer = load_tokenizer("bytes")
     tokenizer.add_tokens([f"<extra{i}>" for i in range(70_000)])
@@ -76,7 +106,7 @@ def test_cut_off_file_is_rebuilt(tmp_path, size):
 
 
 def test_progress_reaches_the_total(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "BATCH_PIECES", 1)
+    monkeypatch.setattr(stream, "BATCH_BYTES", 1)
     total = sum(document.size for document in DOCUMENTS)
     seen = []
     for _ in range(2):

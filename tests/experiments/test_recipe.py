@@ -259,3 +259,11 @@ def test_the_small_record_has_every_preset():
     runs = load_recipe(SHIPPED / "novels-small.yaml").runs
     assert {run.spec.preset for run in runs} == set(PRESETS)
     assert {run.spec.max_steps * run.spec.batch_size * run.spec.length for run in runs} == {4_096_000}
+
+
+def test_numbers_beyond_their_ranges(tmp_path):
+    """Those of `rfa train`, and all of them are said."""
+    huge = {"accumulate": 10**20, "epochs": 1e308, "max_steps": 10**20, "learning_rate": 1e308, "log_steps": 2**31}
+    found = faults(write_recipe(tmp_path, training={**TRAINING, **huge, "data": "corpus", "model": MODEL}))
+    expected = [f"training: {name}: got {value}, expected at most " for name, value in huge.items()]
+    assert [line[: len(start)] for line, start in zip(found, expected, strict=True)] == expected

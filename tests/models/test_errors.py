@@ -160,6 +160,19 @@ def test_tokens_or_embeddings(both):
     refused("input_ids", lambda: model(**given))
 
 
+@pytest.mark.parametrize("change", [torch.Tensor.float, torch.Tensor.bool, lambda ids: ids[0], lambda ids: ids[None]])
+def test_tokens_that_are_none(change):
+    model, ids = small("m2-sc-rfa"), tokens()
+    assert "integers (batch, length)" in refused("input_ids", lambda: model(change(ids)))
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.long, lambda x: x[0], lambda x: x[..., :5]])
+def test_embeddings_that_are_none(change):
+    model, ids = small("m2-sc-rfa"), tokens()
+    embedded = model.get_input_embeddings()(ids).detach()
+    refused("inputs_embeds", lambda: model(inputs_embeds=change(embedded)))
+
+
 @pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "b3-decayed-rope", "m2-sc-rfa", "x1-riccati"])
 @pytest.mark.parametrize("fault", ["short", "falling", "equal"])
 def test_times_that_do_not_fit(name, fault):

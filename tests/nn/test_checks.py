@@ -5,7 +5,15 @@ import torch
 from shapes import only_our_own_checks
 
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import DotProductAttention, HeadDynamics, RobustFilterAttention, alibi_slopes
+from rfa.nn import (
+    ContentFilterAttention,
+    CoupledFilterAttention,
+    DotProductAttention,
+    FilterCache,
+    HeadDynamics,
+    RobustFilterAttention,
+    alibi_slopes,
+)
 
 from .by_hand import hidden
 
@@ -57,6 +65,59 @@ def test_baselines(name, options):
 def test_dynamics_alone():
     with only_our_own_checks(), pytest.raises(ValueError, match=r"^frequency: got \(4,\)"):
         HeadDynamics(ONES, ONES)
+
+
+LAYERS = {
+    "filter": lambda: RobustFilterAttention(16, 4),
+    "tied": lambda: RobustFilterAttention(16, 4, tie_key_value=True),
+    "dot product": lambda: DotProductAttention(16, 4, frequency=BANK),
+    "content": lambda: ContentFilterAttention(16, 4),
+    "coupled": lambda: CoupledFilterAttention(16, 4),
+}
+STATES = {
+    "width": lambda x: x[..., :12],
+    "no width": lambda x: x[..., :0],
+    "two dimensions": lambda x: x[0],
+    "four dimensions": lambda x: x[None],
+    "integers": lambda x: x.long(),
+    "flags": lambda x: x > 0,
+    "complex": lambda x: x.to(torch.complex64),
+    "float64": lambda x: x.double(),
+    "float16": lambda x: x.half(),
+    "a list": lambda x: x.tolist(),
+}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("change", STATES)
+def test_states(layer, change):
+    """Whatever the layer, cache or none: it says which argument, what came and what should have."""
+    made, x = LAYERS[layer](), hidden(dtype=torch.float32)
+    wrong = STATES[change](x)
+    got = "'list'" if change == "a list" else rf"'{wrong.dtype} \({', '.join(map(str, wrong.shape))}\)'"
+    expected = "a tensor" if change == "a list" else r"floating-point \(batch, length, 16\) in torch.float32"
+    calls = {"hidden_states": [lambda: made(wrong)]}
+    if layer == "coupled":
+        calls = {"hidden_states": [lambda: made(wrong, x)], "auxiliary_states": [lambda: made(x, wrong)]}
+    elif layer != "content":
+        calls["hidden_states"].append(lambda: made(wrong, past_key_values=FilterCache()))
+    with only_our_own_checks():
+        for name, of_the_argument in calls.items():
+            for call in of_the_argument:
+                with pytest.raises(ValueError, match=rf"^{name}: got {got}, expected {expected}"):
+                    call()
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_states_under_autocast(layer):
+    """Which casts them, float64 apart."""
+    made, x = LAYERS[layer](), hidden(dtype=torch.float32)
+    given = (lambda x: (x, x)) if layer == "coupled" else (lambda x: (x,))
+    with only_our_own_checks(), torch.autocast("cpu", torch.bfloat16):
+        expected = made(*given(x))
+        torch.testing.assert_close(made(*given(x.bfloat16())), expected, atol=0.05, rtol=0.05)  # of 8 bits
+        with pytest.raises(ValueError, match=r"^hidden_states: got 'torch.float64"):
+            made(*given(x.double()))
 
 
 @pytest.mark.parametrize("layer", [RobustFilterAttention(16, 4), DotProductAttention(16, 4, frequency=BANK)])

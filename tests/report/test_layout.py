@@ -5,6 +5,7 @@ import io
 import re
 
 import pytest
+from markdown_it import MarkdownIt  # rich brings it
 
 from rfa.report.layout import Number, Table, between, comma_separated, latex, markdown
 
@@ -22,15 +23,49 @@ TABLE = Table(
 
 def test_markdown():
     assert markdown(TABLE).splitlines() == [
-        "A & B: 5 % of x_1",
+        "A &amp; B: 5 % of x\\_1",
         "",
         "| model | a\\|b | L = 64 |",
         "| --- | ---: | ---: |",
-        "| m2_sc | **1.00 ± 0.25** | – |",  # noqa: RUF001
-        "| c#1 ^~\\{}$ | – | −0.123 [−0.200, +0.100] |",  # noqa: RUF001
+        "| m2\\_sc | **1.00 ± 0.25** | – |",  # noqa: RUF001
+        "| c\\#1 ^&#126;\\\\{}&#36; | – | −0.123 [−0.200, +0.100] |",  # noqa: RUF001
         "",
-        "- a_note",
+        "- a\\_note",
     ]
+
+
+MARKUP = ["<img src=x onerror=alert(1)>", "[a](javascript:alert(1))", "![a](http://b)", "`a`", "**a**", "_a_", "~~a~~"]
+MARKUP += ["<!-- a", "&lt;b&gt;"]
+MARKUP += ["a | b", "$a$", "# a", "a\n\n# b", "a\r\n|---|", "\\<i>", "\\", "\x1b[31ma", "\u202ea"]
+
+
+def shown(text):
+    """As a reader sees it: on one line, without signs that do not show."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+@pytest.mark.parametrize("text", MARKUP)
+def test_text_is_no_markup(text):
+    """To a reader of Markdown everything is text, and comes out as it went in."""
+    table = Table("t", text, ("model", text), ((text, text), (text, Number(1.5, interval=(1.0, 2.0)))), (text,))
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown(table))
+    blocks = {token.type.partition("_")[0] for token in tokens}
+    assert blocks == {"paragraph", "table", "thead", "tbody", "tr", "th", "td", "bullet", "list", "inline"}
+    inline = [token.children for token in tokens if token.type == "inline"]
+    assert {child.type for children in inline for child in children} == {"text"}
+    said = ["".join(child.content for child in children) for children in inline]
+    assert said == [shown(text), "model", *4 * [shown(text)], "1.50 [1.00, 2.00]", shown(text)]
+    check_latex(latex(table), only_ascii=False)
+
+
+@pytest.mark.parametrize("sign", [*"=+-@", "\t=", "\r=", "\n=", " =", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
+def test_text_is_no_formula(sign):
+    """Numbers stay numbers, negative ones too."""
+    text = f"{sign}HYPERLINK(1)"
+    table = Table("t", "", ("model", text), ((text, Number(-1.5, error=0.5)), ("a-b", None)))
+    rows = list(csv.reader(io.StringIO(comma_separated(table))))
+    inert = f"'{shown(text)}"
+    assert rows == [["model", inert, f"{inert} standard error"], [inert, "-1.5", "0.5"], ["a-b", "", ""]]
 
 
 def test_csv_is_unrounded():
@@ -42,9 +77,9 @@ def test_csv_is_unrounded():
     ]
 
 
-def check_latex(text):
+def check_latex(text, only_ascii=True):
     """Environments nest, booktabs' rules stand once, rows fit their columns, nothing special is left unescaped."""
-    assert text.isascii()
+    assert text.isascii() or not only_ascii
     opened = []
     for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
         if kind == "begin":

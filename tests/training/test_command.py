@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +56,37 @@ def test_ctrl_c(corpus, tmp_path):
     assert out == ""
     assert RunFolder(tmp_path / "run").latest_checkpoint().name == f"checkpoint-{step}"
     assert math.isfinite(evaluate(tmp_path / "run", lengths=[16])["rows"][0]["loss"])
+
+
+def entry_point():
+    """What an installed `rfa` does."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    module, function = re.search(r'^rfa = "([\w.]+):(\w+)"', text, re.MULTILINE).groups()
+    return f"import sys; from {module} import {function}; sys.exit({function}())"
+
+
+@pytest.mark.parametrize("answer", ["raise", "raise ImportError('no torch')", "pass"])
+def test_ctrl_c_while_libraries_are_imported(tmp_path, answer):
+    """Whatever the library that is being imported makes of it."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal, time\ntry:\n    os.kill(os.getpid(), signal.SIGINT)\n    time.sleep(9)\n"
+        f"except KeyboardInterrupt:\n    {answer}\n"
+    )
+    sources = Path(training.__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{sources}"}
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + entry_point()
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "rfa: stopped\n")
+
+
+def test_an_installed_command_runs(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(training.__file__).parents[2])}
+    program = f"import sys; sys.argv = ['rfa', 'generate', 'nowhere']; {entry_point()}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert messages(done.stderr) == [
+        "rfa: run: nowhere holds no run.json, expected a folder made by `rfa train`",
+    ]
 
 
 @pytest.mark.parametrize("out", ["run", "my run"])

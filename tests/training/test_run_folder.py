@@ -132,6 +132,7 @@ def test_no_run_there(tmp_path):
 @pytest.mark.parametrize("how", ["cut", "empty", "gone"])
 def test_a_damaged_model(run, file, how):
     path = run.path / file
+    (run.model / "digests.json").unlink()  # they would find it first
     content = path.read_bytes()
     path.unlink() if how == "gone" else path.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
     with pytest.raises(ValueError, match=r"the model in .* cannot be read") as error:
@@ -141,6 +142,7 @@ def test_a_damaged_model(run, file, how):
 
 @pytest.mark.parametrize("content", ["", '{"version": "1.0"', "{}", "null"])
 def test_a_damaged_tokenizer(run, content):
+    (run.tokenizer / "digests.json").unlink()  # they would find it first
     (run.tokenizer / "tokenizer.json").write_text(content)
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read") as error:
         run.load_tokenizer()
@@ -281,6 +283,7 @@ def test_the_users_own_text_in_a_run_folder_survives_overwrite(corpus, tmp_path)
 @pytest.mark.parametrize("part", ["weight", "layer"])
 def test_a_model_that_lacks_weights(run, part):
     """It would load, with random numbers in their place."""
+    (run.model / "digests.json").unlink()  # they would find it first
     if part == "weight":
         file = run.model / "model.safetensors"
         held = load_file(file)
@@ -334,6 +337,14 @@ def put_json(file, **values):
 DAMAGES = {
     "unknown state": lambda folder: put_json(folder / "trainer_state.json", colour="red"),
     "step as text": lambda folder: put_json(folder / "trainer_state.json", global_step="abc"),
+    "rate as text": lambda folder: put_json(folder / "trainer_state.json", save_steps={}),
+    "no rate": lambda folder: put_json(folder / "trainer_state.json", eval_steps=0),
+    "no batch": lambda folder: put_json(folder / "trainer_state.json", train_batch_size=None),
+    "another path": lambda folder: put_json(folder / "trainer_state.json", best_model_checkpoint="/etc"),
+    "no history": lambda folder: put_json(folder / "trainer_state.json", log_history=0),
+    "no list of lines": lambda folder: put_json(folder / "trainer_state.json", log_history=[1]),
+    "no control": lambda folder: put_json(folder / "trainer_state.json", stateful_callbacks={}),
+    "no vocabulary": lambda folder: put_json(folder / "config.json", vocab_size={"a": 1}),
     "foreign optimiser": lambda folder: torch.save({"a": 1}, folder / "optimizer.pt"),
     "foreign schedule": lambda folder: torch.save([1], folder / "scheduler.pt"),
     "foreign random state": lambda folder: torch.save({"a": 1}, folder / "rng_state.pth"),
@@ -343,6 +354,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_that_can_be_read_but_is_none(stopped, damage):
+    (stopped.checkpoints / "checkpoint-5" / "digests.json").unlink()  # they would find it first
     DAMAGES[damage](stopped.checkpoints / "checkpoint-5")
     with pytest.raises(ValueError, match="checkpoint-5 is damaged, delete it to go on from the one before"):
         resume(stopped.path)

@@ -5,11 +5,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rfa.nn.checks import require
+from rfa.nn.checks import check_range, require
 from rfa.ops import choose_backend
 from rfa.ops.backends import BACKENDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+LARGEST = 2**31 - 1  # of what is counted
 
 
 class Shape(NamedTuple):
@@ -49,8 +50,8 @@ class Setting:
         require(self.device in ("cpu", "cuda"), "device", self.device, "'cpu' or 'cuda'")
         require(self.device == "cpu" or torch.cuda.is_available(), "device", self.device, "'cpu': there is no CUDA")
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
-        require(self.repeats >= 1, "repeats", self.repeats, "at least 1")
+        check_range("threads", 1 if self.threads is None else self.threads, 1, LARGEST)
+        check_range("repeats", self.repeats, 1, LARGEST)
         names = ("auto", *BACKENDS)
         require(self.backend in names, "backend", self.backend, f"one of {', '.join(names)}")
 

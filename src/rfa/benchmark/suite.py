@@ -8,14 +8,14 @@ from typing import Any, Protocol
 import torch
 
 from rfa.models import PRESETS
-from rfa.nn.checks import require
+from rfa.nn.checks import check_range, require
 from rfa.training.environment import cpu_name, environment
 
 from .decode import Decode
 from .memory import Memory
 from .operator import Operator, filter_layer
 from .results import append
-from .setting import Setting, Shape
+from .setting import LARGEST, Setting, Shape
 from .step import PEER, Step
 from .timing import Tick
 
@@ -68,9 +68,10 @@ def cases(
         ValueError: for anything unknown, or sizes that do not fit.
     """
     require(what is None or what in WHAT, "bench", what, f"one of {', '.join(WHAT)}")
-    require(batch is None or batch >= 1, "batch", batch, "at least 1")
+    for field, given in (("batch", 1 if batch is None else batch), ("heads", heads), ("channels", channels)):
+        check_range(field, given, 1, LARGEST)
     for length in lengths:
-        require(length >= 1, "lengths", length, "at least 1")
+        check_range("lengths", length, 1, LARGEST)
     chosen = [name for name in PRESETS if name != PEER] if "all" in presets else list(presets) or [PRESET]
     require(what in (None, "step", "all") or not model, "--set", model, "a training step with it")
     for name in chosen:

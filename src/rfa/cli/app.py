@@ -60,6 +60,8 @@ def assignment(text: str) -> tuple[str, Any]:
         return name, json.loads(value.lower() if value in ("True", "False") else value)
     except json.JSONDecodeError:
         return name, None if value == "None" else value
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in thousands of lists
+        raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
 
 
 @contextmanager
@@ -99,6 +101,11 @@ def main() -> None:
     sys.exit(status)
 
 
+def one_line(text: str) -> str:
+    """On one line, without signs that a terminal would obey."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 def _fail(message: str) -> None:
-    errors.print(f"rfa: {' '.join(message.split())}")
+    errors.print(f"rfa: {one_line(message)}")
     sys.exit(2)

@@ -10,7 +10,7 @@ import typer
 
 from rfa.report.console import plan_table, progress_bars
 
-from .app import ManyValues, app, console, errors, stoppable
+from .app import ManyValues, app, console, errors, one_line, stoppable
 
 
 @app.command(cls=ManyValues)
@@ -63,7 +63,7 @@ def experiment(
 
 
 def _failed(name: str, reason: str) -> None:
-    errors.print(f"rfa: {name} failed: {' '.join(reason.split())}")
+    errors.print(one_line(f"rfa: {name} failed: {reason}"))
 
 
 @contextmanager
@@ -75,5 +75,5 @@ def _all_faults() -> Iterator[None]:
         yield
     except RecipeError as error:
         for line in str(error).splitlines():
-            errors.print(f"rfa: {line}")
+            errors.print(one_line(f"rfa: {line}"))
         raise SystemExit(2) from None

@@ -7,7 +7,7 @@ import typer
 
 from rfa.report.console import progress_bars
 
-from .app import app, console, errors
+from .app import app, console, errors, one_line
 
 
 @app.command()
@@ -31,7 +31,7 @@ def report(
         written = write_report(found.runs, out or folder / "report", found.missing, bar)
     for name, reason in written.missing.items():
         (errors if name in found.refused else console).print(
-            f"rfa: missing: {name}: {reason}", highlight=False, soft_wrap=True
+            one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True
         )
     tables, figures = len(written.tables), len(written.figures)
     console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,7 +18,7 @@ from .documents import Document, Progress, fingerprint
 from .parallelism import parallel_tokenizers
 from .pieces import pieces
 
-BATCH_PIECES = 64  # of about 64 KiB: 4 MiB of text are tokenised at once
+BATCH_BYTES = 1 << 22  # of text that are tokenised at once, or a piece more
 
 
 def token_stream(
@@ -43,7 +43,8 @@ def token_stream(
         Ids, shape `(tokens,)`, read-only; uint16 for a vocabulary of at most 65,536 entries, else uint32.
 
     Raises:
-        ValueError: a document is not UTF-8, or the tokenizer has no end-of-text token.
+        ValueError: a document is not UTF-8 or has a word of more than a million characters, or the tokenizer has no
+            end-of-text token.
         OSError: the cache cannot be written (a full disk, say); no partial file is left.
     """
     end = tokenizer.eos_token_id
@@ -90,15 +91,30 @@ def _encode(
     documents: Sequence[Document], backend: Tokenizer, end: int, report: Callable[[int], None]
 ) -> Iterator[list[int]]:
     """Yield the ids of all documents, in order, a piece at a time."""
-    work = (piece for document in documents for piece in pieces(document))
+    anywhere = not json.loads(backend.to_str())["model"].get("merges")  # what it never joins needs no whole words
+    work = (piece for document in documents for piece in pieces(document, anywhere))
     done = 0
     with parallel_tokenizers():
-        while batch := list(islice(work, BATCH_PIECES)):
+        for batch, size in _batches(work):
             encodings = backend.encode_batch_fast([text for text, _ in batch], add_special_tokens=False)
             for encoding, (_, is_last) in zip(encodings, batch, strict=True):
                 yield [*encoding.ids, end] if is_last else encoding.ids
-            done += sum(len(text.encode()) for text, _ in batch)
+            done += size
             report(done)
+
+
+def _batches(work: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[tuple[str, bool]], int]]:
+    """Yield pieces of together about `BATCH_BYTES`, and how many bytes they are."""
+    batch: list[tuple[str, bool]] = []
+    size = 0
+    for piece in work:
+        batch.append(piece)
+        size += len(piece[0].encode())
+        if size >= BATCH_BYTES:
+            yield batch, size
+            batch, size = [], 0
+    if batch:
+        yield batch, size
 
 
 def _write_npy(file: BinaryIO, parts: Iterator[np.ndarray], dtype: np.dtype) -> None:

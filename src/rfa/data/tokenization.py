@@ -66,7 +66,7 @@ def load_tokenizer(
 def check_tokenizer(spec: str) -> None:
     """Raise `ValueError` where `load_tokenizer` knows no such tokenizer; nothing is read."""
     kind, _, argument = spec.partition(":")
-    sized = kind == "bpe" and argument.isdecimal()
+    sized = kind == "bpe" and argument.isascii() and argument.isdecimal()
     if not (spec in ("bytes", "gpt2") or (kind == "gpt2" and argument) or sized):
         raise ValueError(f"tokenizer: got {spec!r}, expected {_FORMS}")
     if sized and int(argument) < SMALLEST_VOCABULARY:

@@ -11,10 +11,11 @@ from .information import masked
 from .linear_sde import LinearSDE
 from .matrices import check_start, real, symmetric
 from .observations import flat
-from .penalties import Belief
+from .penalties import Belief, Number
 from .robust import robust_estimate
 
 FREE = ("decay", "diffusion", "observation_noise")
+WEIGHT = ("nu", "kappa")  # of the robust weight, which may be free too
 _FURTHEST = math.log(1e24)  # a parameter that has moved by that will go on for ever: the likelihood has no maximum
 
 
@@ -34,6 +35,7 @@ class Fit:
         converged: whether the slope along every parameter's logarithm lies below 1e-3 of a nat. False also where the
             search ended before: at a parameter that is 1e24 times what it was, or a 1e-24th, or where
             nothing can be computed; and where no row can be predicted. The model is then the best that was found.
+        nu, kappa: of the robust weight, as given or, where they were free, as found.
     """
 
     sde: LinearSDE
@@ -41,6 +43,8 @@ class Fit:
     parameters: dict[str, float]
     standard_errors: dict[str, float]
     converged: bool
+    nu: float
+    kappa: float | None
 
 
 def log_likelihood(
@@ -48,8 +52,8 @@ def log_likelihood(
     times: Tensor,
     observations: Tensor,
     *,
-    nu: float = torch.inf,
-    kappa: float | None = None,
+    nu: Number = torch.inf,
+    kappa: Number | None = 2.0,
     iterations: int = 5,
     initial: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
@@ -58,7 +62,7 @@ def log_likelihood(
     The prediction has mean `C Phi xbar_{i-1}` and scale `S = C (Phi P Phi^T + V) C^T + R`, the density is Gaussian for
     `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` it is the Kalman filter's likelihood.
 
-    Args: as `robust_estimate`, whose Riccati prior, started without a query's own observation, it uses.
+    Args: as `robust_estimate`, whose Riccati prior and recursive start it uses.
 
     Returns:
         `(...)`, differentiable. Rows before which nothing is known, under a diffuse start, do not count; with `initial`
@@ -76,8 +80,8 @@ def _densities(
     sde: LinearSDE,
     times: Tensor,
     observations: Tensor,
-    nu: float,
-    kappa: float | None,
+    nu: Number,
+    kappa: Number | None,
     iterations: int,
     initial: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
@@ -89,9 +93,7 @@ def _densities(
         observations,
         nu=nu,
         kappa=kappa,
-        prior="riccati",
         iterations=1 if belief.gaussian else iterations,
-        start="leave_one_out",
         initial=initial,
         return_weights=False,
     )
@@ -127,10 +129,10 @@ def _densities(
     if belief.gaussian:
         density = density - distance / 2 - size / 2 * math.log(2 * math.pi)
     else:
-        nu = belief.nu
-        half = torch.tensor(nu / 2, dtype=torch.float64)
-        density = density + torch.lgamma(half + size / 2) - torch.lgamma(half) - size / 2 * math.log(nu * math.pi)
-        density = density - (nu + size) / 2 * torch.log1p(distance / nu)
+        freedom = torch.as_tensor(belief.nu, dtype=torch.float64)
+        density = density + torch.lgamma((freedom + size) / 2) - torch.lgamma(freedom / 2)
+        density = density - size / 2 * torch.log(freedom * math.pi)
+        density = density - (freedom + size) / 2 * torch.log1p(distance / freedom)
     return density, known & here.any(-1)
 
 
@@ -141,7 +143,7 @@ def fit(
     *,
     free: Collection[str] = FREE,
     nu: float = torch.inf,
-    kappa: float | None = None,
+    kappa: float | None = 2.0,
     iterations: int = 5,
     initial: tuple[Tensor, Tensor] | None = None,
     max_steps: int = 200,
@@ -150,31 +152,47 @@ def fit(
 
     Free are the positive entries of the diagonals of -A ("decay"), Q ("diffusion") and R ("observation_noise"). Entries
     that start equal stay equal, those at zero stay zero, correlations within Q and R stay: the given model says what
-    is tied. A, Q, R without batch dimensions; several series share one model.
+    is tied. A, Q, R without batch dimensions; several series share one model. So may be the "nu" and "kappa" of the
+    robust weight, from a finite start: with R free beside them, a wrong R and the outliers are told apart.
 
     Args:
         sde: where to start, and the structure.
         times, observations, nu, kappa, iterations, initial: as `log_likelihood`.
-        free: some of "decay", "diffusion", "observation_noise", or one of them.
+        free: some of "decay", "diffusion", "observation_noise", "nu", "kappa", or one of them.
         max_steps: of L-BFGS.
 
     Raises:
         ValueError: for nothing to fit, nothing observed, a model with batch dimensions, or as `robust_estimate`.
     """
     free = (free,) if isinstance(free, str) else free
-    unknown = set(free) - set(FREE)
+    unknown = set(free) - {*FREE, *WEIGHT}
     if unknown or not free:
-        raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join(FREE)}")
+        raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join((*FREE, *WEIGHT))}")
+    weight = {"nu": nu, "kappa": kappa}
+    for name in WEIGHT:
+        given = weight[name]
+        if name in free and (given is None or math.isinf(nu) or math.isinf(given)):
+            raise ValueError(
+                f"{name}: got {given} with nu = {nu}, expected finite numbers to start from where it is free"
+            )
     if sde.batch_shape:
         raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
     if bool(real("observations", observations).isnan().all()):
         raise ValueError("observations: got nothing but missing values, expected some observations")
     names, start, build = _parameters(sde, free)
+    matrices, tuned = len(names), [name for name in WEIGHT if name in free]
+    names, start = (
+        names + tuned,
+        torch.cat([start, torch.tensor([float(weight[name] or 0) for name in tuned], dtype=torch.float64)]),
+    )
     if not names:
         raise ValueError(f"free: got {', '.join(free)}, expected positive entries there to start from")
 
     def loss(values: Tensor) -> Tensor:
-        density, counts = _densities(build(values), times, observations, nu, kappa, iterations, initial)
+        chosen = weight | dict(zip(tuned, values[matrices:], strict=True))
+        density, counts = _densities(
+            build(values[:matrices]), times, observations, chosen["nu"], chosen["kappa"], iterations, initial
+        )
         return -torch.where(counts, density, 0.0).sum()
 
     _, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)
@@ -205,12 +223,15 @@ def fit(
     values = logs.detach().exp()
     curvature = torch.autograd.functional.hessian(loss, values)
     errors = _standard_errors(curvature)  # type: ignore[arg-type]
+    parameters = dict(zip(names, values.tolist(), strict=True))
     return Fit(
-        build(values),
+        build(values[:matrices]),
         -loss(values).item(),
-        dict(zip(names, values.tolist(), strict=True)),
+        parameters,
         dict(zip(names, errors.tolist(), strict=True)),
         converged,
+        parameters.get("nu", nu),
+        parameters.get("kappa", kappa),
     )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 FAINTEST = -69.0  # log 1e-30: what was seen weighs no less, so that a row believes somebody and its variance is finite
 
 Penalty = Literal["power", "welsch"]
+Number = float | Tensor  # a tensor without dimensions where a gradient is wanted
 _LEAST = (
     1e-6  # degrees of freedom; next to none, all weight lies within sqrt(nu) of the estimate, and is lost to rounding
 )
@@ -37,8 +38,8 @@ class Belief:
         ValueError: for a value out of range.
     """
 
-    nu: float
-    kappa: float | None
+    nu: Number
+    kappa: Number | None
     size: int
     penalty: Penalty = "power"
 
@@ -60,10 +61,10 @@ class Belief:
     @property
     def gaussian(self) -> bool:
         """Whether all weights are 1."""
-        return self.penalty == "power" and math.isinf(self.nu)
+        return self.penalty == "power" and not isinstance(self.nu, Tensor) and math.isinf(self.nu)
 
     @property
-    def exponent(self) -> float:
+    def exponent(self) -> Number:
         """kappa, by default `(nu + m) / m`: logits that do not grow with the dimension.
 
         m is the model's, also where components are missing: a row has one exponent, whatever of it was seen.
@@ -88,8 +89,7 @@ class Belief:
             return self.nu * torch.log1p(distance / self.nu)
         return self.nu / (self.exponent - 1) * -torch.expm1((1 - self.exponent) * torch.log1p(distance / self.nu))
 
-    @functools.cache  # noqa: B019 - holds on to a few numbers
-    def consistency(self, seen: int | None = None) -> tuple[float, float]:
+    def consistency(self, seen: int | None = None) -> tuple[Number, Number]:
         """Of `s ~ chi^2_k`, the model being right: the mean weight, and the estimate's variance over the Gaussian's.
 
         `E w` and `(E[w^2 s] / k) / (E w + 2 E[w' s] / k)^2`, the asymptotic variance of an M-estimator of location.
@@ -100,19 +100,29 @@ class Belief:
         k = self.size if seen is None else seen
         if self.gaussian or not k:
             return 1.0, 1.0
+        if isinstance(self.nu, Tensor) or isinstance(self.kappa, Tensor):
+            return self._moments(k)
+        return self._numbers(k)
+
+    @functools.cache  # noqa: B019 - holds on to a few numbers
+    def _numbers(self, k: int) -> tuple[float, float]:
+        usual, spread = self._moments(k)
+        return usual.item(), spread.item()
+
+    def _moments(self, k: int) -> tuple[Tensor, Tensor]:
         # chi_k, the root of s, has a density without a singularity; by its logarithm, as powers of large k overflow
         low, high = max(0.0, math.sqrt(k) - _SPREAD), math.sqrt(k) + _SPREAD
         root = low + (high - low) * (torch.arange(2**17, dtype=torch.float64) + 0.5) / 2**17
         density = torch.softmax((k - 1) * torch.log(root) - root.square() / 2, dim=0)
         s = root.square()
         log_weight = self.log_weight(s)
-        weight = torch.exp(log_weight - log_weight.max())  # both ratios are free of the scale
+        largest = log_weight.max().detach()
+        weight = torch.exp(log_weight - largest)  # both ratios are free of the scale
         slope = -weight / self.size if self.penalty == "welsch" else -self.exponent * weight / (self.nu + s)
         spread = (density * weight.square() * s).sum() / k
         mean = (density * weight).sum()
-        sensitivity = (mean + 2 * (density * slope * s).sum() / k).clamp(min=1e-4 * mean.item())
-        usual = max(_FAINTEST, (mean * log_weight.max().exp()).item())
-        return usual, (spread / sensitivity.square()).item()
+        sensitivity = torch.maximum(mean + 2 * (density * slope * s).sum() / k, 1e-4 * mean)
+        return (mean * largest.exp()).clamp(min=_FAINTEST), spread / sensitivity.square()
 
     def calibration(self, seen: Tensor) -> Tensor:
         """The product of the two numbers of `consistency`, for as many components as each row shows.
@@ -120,11 +130,13 @@ class Belief:
         Weights over it add up to the precision that the estimate has if all is Gaussian.
         """
         counts, place = seen.unique(return_inverse=True)
-        table = [math.prod(self.consistency(k)) for k in counts.tolist()]
-        return torch.tensor(table, dtype=torch.float64, device=seen.device)[place]
+        table = [torch.as_tensor(math.prod(self.consistency(k)), dtype=torch.float64) for k in counts.tolist()]
+        return torch.stack(table).to(seen.device)[place]
 
 
-def _number(name: str, given: object, expected: str) -> float:
+def _number(name: str, given: object, expected: str) -> Number:
+    if isinstance(given, Tensor) and given.requires_grad and not given.dim():
+        return given
     try:
         if not isinstance(given, str | bool):
             return float(given)  # type: ignore[arg-type]

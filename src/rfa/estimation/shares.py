@@ -55,11 +55,8 @@ class Shares(NamedTuple):
 
     def inherited(self, replaced: Tensor, challenged: Tensor) -> "Shares":
         """Of series and their challengers, `(2 b, ...)`: where those take over, `(b,)`, and where they begin anew."""
-        b = len(replaced)
-        parent = torch.arange(2 * b, device=replaced.device)
-        parent[:b] += b * replaced
-        parent[b:] -= b * challenged
-        return Shares(*(x[parent] for x in self))
+        index = parents(replaced, challenged)
+        return Shares(*(x[index] for x in self))
 
     def first(self, count: int) -> "Shares":
         """Of the first series."""
@@ -111,6 +108,15 @@ class Shares(NamedTuple):
         left = transition.mT @ total.gain(variance)
         matrix, vector, gain = self.kept(left)
         return Shares(matrix @ transition[:, None], vector, gain)
+
+
+def parents(replaced: Tensor, challenged: Tensor) -> Tensor:
+    """`(2 b,)`: from which of the series and their challengers each goes on, given `(b,)` of each kind of change."""
+    b = len(replaced)
+    index = torch.arange(2 * b, device=replaced.device)
+    index[:b] += b * replaced
+    index[b:] -= b * challenged
+    return index
 
 
 def _gain(vector: Tensor) -> Tensor:

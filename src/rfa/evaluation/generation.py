@@ -1,10 +1,12 @@
 """Samples from a run."""
 
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from rfa.nn.checks import check_range, require
 from rfa.training import RunFolder
 
 COLDEST = 1e-6  # scores over it are still numbers in float32
@@ -30,19 +32,15 @@ def generate(
         seed: of the sampling, from 0, less than 2^64.
 
     Raises:
-        ValueError: for a folder that is no run, or a number out of range.
+        ValueError: for a folder that is no run, a prompt that is no text, or a number out of range.
     """
-    for name, given, least in (
-        ("max_new_tokens", max_new_tokens, 1),
-        ("temperature", temperature, 0),
-        ("top_k", top_k, 0),
-    ):
-        if not least <= given < float("inf"):
-            raise ValueError(f"{name}: got {given}, expected a number of at least {least}")
-    if 0 < temperature < COLDEST:
-        raise ValueError(f"temperature: got {temperature}, expected 0 or at least {COLDEST}")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed: got {seed}, expected a number from 0, less than 2^64")
+    check_range("max_new_tokens", max_new_tokens, 1, 2**31 - 1)
+    check_range("temperature", temperature, 0, sys.float_info.max)
+    check_range("top_k", top_k, 0, 2**31 - 1)
+    check_range("seed", seed, 0, 2**64 - 1)
+    require(not 0 < temperature < COLDEST, "temperature", temperature, f"0 or at least {COLDEST}")
+    surrogates = [letter for letter in prompt if "\ud800" <= letter <= "\udfff"]  # bytes that were no UTF-8
+    require(not surrogates, "prompt", prompt[:80], "text that UTF-8 can write")
     folder = RunFolder(run)
     model, tokenizer = folder.load_model(), folder.load_tokenizer()
     ids = tokenizer.encode(prompt) or [tokenizer.eos_token_id]

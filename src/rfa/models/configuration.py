@@ -9,7 +9,7 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
-from rfa.nn.checks import check_extensions, require
+from rfa.nn.checks import check_extensions, check_range, require
 
 Score = Literal["student_t", "exponential", "dot_product"]
 Prior = Literal["lyapunov", "riccati", "flat", "alibi", "window", "forget_gate", "content_riccati"]
@@ -17,6 +17,14 @@ Frequencies = Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_
 Decay = Literal["none", "spectral", "length_scaled"]
 _WRONG_KIND = re.compile(r"Field '(\w+)' ")  # how `strict` begins
 _RICCATI = ("riccati", "content_riccati")
+_SIZES = {  # far beyond what fits any machine; larger ones would end as somebody else's overflow, or never
+    "vocab_size": (1, 2**31 - 1),
+    "hidden_size": (1, 2**24),
+    "intermediate_size": (1, 2**26),
+    "num_hidden_layers": (1, 10_000),
+    "num_attention_heads": (1, 2**24),
+    "train_length": (2, 2**31 - 1),
+}
 
 # The extensions of appendix E
 _EXTENSIONS = {"tie_key_value": False, "step": "learned", "noise": "constant", "aggregation": "consensus"}
@@ -137,9 +145,8 @@ class RFAConfig(PreTrainedConfig):
 
     def validate_architecture(self):
         """Part of the `strict` validation: which values fit together."""
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        for name in sizes:
-            _require(getattr(self, name) >= 1, self, name, "a positive number")
+        for name, (least, most) in _SIZES.items():
+            check_range(name, getattr(self, name), least, most)
         heads = self.num_attention_heads
         _require(self.hidden_size % heads == 0, self, "hidden_size", f"a multiple of num_attention_heads = {heads}")
         even = (self.hidden_size // heads) % 2 == 0
@@ -147,7 +154,6 @@ class RFAConfig(PreTrainedConfig):
         pairs = paired or self.decay != "none" or self.learn_frequencies
         _require(even or not pairs, self, "hidden_size", "an even number of modes (hidden_size / heads) for pairs")
         _require(0 < self.layer_norm_eps < 1, self, "layer_norm_eps", "a small positive number")
-        _require(self.train_length >= 2, self, "train_length", "at least 2")
         _require(1 < self.frequency_base < math.inf, self, "frequency_base", "a number above 1")
         _require(0 <= self.damping < math.inf, self, "damping", "a finite number >= 0")
         _require(0 <= self.steady_state < math.inf, self, "steady_state", "a finite number >= 0")

@@ -13,6 +13,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from rfa.nn import FilterCache, HeadDynamics, NormalLinear
 from rfa.nn.cache import check_cache
+from rfa.nn.checks import check_states, require
 from rfa.nn.precision import FullPrecision
 from rfa.ops.transforms import readable
 
@@ -119,6 +120,11 @@ class RFAModel(RFAPreTrainedModel):
         _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids: expected either input_ids or inputs_embeds, and not both")
+        if input_ids is not None:
+            given = input_ids.dim() == 2 and input_ids.dtype in (torch.int32, torch.int64)
+            require(given, "input_ids", f"{input_ids.dtype} {tuple(input_ids.shape)}", "integers (batch, length)")
+        else:
+            check_states("inputs_embeds", cast(Tensor, inputs_embeds), self.config.hidden_size, self.input_projection)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and not torch.is_grad_enabled()

@@ -11,7 +11,7 @@ from rfa.ops.inputs import Positions
 from rfa.ops.validation import check_flags
 
 from .cache import FilterLayer, check_cache
-from .checks import check_sizes
+from .checks import check_sizes, check_states
 from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
 
 
@@ -66,12 +66,12 @@ class Attention(nn.Module, ABC):
             `(batch, length, hidden)`.
 
         Raises:
-            ValueError: for another cache, or a mask, segments or times that do not fit.
+            ValueError: for another cache, or states, a mask, segments or times that do not fit.
         """
+        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         past = None if cache is None else cache.layer(layer_index)
         if key_mask is not None:
-            batch, length, _ = hidden_states.shape
             cached = 0 if past is None else past.get_seq_length()
             check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
             hidden_states = finite_where_missing(hidden_states, key_mask[:, cached:])
@@ -88,7 +88,6 @@ class Attention(nn.Module, ABC):
             given = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, **gated}
             estimate = self.estimate(query, key, value, **given)
         else:
-            batch, _, length, _ = query.shape
             positions = past.place(batch, length, query.device, times, key_mask, segment_ids)
             estimate = self.estimate_with_past(query, key, value, past, positions, **gated)
         if self.innovation:

@@ -1,9 +1,10 @@
 """Checks of what a layer is built from: each message names the argument, what was given and what was expected."""
 
 from collections.abc import Mapping
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rfa.ops.backends import BACKENDS
 from rfa.ops.inputs import Positions, locate
@@ -24,10 +25,19 @@ _NEEDS: dict[tuple[str, str], dict[str, object]] = {
 }
 
 
+_MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 def require(condition: bool, name: str, given: object, expected: str) -> None:
     """Raise `ValueError` unless the condition holds."""
     if not condition:
         raise ValueError(f"{name}: got {given!r}, expected {expected}")
+
+
+def check_range(name: str, given: float | int, least: float | int, most: float | int) -> None:
+    """Raise `ValueError` unless a number lies between two others."""
+    require(given >= least, name, given, f"at least {least}")
+    require(given <= most, name, given, f"at most {most}")
 
 
 def check_extensions(chosen: Mapping[str, object]) -> None:
@@ -42,10 +52,20 @@ def check_backend(name: str) -> None:
     require(name in ("auto", *BACKENDS), "backend", name, f"'auto' or one of {list(BACKENDS)}")
 
 
-def check_states(name: str, given: Tensor, size: int) -> torch.Size:
-    """The shape of tokens; `ValueError` unless they are floating-point `(batch, length, size)`."""
+def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> torch.Size:
+    """The shape of tokens; `ValueError` unless they are `(batch, length, size)` in the dtype of what projects them.
+
+    Under autocast any dtype will do but float64, which it leaves alone.
+    """
+    require(isinstance(given, Tensor), name, type(given).__name__, "a tensor")
+    weight = cast(Tensor, projection.weight).dtype
     fits = given.dim() == 3 and given.shape[-1] == size and given.is_floating_point()
-    require(fits, name, f"{given.dtype} {tuple(given.shape)}", f"floating-point (batch, length, {size})")
+    if fits and given.dtype != weight and weight in _MULTIPLIED:  # others are quantised, whose layers know their input
+        cast_to_each_other = torch.float64 not in (given.dtype, weight)
+        fits = cast_to_each_other and torch.is_autocast_enabled(given.device.type)
+    if not fits:  # the words cost more than the check
+        expected = f"floating-point (batch, length, {size}) in {weight}, the weights' dtype"
+        require(False, name, f"{given.dtype} {tuple(given.shape)}", expected)
     return given.shape
 
 

@@ -148,7 +148,7 @@ class ContentFilterAttention(nn.Module):
         """
         given = None if past_key_values is None else type(past_key_values).__name__
         require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
-        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size)
+        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         positions = checked_positions(
             batch, length, length, hidden_states.device, times=times, key_mask=key_mask, segment_ids=segment_ids
         )

@@ -163,8 +163,10 @@ class CoupledFilterAttention(nn.Module):
         Raises:
             ValueError: for states, times or masks that do not fit together.
         """
-        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size)
-        others, sources, _ = check_states("auxiliary_states", auxiliary_states, self.auxiliary_size)
+        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
+        others, sources, _ = check_states(
+            "auxiliary_states", auxiliary_states, self.auxiliary_size, self.auxiliary_key_projection
+        )
         require(others == batch, "auxiliary_states", others, f"batch {batch}, that of hidden_states")
         device = hidden_states.device
         require(auxiliary_states.device == device, "auxiliary_states", auxiliary_states.device, f"device {device}")

@@ -1,7 +1,11 @@
-"""One table, three forms: Markdown, LaTeX (booktabs) and CSV; and its place on a page that is written by hand."""
+"""One table, three forms: Markdown, LaTeX (booktabs) and CSV; and its place on a page that is written by hand.
+
+All text of a table is plain text, some of it from result files: no form takes any of it for markup or a formula.
+"""
 
 import csv
 import io
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 _MINUS, _DASH = "\N{MINUS SIGN}", "\N{EN DASH}"
@@ -14,6 +18,11 @@ _LATEX = {
     _MINUS: r"\ensuremath{-}",
     **{letter: "\\" + letter for letter in "&%$#_{}"},
 }
+_MARKDOWN = {
+    **{letter: "\\" + letter for letter in "\\`*_[]#|"},
+    **{letter: f"&{name};" for letter, name in (("<", "lt"), (">", "gt"), ("&", "amp"), ("$", "#36"), ("~", "#126"))},
+}
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for its beginning, full-width forms too
 
 
 @dataclass(frozen=True)
@@ -94,25 +103,26 @@ def between(page: str, begin: str, end: str, text: str) -> str:
 def markdown(table: Table) -> str:
     """With the caption above and the notes below."""
 
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+    def line(cells: Iterable[str]) -> str:
+        return "| " + " | ".join(cells) + " |"
 
     def cell(of: Cell) -> str:
-        text = text_of(of)
-        return f"**{text}**" if isinstance(of, Number) and of.best else text
+        if not isinstance(of, Number):
+            return _escaped(text_of(of), _MARKDOWN)
+        return f"**{of}**" if of.best else str(of)  # whose brackets are no link
 
     rules = ["---" if aligned == "l" else "---:" for aligned in alignment(table)]
-    lines = [line(list(table.columns)), "| " + " | ".join(rules) + " |"]
-    lines += [line([cell(each) for each in row]) for row in table.rows]
-    notes = [f"- {note}" for note in table.notes]
-    return "\n".join([table.caption, "", *lines, *([""] if notes else []), *notes]) + "\n"
+    lines = [line(_escaped(column, _MARKDOWN) for column in table.columns), line(rules)]
+    lines += [line(map(cell, row)) for row in table.rows]
+    notes = [f"- {_escaped(note, _MARKDOWN)}" for note in table.notes]
+    return "\n".join([_escaped(table.caption, _MARKDOWN), "", *lines, *([""] if notes else []), *notes]) + "\n"
 
 
 def latex(table: Table) -> str:
     """A table environment that needs the package booktabs, and no other."""
 
     def cell(of: Cell) -> str:
-        text = _escaped(text_of(of))
+        text = _escaped(text_of(of), _LATEX)
         return rf"\textbf{{{text}}}" if isinstance(of, Number) and of.best else text
 
     body = [" & ".join(cell(each) for each in row) + r" \\" for row in table.rows]
@@ -120,17 +130,17 @@ def latex(table: Table) -> str:
         [
             r"\begin{table}[t]",
             r"\centering",
-            rf"\caption{{{_escaped(table.caption)}}}",
+            rf"\caption{{{_escaped(table.caption, _LATEX)}}}",
             rf"\label{{tab:{table.name}}}",
             r"\small",
             rf"\begin{{tabular}}{{{''.join(alignment(table))}}}",
             r"\toprule",
-            " & ".join(_escaped(column) for column in table.columns) + r" \\",
+            " & ".join(_escaped(column, _LATEX) for column in table.columns) + r" \\",
             r"\midrule",
             *body,
             r"\bottomrule",
             r"\end{tabular}",
-            *(rf"\par\smallskip {{\footnotesize {_escaped(note)}}}" for note in table.notes),
+            *(rf"\par\smallskip {{\footnotesize {_escaped(note, _LATEX)}}}" for note in table.notes),
             r"\end{table}",
             "",
         ]
@@ -138,7 +148,10 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """Unrounded; a column whose numbers have errors or intervals is followed by columns of these."""
+    """Unrounded; a column whose numbers have errors or intervals is followed by columns of these.
+
+    Text that a spreadsheet would take for a formula begins with an apostrophe.
+    """
     columns: list[str] = []
     rows: list[list[str]] = [[] for _ in table.rows]
     for index, name in enumerate(table.columns):
@@ -153,7 +166,7 @@ def comma_separated(table: Table) -> str:
             for place, end in enumerate(("low", "high")):
                 parts.append((f"{name} {end}", [_float(each[place]) if each else "" for each in ends]))
         for head, values in parts:
-            columns.append(head)
+            columns.append(_no_formula(head))
             for row, value in zip(rows, values, strict=True):
                 row.append(value)
     out = io.StringIO()
@@ -169,7 +182,12 @@ def text_of(cell: Cell) -> str:
 
 
 def _plain(cell: Cell) -> str:
-    return _float(cell.value) if isinstance(cell, Number) else cell or ""
+    return _float(cell.value) if isinstance(cell, Number) else _no_formula(cell or "")
+
+
+def _no_formula(text: str) -> str:
+    text = _one_line(text)
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 def _float(value: float | None) -> str:
@@ -182,5 +200,10 @@ def alignment(table: Table) -> list[str]:
     return ["l" if text or k == 0 else "r" for k, text in enumerate(texts)]
 
 
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+def _escaped(text: str, signs: Mapping[str, str]) -> str:
+    return "".join(signs.get(letter, letter) for letter in _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks and signs that do not show: a terminal, an editor or TeX would obey them."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -22,6 +22,9 @@ def read_result(path: str | Path) -> dict[str, Any]:
         written = result["format"]
         if written == RESULT_FORMAT:
             check_result(result)
+            json.dumps(
+                result, ensure_ascii=False
+            ).encode()  # half a character, which JSON can name and no page can hold
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"result: {path} is damaged ({error}), expected a whole result; delete it to make it anew"

@@ -7,17 +7,19 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 from typing_extensions import NotRequired, TypedDict
 
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
-Count = Annotated[int, Field(ge=0)]
+_LARGEST = 2**63 - 1  # of NumPy's integers
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
 Measured = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
 Share = Annotated[float, Field(ge=0, le=1)]
 Course = list[list[float | None]]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}$")]  # it becomes part of file names
 
 
 class Row(TypedDict):
     """One context length of an evaluation."""
 
-    length: Annotated[int, Field(ge=1)]
+    length: Annotated[int, Field(ge=1, le=_LARGEST)]
     loss: float
     perplexity: Positive
     targets: Count
@@ -51,7 +53,7 @@ class ProbeRow(TypedDict):
 class Probe(TypedDict):
     """A retrieval probe; one without an answer to choose has neither accuracy nor chance."""
 
-    trials: Annotated[int, Field(ge=2)]
+    trials: Annotated[int, Field(ge=2, le=_LARGEST)]
     chance: Share | None
     rows: list[ProbeRow]
 
@@ -166,12 +168,12 @@ class Result(TypedDict):
 
     __pydantic_config__ = _CONFIG  # type: ignore[misc]
     format: int
-    recipe: str
-    run: str
-    label: str
-    preset: str
+    recipe: Name
+    run: Name
+    label: Name
+    preset: Name
     seed: Count
-    train_length: Annotated[int, Field(ge=2)]
+    train_length: Annotated[int, Field(ge=2, le=_LARGEST)]
     spec: Spec
     config: Config
     evaluation: Asked

@@ -85,7 +85,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
             (run["label"], str(run["seed"]), *counts, minutes, None if perplexity is None else Number(perplexity))
         )
     note = (
-        "Speeds and times are of the machine under whatever else it did, not of the models, which `rfa bench` compares "
+        "Speeds and times are of the machine under whatever else it did, not of the models, which rfa bench compares "
         "in turns; no time where a run was stopped and gone on with."
     )
     one_group = dict.fromkeys(run["label"] for run in runs if run["spec"].get("one_group"))

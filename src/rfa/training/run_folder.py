@@ -1,11 +1,14 @@
 """The run folder: what joins training, evaluation and reports.
 
 run.json         what was asked, resolved; versions, commit, data; how far it came and what it measured
-tokenizer/       as transformers saves it
 metrics.jsonl    a line for each logged step
 tensorboard/     the same for TensorBoard
+tokenizer/       as transformers saves it
 checkpoints/     the newest two, each whole
 model/           the trained model, as transformers saves it
+
+The last three kinds of folder hold `digests.json` too, the sha256 of each file. Nothing of a run is read that could run
+code: JSON, safetensors, and tensors and numbers of PyTorch (`weights_only`).
 """
 
 import json
@@ -13,7 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
@@ -22,6 +25,7 @@ from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 
 from .checkpoints import checkpoints_in, missing_files, read_all
+from .loading import read_model, read_tokenizer
 from .quiet import quiet_transformers
 from .spec import TrainingSpec
 
@@ -168,7 +172,7 @@ class RunFolder:
             ValueError: if there is none, or its files are damaged.
         """
         source = source or self.weights()
-        return _load(f"run: the model in {source}", lambda: _whole_model(source))
+        return _load(f"run: the model in {source}", lambda: read_model(source))
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
         """The run's tokenizer.
@@ -176,10 +180,9 @@ class RunFolder:
         Raises:
             ValueError: if its files are damaged.
         """
-        if not self.tokenizer.is_dir():  # or transformers would take the path for a repository of the hub
+        if not self.tokenizer.is_dir():
             raise ValueError(f"run: {self.path} holds no tokenizer, expected a run folder of `rfa train`")
-        where = f"run: the tokenizer in {self.tokenizer}"
-        return _load(where, lambda: PreTrainedTokenizerFast.from_pretrained(self.tokenizer, local_files_only=True))
+        return _load(f"run: the tokenizer in {self.tokenizer}", lambda: read_tokenizer(self.tokenizer))
 
 
 def _check_record(record: dict[str, Any]) -> None:
@@ -198,15 +201,6 @@ def _check_record(record: dict[str, Any]) -> None:
             raise ValueError(f"tokens_per_second: got {speed!r}, expected a number or null")
     if not isinstance(record.get("resumed", []), list):
         raise ValueError(f"resumed: got {record['resumed']!r}, expected a list")
-
-
-def _whole_model(source: Path) -> RFAForCausalLM:
-    """A model all of whose weights come from its file."""
-    model, info = cast(Any, RFAForCausalLM).from_pretrained(source, output_loading_info=True)
-    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if info[fault]:
-            raise ValueError(f"{fault.replace('_', ' ')}: {', '.join(map(str, sorted(info[fault])))}")
-    return cast(RFAForCausalLM, model.eval())
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:

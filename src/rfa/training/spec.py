@@ -6,9 +6,23 @@ from typing import Any, get_origin, get_type_hints
 
 from rfa.data import check_split, check_tokenizer, is_path
 from rfa.models import RFAConfig, preset
+from rfa.nn.checks import check_range, require
 from rfa.ops import choose_backend
 
 _ADDED = {"one_group"}  # since records were first written, which do not have it
+LARGEST = 2**31 - 1  # of what is counted
+_RANGES: dict[str, tuple[float, float]] = {
+    "length": (2, LARGEST),
+    "batch_size": (1, LARGEST),
+    "accumulate": (1, LARGEST),
+    "epochs": (1e-9, 1e6),
+    "max_steps": (1, LARGEST),
+    "learning_rate": (1e-12, 1e3),  # beyond, no weight in float32 moves, or all of them leave it
+    "seed": (0, 2**32 - 1),
+    "valid_tokens": (2, 2**63 - 1),
+    "eval_steps": (1, LARGEST),
+    "log_steps": (1, LARGEST),
+}
 
 
 @dataclass(frozen=True)
@@ -58,20 +72,14 @@ class TrainingSpec:
     one_group: bool = False
 
     def __post_init__(self):
-        at_least = {"length": 2, "batch_size": 1, "accumulate": 1, "max_steps": 1, "seed": 0, "log_steps": 1}
-        at_least |= {"valid_tokens": self.length, "eval_steps": 1}
-        for name, smallest in at_least.items():
-            given = getattr(self, name)
-            if given is not None and given < smallest:
-                raise ValueError(f"{name}: got {given}, expected at least {smallest}")
-        for name in ("epochs", "learning_rate"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name}: got {getattr(self, name)}, expected a positive number")
+        for name, limits in _RANGES.items():
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), *limits)
+        if self.valid_tokens is not None:
+            require(self.valid_tokens >= self.length, "valid_tokens", self.valid_tokens, f"at least {self.length}")
         for name in ("vocab_size", "train_length", "pad_token_id", "bos_token_id", "eos_token_id"):
             if name in self.model:
                 raise ValueError(f"{name}: got {self.model[name]}, expected nothing: the run sets it from its data")
-        if self.seed >= 2**32:
-            raise ValueError(f"seed: got {self.seed}, expected less than 2^32")
         check_split(self.split_by)
         check_tokenizer(self.tokenizer)
         config = self.model_config(vocab_size=2)

@@ -20,6 +20,7 @@ from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.ops import choose_backend
 
 from .callbacks import MetricsLogger, Progress, StopOnSignal
+from .digests import write_digests
 from .environment import environment
 from .optimization import ClipDynamics
 from .precision import tensor_float_32
@@ -76,11 +77,12 @@ def train(
     test = load_corpus(spec.data, spec.split_by).documents("test")
     check_text(test)  # it is read after training
     blocks, _ = _blocks(data, spec)  # complain before anything is written
-    if len(blocks) < spec.batch_size * arguments.world_size:
-        raise ValueError(
-            f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
-            f"expected at most the {len(blocks)} blocks of the training split"
-        )
+    batches = len(blocks) // (spec.batch_size * arguments.world_size)
+    devices, found = f"on {arguments.world_size} device(s)", f"{len(blocks)} blocks of the training split"
+    if batches < 1:
+        raise ValueError(f"batch_size: got {spec.batch_size} {devices}, expected at most the {found}")
+    if spec.accumulate > batches:  # a step ends with its epoch
+        raise ValueError(f"accumulate: got {spec.accumulate} {devices}, expected at most {batches}: there are {found}")
     record = _new_record(spec, data, fingerprint(test), arguments.world_size)
     if overwrite and run.path.exists():  # nothing is lost to a kernel that cannot be built here
         trial_step(spec, arguments.device)
@@ -140,6 +142,7 @@ def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
     try:
         with full_disk_as_os_error(run.path):
             data.tokenizer.save_pretrained(run.tokenizer)
+            write_digests(run.tokenizer)
         run.write(record)
     except BaseException:
         run.clear()
@@ -249,6 +252,7 @@ def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
             trainer.save_model(str(staging))
             trainer.accelerator.wait_for_everyone()
             if trainer.is_world_process_zero():
+                write_digests(staging)
                 write_whole(run.model, lambda path: os.replace(staging, path))
         finally:
             if trainer.is_world_process_zero():

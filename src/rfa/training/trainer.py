@@ -16,6 +16,7 @@ from transformers import Trainer
 from rfa.models.modeling import RFAPreTrainedModel
 
 from .checkpoints import checkpoints_in, read_state
+from .digests import write_digests
 from .optimization import make_optimizer, one_cycle
 
 _KEPT = 2
@@ -77,6 +78,7 @@ class ProtocolTrainer(Trainer):
                 super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
+                write_digests(staging / name)
                 shutil.rmtree(folder / name, ignore_errors=True)
                 os.replace(staging / name, folder / name)
         finally:

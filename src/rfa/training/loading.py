@@ -1,0 +1,72 @@
+"""A model and a tokenizer from the files of a run: numbers and JSON, nothing that could run code.
+
+transformers' own loaders read more: code that a folder names, pickles, other formats.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from rfa.models import RFAConfig, RFAForCausalLM
+
+from .digests import check_digests
+
+
+def read_model(folder: Path) -> RFAForCausalLM:
+    """The model of `config.json` and `model*.safetensors`, in evaluation mode; no other file is read.
+
+    Raises:
+        ValueError: for a file that changed since it was saved, weights that are not the configuration's, or code.
+        Exception: from safetensors or transformers, for files that are damaged.
+    """
+    weights = sorted(folder.glob("model*.safetensors"))
+    if not weights:
+        raise ValueError("it lacks model.safetensors")
+    check_digests(folder, ("config.json", *(file.name for file in weights)))
+    config = read_config(folder)
+    state = {name: tensor for file in weights for name, tensor in load_file(file).items()}
+    reader = cast(Any, RFAForCausalLM)
+    model, info = reader.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+    for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if info[fault]:
+            raise ValueError(f"{fault.replace('_', ' ')}: {', '.join(map(str, sorted(info[fault])))}")
+    return cast(RFAForCausalLM, model.eval())
+
+
+def read_config(folder: Path) -> RFAConfig:
+    """The configuration of `config.json`: the fields of `RFAConfig` and no others.
+
+    Raises:
+        ValueError: for values that are none of its, or code.
+    """
+    given = _read_json(folder / "config.json")
+    return RFAConfig(**{name: value for name, value in given.items() if name in RFAConfig.__annotations__})
+
+
+def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """The tokenizer of `tokenizer.json` and `tokenizer_config.json`; no other file is read.
+
+    Raises:
+        ValueError: for a file that changed since it was saved, or code.
+        Exception: from tokenizers, for files that are damaged.
+    """
+    check_digests(folder, ("tokenizer.json", "tokenizer_config.json"))
+    given = _read_json(folder / "tokenizer_config.json")
+    backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    end = given.get("eos_token")
+    if not isinstance(end, str) or backend.token_to_id(end) is None:
+        raise ValueError(f"eos_token: got {end!r:.80}, expected an entry of the vocabulary")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=end, clean_up_tokenization_spaces=False)
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    given = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(given, dict):
+        raise ValueError(f"{file.name}: got {given!r:.80}, expected an object")
+    if "auto_map" in given:  # how a folder names code of its own to transformers
+        raise ValueError(f"{file.name}: got auto_map, which names code to run, expected none")
+    return given
