@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from filters import Estimator, filterpys, inside, kalman, ours, robust, wolf
 from torch import Tensor
-from trackers import oscillating, tracked
+from trackers import oscillating, ratios, tracked
 
 from rfa.estimation import LinearSDE, robust_estimate
 from rfa.files import write_text_whole
@@ -184,20 +184,9 @@ def table(lines: list[dict], corner: str, cells: Callable[[dict], str]) -> str:
     names = list(dict.fromkeys(line["estimator"] for line in lines))
     rows: dict[tuple[str, str], list[str]] = {}
     for line in lines:
-        rows.setdefault((line.get("series", "tracker"), line["noise"]), []).append(cells(line))
+        rows.setdefault((line["series"], line["noise"]), []).append(cells(line))
     head = [f"| {corner} | | {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]
     return "\n".join(head + [f"| {series} | {noise} | {' | '.join(row)} |" for (series, noise), row in rows.items()])
-
-
-def ratios(lines: list[dict]) -> str:
-    """Markdown: `robust_estimate` by default against the better of the tuned peers, and the Kalman filter."""
-    rows = ["| errors | better peer | rfa / peer | mean over seeds | rfa / Kalman |", "| --- | --- | --- | --- | --- |"]
-    for line in lines:
-        if line["estimator"] == "rfa":
-            peer, ratio = line["best_peer"], line["kalman"]["ratio"]
-            interval = f"{peer['mean']:.3f} +- {peer['half_width']:.3f}"
-            rows.append(f"| {line['noise']} | {peer['name']} | {peer['ratio']:.3f} | {interval} | {ratio:.3f} |")
-    return "\n".join(rows)
 
 
 def wall_time_table(lines: list[dict]) -> str:
@@ -224,7 +213,8 @@ def markdown(results: dict) -> str:
         table(results["tracker"], "RMSE of the position", lambda line: f"{line['error']:.3g}"),
         ratios(results["tracker"]),
         table(results["tracker"], "coverage", lambda line: f"{line['coverage']:.1%}"),
-        table(results["oscillator"] + results["simulated"], "error, coverage", squared_errors),
+        table(results["oscillator"], "error, coverage", squared_errors),
+        table(results["simulated"], "error, coverage", squared_errors),
         table(results["real"], "error, log likelihood, coverage", predictions),
         wall_time_table(results["wall_time"]),
     ]

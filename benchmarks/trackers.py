@@ -114,12 +114,6 @@ def tuned() -> dict[str, float]:
     return found
 
 
-def t_interval(values: Tensor) -> tuple[float, float]:
-    """Mean and half the width of its 95 % interval."""
-    half = float(scipy.stats.t.ppf(0.975, len(values) - 1)) * values.std().item() / math.sqrt(len(values))
-    return values.mean().item(), half
-
-
 def tracked() -> list[dict]:
     """RMSE and coverage of the position over seeds, of each filter and kind of error."""
     chosen = tuned()
@@ -135,25 +129,46 @@ def tracked() -> list[dict]:
     lines = []
     for kind, errors in (ERRORS | CALIBRATED).items():
         times, states, seen = drawn(errors, SEEDS)
-        found = {}
         for name, estimator in estimators.items():
             mean, covariance = estimator(tracker(errors.noise), times, seen, START)
             rooted = squared(mean, states, SEEDS).sqrt()
-            found[name] = {
-                "noise": kind, "estimator": name, "tuned": chosen.get(name),
+            lines.append({
+                "series": "tracker", "noise": kind, "estimator": name, "tuned": chosen.get(name),
                 "error": rooted.square().mean().sqrt().item(),
                 "coverage": inside(mean[..., :2], covariance[..., :2, :2], states[..., :2]), "errors": rooted.tolist(),
-            }  # fmt: skip
-        best = min(peers, key=lambda name: found[name]["error"])
-        for line in found.values():
-            for against, other in (("best_peer", best), ("kalman", "Kalman")):
-                mine, others = (torch.tensor(each["errors"], dtype=torch.float64) for each in (line, found[other]))
-                ratio, half = t_interval(mine / others)
-                line[against] = {
-                    "name": other, "ratio": line["error"] / found[other]["error"], "mean": ratio, "half_width": half,
-                }  # fmt: skip
-        lines += found.values()
+            })  # fmt: skip
     return lines
+
+
+def t_interval(values: Tensor) -> str:
+    """Mean and half the width of its 95 % interval."""
+    half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std().item() / math.sqrt(len(values))
+    return f"{values.mean().item():.3f} ± {half:.3f}"
+
+
+def ratios(lines: list[dict]) -> str:
+    """Markdown: `robust_estimate` by default against the better of the tuned peers, and the Kalman filter.
+
+    Against the peer that is better over all seeds: of RMSEs over all seeds, and the mean of the seeds' ratios; against
+    the peer that is better on that seed; and of RMSEs against the Kalman filter.
+    """
+    rows = [
+        "| errors | better peer | ratio to it | mean over seeds | to the better of each seed | to Kalman |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for kind in dict.fromkeys(line["noise"] for line in lines):
+        errors = {
+            line["estimator"]: torch.tensor(line["errors"], dtype=torch.float64)
+            for line in lines
+            if line["noise"] == kind
+        }
+        total = {name: each.square().mean().sqrt().item() for name, each in errors.items()}
+        best, mine = min(TUNED, key=total.__getitem__), errors["rfa"]
+        luckiest = torch.stack([errors[name] for name in TUNED]).amin(0)
+        cells = [kind, best, f"{total['rfa'] / total[best]:.3f}", t_interval(mine / errors[best])]
+        cells += [t_interval(mine / luckiest), f"{total['rfa'] / total['Kalman']:.3f}"]
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
 def oscillating() -> list[dict]:
