@@ -5,6 +5,7 @@ tables and leaves the others in the JSON as they are. Times are worth something 
 
 - tracker, oscillator: known models with errors of many kinds, in benchmarks/trackers.py, where the aims are stated;
 - simulated, real: longer series, 5 to 20 % of outliers, against WoLF with `c^2 = 4 m` for m components;
+- limits: jumps of the state, a wrong first reading, wrong readings that agree;
 - wall_time: against filterpy's loop.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from filters import Estimator, filterpys, inside, kalman, ours, robust, wolf
+from limits import agreeing, limits_table, surprised
 from torch import Tensor
 from trackers import oscillating, ratios, tracked
 
@@ -216,6 +218,7 @@ def markdown(results: dict) -> str:
         table(results["oscillator"], "error, coverage", squared_errors),
         table(results["simulated"], "error, coverage", squared_errors),
         table(results["real"], "error, log likelihood, coverage", predictions),
+        limits_table(results["limits"]),
         wall_time_table(results["wall_time"]),
     ]
     return "\n\n".join(parts)
@@ -233,6 +236,7 @@ def main() -> None:
             + simulated("oscillators, irregular, 30 % missing", oscillators(), irregular, 0.3)
         ),
         "real": lambda: real_series(given.data),
+        "limits": lambda: surprised() + agreeing(),
         "wall_time": wall_times,
     }
     parser.add_argument("--only", nargs="+", choices=measures, help="by default all tables")
