@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.linalg import expm, solve_discrete_are
 
-from rfa.dynamics import accumulated_variance, riccati_gain
+from rfa.dynamics import accumulated_variance, riccati_gain, riccati_log_gain
 
 CASES = [
     (0.3, 0.5, 0.5, 0.1),
@@ -53,16 +53,32 @@ def test_the_kalman_recursion_converges_to_it():
     assert riccati_gain(*as_tensors(mu, sigma2, r, dt)).item() == pytest.approx(gain, rel=1e-13)
 
 
-def exact_gain(mu, sigma2, r, dt):
-    """The root in 200 digits."""
+def exact_root(mu, sigma2, r, dt):
+    """x and r in 200 digits."""
     import mpmath
 
     with mpmath.workdps(200):
         mu, sigma2, r, dt = map(mpmath.mpf, (mu, sigma2, r, dt))
         q = sigma2 * (dt if mu == 0 else -mpmath.expm1(-2 * mu * dt) / (2 * mu))
         b = -r * mpmath.expm1(-2 * mu * dt) - q
-        x = (-b + mpmath.sqrt(b * b + 4 * q * r)) / 2
-        return float(x / (x + r))
+        return (-b + mpmath.sqrt(b * b + 4 * q * r)) / 2, r
+
+
+def exact_gain(*numbers):
+    x, r = exact_root(*numbers)
+    return float(x / (x + r))
+
+
+def exact_rest(*numbers):
+    x, r = exact_root(*numbers)
+    return float(r / (x + r))
+
+
+def exact_log_gain(*numbers):
+    import mpmath
+
+    x, r = exact_root(*numbers)
+    return mpmath.log(x / (x + r))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -136,3 +152,29 @@ def test_gradient_where_the_gain_is_one_half():
     gain = riccati_gain(zero, noise, one, one)
     assert gain.item() == pytest.approx(0.5, abs=1e-15)
     assert torch.autograd.gradcheck(lambda q: riccati_gain(zero, q, one, one), (noise,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("noise", [1e-22, 1e-36])
+@pytest.mark.parametrize("r", [1e-35, 1e-20, 1.0])
+def test_process_noise_far_below_the_root_of_the_smallest_number(r, noise, mu, dtype):
+    """`sigma^2 dt` below 1e-19, which float32 cannot square: values and gradients in 200 digits."""
+    import mpmath
+
+    numbers = [x.clone().requires_grad_() for x in as_tensors(mu, noise, r, 0.7, dtype=dtype)]
+    log_gain, log_rest = riccati_log_gain(*numbers)
+    exact = [x.item() for x in numbers]
+    gain = exact_gain(*exact)
+    # The logarithms of two noises, some 80 in float32, are subtracted: each off by half a unit in its last place.
+    tolerance = 200 * torch.finfo(dtype).eps
+    assert log_gain.exp().item() == pytest.approx(gain, rel=tolerance)
+    rest = math.log1p(-gain) if gain < 0.5 else math.log(exact_rest(*exact))
+    assert log_rest.item() == pytest.approx(rest, rel=tolerance)
+    gradients = torch.autograd.grad(log_gain, numbers[1:3])
+    for i, gradient in zip((1, 2), gradients, strict=True):
+        with mpmath.workdps(200):
+            step = mpmath.mpf(exact[i]) * mpmath.mpf(10) ** -60
+            moved = [mpmath.mpf(x) + (step if k == i else 0) for k, x in enumerate(exact)]
+            slope = (exact_log_gain(*moved) - exact_log_gain(*exact)) / step
+        assert gradient.item() == pytest.approx(float(slope), rel=tolerance), i

@@ -97,22 +97,35 @@ def riccati_log_gain(
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
     """`log K` and `log(1 - K)` of `riccati_gain`, each accurate where the gain is near 0 or 1, and finite.
 
-    Noises of zero stand for tiny ones: without process noise the gain is tiny, without measurement noise nearly 1.
+    With `c = 1 - F^2` and `g = q / r`, `y = x / r` is the root of `y^2 + y (c - g) - g = 0` and `K = y / (1 + y)`. Only
+    ratios and square roots of the noises are formed, never a product or a square: value and gradient are right down
+    to the smallest normal number. Noises of zero stand for that number and have no gradient; without process noise the
+    gain is tiny, without measurement noise nearly 1.
 
     Args: as `riccati_gain`, and
-        smallest: the tiny variance that stands for zero; by default the square root of the dtype's smallest number. One
-            for float32 keeps gradients in float32's range when the work is done in float64.
+        smallest: the variance that stands for zero; by default the dtype's smallest normal number. That of float32
+            keeps gradients in float32's range when the work is done in float64.
 
     Returns:
         `(log K, log(1 - K))`, both <= 0.
     """
-    tiny = torch.finfo(interval.dtype).tiny ** 0.5 if smallest is None else smallest
-    r = measurement_noise.clamp(min=tiny)
-    q = (process_noise * accumulated_variance(decay, interval)).clamp(min=tiny)
-    contraction = -torch.expm1(-2 * decay * interval)  # 1 - F^2
-    half = 0.5 * (r * contraction - q)
-    both = torch.hypot(half, q.sqrt() * r.sqrt()) + half.abs()
-    predicted = torch.where(half > 0, q * (r / both), both)  # the root, in the form without cancellation
-    logit = predicted.log() - r.log()  # K = x / (x + r) = sigmoid(log x - log r)
+    smallest = torch.finfo(interval.dtype).tiny if smallest is None else smallest
+    r = measurement_noise.clamp(min=smallest)
+    noise, grown = process_noise.clamp(min=smallest), accumulated_variance(decay, interval)
+    contraction = -torch.expm1(-2 * decay * interval)
+    log_g = noise.log() + grown.log() - r.log()
+    root_g = noise.sqrt() * (grown.sqrt() / r.sqrt())
+    small = root_g < 1
+    # g < 1: y itself, in the form without cancellation
+    root = torch.where(small, root_g, 0.5)
+    half = 0.5 * (contraction - root.square())
+    falling = half > 0
+    both = torch.hypot(half, root) + torch.where(falling, half, -half)
+    below = torch.where(falling, log_g - both.log(), both.log())
+    # g >= 1: y / g is the root of z^2 + z (c / g - 1) - 1 / g = 0
+    root = 1 / torch.where(small, 2.0, root_g)
+    half = 0.5 * (1 - contraction * root.square())
+    above = log_g + torch.log(torch.hypot(half, root) + half)
+    logit = torch.where(small, below, above)  # K = y / (1 + y) = sigmoid(log y)
     zero = torch.zeros_like(logit)
     return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)

@@ -103,37 +103,24 @@ class Correlated:
         """As `Consensus`."""
         mean, gain = self._solved(weight)
         mean = torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # not where it has overflown
-        state = self.state._replace(covariance=self._bounded(symmetric(gain @ self.state.covariance), weight))
+        state = self.state._replace(covariance=symmetric(self._bounded(gain, weight) @ self.state.covariance))
         return mean, state.spread(self.settled, self.seen)
 
-    def _bounded(self, covariance: Tensor, weight: Tensor) -> Tensor:
-        """No smaller, in any direction, than if all sources had the largest weight.
+    def _bounded(self, gain: Tensor, weight: Tensor) -> Tensor:
+        """G with so much of the identity that no `G P` is smaller than if all sources had the largest weight.
 
         Shares need not be positive, so their weighted sum alone may claim a direction to be known far too well.
         """
-        if covariance.shape[-1] == 1:
-            return covariance
-        root, back = self._root
-        relative = back @ covariance.detach() @ back.mT
-        finite = relative.isfinite().all(-1).all(-1)[:, None, None]
-        eigenvalues, basis = torch.linalg.eigh(
-            torch.where(finite, symmetric(relative), torch.eye(relative.shape[-1]).to(relative))
-        )
-        least = 1 / weight.detach().amax(-1, keepdim=True).clamp(min=1.0) if weight.shape[-1] else 1.0
-        missing = (least - eigenvalues).clamp(min=0.0)
-        if not bool(missing.any()):
-            return covariance
-        across = root @ basis
-        return covariance + (across * missing[..., None, :]) @ across.mT
+        least = 1 / weight.amax(-1).clamp(min=1.0) if weight.shape[-1] else 1.0
+        return _with_identity(gain, (least - self._least_eigenvalue(gain)).clamp(min=0.0))
 
     def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`G (v_0 + sum_j w_ij v_ij)` and `G = (M_0 + sum_j w_ij M_ij)^-1`."""
         matrix, vector = self.rest
         matrix = matrix + (weight[..., None, None] * self.shares.matrix).sum(1)
         vector = vector + (weight[..., None] * self.shares.vector).sum(1)
-        missing = self._missing(matrix.detach())
-        matrix = matrix + torch.diag_embed(missing[:, None].expand_as(vector))
-        gain = inverse(matrix)
+        missing = self._missing(matrix)
+        gain = inverse(_with_identity(matrix, missing))
         return (gain @ (vector + missing[:, None] * self.state.mean)[..., None])[..., 0], gain
 
     def _missing(self, matrix: Tensor) -> Tensor:
@@ -142,25 +129,29 @@ class Correlated:
         Shares are matrices: weights that differ may leave a sum `M P^-1` that is no information, for it has a negative
         or vanishing eigenvalue. All of them times 1 are the identity, so some of it keeps the estimate at the filter's.
         """
-        n = matrix.shape[-1]
-        if n == 1:
-            return matrix.new_zeros(len(matrix))
-        root, back = self._root
-        across = back @ matrix @ root
-        across = torch.where(across.isfinite(), across, 0.0)
-        least = torch.linalg.eigvalsh(symmetric(across))[..., 0]
-        mean = _trace(matrix) / n
-        return ((_LEAST * mean - least) / (1 - _LEAST)).clamp(min=0.0)
+        mean = _trace(matrix) / matrix.shape[-1]
+        return ((_LEAST * mean - self._least_eigenvalue(matrix)) / (1 - _LEAST)).clamp(min=0.0)
+
+    def _least_eigenvalue(self, matrix: Tensor) -> Tensor:
+        """`(b,)`: of the symmetric part of `L^-1 W L`, with the covariance P = L L^T."""
+        if matrix.shape[-1] == 1:
+            return matrix[:, 0, 0]
+        across = symmetric(torch.linalg.solve_triangular(self._root, matrix @ self._root, upper=False))
+        finite = across.isfinite().all(-1).all(-1)[:, None, None]  # what has overflown is left as it is
+        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        return torch.linalg.eigvalsh(torch.where(finite, across, identity))[..., 0]
 
     @functools.cached_property
-    def _root(self) -> tuple[Tensor, Tensor]:
-        """A root of the covariance, kept regular, and its inverse."""
-        covariance = self.state.covariance.detach()
+    def _root(self) -> Tensor:
+        """L with `L L^T` the covariance, but regular; without correlations where rounding has cost them their sign."""
+        covariance = self.state.covariance
+        identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
         units = units_of(covariance)[..., :1]  # of each state, whose first is 1
-        eigenvalues, basis = torch.linalg.eigh(covariance / units / units.mT)
-        largest = eigenvalues[..., -1:]
-        spread = torch.maximum(eigenvalues, torch.where(largest > 0, _FLAT * largest, 1.0)).sqrt()[..., None, :]
-        return units * basis * spread, (basis / spread).mT / units.mT
+        scaled = covariance / units / units.mT
+        size = scaled.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
+        size = torch.where((size > 0) & size.isfinite(), size, 1.0)
+        factor, failed = torch.linalg.cholesky_ex(scaled / size + _FLAT * identity)
+        return units * size.sqrt() * torch.where((failed > 0)[..., None, None], identity, factor)
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
@@ -243,6 +234,11 @@ def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Ten
     missed = values[..., None] - rows @ mean[..., None]
     back = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
     return torch.where(grid.present[:, k, None], mean + (back @ missed)[..., 0], mean)
+
+
+def _with_identity(matrix: Tensor, share: Tensor) -> Tensor:
+    """`W + share I`, `(b, n, n)`."""
+    return matrix + torch.diag_embed(share[:, None].expand(-1, matrix.shape[-1]))
 
 
 def _trace(matrix: Tensor) -> Tensor:

@@ -129,6 +129,8 @@ class Belief:
 
         Weights over it add up to the precision that the estimate has if all is Gaussian.
         """
+        if not seen.numel():
+            return seen.to(torch.float64)
         counts, place = seen.unique(return_inverse=True)
         table = [torch.as_tensor(math.prod(self.consistency(k)), dtype=torch.float64) for k in counts.tolist()]
         return torch.stack(table).to(seen.device)[place]

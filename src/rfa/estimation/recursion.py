@@ -150,7 +150,7 @@ def _misfit(before: Gaussian, grid: Grid, k: int) -> Tensor:
     variance = rows @ before.covariance @ rows.mT
     variance = variance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
     distance = (missed * torch.linalg.solve(variance, missed)).sum(-1)
-    return (distance / rows.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0).detach()
+    return (distance / rows.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
 
 
 def _corrected(before: Gaussian, grid: Grid, k: int, row: Judged) -> tuple[Gaussian, list[Tensor]]:

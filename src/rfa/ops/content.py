@@ -8,11 +8,11 @@ from torch import Tensor
 from rfa.dynamics import turn
 
 from .backends import backend_for
-from .fused import BITS, FusedPrior, clamped
+from .fused import BITS, SMALLEST, FusedPrior
 from .fused_backend import Kernel, attend
 from .inputs import Positions, Weight, row_blocks
 from .path import Along, TokenDynamics, content_path
-from .scores import among_visible, judged, log_weights, positive
+from .scores import among_visible, evidence, finite, judged, log_weights, of_numbers, sees_any
 
 
 class Noises(NamedTuple):
@@ -106,7 +106,7 @@ def _phases(path: Along) -> tuple[Tensor, Tensor]:
 
 def _turned(x: Tensor, phases: tuple[Tensor, Tensor], inverse: bool) -> Tensor:
     cos, sin = phases
-    return turn(x, cos, -sin if inverse else sin)
+    return of_numbers(lambda x: turn(x, cos, -sin if inverse else sin), x)
 
 
 def _fused(
@@ -132,7 +132,7 @@ def _fused(
         key_path=torch.stack([key_path.damping, key_path.variance]).to(torch.float64),
         query_path=torch.stack([query_path.damping, query_path.variance]).to(torch.float64),
         key_bias=None,
-        scalars=torch.stack(scalars).to(torch.float32),
+        scalars=torch.stack(scalars),
         bound=_bound(noises, dynamics).to(torch.float32),
     )
     estimate, _ = attend(
@@ -155,7 +155,7 @@ def _bound(noises: Noises, dynamics: TokenDynamics) -> Tensor:
     noises = Noises(*(p.detach() for p in noises))
     decay, process_noise = (x.detach().to(noises.key_noise.dtype) for x in dynamics[:2])
     settled = torch.where(decay > 0, process_noise / (2 * decay), torch.inf).amin((0, 2))
-    least, _ = clamped(torch.minimum(noises.key_noise, settled) + noises.noise_floor, noises.query_noise)
+    least = (torch.minimum(noises.key_noise, settled) + noises.noise_floor).clamp(min=SMALLEST)
     return -noises.inverse_temperature * torch.log2(least)
 
 
@@ -168,11 +168,15 @@ def _dense(
     weight: Weight,
 ) -> Tensor:
     """The estimate in the frame in ordinary autograd code, in float32 or float64; rows as `row_blocks` has them."""
+    clean, poisoned = zip(*map(finite, states), strict=True)
+    states = _States(*clean)
     batch, heads, queries, _ = states.query.shape
     blocks = row_blocks(batch, heads, queries, states.key.shape[2])
     estimates = [
         _rows(
             states._replace(query=states.query[:, :, rows]),
+            poisoned[0][:, :, rows],
+            poisoned[1] | poisoned[2],
             key_path,
             Along(query_path.damping[..., rows], query_path.variance[..., rows], query_path.phase),
             noises,
@@ -186,13 +190,15 @@ def _dense(
 
 def _rows(
     states: _States,
+    unknown: Tensor,
+    unknown_keys: Tensor,
     key_path: Along,
     query_path: Along,
     noises: Noises,
     visible: Tensor,
     weight: Weight,
 ) -> Tensor:
-    """Some rows of the attention; `visible` `(b, 1, rows, keys)`."""
+    """Some rows of the attention; `visible` `(b, 1, rows, keys)`, the unknown ones stand as zero."""
     query, key, value = states
     dtype, modes = query.dtype, query.shape[-1] // 2
     key_noise, query_noise, floor, robustness, temperature = (p[:, None, None] for p in noises)
@@ -202,12 +208,13 @@ def _rows(
     grown = grown.masked_fill(~visible, 0.0).clamp(min=0).to(dtype)  # rounding may leave a tiny negative number
     decay = torch.exp(-damping).to(dtype)
 
-    variance = positive(grown + key_noise * decay.square() + floor)
+    variance = grown + key_noise * decay.square() + floor
     residual = (
         query.square().sum(-1)[..., :, None]
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
-    ).clamp(min=0)
-    distance = residual / (robustness * modes * judged(variance, query_noise))
-    score, empty = among_visible(log_weights(distance, variance, robustness, temperature, weight), visible)
-    return (score.softmax(-1) * decay @ value).masked_fill(empty, 0.0)
+    ).relu()
+    lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
+    score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
+    unknown = unknown | sees_any(visible, unknown_keys)
+    return (score.softmax(-1) * decay @ value).masked_fill(unknown[..., None], torch.nan).masked_fill(empty, 0.0)

@@ -8,7 +8,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 
 from .inputs import Weight, row_blocks
-from .scores import among_visible, judged, log_weights, positive
+from .scores import among_visible, evidence, judged, log_weights
 
 
 class Process(NamedTuple):
@@ -226,13 +226,19 @@ def _rows(
     lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~visible, 0.0)
     over = _transport(processes, coupling, lag, dtype)
     predicted = over.own * sources.target + over.cross * sources.auxiliary
+    unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)  # (batch, heads, 1 or rows, sources)
+    predicted = predicted.masked_fill(unknown[..., None, None], 0.0)
+    poisoned = ~torch.view_as_real(query).isfinite().all(-1).all(-1)
+    query = query.masked_fill(poisoned[..., None], 0.0)
+    poisoned = poisoned | (visible & unknown).any(-1)
     key, value = predicted.unbind(-2)
 
     query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
     y_noise = processes[1].key_noise.to(dtype)[:, None, None]
-    variance = positive(over.left * sources.variance + over.cross_left * y_noise + over.grown + floor)
+    variance = over.left * sources.variance + over.cross_left * y_noise + over.grown + floor
     difference = query[:, :, :, None] - key
     residual = (difference.real.square() + difference.imag.square()).sum(-1)
-    distance = residual / (robustness * modes * judged(variance, query_noise))
-    score, empty = among_visible(log_weights(distance, variance, robustness, temperature, weight), visible)
-    return (score.softmax(-1)[..., None] * value).sum(-2).masked_fill(empty, 0.0)
+    lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
+    score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
+    estimate = (score.softmax(-1)[..., None] * value).sum(-2)
+    return estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)

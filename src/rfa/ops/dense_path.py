@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .fused import FusedPrior, Rotation, Score, Visibility
-from .inputs import row_blocks
-from .scores import among_visible, positive
+from .inputs import Weight, row_blocks
+from .scores import among_visible, evidence, judged, log_sum, positive
 
 _LN2 = math.log(2)
 
@@ -30,9 +30,11 @@ def path_attention(
     The interface is a kernel's. Rows are independent: without gradients they are computed in blocks of bounded memory.
     """
     key_path, query_path = prior.key_path, prior.query_path
-    if rotation is not None or not visibility.causal or key_path is None or query_path is None:
+    known = rotation is None and visibility.causal and score != "dot_product"
+    if not known or key_path is None or query_path is None:
         raise NotImplementedError("dense_path: causal rows along a path in the common frame only")
     batch, heads, queries, _ = query.shape
+    weight: Weight = "student_t" if score == "student_t" else "exponential"
     coefficient, share, key_noise, floor, query_noise, exponent = (x[:, None, None] for x in prior.scalars.to(query))
     estimates, totals = [], []
     for rows in row_blocks(batch, heads, queries, key.shape[2]):
@@ -45,17 +47,17 @@ def path_attention(
         decay = torch.exp(-apart[0]).to(query.dtype)
         lost = -torch.expm1(-2 * apart[0])
         variance = (apart[1] + key_path[1][..., None, :] * lost).to(query.dtype)
-        variance = positive(variance + key_noise * decay.square() + floor)
-        weight = share / (variance + query_noise) if gate else share
+        variance = variance + key_noise * decay.square() + floor
+        scale = (1 / share, judged(variance, query_noise, weight)) if gate else (1 / share,)
         if prior.key_bias is None:
-            bias = -exponent * torch.log2(variance)
+            bias = -exponent * torch.log2(positive(variance))
         else:
             bias = prior.key_bias.to(query.dtype)[..., None, :] - apart[2].abs().to(query.dtype)
         part = query[:, :, rows]
         residual = part.square().sum(-1)[..., None] + decay.square() * key.square().sum(-1)[..., None, :]
-        distance = weight * (residual - 2 * decay * (part @ key.mT)).clamp(min=0)
-        z = bias - coefficient * (torch.log2(1 + distance) if score == "student_t" else distance)
+        residual = (residual - 2 * decay * (part @ key.mT)).relu()
+        z = bias - coefficient * evidence(residual, scale, weight) / (_LN2 if weight == "student_t" else 1.0)
         z, empty = among_visible(z * _LN2, visible)
         estimates.append((z.softmax(-1) * decay @ value).masked_fill(empty, 0.0))
-        totals.append((z.logsumexp(-1) / _LN2).masked_fill(empty[..., 0], -torch.inf))
+        totals.append((log_sum(z) / _LN2).masked_fill(empty[..., 0], -torch.inf))
     return torch.cat(estimates, dim=2), torch.cat(totals, dim=2).to(torch.float64)

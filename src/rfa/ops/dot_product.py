@@ -6,12 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel, rotate, time_dtype
+from rfa.dynamics import decay_kernel, time_dtype
 
 from .backends import backend_for
 from .fused import BITS, FusedPrior
 from .fused_backend import attend
 from .inputs import Positions, by_segment, row_blocks
+from .scores import finite, rotated, sees_any
 
 LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, in which gates come
 
@@ -142,21 +143,30 @@ def _dense(
     dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if frequency is not None:
-        query = rotate(query, frequency, positions.query_times, inverse=True)
-        key = rotate(key, frequency, positions.key_times, inverse=True)
+        query = rotated(query, frequency, positions.query_times, inverse=True)
+        key = rotated(key, frequency, positions.key_times, inverse=True)
         if rotate_values:
-            value = rotate(value, frequency, positions.key_times, inverse=True)
+            value = rotated(value, frequency, positions.key_times, inverse=True)
+    (query, unknown), (key, unknown_keys), (value, unknown_values) = map(finite, (query, key, value))
+    unknown_keys = unknown_keys | unknown_values
     blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     first = key.shape[2] - query.shape[2]
     estimate = torch.cat(
         [
-            _rows(query[:, :, rows], key, value, positions.rows(rows), decay, slopes, _gates(path, first, rows))
+            _rows(
+                (query[:, :, rows], key, value),
+                (unknown[:, :, rows], unknown_keys),
+                positions.rows(rows),
+                decay,
+                slopes,
+                _gates(path, first, rows),
+            )
             for rows in blocks
         ],
         dim=2,
     )
     if frequency is not None and rotate_values:
-        estimate = rotate(estimate, frequency, positions.query_times)
+        estimate = rotated(estimate, frequency, positions.query_times)
     return estimate
 
 
@@ -168,15 +178,15 @@ def _gates(path: _Path | None, first: int, rows: slice) -> Tensor | None:
 
 
 def _rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    states: tuple[Tensor, Tensor, Tensor],
+    unknown: tuple[Tensor, Tensor],
     positions: Positions,
     decay: Tensor | None,
     slopes: Tensor | None,
     gates: Tensor | None,
 ) -> Tensor:
-    """Some rows of the attention, with bias, mask and decay."""
+    """Some rows of the attention, with bias, mask and decay; unknown queries and keys stand as zero."""
+    query, key, value = states
     visible = positions.visible(causal=True)[:, None]
     empty = ~visible.any(-1, keepdim=True)
     lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :])[:, None]
@@ -189,4 +199,5 @@ def _rows(
     weight = (query @ key.mT / math.sqrt(query.shape[-1]) + bias).softmax(-1)
     if decay is not None:
         weight = weight * decay_kernel(decay[:, None, None], lag)
-    return (weight @ value).masked_fill(empty, 0.0)
+    poisoned = unknown[0] | sees_any(visible, unknown[1])
+    return (weight @ value).masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)

@@ -54,6 +54,11 @@ def robust_filter_attention(
 
     The decay multiplies A after normalisation: the rows of `A E` sum to less than one.
 
+    Variances are right down to the smallest normal number, 1.2e-38 in float32 and in the fused backends; what lies
+    below counts as that number in logarithms and quotients and has no gradient there. With exponential weights
+    `Sigma + gamma^2` counts as 2e-24 (float64: 5e-193) where it is less, or scores would leave the range of numbers. A
+    state that holds NaN or infinity makes NaN of the estimates of the queries that see it, and changes no other.
+
     Args:
         query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
         key: `(batch, heads, keys, 2 d)`.

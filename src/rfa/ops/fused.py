@@ -24,12 +24,13 @@ from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, r
 
 from .inputs import Options, Parameters, Positions, numbered
 from .prior import latest, riccati_path
+from .scores import least_judged
 from .transforms import transformed
 
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Score = Literal["student_t", "exponential", "dot_product"]
 BITS = math.log2(math.e)  # a nat
-SMALLEST = torch.finfo(torch.float32).tiny ** 0.5  # variance: its inverse and gradients stay finite in float32
+SMALLEST = torch.finfo(torch.float32).tiny  # variance: what lies below counts as this and has no gradient
 
 
 class FusedPrior(NamedTuple):
@@ -46,7 +47,7 @@ class FusedPrior(NamedTuple):
         key_path: `(2 or 3, b, heads, keys)` float64: M, u, and C in bits.
         query_path: the same at the queries.
         key_bias: `(b, heads, keys)` float32, in bits, where there is a third row.
-        scalars: `(6, heads)`: c, W, eta^2, sigma_0^2, gamma^2, B.
+        scalars: `(6, heads)` float32 or float64, and so are their gradients: c, W, eta^2, sigma_0^2, gamma^2, B.
 
     bound: `(heads,)`: no z of a head lies above it.
     """
@@ -156,14 +157,18 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> FusedPr
     steps = torch.arange(length, device=mu.device, dtype=mu.dtype)
     lag = steps if head.horizon is None else steps + head.horizon
     lag = lag.expand(mu.shape[0], length)
-    variance, judged = clamped(head.variance(lag), head.query_noise)
+    variance = head.variance(lag)
+    judged = (variance + head.query_noise).clamp(min=least_judged(options.weight, torch.float32))
     if options.prior == "riccati":
         log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
     else:
-        log_prior = -torch.log(judged if options.query_noise_in_bias else variance)
+        log_prior = -torch.log(
+            (variance + head.query_noise if options.query_noise_in_bias else variance).clamp(min=SMALLEST)
+        )
     bias = BITS * head.inverse_temperature * log_prior
     weight = 1 / (head.robustness * modes * (judged if options.gate else torch.ones_like(judged)))
+    weight = weight.clamp(max=torch.finfo(torch.float32).max)
     tables = torch.stack([decay_kernel(mu, lag), bias, weight]).to(torch.float32)
     bound = tables[1].detach().amax(-1) if length else tables.new_zeros(mu.shape[0])
     return FusedPrior(tables, None, None, None, _coefficient(parameters, options).to(torch.float32)[None], bound)
@@ -202,8 +207,8 @@ def path_prior(parameters: Parameters, positions: Positions, options: Options) -
         bound = key_bias.detach().amax((0, 2)) if key_bias.numel() else torch.zeros_like(beta_s)
     else:
         settled = torch.where(mu > 0, sigma2 / (2 * mu), torch.inf)[:, 0]
-        least, judged = clamped(torch.minimum(eta2 + floor, left * settled + floor), parameters.query_noise)
-        bound = -beta_s * torch.log2(judged if options.query_noise_in_bias else least)
+        least = torch.minimum(eta2 + floor, left * settled + floor).clamp(min=SMALLEST)
+        bound = -beta_s * torch.log2(least + parameters.query_noise if options.query_noise_in_bias else least)
     if options.query_noise_in_bias:  # Sigma~ in both places: gamma^2 joins the floor
         floor, gamma2 = floor + parameters.query_noise, torch.zeros_like(floor)
     else:
@@ -214,11 +219,4 @@ def path_prior(parameters: Parameters, positions: Positions, options: Options) -
     key_path, query_path = (
         torch.stack([part.expand(batch, -1, -1).to(torch.float64) for part in parts]) for parts in rows
     )
-    return FusedPrior(None, key_path, query_path, key_bias, scalars.to(torch.float32), bound.detach().to(torch.float32))
-
-
-def clamped(variance: Tensor, query_noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Sigma and `Sigma + gamma^2`, both kept where a float32 logarithm and inverse and their gradients are finite."""
-    variance = variance.clamp(min=SMALLEST)
-    judged = variance + query_noise
-    return variance, torch.where(judged > 2 * SMALLEST, judged, SMALLEST**0.5)
+    return FusedPrior(None, key_path, query_path, key_bias, scalars, bound.detach().to(torch.float32))

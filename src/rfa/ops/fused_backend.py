@@ -7,10 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.dynamics import rotate
-
 from .fused import FusedPrior, Kept, Phases, Score, fused_prior, fused_rotation, fused_visibility, torch_phases
 from .inputs import Options, Parameters, Positions
+from .scores import of_numbers, rotated
 from .transforms import transformed
 
 
@@ -44,7 +43,7 @@ def filter_attention(
         if parameters.horizon is not None and prior.tables is None:  # tables know of it
             left = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
             query = query.to(torch.float32)
-            key, value = (left * x.to(torch.float32) for x in positions.present(key, value))
+            key, value = (of_numbers(left.mul, x.to(torch.float32)) for x in positions.present(key, value))
             key_norm = None if key_norm is None else key_norm * left[..., 0].square()
         estimate, log_sum = attend(
             kernel,
@@ -62,7 +61,7 @@ def filter_attention(
         )
         if parameters.horizon is not None and frequency is not None and options.rotate_values:
             angle = frequency * parameters.horizon[:, None]
-            estimate = rotate(estimate, angle, torch.ones(query.shape[2], device=query.device))
+            estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device))
     log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
     return estimate.to(dtype), log_precision
 
@@ -93,11 +92,11 @@ def attend(
         learned = transformed() or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
     if frequency is not None and learned:
         key, value = positions.present(key, value)
-        query = rotate(query.to(torch.float32), frequency, positions.query_times, inverse=True)
-        key = rotate(key.to(torch.float32), frequency, positions.key_times, inverse=True)
+        query = rotated(query.to(torch.float32), frequency, positions.query_times, inverse=True)
+        key = rotated(key.to(torch.float32), frequency, positions.key_times, inverse=True)
         value = value.to(torch.float32)
         if rotate_values:
-            value = rotate(value, frequency, positions.key_times, inverse=True)
+            value = rotated(value, frequency, positions.key_times, inverse=True)
     elif frequency is not None:
         rotation = fused_rotation(frequency, positions, kernel.phases)
     visibility = fused_visibility(positions, causal)
@@ -106,5 +105,5 @@ def attend(
         query, key, value, rotation, prior, visibility, score, gate, rotate_values, key_norm, decode
     )
     if frequency is not None and learned and rotate_values:
-        estimate = rotate(estimate, frequency, positions.query_times)
+        estimate = rotated(estimate, frequency, positions.query_times)
     return estimate, log_sum

@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel, rotate
+from rfa.dynamics import decay_kernel
 
 from .inputs import Options, Parameters, Positions, row_blocks
 from .prior import RiccatiPath, latest, riccati_path
+from .scores import evidence, finite, judged, log_sum, positive, rotated, sees_any
 
 
 def filter_attention(
@@ -23,18 +24,18 @@ def filter_attention(
     with torch.autocast(query.device.type, enabled=False):
         query_frame, key_frame, value_frame = query.to(dtype), key.to(dtype), value.to(dtype)
         if not options.in_frame:
-            query_frame = rotate(query_frame, frequency, positions.query_times, inverse=True)
-            key_frame = rotate(key_frame, frequency, positions.key_times, inverse=True)
+            query_frame = rotated(query_frame, frequency, positions.query_times, inverse=True)
+            key_frame = rotated(key_frame, frequency, positions.key_times, inverse=True)
         if options.rotate_values and not options.in_frame:
-            value_frame = rotate(value_frame, frequency, positions.key_times, inverse=True)
+            value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
+        frame, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
         path = riccati_path(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
 
         batch, heads, queries, _ = query.shape
         rows = [
             _rows(
-                query_frame[:, :, rows],
-                key_frame,
-                value_frame,
+                (frame[0][:, :, rows], *frame[1:]),
+                (poisoned[0][:, :, rows], *poisoned[1:]),
                 parameters,
                 positions.rows(rows),
                 options,
@@ -46,23 +47,26 @@ def filter_attention(
         totals = [total for _, total in rows if total is not None]
         log_precision = torch.cat(totals, dim=2) if totals else None
         if options.rotate_values and not options.in_frame:
-            estimate = rotate(estimate, frequency, positions.query_times)
+            estimate = rotated(estimate, frequency, positions.query_times)
             if parameters.horizon is not None:
                 ahead = frequency * parameters.horizon[:, None]
-                estimate = rotate(estimate, ahead, torch.ones(queries, device=query.device))
+                estimate = rotated(estimate, ahead, torch.ones(queries, device=query.device))
     return estimate.to(query.dtype), log_precision
 
 
 def _rows(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    states: tuple[Tensor, ...],
+    poisoned: tuple[Tensor, ...],
     parameters: Parameters,
     positions: Positions,
     options: Options,
     path: RiccatiPath | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The estimate, still in the common frame, and the log precision of some rows; SPEC section 2, line by line."""
+    """The estimate, still in the common frame, and the log precision of some rows; SPEC section 2, line by line.
+
+    What is no number stands as zero in queries, keys and values; `poisoned` says where.
+    """
+    query, key, value = states
     modes = query.shape[-1] // 2
     head = parameters.unsqueezed(2)
     signed_lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
@@ -72,35 +76,33 @@ def _rows(
         lag = lag + head.horizon
 
     decay = decay_kernel(head.decay, lag)
-    variance = _positive(head.variance(lag))
-    judged = variance + head.query_noise
-    tiny = torch.finfo(judged.dtype).tiny
-    judged = torch.where(judged > 2 * tiny**0.5, judged, tiny**0.25)  # gradients divide by its square
+    variance = head.variance(lag)
 
     residual = (
         query.square().sum(-1)[..., :, None]
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
-    ).clamp(min=0)  # rounding may leave a tiny negative number
-    distance = residual / (head.robustness * modes * (judged if options.gate else 1.0))
+    ).relu()  # rounding may leave a tiny negative number, and of no distance it is all that a gradient is
+    scale = (head.robustness * modes, judged(variance, head.query_noise, options.weight))
+    lost = evidence(residual, scale if options.gate else scale[:1], options.weight)
 
     if path is not None:
         between = latest(path, positions)[..., None] - path.cumulative[:, :, None, :]
         prior = path.log_gain[:, :, None, :] - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
     else:
-        prior = -torch.log(judged if options.query_noise_in_bias else variance)
-    evidence = (head.robustness + 1) * torch.log1p(distance) if options.weight == "student_t" else distance
-    score = head.inverse_temperature * (prior - evidence)
+        prior = -torch.log(positive(variance + head.query_noise if options.query_noise_in_bias else variance))
+    exponent = head.robustness + 1 if options.weight == "student_t" else 1.0
+    score = head.inverse_temperature * (prior - exponent * lost)
 
     empty = ~visible.any(-1, keepdim=True)[:, None]
     score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)
     attention = torch.softmax(score, dim=-1) * decay
-    estimate = (attention @ value).masked_fill(empty, 0.0)
+    unknown = poisoned[0] | sees_any(visible[:, None], poisoned[1])
+    estimate = (attention @ value).masked_fill(
+        (unknown | sees_any(visible[:, None], poisoned[2]))[..., None], torch.nan
+    )
+    estimate = estimate.masked_fill(empty, 0.0)
     if not options.log_precision:
         return estimate, None
-    return estimate, torch.logsumexp(score, dim=-1).masked_fill(empty[..., 0], -torch.inf)
-
-
-def _positive(variance: Tensor) -> Tensor:
-    """Keep a variance that has underflown away from zero, so that its logarithm and inverse stay finite."""
-    return variance.clamp(min=torch.finfo(variance.dtype).tiny ** 0.5)
+    log_precision = log_sum(score).masked_fill(unknown, torch.nan)
+    return estimate, log_precision.masked_fill(empty[..., 0], -torch.inf)

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rfa.dynamics import TimeDependentNoise, decay_kernel, rotate
+from rfa.dynamics import TimeDependentNoise, decay_kernel
 
 from .inputs import Options, Parameters, Positions, locate, row_blocks
-from .scores import among_visible
+from .scores import among_visible, evidence, finite, judged, rotated, sees_any
 from .validation import validate
 
 
@@ -101,14 +101,14 @@ def posterior_routing(
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = positions.present(key, value)
     query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
-    query = rotate(query, frequency, positions.query_times, inverse=True)
-    key = rotate(key, frequency, positions.key_times, inverse=True)
+    query = rotated(query, frequency, positions.query_times, inverse=True)
+    key = rotated(key, frequency, positions.key_times, inverse=True)
     if not rotate_values:
         return query_value + routing_step(query, key, value, query_value, parameters, positions, causal)
-    value = rotate(value, frequency, positions.key_times, inverse=True)
-    own = rotate(query_value, frequency, positions.query_times, inverse=True)
+    value = rotated(value, frequency, positions.key_times, inverse=True)
+    own = rotated(query_value, frequency, positions.query_times, inverse=True)
     step = routing_step(query, key, value, own, parameters, positions, causal)
-    return query_value + rotate(step, frequency, positions.query_times)
+    return query_value + rotated(step, frequency, positions.query_times)
 
 
 def gaussian_parameters(
@@ -143,13 +143,19 @@ def routing_step(
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = positions.present(key, value)
     query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
+    (query, unknown), (key, unknown_keys), (value, unknown_values) = map(finite, (query, key, value))
+    unknown_keys = unknown_keys | unknown_values
     batch, heads, queries, _ = query.shape
     steps = []
     with torch.autocast(query.device.type, enabled=False):
         for rows in row_blocks(batch, heads, queries, key.shape[2]):
             alpha, gain, decay = routes(query[:, :, rows], key, parameters, positions.rows(rows), causal)
             share = alpha * gain
-            steps.append((share * decay) @ value - share.sum(-1, keepdim=True) * query_value[:, :, rows])
+            step = (share * decay) @ value - share.sum(-1, keepdim=True) * query_value[:, :, rows]
+            visible = positions.rows(rows).visible(causal)[:, None]
+            empty = ~visible.any(-1)
+            poisoned = (unknown[:, :, rows] & ~empty) | sees_any(visible, unknown_keys)
+            steps.append(step.masked_fill(poisoned[..., None], torch.nan))
     return torch.cat(steps, dim=2)
 
 
@@ -163,12 +169,11 @@ def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positi
     visible = visible[:, None]
 
     decay = decay_kernel(head.decay, lag)
-    judged = head.variance(lag) + head.query_noise
-    judged = judged.clamp(min=torch.finfo(judged.dtype).tiny ** 0.25)  # gradients divide by its square
+    total = judged(head.variance(lag), head.query_noise, "exponential")
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
-    residual = (squares - 2 * decay * (query @ key.mT)).clamp(min=0)  # rounding may leave a tiny negative number
+    residual = (squares - 2 * decay * (query @ key.mT)).relu()  # rounding may leave a tiny negative number
 
-    score, empty = among_visible(-residual / judged - modes * judged.log(), visible)
+    score, empty = among_visible(-evidence(residual, (total,), "exponential") - modes * total.log(), visible)
     responsibility = score.softmax(-1).masked_fill(empty, 0.0)
-    gain = (head.query_noise / judged).expand_as(score)
+    gain = (head.query_noise / total).expand_as(score)
     return Routes(responsibility, gain, decay.expand_as(score))

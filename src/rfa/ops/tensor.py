@@ -4,10 +4,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rfa.dynamics import covariance, decay_kernel, rotate
+from rfa.dynamics import covariance, decay_kernel
 
 from .inputs import Options, Parameters, Positions, Weight, locate, row_blocks
-from .scores import among_visible, judged, log_weights, positive
+from .scores import among_visible, evidence, finite, judged, log_sum, log_weights, rotated, sees_any
 from .validation import validate
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
@@ -117,21 +117,28 @@ def _filter(
     parameters = parameters.to(dtype)
     key, value = positions.present(key, value)
     with torch.autocast(query.device.type, enabled=False):
-        query_frame = rotate(query.to(dtype), frequency, positions.query_times, inverse=True)
-        key_frame = rotate(key.to(dtype), frequency, positions.key_times, inverse=True)
+        query_frame = rotated(query.to(dtype), frequency, positions.query_times, inverse=True)
+        key_frame = rotated(key.to(dtype), frequency, positions.key_times, inverse=True)
         value_frame = value.to(dtype)
         if options.rotate_values:
-            value_frame = rotate(value_frame, frequency, positions.key_times, inverse=True)
-        queries, keys, values = (_by_mode(x) for x in (query_frame, key_frame, value_frame))
+            value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
+        states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
+        queries, keys, values = map(_by_mode, states)
         batch, heads, modes, length, _ = queries.shape
         rows = [
-            _rows(queries[..., rows, :], keys, values, parameters, positions.rows(rows), options)
+            _rows(
+                (queries[..., rows, :], keys, values),
+                (poisoned[0][..., rows], *poisoned[1:]),
+                parameters,
+                positions.rows(rows),
+                options,
+            )
             for rows in row_blocks(batch, heads * modes, length, keys.shape[3])
         ]
         estimate = torch.cat([row[0] for row in rows], dim=2)
         totals = [total for _, total in rows if total is not None]
         if options.rotate_values:
-            estimate = rotate(estimate, frequency, positions.query_times)
+            estimate = rotated(estimate, frequency, positions.query_times)
     return estimate.to(query.dtype), torch.cat(totals, dim=2) if totals else None
 
 
@@ -141,12 +148,17 @@ def _by_mode(x: Tensor) -> Tensor:
 
 
 def _rows(
-    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
+    states: tuple[Tensor, ...],
+    poisoned: tuple[Tensor, ...],
+    parameters: Parameters,
+    positions: Positions,
+    options: Options,
 ) -> tuple[Tensor, Tensor | None]:
     """The estimate `(batch, heads, queries, 2 d)`, still in the common frame, and the log precision of some rows.
 
     All scores are `(batch, heads, modes, queries, keys)`; appendix B.1, line by line.
     """
+    query, key, value = states
     modes = query.shape[2]
     decay, process_noise, key_noise, query_noise = (
         noise[..., None, None]
@@ -160,14 +172,20 @@ def _rows(
     lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
 
     kept = decay_kernel(decay, lag)
-    variance = positive(covariance(decay, process_noise, key_noise, noise_floor, lag))
+    variance = covariance(decay, process_noise, key_noise, noise_floor, lag)
     real, imaginary = (query[..., :, None, part] - kept * key[..., None, :, part] for part in (0, 1))
-    shares = (real.square() + imaginary.square()) / judged(variance, query_noise)
-    distance = shares.sum(2, keepdim=True) / (robustness * modes)
-    score = log_weights(distance, variance, robustness, inverse_temperature, options.weight)
+    total = judged(variance, query_noise, options.weight)
+    held = total.detach()  # as in `evidence`, with the least of the modes' variances as its scale
+    least = held.amin(2, keepdim=True)
+    shares = (real.square() + imaginary.square()) * (least / held) * (held / total)
+    lost = evidence(shares.sum(2, keepdim=True), (robustness * modes, least), options.weight)
+    score = log_weights(lost, variance, robustness, inverse_temperature, options.weight)
     score, empty = among_visible(score, visible)
-    estimate = (score.softmax(-1) * kept @ value).masked_fill(empty, 0.0).permute(0, 1, 3, 4, 2).flatten(-2)
+    unknown = poisoned[0] | sees_any(visible[:, 0], poisoned[1])
+    estimate = (score.softmax(-1) * kept @ value).permute(0, 1, 3, 4, 2).flatten(-2)
+    estimate = estimate.masked_fill((unknown | sees_any(visible[:, 0], poisoned[2]))[..., None], torch.nan)
+    estimate = estimate.masked_fill(empty[:, :, 0], 0.0)
     if not options.log_precision:
         return estimate, None
-    total = torch.logsumexp(score, dim=-1).masked_fill(empty[..., 0], -torch.inf)
+    total = log_sum(score).masked_fill(unknown[:, :, None], torch.nan).masked_fill(empty[..., 0], -torch.inf)
     return estimate, total.mT

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from .inputs import Positions, row_blocks
+from .scores import finite, sees_any
 from .transforms import scaled_dot_product_attention
 
 
@@ -19,6 +20,8 @@ def windowed_attention(query: Tensor, key: Tensor, value: Tensor, *, positions: 
         `(batch, heads, queries, 2 d)`; zeros for a query that sees no key. At times 0, 1, 2, ... in O(N window).
     """
     key, value = positions.present(key, value)
+    (query, unknown), (key, unknown_keys), (value, unknown_values) = map(finite, (query, key, value))
+    unknown_keys = unknown_keys | unknown_values
     queries, keys = query.shape[2], key.shape[2]
     blocks = row_blocks(query.shape[0], query.shape[1], queries, keys)
     if positions.uniform:
@@ -34,5 +37,7 @@ def windowed_attention(query: Tensor, key: Tensor, value: Tensor, *, positions: 
         visible = visible[:, None]
         empty = ~visible.any(-1, keepdim=True)
         states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
-        estimates.append(scaled_dot_product_attention(*states, attn_mask=visible | empty).masked_fill(empty, 0.0))
+        estimate = scaled_dot_product_attention(*states, attn_mask=visible | empty)
+        poisoned = unknown[:, :, rows] | sees_any(visible, unknown_keys[:, :, seen])
+        estimates.append(estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0))
     return torch.cat(estimates, dim=2)

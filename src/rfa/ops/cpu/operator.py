@@ -215,7 +215,7 @@ def backward(
         per_batch(grad_key_path, 1),
         per_batch(grad_query_path.sum(0), 1),
         per_batch(grad_key_bias, 0).to(torch.float32),
-        grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(torch.float32).contiguous(),
+        grad_scalars.sum((0, 2)).T[: scalars.shape[0]].to(scalars.dtype).contiguous(),
     )
 
 

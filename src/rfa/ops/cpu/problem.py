@@ -33,7 +33,8 @@ class Call:
         tables, key_path, query_path, key_bias, scalars, bound = prior
         key_times, query_times, key_groups, query_groups = visibility
         self.set(
-            tables=tables, key_path=key_path, query_path=query_path, key_bias=key_bias, scalars=scalars, bound=bound,
+            tables=tables, key_path=key_path, query_path=query_path, key_bias=key_bias,
+            scalars=scalars.to(torch.float32), bound=bound,
             key_times=key_times, query_times=query_times, key_groups=key_groups, query_groups=query_groups,
         )  # fmt: skip
         self.problem.lags = 0 if tables is None else tables.shape[-1]

@@ -8,6 +8,7 @@ from torch import Tensor
 from .visibility import Plan, visibility_plan
 
 _ROWS = 64  # of the linear kernels
+SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 
 class Call(NamedTuple):
@@ -41,6 +42,11 @@ class Call(NamedTuple):
         return 0 in (*self.query.shape[:3], self.key.shape[2])
 
     @property
+    def unit(self) -> float:
+        """What the kernels' w is in units of; see `kernels/pairs.py`."""
+        return 2.0**-40 if self.score == "student_t" else 1.0
+
+    @property
     def lags(self) -> int:
         """Of the tables, which a cache makes for more keys than it holds yet; 0 along a path."""
         return 0 if self.tables is None else self.tables.shape[-1]
@@ -72,10 +78,9 @@ def to_frame(call: Call) -> Frame:
     """
     query, query_norm = turned(call.query, call.query_cos, call.query_sin, None, inverse=True)
     key, key_norm = turned(call.key, call.key_cos, call.key_sin, call.key_groups, inverse=True)
-    value = call.value
     cos, sin = (call.key_cos, call.key_sin) if call.rotate_values else (None, None)
-    if cos is not None or call.key_groups is not None or not value.is_contiguous():
-        value, _ = turned(value, cos, sin, call.key_groups, inverse=True)
+    value, value_norm = turned(call.value, cos, sin, call.key_groups, inverse=True)
+    key_norm = torch.where(value_norm.isnan(), value_norm, key_norm)  # who sees the key sees that
     return Frame(query, key, value, query_norm, key_norm)
 
 
@@ -88,15 +93,14 @@ def turned(
     inverse: bool,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """States rotated into the frame (`inverse`) or out of it, contiguous, those of group -1 zero; and squared norms.
+    """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
-    States that stand as they should are not copied.
+    Those of group -1 become zero, and so do those that are no numbers on the way into the frame; their norm is NaN.
     """
     from .kernels.frame import frame_kernel
 
     batch, heads, length, channels = states.shape
-    stand = cos is None and groups is None and states.is_contiguous() and dtype in (None, states.dtype)
-    target = states if stand else states.new_empty(states.shape, dtype=dtype or states.dtype)
+    target = states.new_empty(states.shape, dtype=dtype or states.dtype)
     norm = states.new_empty(states.shape[:3], dtype=torch.float32)
     if groups is not None:
         groups = groups.expand(batch, -1).contiguous()
@@ -124,7 +128,6 @@ def turned(
             BLOCK=_ROWS,
             ROTATE=cos is not None,
             INVERSE=inverse,
-            STORE=not stand,
             NORM=inverse,
             GROUPS=groups is not None,
         )
@@ -139,7 +142,9 @@ def prior_arguments(call: Call) -> tuple[Tensor | None, ...]:
     float64 at 1/64 of the speed; no block needs an origin of its own, and gaps within a block do no harm.
     """
     paths = (_split(call.key_path), _split(call.query_path))
-    parts = (call.tables, *paths, call.key_bias, call.scalars)
+    tables = None if call.tables is None else torch.cat([call.tables[:2], call.unit * call.tables[2:]])
+    scalars = torch.cat([call.scalars[:1], call.unit * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
+    parts = (tables, *paths, call.key_bias, scalars.to(torch.float32))
     return tuple(part if part is None else part.contiguous() for part in parts)
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import _ROWS, Call, Frame, batched, choices, prior_arguments, to_frame, turned, whole_ranges
+from .arguments import _ROWS, SMALL, Call, Frame, batched, choices, prior_arguments, to_frame, turned, whole_ranges
 from .blocks import key_blocks, query_blocks
 from .visibility import Plan, block_ranges
 
@@ -15,10 +15,11 @@ _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or
 
 
 class Incoming(NamedTuple):
-    """Of each row: the gradient of its estimate, in the frame; `log2 sum_j 2^z`; and what its scores subtract."""
+    """Of each row: the gradient of its estimate, in the frame; `log2 sum_j 2^z` in two; what its scores subtract."""
 
     grad_out: Tensor
     log_sum: Tensor
+    log_sum_rest: Tensor
     delta: Tensor
 
 
@@ -53,14 +54,16 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
     from .kernels.frame import delta_kernel
 
     batch, heads, queries, channels = out.shape
-    delta = torch.empty_like(log_sum)
+    high, rest, delta = (torch.empty_like(log_sum, dtype=torch.float32) for _ in range(3))
     blocks = -(-queries // _ROWS)
     with torch.cuda.device_of(out):
         delta_kernel[(blocks * batch * heads,)](
             grad_out,
             out,
-            grad_log_sum.contiguous(),
+            grad_log_sum.to(torch.float32).contiguous(),
             log_sum,
+            high,
+            rest,
             delta,
             *grad_out.stride(),
             heads,
@@ -69,9 +72,9 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
             CHANNELS=channels,
             BLOCK=_ROWS,
         )
-    if call.rotate_values and call.query_cos is not None:
-        grad_out, _ = turned(grad_out, call.query_cos, call.query_sin, None, inverse=True, dtype=call.query.dtype)
-    return Incoming(grad_out.to(call.query.dtype).contiguous(), log_sum, delta)
+    cos, sin = (call.query_cos, call.query_sin) if call.rotate_values else (None, None)
+    grad_out, _ = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
+    return Incoming(grad_out, high, rest, delta)
 
 
 def _query_gradients(
@@ -146,11 +149,16 @@ def _query_gradients(
     query = _out_of_frame(gradient, call.query, call.query_cos, call.query_sin)
     if sums is None or scalars is None:
         return query, PriorGradients(None, None, None, None, None)
-    by_head = scalars.sum((0, 3), dtype=torch.float64).to(call.scalars.dtype).T.contiguous()
+    by_head = scalars.sum((0, 3), dtype=torch.float64).T
+    units = by_head.new_tensor([1.0, call.unit, *[1 / SMALL] * 3, 1.0])[: len(by_head)]
+    by_head = (units[:, None] * by_head).to(call.scalars.dtype).contiguous()
     if call.key_path is None or call.query_path is None or path is None:
+        sums[:, :, 2] *= call.unit
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
         tables = F.pad(tables, (0, call.lags - keys))
         return query, PriorGradients(tables, None, None, None, by_head)
+    sums[:, :, :2] /= SMALL
+    path[:, :, :2] /= SMALL
     bias = None if call.key_bias is None else _of_batch(sums[:, :, 3], call.key_bias.shape[0]).to(call.key_bias.dtype)
     key_path, query_path = _path_gradient(sums, call.key_path), _path_gradient(path, call.query_path)
     return query, PriorGradients(None, key_path, query_path, bias, by_head)

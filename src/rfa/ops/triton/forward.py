@@ -17,14 +17,14 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     keys, value_channels = value.shape[2:]
     shape = (batch, heads, queries, value_channels)
     if call.empty:
-        return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float32)
+        return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
     blocks = forward_blocks(max(channels, value_channels), query.dtype, call.tables is not None)
     plan, frame = call.plan, to_frame(call)
     ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     turn = call.rotate_values and call.query_cos is not None
     out = query.new_empty(shape, dtype=torch.float32 if turn else query.dtype)
-    log_sum = query.new_empty(shape[:3], dtype=torch.float32)
+    log_sum = query.new_empty(shape[:3], dtype=torch.float64)
     row_blocks = -(-queries // blocks.rows)
     with torch.cuda.device_of(query):
         forward_kernel[(row_blocks * batch * heads,)](

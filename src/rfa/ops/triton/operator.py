@@ -45,7 +45,7 @@ def fused_attention(
 
     Returns:
         Estimates `(batch, heads, queries, value channels)` in the query's dtype, and `log2 sum_j 2^z`
-        `(batch, heads, queries)` in float32. A row that sees no key gives zeros and -inf.
+        `(batch, heads, queries)` in float64. A row that sees no key gives zeros and -inf.
 
     Raises:
         ValueError: for dtypes and sizes that no kernel was written for.
@@ -96,7 +96,7 @@ def triton_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
 @triton_forward.register_fake
 def _(query, key, value, *others):
     shape = (*query.shape[:3], value.shape[-1])
-    return query.new_empty(shape), query.new_empty(shape[:3], dtype=torch.float32)
+    return query.new_empty(shape), query.new_empty(shape[:3], dtype=torch.float64)
 
 
 @torch.library.custom_op(

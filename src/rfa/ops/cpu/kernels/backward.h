@@ -1,6 +1,8 @@
 // Gradients of one task: blocks of keys outside, blocks of queries inside, weights formed anew from `log_sum`.
 #pragma once
+#include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "frame.h"
 #include "score.h"
@@ -39,6 +41,7 @@ template <int64_t SCORE, class Prior> class Backward {
   void run() {
     pack_queries();
     look_for_near();
+    sharpen();
     const int64_t step = task_.p.slices * KEY_BLOCK;
     for (int64_t start = task_.slice * KEY_BLOCK; start < task_.p.keys; start += step) key_block(start);
     finish_queries();
@@ -51,23 +54,79 @@ template <int64_t SCORE, class Prior> class Backward {
   // grad_out is scaled by ln 2: scores are in bits.
   void pack_queries() {
     const Problem& p = task_.p;
-    pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_);
-    pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_);
+    std::vector<int64_t> poisoned;
+    pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_, &poisoned);
+    pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_, &poisoned);
     for (int64_t i = 0; i < padded_ * task_.value_channels; i++) grads_[i] *= LN2;
     const double* log_sum = p.log_sum + task_.row_index() * p.queries;
     const float* grad_log_sum = p.grad_log_sum + task_.row_index() * p.queries;
     for (int64_t i = 0; i < padded_; i++) {
-      const bool seeing = i < p.queries && log_sum[i] != -INFINITY;  // others get weights 2^-inf = 0
+      const bool seeing = i < p.queries && log_sum[i] != -INFINITY && asked(i);  // others get weights 2^-inf = 0
       const float norm = squared_norm(queries_ + i * task_.channels, task_.channels);
       const float offset = seeing ? static_cast<float>(log_sum[i]) : INFINITY;
       rows_[i] = {norm, task_.scalar(0), offset, seeing ? static_cast<float>(log_sum[i] - offset) : 0.0f};
       widest_ = std::max(widest_, norm);
       if (!seeing) continue;
       const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);
-      float along = 0.0f;
-      for (int64_t c = 0; c < p.value_channels; c++) along += grad[c] * out[c];
-      means_[i] = LN2 * along - grad_log_sum[i];
+      double along = 0.0;
+      for (int64_t c = 0; c < p.value_channels; c++) along += static_cast<double>(grad[c]) * out[c];
+      means_[i] = mean(static_cast<double>(LN2) * along, grad_log_sum[i]);
+      if (!std::isfinite(means_[i].part + means_[i].rest)) poisoned.push_back(i);
     }
+    for (int64_t i : poisoned)  // no number for the keys that it sees, zero for the others
+      if (rows_[i].offset != INFINITY) rows_[i] = {0.0f, task_.scalar(0), NAN, 0.0f}, means_[i] = {0.0f, 0.0f};
+  }
+
+  static Mean mean(double along, float grad_log_sum) {
+    const float part = static_cast<float>(along);
+    return {part, grad_log_sum - static_cast<float>(along - part)};
+  }
+
+  // Whether any gradient has come for a row: without one it has none to pass on, whatever it sees.
+  bool asked(int64_t i) const {
+    const Problem& p = task_.p;
+    const float* grad = p.grad_out.at(task_.b, task_.h, i);
+    return p.grad_log_sum[task_.row_index() * p.queries + i] != 0.0f ||
+           std::any_of(grad, grad + p.value_channels, [](float g) { return g != 0.0f; });
+  }
+
+  // `E <grad_out, v> - <grad_out, out>` vanishes where one weight is nearly 1, by far more than either is right to. There
+  // <grad_out, out> is formed from the very products that it is subtracted from. Those rows cost some forward pass more.
+  void sharpen() {
+    const Problem& p = task_.p;
+    const double* log_sum = p.log_sum + task_.row_index() * p.queries;
+    std::vector<int64_t> groups;
+    for (int64_t first = 0; first < p.queries; first += GROUP)
+      if (std::any_of(log_sum + first, log_sum + std::min(first + GROUP, p.queries), is_marked)) groups.push_back(first);
+    if (groups.empty()) return;
+    std::vector<double> totals(padded_), along(padded_);
+    for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
+      const auto sees = [&](int64_t first) { return sight_.look(first, GROUP, start).keys > 0; };
+      if (std::none_of(groups.begin(), groups.end(), sees)) continue;
+      pack_keys(start);
+      for (int64_t first : groups) {
+        const Sight seen = sight_.look(first, GROUP, start);
+        if (!seen.keys) continue;
+        products(first, seen, slopes_, weights_);
+        for (int64_t i = 0; i < GROUP; i++) {
+          sight_.mask(first + i, start, seen, mask_);
+          add_mean<SCORE>(prior_.pairs(prior_.row(first + i), start, seen.keys), rows_[first + i], seen, key_norms_, mask_,
+                          slopes_ + i * KEY_BLOCK, weights_ + i * KEY_BLOCK, &totals[first + i], &along[first + i]);
+        }
+      }
+    }
+    for (int64_t first : groups)
+      for (int64_t i = first; i < std::min(first + GROUP, p.queries); i++)
+        if (std::isfinite(totals[i]) && totals[i] > 0.0) {
+          rows_[i].rest += static_cast<float>(std::log2(totals[i]));
+          means_[i] = mean(along[i] / totals[i], p.grad_log_sum[task_.row_index() * p.queries + i]);
+        }
+  }
+
+  // q.k and ln2 <grad_out, v> of a group with the block of keys that is packed.
+  void products(int64_t first, Sight seen, float* dots, float* values) {
+    scores(queries_ + first * task_.channels, GROUP, key_panels_, dots, KEY_BLOCK, seen.keys, task_.channels);
+    scores(grads_ + first * task_.value_channels, GROUP, value_panels_, values, KEY_BLOCK, seen.keys, task_.value_channels);
   }
 
   void look_for_near() {
@@ -75,13 +134,14 @@ template <int64_t SCORE, class Prior> class Backward {
       anchored_[first / GROUP] = sees_near(prior_, sight_, task_.p, first, 0.0f);
   }
 
-  void key_block(int64_t start) {
+  void pack_keys(int64_t start) {
     const Problem& p = task_.p;
     const int64_t n = std::min(KEY_BLOCK, p.keys - start);
+    std::vector<int64_t> poisoned;  // known to the rows that see them, by their log2 sum or estimate
     std::memset(keys_, 0, KEY_BLOCK * task_.channels * sizeof(float));
     std::memset(value_rows_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
-    pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_);
-    pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_);
+    pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_, &poisoned);
+    pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_, &poisoned);
     pack_panels(keys_, KEY_BLOCK, task_.channels, key_panels_);
     pack_panels(value_rows_, KEY_BLOCK, task_.value_channels, value_panels_);
     float longest = 0.0f;
@@ -90,6 +150,12 @@ template <int64_t SCORE, class Prior> class Backward {
       longest = std::max(longest, key_norms_[j]);
     }
     reach_ = std::fabs(task_.scalar(0)) * std::sqrt(widest_ * longest);
+  }
+
+  void key_block(int64_t start) {
+    const Problem& p = task_.p;
+    const int64_t n = std::min(KEY_BLOCK, p.keys - start);
+    pack_keys(start);
     std::memset(key_norm_sums_, 0, KEY_BLOCK * sizeof(float));
     std::memset(key_sums_, 0, KEY_BLOCK * task_.channels * sizeof(float));
     std::memset(value_sums_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
@@ -130,9 +196,7 @@ template <int64_t SCORE, class Prior> class Backward {
   bool tiles(int64_t first, int64_t start, Sight seen, int64_t read, float* slopes, float* weights) {
     const bool near = SCORE == DOT_PRODUCT || !anchored_[first / GROUP] || !prior_.decayed(first, GROUP, start, reach_);
     if (near) {
-      scores(queries_ + first * task_.channels, GROUP, key_panels_, slopes, KEY_BLOCK, seen.keys, task_.channels);
-      scores(grads_ + first * task_.value_channels, GROUP, value_panels_, weights, KEY_BLOCK, seen.keys,
-             task_.value_channels);
+      products(first, seen, slopes, weights);
     } else {
       std::memset(slopes, 0, GROUP * KEY_BLOCK * sizeof(float));
       std::memset(weights, 0, GROUP * KEY_BLOCK * sizeof(float));
@@ -155,12 +219,21 @@ template <int64_t SCORE, class Prior> class Backward {
     return near && seen.keys;
   }
 
+  // The product is rounded as those that it is added to were: of equal states nothing is left.
+  void add_multiple(float factor, const float* state, float* sums) const {
+    for (int64_t c = 0; c < task_.channels; c += LANES) {
+      Floats product = load(state + c) * factor;
+      rounded(product);
+      add_to(sums + c, product);
+    }
+  }
+
   void finish_keys(int64_t start, int64_t n) {
     const Problem& p = task_.p;
     for (int64_t j = 0; j < n; j++) {
       const int64_t t = start + j;
       float *key = key_sums_ + j * task_.channels, *value = value_sums_ + j * task_.value_channels;
-      for (int64_t c = 0; c < p.channels; c++) key[c] += 2.0f * key_norm_sums_[j] * keys_[j * task_.channels + c];
+      add_multiple(2.0f * key_norm_sums_[j], keys_ + j * task_.channels, key);
       for (int64_t c = 0; c < p.value_channels; c++) value[c] *= BITS;
       turn(key, turns_.key.c(t), turns_.key.s(t), 1.0f, p.grad_key.at(task_.b, task_.h, t), p.channels);
       turn(value, turns_.value.c(t), turns_.value.s(t), 1.0f, p.grad_value.at(task_.b, task_.h, t), p.value_channels);
@@ -171,7 +244,7 @@ template <int64_t SCORE, class Prior> class Backward {
     const Problem& p = task_.p;
     for (int64_t i = 0; i < p.queries; i++) {
       float *sums = query_sums_ + i * task_.channels, *query = queries_ + i * task_.channels;
-      for (int64_t c = 0; c < p.channels; c++) sums[c] += 2.0f * norm_sums_[i] * query[c];
+      add_multiple(2.0f * norm_sums_[i], query, sums);
       turn(sums, turns_.query.c(i), turns_.query.s(i), 1.0f,
            p.grad_query.at(task_.b, task_.h, i) + task_.slice * p.query_slice, p.channels);
     }
@@ -184,7 +257,8 @@ template <int64_t SCORE, class Prior> class Backward {
   int64_t padded_;
   Buffer<float> queries_, grads_, query_sums_, norm_sums_;
   Buffer<RowOfScores> rows_;
-  Buffer<float> means_, keys_, key_panels_, value_rows_, value_panels_, key_norms_, key_norm_sums_, key_sums_,
+  Buffer<Mean> means_;
+  Buffer<float> keys_, key_panels_, value_rows_, value_panels_, key_norms_, key_norm_sums_, key_sums_,
       value_sums_, slopes_, weights_, grad_pairs_;
   Buffer<int32_t> mask_, anchored_;
   double grad_coefficient_ = 0.0;

@@ -42,14 +42,14 @@ template <int64_t SCORE, class Prior> class Forward {
     Buffer<float> rows(KEY_BLOCK * task_.channels);
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
-      pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, rows);
+      pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, rows, &poisoned_keys_);
       pack_panels(rows, n, task_.channels, panels_ + start * task_.channels);
       for (int64_t j = 0; j < n; j++) {
         key_norms_[start + j] = squared_norm(rows + j * task_.channels, task_.channels);
         longest_ = std::max(longest_, key_norms_[start + j]);
       }
       pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true,
-                values_ + start * task_.value_channels);
+                values_ + start * task_.value_channels, &poisoned_values_);
     }
   }
 
@@ -59,7 +59,8 @@ template <int64_t SCORE, class Prior> class Forward {
     const Problem& p = task_.p;
     const int64_t n = std::min(QUERY_BLOCK, p.queries - first);
     std::memset(queries_, 0, QUERY_BLOCK * task_.channels * sizeof(float));
-    pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_);
+    poisoned_queries_.clear();
+    pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_, &poisoned_queries_);
     const float coefficient = task_.scalar(0), bound = p.bound[task_.h];
     float widest = 0.0f;
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
@@ -135,9 +136,24 @@ template <int64_t SCORE, class Prior> class Forward {
       for (int64_t c = 0; c < p.value_channels; c++) out[c] *= share;
       turn(out, turns_.out.c(first + i), turns_.out.s(first + i), 1.0f, p.out.at(task_.b, task_.h, first + i),
            p.value_channels);
-      p.log_sum[task_.row_index() * p.queries + first + i] =
-          total == 0.0f ? -INFINITY : rows_[i].offset + std::log2(static_cast<double>(total));
+      const double log_sum = total == 0.0f ? -INFINITY : rows_[i].offset + std::log2(static_cast<double>(total));
+      const bool sharp = largest(load(parts_ + i * LANES)) > SHARP * total;
+      p.log_sum[task_.row_index() * p.queries + first + i] = marked(log_sum, sharp);
     }
+    for (int64_t i : poisoned_queries_) poison(i, true);
+    for (int64_t i = first; i < first + n && !poisoned_keys_.empty(); i++)
+      if (sight_.sees_any(i, poisoned_keys_)) poison(i, true);
+    for (int64_t i = first; i < first + n && !poisoned_values_.empty(); i++)
+      if (sight_.sees_any(i, poisoned_values_)) poison(i, false);
+  }
+
+  // What is no number is not hidden from the queries that see it. One that sees no key keeps its zeros.
+  void poison(int64_t i, bool score) {
+    const Problem& p = task_.p;
+    double* log_sum = p.log_sum + task_.row_index() * p.queries + i;
+    if (*log_sum == -INFINITY) return;
+    std::fill_n(p.out.at(task_.b, task_.h, i), p.value_channels, NAN);
+    if (score) *log_sum = NAN;
   }
 
   const Task& task_;
@@ -147,6 +163,7 @@ template <int64_t SCORE, class Prior> class Forward {
   int64_t padded_;
   Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_, parts_;
   Buffer<int32_t> mask_;
+  std::vector<int64_t> poisoned_keys_, poisoned_values_, poisoned_queries_;
   RowOfScores rows_[QUERY_BLOCK];
   float totals_[QUERY_BLOCK], longest_ = 0.0f;  // longest_: of the keys' squared norms
   float reach_ = 0.0f;                           // c |q| |k| at most

@@ -1,5 +1,7 @@
 // Rows of states into the common frame and back: exp(-i w t) x, real parts first; blank where a key takes no part.
 #pragma once
+#include <vector>
+
 #include "problem.h"
 
 namespace rfa {
@@ -44,15 +46,27 @@ struct Turns {
         out(task, task.p.query_cos, task.p.query_sin, task.p.turned && task.p.rotate_values) {}
 };
 
-// Rows [first, first + n) into `rows` (row-major, `padded` floats a row; what is beyond `channels` stays zero).
+// Whether all `padded` entries of a row are numbers.
+static inline bool finite(const float* row, int64_t padded) {
+  Floats total{};
+  for (int64_t c = 0; c < padded; c += LANES) total += load(row + c) * 0.0f;
+  return sum(total) == 0.0f;
+}
+
+// Rows [first, first + n) into `rows` (row-major, `padded` floats a row; what is beyond `channels` stays zero). Rows that
+// hold no numbers become zeros, for a product with a weight of zero would be none either, and join `poisoned`.
 __attribute__((noinline)) static void pack_rows(const States& states, const Task& task, const Turn& turn_by, int64_t first, int64_t n,
-                             int64_t channels, int64_t padded, bool is_key, float* rows) {
+                             int64_t channels, int64_t padded, bool is_key, float* rows, std::vector<int64_t>* poisoned) {
   for (int64_t i = 0; i < n; i++) {
     const int64_t t = first + i;
-    if (is_key && task.group_of_key(t) < 0)
-      std::memset(rows + i * padded, 0, padded * sizeof(float));
-    else
-      turn(states.at(task.b, task.h, t), turn_by.c(t), turn_by.s(t), -1.0f, rows + i * padded, channels);
+    float* row = rows + i * padded;
+    const bool present = !is_key || task.group_of_key(t) >= 0;
+    if (present) {
+      turn(states.at(task.b, task.h, t), turn_by.c(t), turn_by.s(t), -1.0f, row, channels);
+      if (finite(row, padded)) continue;
+      poisoned->push_back(t);
+    }
+    std::memset(row, 0, padded * sizeof(float));
   }
 }
 

@@ -48,11 +48,15 @@ RFA_INLINE Floats log2_of(Floats n, Floats f) {
 
 constexpr int32_t SQRT_HALF = 0x3f3504f3, EXPONENT = static_cast<int32_t>(0xff800000);
 
-// log2(1 + x), x >= 0: f is formed from x itself, so that a tiny x keeps its precision.
-RFA_INLINE Floats log2_1p(Floats x, Floats one_plus_x) {
-  const Ints exponent = (bits(one_plus_x) - SQRT_HALF) & EXPONENT;
-  const Floats inverse = from_bits(0x3f800000 - exponent);  // 2^-n
-  return log2_of(to_floats(exponent >> 23), inverse * x + (inverse - 1.0f));
+// Weights w of Student-t scores are in units of 1 / UNIT: so w r stays in range for a Sigma~ of 1e-38.
+constexpr int UNIT_BITS = 40;
+constexpr float UNIT = 1.0995116e12f, ONE = 1.0f / UNIT;  // 2^40, and the number one in that unit
+
+// log2(1 + UNIT x), x >= 0: f is formed from x itself, so that a tiny x keeps its precision.
+RFA_INLINE Floats log2_1p(Floats x) {
+  const Ints exponent = (bits(x + ONE) - (SQRT_HALF - (UNIT_BITS << 23))) & EXPONENT;
+  const Floats inverse = from_bits(0x3f800000 + (UNIT_BITS << 23) - exponent);  // UNIT 2^-n
+  return log2_of(to_floats(exponent >> 23), inverse * x + (inverse * ONE - 1.0f));
 }
 
 // log2(x) for normal x > 0.

@@ -8,8 +8,9 @@
 
 namespace rfa {
 
-constexpr float SMALLEST_VARIANCE = 1.0842022e-19f;  // sqrt of the least normal float, as in fused.clamped
-constexpr float SMALLEST_JUDGED = 3.2927225e-10f;    // its square root
+constexpr float LEAST_VARIANCE = 1.17549435e-38f;       // the least normal float, as in fused.clamped
+constexpr float LEAST_OF_EXPONENTIAL = 1.9673782e-24f;  // of Sigma + gamma^2, as in scores.least_judged
+constexpr float SMALL = 2.3283064e-10f;                 // 2^-32: gradients of variances are summed in this unit
 
 template <bool RICCATI, bool CAUSAL> class PathPrior {
  public:
@@ -43,9 +44,11 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
                   static_cast<float*>(key_bias_));
     query_ = task.p.query_path + (b * task.p.heads + task.h) * task.p.queries;
     query_step_ = each * task.p.queries;
-    share_ = task.scalar(1), key_noise_ = task.scalar(2), floor_ = task.scalar(3), query_noise_ = task.scalar(4);
+    unit_ = task.p.score == STUDENT_T ? ONE : 1.0f;
+    share_ = task.scalar(1) * unit_, key_noise_ = task.scalar(2), floor_ = task.scalar(3), query_noise_ = task.scalar(4);
     exponent_ = task.scalar(5);
     gate_ = task.p.gate;
+    least_judged_ = task.p.score == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
     for (int64_t start = 0; start < task.p.keys; start += KEY_BLOCK) {
       const double* damping = key_ + start;
       const auto ends = std::minmax_element(damping, damping + std::min(KEY_BLOCK, task.p.keys - start));
@@ -55,8 +58,8 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
 
   // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.
   bool decayed(int64_t first, int64_t n, int64_t start, float reach) const {
-    const float widest = gate_ ? share_ / std::max(floor_ + query_noise_, SMALLEST_JUDGED) : share_;
-    if (reach * widest * FAR >= 1e-6f) return false;
+    const float widest = gate_ ? share_ / std::max(floor_ + query_noise_, least_judged_) : share_;
+    if (!(reach * widest * FAR < 1e-6f * unit_)) return false;
     const int64_t last = std::min(first + n, task_.p.queries);
     const auto ends = std::minmax_element(query_ + std::min(first, last - 1), query_ + last);
     const double apart = std::max(*ends.first - most_[start / KEY_BLOCK], least_[start / KEY_BLOCK] - *ends.second);
@@ -81,11 +84,10 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
       const Floats lost = -less_one * (decay + 1.0f);
       store(decay_ + j, decay);
       store(lost_ + j, lost);
-      store(variance_ + j, larger(grown + order.earlier * lost + decay * decay * key_noise_ + floor_, all(SMALLEST_VARIANCE)));
+      store(variance_ + j, larger(grown + order.earlier * lost + decay * decay * key_noise_ + floor_, all(LEAST_VARIANCE)));
     }
     for (int64_t j = 0; j < n; j += LANES) {
-      Floats judged = load(variance_ + j) + query_noise_;
-      judged = choose(judged > 2.0f * SMALLEST_VARIANCE, judged, all(SMALLEST_JUDGED));
+      const Floats judged = larger(load(variance_ + j) + query_noise_, all(least_judged_));
       const Floats inverse = gate_ ? 1.0f / judged : all(1.0f);
       store(inverse_ + j, inverse);
       store(weight_ + j, inverse * share_);
@@ -102,36 +104,43 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     return {decay_, bias_, weight_};
   }
 
-  // Gradients of what `pairs` gave become those of the path and of the noises.
+  // Gradients of what `pairs` gave become those of the path and of the noises. Those of variances, which may be as large
+  // as 1 / LEAST_VARIANCE, and of damping beside them are in units of 1 / SMALL until they are handed over in double.
   void add(Row& row, int64_t start, int64_t n, GradPairs grads) {
     for (int64_t j = 0; j < n; j += LANES) {
       const Order order = ordered(row, start + j);
       const Floats bias = load(grads.bias + j), weight = load(grads.weight + j), inverse = load(inverse_ + j);
       const Floats decay = load(decay_ + j), lost = load(lost_ + j), sigma = load(variance_ + j);
-      Floats judged = gate_ ? -weight * load(weight_ + j) * inverse : all(0.0f);
-      judged = choose(inverse < 1.0f / SMALLEST_JUDGED, judged, all(0.0f));
+      const Floats relative = weight * load(weight_ + j);  // the gradient of log w, and a finite number
+      Floats judged = gate_ ? relative * (inverse * -SMALL) : all(0.0f);
+      judged = choose(inverse < 1.0f / least_judged_, judged, all(0.0f));
       Floats variance = judged;
-      share_sum_ += widen(weight * inverse);
+      share_sum_ += widen(relative);
       if (!RICCATI) {
         exponent_sum_ -= widen(bias * load(log_variance_ + j));
-        variance -= bias * exponent_ * BITS / sigma;
+        const Floats logarithm = bias * (exponent_ * BITS * SMALL) / sigma;
+        variance -= choose(sigma > LEAST_VARIANCE, logarithm, all(0.0f));
       }
-      variance = choose(sigma > SMALLEST_VARIANCE, variance, all(0.0f));
-      key_noise_sum_ += widen(variance * (decay * decay));
       floor_sum_ += widen(variance);
       query_noise_sum_ += widen(judged);
-      const Floats grad_decay = load(grads.decay + j) + variance * 2.0f * decay * (key_noise_ - order.earlier);
-      const Doubles damping = widen(-grad_decay * decay * order.sign);
+      // The sums over all pairs are weighed with times later and cancel to the lags. So a pair's shares in M and in u come
+      // from the same numbers, and u stays in double.
+      const Ints near = lost < 0.5f;  // E^2 is 1 less `lost` there: each is right to all its digits where it is small
+      const Doubles grown = widen(variance);
+      const Doubles kept = widen(keep(variance, near)) + widen(variance * choose(near, -lost, decay * decay));  // by E^2
+      key_noise_sum_ += kept;
+      Doubles damping = -kept * (2.0 * static_cast<double>(key_noise_) - 2.0 * earlier(row, start + j, order));
+      damping -= widen(load(grads.decay + j) * SMALL * decay);
+      if (!CAUSAL) damping = damping * widen(order.sign);
       row.grad_damping += damping;
       add_to(column_sums_ + j, -damping);
-      const Doubles grown = widen(variance), once_lost = widen(variance * lost);
       if (CAUSAL) {
         row.grad_variance += grown;
-        add_to(column_sums_ + KEY_BLOCK + j, once_lost - grown);
+        add_to(column_sums_ + KEY_BLOCK + j, -kept);
       } else {
         const Doubles later = widen(order.sign) * 0.5 + 0.5;  // 1 where the query is the later one
-        row.grad_variance += grown * (2.0 * later - 1.0) + once_lost * (1.0 - later);
-        add_to(column_sums_ + KEY_BLOCK + j, once_lost * later - grown * (2.0 * later - 1.0));
+        row.grad_variance += grown * later - kept * (1.0 - later);
+        add_to(column_sums_ + KEY_BLOCK + j, grown * (1.0 - later) - kept * later);
       }
       if (RICCATI) {
         const Doubles gain = widen(choose(gained(row, start + j) < 0.0f, -bias, bias));
@@ -147,8 +156,8 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     const Problem& p = task_.p;
     const int64_t each = p.batch * p.heads * p.queries;
     double* to = p.grad_query_path + task_.slice * p.path_rows * each + task_.row_index() * p.queries + i;
-    to[0] += sum(row.grad_damping);
-    to[each] += sum(row.grad_variance);
+    to[0] += sum(row.grad_damping) / SMALL;
+    to[each] += sum(row.grad_variance) / SMALL;
     if (RICCATI) to[2 * each] += sum(row.grad_gain);
   }
 
@@ -158,16 +167,19 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
 
   void end_block(int64_t start, int64_t n) {
     const Problem& p = task_.p;
-    for (int row = 0; row < ROWS_OF_PATH; row++)
-      std::copy_n(column_sums_ + row * KEY_BLOCK, n,
-                  p.grad_key_path + (row * p.batch * p.heads + task_.row_index()) * p.keys + start);
+    for (int row = 0; row < ROWS_OF_PATH; row++) {
+      const double unit = row < 2 ? 1.0 / SMALL : 1.0;
+      double* to = p.grad_key_path + (row * p.batch * p.heads + task_.row_index()) * p.keys + start;
+      for (int64_t j = 0; j < n; j++) to[j] = unit * column_sums_[row * KEY_BLOCK + j];
+    }
     if (RICCATI)
       std::copy_n(column_sums_ + 3 * KEY_BLOCK, n, p.grad_key_bias + task_.row_index() * p.keys + start);
   }
 
   void finish(double* scalars) {
-    scalars[1] = sum(share_sum_), scalars[2] = sum(key_noise_sum_), scalars[3] = sum(floor_sum_);
-    scalars[4] = sum(query_noise_sum_), scalars[5] = sum(exponent_sum_);
+    const double share = task_.scalar(1);
+    scalars[1] = share > 0.0 ? sum(share_sum_) / share : 0.0, scalars[2] = sum(key_noise_sum_) / SMALL;
+    scalars[3] = sum(floor_sum_) / SMALL, scalars[4] = sum(query_noise_sum_) / SMALL, scalars[5] = sum(exponent_sum_);
   }
 
  private:
@@ -183,6 +195,14 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     return {choose(later, all(-1.0f), all(1.0f)), choose(later, all(static_cast<float>(row.variance)), key)};
   }
 
+  // u of the earlier one, as `order.earlier` but in double.
+  RFA_INLINE_MEMBER Doubles earlier(const Row& row, int64_t j, const Order& order) const {
+    const Doubles key = load(key_ + padded_ + j);
+    if (CAUSAL) return key;
+    const Doubles later = widen(order.sign) * 0.5 + 0.5;
+    return key * later + row.variance * (1.0 - later);
+  }
+
   // C_i - C_j
   RFA_INLINE_MEMBER Floats gained(const Row& row, int64_t j) const { return narrow(row.gain - load(key_ + 2 * padded_ + j)); }
 
@@ -195,7 +215,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   // Of one query with a block of keys: E, b, w, Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2).
   Buffer<float> decay_, bias_, weight_, variance_, log_variance_, lost_, inverse_;
   const double* query_;
-  float share_, key_noise_, floor_, query_noise_, exponent_;
+  float unit_, share_, key_noise_, floor_, query_noise_, exponent_, least_judged_;
   bool gate_;
   std::vector<double> least_, most_;  // damping M of each block of keys
   Doubles share_sum_{}, key_noise_sum_{}, floor_sum_{}, query_noise_sum_{}, exponent_sum_{};

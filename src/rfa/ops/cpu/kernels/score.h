@@ -1,5 +1,7 @@
 // From dot products to weights, and back: the formulas of rfa/ops/fused.py on one row of a tile.
 #pragma once
+#include <cmath>
+
 #include "functions.h"
 #include "visibility.h"
 
@@ -9,6 +11,24 @@ namespace rfa {
 struct RowOfScores {
   float norm, coefficient, offset, rest;
 };
+
+// Backward forms `<grad_out, out>` of a row anew where one weight may be larger than this: see `Backward::sharpen`. Forward
+// says so in the last bit of the row's log2 sum, a relative change of 2^-52. Beyond MOST_MARKED the sum itself loses that
+// digit and those above: weights are 0 or those of equal scores, and every row counts as sharp.
+constexpr float SHARP = 0.75f, MOST_MARKED = 67108864.0f;  // 2^26
+static inline double marked(double log_sum, bool sharp) {
+  if (!(std::fabs(log_sum) <= MOST_MARKED)) return log_sum;
+  int64_t bits;
+  std::memcpy(&bits, &log_sum, sizeof bits);
+  bits = (bits & ~int64_t{1}) | sharp;
+  std::memcpy(&log_sum, &bits, sizeof bits);
+  return log_sum;
+}
+static inline bool is_marked(double log_sum) {
+  int64_t bits;
+  std::memcpy(&bits, &log_sum, sizeof bits);
+  return std::isfinite(log_sum) && (std::fabs(log_sum) > MOST_MARKED || (bits & 1));
+}
 
 struct Distance {
   Floats half, residual, weighted;  // t = E |k|^2 - 2 q.k, r, and w r
@@ -29,10 +49,10 @@ struct Scored {
   Floats z, log;  // in bits; what the coefficient multiplies: log2(1 + w r), w r or q.k
 };
 
-// `x`: w r, or the dot product.
+// `x`: w r, of Student-t scores in units of UNIT, or the dot product.
 template <int64_t SCORE> RFA_INLINE Scored score(Floats bias, Floats x, RowOfScores row) {
   if (SCORE == DOT_PRODUCT) return {bias + row.coefficient * x, x};
-  const Floats log = SCORE == STUDENT_T ? log2_1p(x, x + 1.0f) : x;
+  const Floats log = SCORE == STUDENT_T ? log2_1p(x) : x;
   return {bias - row.coefficient * log, log};
 }
 
@@ -82,15 +102,10 @@ RFA_INLINE float highest(Pairs pairs, RowOfScores row, Sight seen, const float* 
   return largest(most);
 }
 
-// Gradients of one row. In: q.k in `dots`, ln2 <grad_out, v> in `values`. Out: the coefficient of k and q in
-// `dots`, A E in `values`, and the gradients of `pairs`. `mean` is ln2 <grad_out, out> minus the gradient of the row's
-// log2 sum.
+// Of one row: what the coefficient multiplies, and the exponents of its weights.
 template <int64_t SCORE>
-RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, Sight seen, const float* key_norms,
-                      const int32_t* mask, float* dots, float* values, GradPairs grads, float* grad_key_norms, float* grad_norm,
-                      double* grad_coefficient) {
-  const int64_t n = seen.keys;
-  alignas(64) float logs[KEY_BLOCK], weights[KEY_BLOCK];
+RFA_INLINE void exponents(Pairs pairs, RowOfScores row, int64_t n, const float* key_norms, const float* dots, float* logs,
+                          float* weights) {
   for (int64_t j = 0; j < n; j += LANES)
     store(logs + j, SCORE == DOT_PRODUCT ? load(dots + j)
                                          : distance(load(pairs.decay + j), load(pairs.weight + j), load(dots + j),
@@ -100,12 +115,47 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, Sight seen, cons
     store(logs + j, s.log);
     store(weights + j, (s.z - row.offset) - row.rest);
   }
+}
+
+// Adds the weights of one row, and with them ln2 E <grad_out, v>.
+template <int64_t SCORE>
+RFA_INLINE void add_mean(Pairs pairs, RowOfScores row, Sight seen, const float* key_norms, const int32_t* mask,
+                         const float* dots, const float* values, double* total, double* along) {
+  alignas(64) float logs[KEY_BLOCK], weights[KEY_BLOCK];
+  exponents<SCORE>(pairs, row, seen.keys, key_norms, dots, logs, weights);
+  Doubles all_weights{}, all_values{};
+  for (int64_t j = 0; j < seen.keys; j += LANES) {
+    Floats weight = exp2(load(weights + j));
+    if (j >= seen.clear) weight = keep(weight, load(mask + j));
+    all_weights += widen(weight);
+    all_values += widen(weight) * (widen(load(pairs.decay + j)) * widen(load(values + j)));
+  }
+  *total += sum(all_weights);
+  *along += sum(all_values);
+}
+
+// ln2 <grad_out, out>, and what is added beside it: the gradient of the row's log2 sum, less what `part` has lost.
+struct Mean {
+  float part, rest;
+};
+
+// Gradients of one row. In: q.k in `dots`, ln2 <grad_out, v> in `values`. Out: the coefficient of k and q in
+// `dots`, A E in `values`, and the gradients of `pairs`.
+template <int64_t SCORE>
+RFA_INLINE void judge(Pairs pairs, RowOfScores row, Mean mean, Sight seen, const float* key_norms,
+                      const int32_t* mask, float* dots, float* values, GradPairs grads, float* grad_key_norms, float* grad_norm,
+                      double* grad_coefficient) {
+  const int64_t n = seen.keys;
+  alignas(64) float logs[KEY_BLOCK], weights[KEY_BLOCK];
+  exponents<SCORE>(pairs, row, n, key_norms, dots, logs, weights);
   Floats norm{}, coefficient{};
   for (int64_t j = 0; j < n; j += LANES) {
     Floats weight = exp2(load(weights + j));
     if (j >= seen.clear) weight = keep(weight, load(mask + j));
     const Floats value = load(values + j), decay = load(pairs.decay + j);
-    const Floats z = weight * (decay * value - mean);
+    Floats apart = decay * value - mean.part;
+    if (mean.rest != 0.0f) apart += all(mean.rest);
+    const Floats z = weight * apart;
     coefficient += z * load(logs + j);
     store(values + j, weight * decay);
     store(grads.bias + j, z);
@@ -123,8 +173,9 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, float mean, Sight seen, cons
     const Floats decay = load(pairs.decay + j), key_norm = load(key_norms + j), weight = load(pairs.weight + j);
     const Distance d = distance(decay, weight, load(dots + j), key_norm, row);
     Floats x = load(grads.bias + j);  // becomes the gradient of w r
-    x = SCORE == STUDENT_T ? x * (-row.coefficient * BITS) / (d.weighted + 1.0f) : x * -row.coefficient;
-    const Floats residual = x * weight, slope = residual * decay * -2.0f;
+    x = SCORE == STUDENT_T ? x * (-row.coefficient * BITS) / (d.weighted + ONE) : x * -row.coefficient;
+    const Floats residual = keep(x * weight, d.residual > 0.0f);  // where r is 0, rounding is all that q - E k is
+    const Floats slope = residual * decay * -2.0f;
     norm += residual;
     store(grads.weight + j, x * d.residual);
     store(grads.decay + j, load(grads.decay + j) + residual * (d.half + decay * key_norm));

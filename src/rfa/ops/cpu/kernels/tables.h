@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 
+#include "functions.h"
 #include "problem.h"
 
 namespace rfa {
@@ -15,6 +16,7 @@ class TablePrior {
 
   explicit TablePrior(const Task& task, bool backward)
       : task_(task),
+        unit_(task.p.score == STUDENT_T ? ONE : 1.0f),
         middle_(task.p.keys - 1),
         size_(task.p.keys + (task.p.causal ? 2 * KEY_BLOCK : round_up(task.p.keys, KEY_BLOCK))),
         values_(3 * size_),
@@ -22,8 +24,8 @@ class TablePrior {
     for (int table = 0; table < 3; table++) {
       const float* from = task.p.tables + (table * task.p.heads + task.h) * task.p.lags;
       float* to = values_ + table * size_;
-      std::reverse_copy(from, from + task.p.keys, to);
-      for (int64_t n = middle_ + 1; n < size_; n++) to[n] = from[lag(n)];
+      const float unit = table == 2 ? unit_ : 1.0f;
+      for (int64_t n = 0; n < size_; n++) to[n] = unit * from[lag(n)];
     }
     const float *decay = task.p.tables + task.h * task.p.lags, *weight = decay + 2 * task.p.heads * task.p.lags;
     far_ = std::partition_point(decay, decay + task.p.lags, [](float e) { return e > FAR; }) - decay;
@@ -62,8 +64,9 @@ class TablePrior {
     double* to = task_.p.grad_tables + (task_.row_index() * task_.p.slices + task_.slice) * 3 * task_.p.lags;
     for (int table = 0; table < 3; table++, to += task_.p.lags) {
       float* from = sums_ + table * size_;
+      const double unit = table == 2 ? unit_ : 1.0f;
       for (int64_t n = 0; n < size_; n++) {
-        to[lag(n)] += from[n];
+        to[lag(n)] += unit * from[n];
         from[n] = 0.0f;
       }
     }
@@ -75,6 +78,7 @@ class TablePrior {
   int64_t lag(int64_t n) const { return std::min(n < middle_ ? middle_ - n : n - middle_, task_.p.lags - 1); }
 
   const Task& task_;
+  float unit_;  // of w
   int64_t middle_, size_, far_;  // far_: the first lag at which all has decayed
   float widest_;                 // the largest w
   Buffer<float> values_, sums_;

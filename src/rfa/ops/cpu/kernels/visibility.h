@@ -59,6 +59,14 @@ class Visibility {
     return {round_up(seen, COLUMNS), clear / LANES * LANES};
   }
 
+  bool sees(int64_t i, int64_t j) const {
+    return (!query_groups_ || groups_[j] == query_groups_[i]) && (!causal_ || times_[j] <= query_times_[i]);
+  }
+
+  bool sees_any(int64_t i, const std::vector<int64_t>& keys) const {
+    return std::any_of(keys.begin(), keys.end(), [&](int64_t j) { return sees(i, j); });
+  }
+
   // All bits set where query i sees key start + j; of the keys that are not clear.
   void mask(int64_t i, int64_t start, Sight seen, int32_t* out) const {
     i = std::min(i, queries_ - 1);

@@ -116,7 +116,18 @@ def forward_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, GATE=GATE, RICCATI=RICCATI
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
             )
 
         z = scores(dot, q_norm, k_norm, decay, bias, weight, coefficient, SCORE=SCORE, FAST_LOG=FAST_LOG)
@@ -133,9 +144,11 @@ def forward_kernel(
         estimate = estimate * rescale[:, None] + product(weights, v, PRECISION=PRECISION)
         highest = higher
 
-    seen = total > 0.0
+    seen = total != 0.0  # NaN too
     estimate = estimate / tl.where(seen, total, 1.0)[:, None]
-    logarithm = tl.where(seen, highest + tl.log2(tl.where(seen, total, 1.0)), float("-inf"))
+    # in float64: beside large scores float32's neighbours lie too far apart to form weights anew
+    logarithm = highest.to(tl.float64) + tl.log2(tl.where(seen, total, 1.0)).to(tl.float64)
+    logarithm = tl.where(seen, logarithm, float("-inf"))
     tl.store(log_sum + query_place, logarithm, mask=in_rows)
     place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
     tl.store(out + place, estimate.to(out.dtype.element_ty), mask=in_rows[:, None])

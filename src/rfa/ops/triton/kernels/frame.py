@@ -32,13 +32,13 @@ def frame_kernel(
     BLOCK: tl.constexpr,
     ROTATE: tl.constexpr,
     INVERSE: tl.constexpr,
-    STORE: tl.constexpr,
     NORM: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Rotate by the phase, or against it, into a contiguous tensor, and the squared norm of the result; or one of both.
+    """Rotate by the phase, or against it, into a contiguous tensor, and the squared norm of the result if wanted.
 
-    Where there are groups, states of group -1 may hold anything and become zero.
+    Where there are groups, states of group -1 may hold anything and become zero. On the way into the frame, so does a
+    state that is no number: its norm is NaN, and no product with a weight of zero can be.
     """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
@@ -62,16 +62,22 @@ def frame_kernel(
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
 
+    if INVERSE:
+        known = tl.sum(0.0 * real + 0.0 * imaginary, 1) == 0.0
+        real = tl.where(known[:, None], real, 0.0)
+        imaginary = tl.where(known[:, None], imaginary, 0.0)
+
     stored = (time < length)[:, None] & (mode < MODES)[None, :]
     place = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]
     real = real.to(target.dtype.element_ty)
     imaginary = imaginary.to(target.dtype.element_ty)
-    if STORE:
-        tl.store(target + place, real, mask=stored)
-        tl.store(target + place + MODES, imaginary, mask=stored)
+    tl.store(target + place, real, mask=stored)
+    tl.store(target + place + MODES, imaginary, mask=stored)
     if NORM:  # of the rounded states: so no residual |q - E k|^2 is negative by more than a float32 rounding
         real, imaginary = real.to(tl.float32), imaginary.to(tl.float32)
         squares = tl.sum(real * real + imaginary * imaginary, 1)
+        if INVERSE:
+            squares = tl.where(known, squares, float("nan"))
         tl.store(norm + pair * length + time, squares, mask=time < length)
 
 
@@ -82,6 +88,8 @@ def delta_kernel(
     out,
     grad_log_sum,
     log_sum,
+    high,
+    rest,
     delta,
     grad_batch,
     grad_head,
@@ -93,7 +101,11 @@ def delta_kernel(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """`<dout_i, out_i> - log2(e) dlog_sum_i`: what a row subtracts in the gradient of each of its scores, in nats."""
+    """What a row subtracts in the gradient of each of its scores, in nats: `<dout_i, out_i> - log2(e) dlog_sum_i`.
+
+    And its log2 sum as two float32: NaN where anything of the row is no number, infinite where nothing came for it, so
+    that its weights are all zero.
+    """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
     batch, head = pair // heads, pair % heads
@@ -108,4 +120,13 @@ def delta_kernel(
     total = tl.load(log_sum + row, mask=present, other=0.0)
     through_sum = tl.load(grad_log_sum + row, mask=present, other=0.0)
     through_sum = tl.where(total > float("-inf"), through_sum, 0.0)  # log 0 has no gradient
-    tl.store(delta + row, tl.sum(gradient * estimate, 1) - through_sum * BITS, mask=present)
+    asked = (tl.max(tl.where(gradient != 0.0, 1, 0), 1) > 0) | (through_sum != 0.0)
+    along = tl.sum(gradient * estimate, 1) - through_sum * BITS
+    known = 0.0 * along == 0.0
+    total = tl.where(known, total, float("nan"))
+    total = tl.where(asked, total, float("inf"))
+    first = total.to(tl.float32)
+    left = tl.where(0.0 * first == 0.0, (total - first.to(tl.float64)).to(tl.float32), 0.0)
+    tl.store(high + row, first, mask=present)
+    tl.store(rest + row, left, mask=present)
+    tl.store(delta + row, tl.where(known, along, 0.0), mask=present)

@@ -19,6 +19,7 @@ def key_gradient_kernel(
     key_norm,
     grad_out,
     log_sum,
+    log_sum_rest,
     delta,
     grad_key,
     grad_value,
@@ -66,6 +67,7 @@ def key_gradient_kernel(
     value_place = key_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
     v = tl.load(value + value_place, mask=in_columns[:, None], other=0.0)
     k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[:, None]
+    k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # rows that see no number know it by their log sum
     coefficient = tl.load(scalars + head)
     offset = keys - queries
     column_bias = 0.0
@@ -101,6 +103,7 @@ def key_gradient_kernel(
         d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
         q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[None, :]
         row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[None, :]
+        row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[None, :]
         row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[None, :]
         dot = product(k, tl.trans(q), PRECISION=PRECISION)
         grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
@@ -121,7 +124,18 @@ def key_gradient_kernel(
                 visible &= later
             at_queries = load_path(query_path, path_pair, queries, rows[None, :], in_rows[None, :], RICCATI=RICCATI)
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, GATE=GATE, RICCATI=RICCATI
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
             )
 
         weights, grad_dot, grad_residual, _, _, _, _ = pair_gradients(
@@ -134,6 +148,7 @@ def key_gradient_kernel(
             weight,
             coefficient,
             row_log_sum,
+            row_log_sum_rest,
             row_delta,
             visible,
             SCORE=SCORE,

@@ -7,6 +7,11 @@ import triton.language as tl
 from triton.language.extra import libdevice
 
 LN2 = tl.constexpr(0.6931471805599453)
+BITS = tl.constexpr(1.4426950408889634)
+UNIT_BITS = tl.constexpr(40.0)  # w of Student-t scores is in units of 1 / UNIT: w r stays in range for Sigma~ = 1e-38
+UNIT = tl.constexpr(2.0**40)
+ONE = tl.constexpr(2.0**-40)  # the number one in that unit
+LARGE = tl.constexpr(2.0**-20)
 
 
 @triton.jit
@@ -21,15 +26,29 @@ def log2(x, FAST_LOG: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def log2_1p(x, FAST_LOG: tl.constexpr):
+    """`log2(1 + UNIT x)`; a small argument keeps its precision, a large one leaves the range before its logarithm."""
+    large = x > LARGE
+    distance = tl.where(large, 0.0, x) * UNIT
+    one_more = 1.0 + distance
+    result = log2(tl.where(large, x, one_more), FAST_LOG=FAST_LOG) + tl.where(large, UNIT_BITS, 0.0)
+    if FAST_LOG:
+        return result
+    else:
+        return result + (distance - (one_more - 1.0)) * BITS / one_more
+
+
+@triton.jit
+@no_type_check
 def scores(dot, query_norm, key_norm, decay, bias, weight, coefficient, SCORE: tl.constexpr, FAST_LOG: tl.constexpr):
     """z in bits, as the formulas of `rfa.ops.fused` have it."""
     if SCORE == "dot_product":
-        return bias + coefficient * dot
+        return bias + coefficient * dot + 0.0 * key_norm  # NaN, where the key is no number
     else:
         residual = tl.maximum(query_norm + decay * (decay * key_norm - 2.0 * dot), 0.0)
         distance = weight * residual
         if SCORE == "student_t":
-            distance = log2(1.0 + distance, FAST_LOG=FAST_LOG)
+            distance = log2_1p(distance, FAST_LOG=FAST_LOG)
         return bias - coefficient * distance
 
 
@@ -45,6 +64,7 @@ def pair_gradients(
     weight,
     coefficient,
     log_sum,
+    log_sum_rest,
     delta,
     visible,
     SCORE: tl.constexpr,
@@ -59,12 +79,12 @@ def pair_gradients(
         evidence = -dot
     else:
         residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
-        positive = residual >= 0.0
+        positive = residual > 0.0  # of no distance rounding is all that q - E k is
         residual = tl.maximum(residual, 0.0)
         distance = weight * residual
-        evidence = log2(1.0 + distance, FAST_LOG=FAST_LOG) if SCORE == "student_t" else distance
+        evidence = log2_1p(distance, FAST_LOG=FAST_LOG) if SCORE == "student_t" else distance
     score = bias - coefficient * evidence
-    attention = tl.exp2(tl.where(visible, score - log_sum, float("-inf")))
+    attention = tl.exp2(tl.where(visible, (score - log_sum) - log_sum_rest, float("-inf")))
     grad_score = attention * LN2 * (decay * grad_attention - delta)
     grad_decay = attention * grad_attention
     if SCORE == "dot_product":
@@ -74,7 +94,7 @@ def pair_gradients(
     else:
         grad_distance = -coefficient * grad_score
         if SCORE == "student_t":
-            grad_distance = grad_distance / ((1.0 + distance) * LN2)
+            grad_distance = grad_distance / ((ONE + distance) * LN2)
         grad_weight = grad_distance * residual
         grad_residual = tl.where(positive, grad_distance * weight, 0.0)
         grad_dot = -2.0 * grad_residual * decay

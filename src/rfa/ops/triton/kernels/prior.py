@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 
 BITS = tl.constexpr(1.4426950408889634)  # a nat
-LEAST = tl.constexpr(1.0842021724855044e-19)  # of a variance: the root of the smallest normal float32
-SUBSTITUTE = tl.constexpr(3.2927225399135965e-10)  # for a judged variance not above 2 LEAST: the fourth root
+LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
+LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # of Sigma~, as in `rfa.ops.scores.least_judged`
+SMALL = tl.constexpr(2.3283064365386963e-10)  # 2^-32: gradients of variances are summed in this unit
 
 
 @triton.jit
@@ -58,7 +59,18 @@ def _between(query_high, query_low, key_high, key_low, later):
 @triton.jit
 @no_type_check
 def path_prior(
-    query_path, key_path, later, key_bias, share, eta2, floor, gamma2, temper, GATE: tl.constexpr, RICCATI: tl.constexpr
+    query_path,
+    key_path,
+    later,
+    key_bias,
+    share,
+    eta2,
+    floor,
+    gamma2,
+    temper,
+    SCORE: tl.constexpr,
+    GATE: tl.constexpr,
+    RICCATI: tl.constexpr,
 ):
     """E, b, w and, for the gradients, `1 - E^2`, Sigma and Sigma~ before they are kept from zero."""
     damping = tl.maximum(_between(query_path[0], query_path[1], key_path[0], key_path[1], later), 0.0)
@@ -68,12 +80,13 @@ def path_prior(
     earlier = tl.where(later, key_path[2], query_path[2])
     variance = grown + earlier * lost + eta2 * decay * decay + floor
     kept = tl.maximum(variance, LEAST)
-    judged = kept + gamma2
+    judged = variance + gamma2
     if RICCATI:
         bias = key_bias - tl.abs((query_path[4] - key_path[4]) + (query_path[5] - key_path[5]))
     else:
         bias = -temper * tl.log2(kept)
-    weight = share / tl.where(judged > 2.0 * LEAST, judged, SUBSTITUTE) if GATE else tl.zeros_like(judged) + share
+    least = LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST
+    weight = share / tl.maximum(judged, least) if GATE else tl.zeros_like(judged) + share
     return decay, bias, weight, lost, variance, judged
 
 
@@ -89,22 +102,31 @@ def _one_less_exponential(x, exponential):
 @triton.jit
 @no_type_check
 def variance_gradients(
-    grad_bias, grad_weight, weight, variance, judged, temper, GATE: tl.constexpr, RICCATI: tl.constexpr
+    grad_bias,
+    grad_weight,
+    weight,
+    variance,
+    judged,
+    temper,
+    SCORE: tl.constexpr,
+    GATE: tl.constexpr,
+    RICCATI: tl.constexpr,
 ):
-    """Of Sigma in all, of gamma^2, of W times W, and of B."""
+    """Of Sigma in all and of gamma^2, in units of 1 / SMALL, of W times W, and of B."""
     kept = tl.maximum(variance, LEAST)
     if RICCATI:
         grad_variance = tl.zeros_like(variance)
         grad_temper = tl.zeros_like(variance)
     else:
-        grad_variance = temper * -BITS * grad_bias / kept
+        grad_variance = tl.where(variance >= LEAST, (temper * -BITS * SMALL) * grad_bias / kept, 0.0)
         grad_temper = -grad_bias * tl.log2(kept)
     if GATE:
-        grad_judged = tl.where(judged > 2.0 * LEAST, -grad_weight * weight / judged, 0.0)
+        least = LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST
+        grad_judged = tl.where(judged >= least, -grad_weight * weight * (SMALL / tl.maximum(judged, least)), 0.0)
         grad_variance += grad_judged
     else:
         grad_judged = tl.zeros_like(variance)
-    return tl.where(variance >= LEAST, grad_variance, 0.0), grad_judged, grad_weight * weight, grad_temper
+    return grad_variance, grad_judged, grad_weight * weight, grad_temper
 
 
 @triton.jit
@@ -114,14 +136,17 @@ def path_gradients(grad_decay, grad_variance, decay, lost, query_path, key_path,
 
     The sums over all pairs are later weighed with times: 1e5 lags long, they must cancel to the lag. So a pair's share
     at the query and at the key are the same number with two signs, and what is of the order of u is formed in float64.
+    `grad_variance` comes, and all but C leaves, in units of 1 / SMALL.
     """
     to_variance = grad_variance.to(tl.float64)
     high = tl.where(later, key_path[2], query_path[2])
     low = tl.where(later, key_path[3], query_path[3])
     earlier = high.to(tl.float64) + low.to(tl.float64)
-    to_damping = 2.0 * to_variance * (1.0 - lost.to(tl.float64)) * (earlier - eta2)
-    to_damping -= (decay * grad_decay).to(tl.float64)
-    to_earlier = (grad_variance * lost).to(tl.float64) - to_variance
+    near = lost < 0.5  # E^2 is 1 less `lost` there: each is right to all its digits where it is small
+    to_earlier = (grad_variance * tl.where(near, lost, -decay * decay)).to(tl.float64)
+    to_earlier -= tl.where(near, to_variance, 0.0)
+    to_damping = 2.0 * to_earlier * (eta2.to(tl.float64) - earlier)
+    to_damping -= (decay * SMALL * grad_decay).to(tl.float64)
     return (
         tl.where(later, to_damping, -to_damping),
         tl.where(later, to_variance, to_earlier),

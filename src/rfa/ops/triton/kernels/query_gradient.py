@@ -19,6 +19,7 @@ def query_gradient_kernel(
     key_norm,
     grad_out,
     log_sum,
+    log_sum_rest,
     delta,
     grad_query,
     grad_path,
@@ -86,6 +87,7 @@ def query_gradient_kernel(
     d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
     q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
     row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[:, None]
+    row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[:, None]
     row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
     offset = keys - queries
@@ -140,6 +142,7 @@ def query_gradient_kernel(
             value + key_place[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
         )
         k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[None, :]
+        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # rows that see no number know it by their log sum
         dot = product(q, tl.trans(k), PRECISION=PRECISION)
         grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
 
@@ -162,7 +165,18 @@ def query_gradient_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, lost, variance, judged = path_prior(
-                at_queries, at_keys, later, column_bias, share, eta2, floor, gamma2, temper, GATE=GATE, RICCATI=RICCATI
+                at_queries,
+                at_keys,
+                later,
+                column_bias,
+                share,
+                eta2,
+                floor,
+                gamma2,
+                temper,
+                SCORE=SCORE,
+                GATE=GATE,
+                RICCATI=RICCATI,
             )
 
         _, grad_dot, grad_residual, grad_decay, grad_bias, grad_weight, grad_coefficient = pair_gradients(
@@ -175,6 +189,7 @@ def query_gradient_kernel(
             weight,
             coefficient,
             row_log_sum,
+            row_log_sum_rest,
             row_delta,
             visible,
             SCORE=SCORE,
@@ -200,7 +215,7 @@ def query_gradient_kernel(
                 tl.store(window + 2 * windows * COLUMNS, whole)
             else:
                 grad_variance, grad_gamma, grad_share, grad_temper = variance_gradients(
-                    grad_bias, grad_weight, weight, variance, judged, temper, GATE=GATE, RICCATI=RICCATI
+                    grad_bias, grad_weight, weight, variance, judged, temper, SCORE=SCORE, GATE=GATE, RICCATI=RICCATI
                 )
                 shares += tl.sum(grad_share, 1)
                 etas += tl.sum(grad_variance * decay * decay, 1)

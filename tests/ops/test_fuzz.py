@@ -1,0 +1,56 @@
+"""The fuzz command: a few of its cases hold, a broken kernel does not, and its oracle is the tests' one."""
+
+import numpy as np
+import pytest
+import torch
+from scripts import script
+
+from rfa.ops import filter_attention
+
+from . import oracle
+
+
+@pytest.fixture(scope="module")
+def fuzz():
+    return script("benchmarks/fuzz.py")
+
+
+def test_thirty_cases_hold(fuzz, capsys):
+    assert fuzz.main(["--cases", "30", "--triton-cases", "0"]) == 0
+    assert "30 cases, 0 faults" in capsys.readouterr().out
+
+
+def test_a_fault_is_told_and_replayed(fuzz, capsys, monkeypatch):
+    """An estimate that is off by a thousandth, ten thousand roundings of float32."""
+
+    def wrong(*args, backend, **kwargs):
+        output, log_precision = filter_attention.robust_filter_attention(*args, backend=backend, **kwargs)
+        return output * (1.001 if backend == "cpu" else 1.0), log_precision
+
+    monkeypatch.setattr(fuzz, "robust_filter_attention", wrong)
+    assert fuzz.main(["--cases", "10", "--triton-cases", "0"]) == 1
+    told = capsys.readouterr().out
+    seed = told.rsplit("--only ", 1)[1].split()[0]
+    assert fuzz.main(["--only", seed]) == 1
+    assert f"--only {seed}: cpu estimate" in capsys.readouterr().out
+
+
+def test_its_oracle_is_that_of_the_tests(fuzz):
+    """Two computations in float64 of their own. Noises of zero, of which each makes something else, are left out."""
+    compared = 0
+    for seed in range(60):
+        case = fuzz.draw(seed)
+        given = {**case.inputs, **case.options}
+        noises = [given[n] for n in ("process_noise", "key_noise", "noise_floor")]
+        if given["key"].shape[2] > 12 or float(torch.stack(noises).min()) < 1e-6:
+            continue
+        given = {
+            n: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for n, x in given.items()
+        }
+        output, log_precision, _ = fuzz.Oracle()(given)
+        expected, expected_log = oracle.filter_attention(**given)
+        # sums in another order; times far from their origin lose some digits of phases
+        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-6, atol=1e-6 * np.abs(expected).max(initial=1e-9))
+        np.testing.assert_allclose(log_precision.numpy(), expected_log, rtol=1e-6, atol=1e-6)
+        compared += 1
+    assert compared > 5

@@ -1,0 +1,81 @@
+"""Variances far below one: states scaled by s and variances by s^2 are the same problem in other units."""
+
+import pytest
+import torch
+
+from rfa.ops import robust_filter_attention
+
+from .problems import PRIORS, STATES, WEIGHTS, irregular_times, problem
+
+VARIANCES = ("process_noise", "key_noise", "query_noise", "noise_floor")
+# Powers of two, so that scaling rounds nothing: variances of 1e-35 in float32 and 1e-300 in float64. Exponential scores
+# leave float32 below 2e-24.
+SCALE = {
+    (torch.float32, "student_t"): 2.0**-58,
+    (torch.float32, "exponential"): 2.0**-36,
+    (torch.float64, "student_t"): 2.0**-498,
+    (torch.float64, "exponential"): 2.0**-300,
+}
+
+
+def gradients(inputs, backend, **options):
+    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+    output, log_precision = robust_filter_attention(**leaves, **options, return_log_precision=True, backend=backend)
+    g = torch.Generator().manual_seed(0)
+    weights = [torch.randn(x.shape, generator=g).to(x) for x in (output, log_precision)]
+    found = torch.autograd.grad((output * weights[0]).sum() + (log_precision * weights[1]).sum(), list(leaves.values()))
+    return {"output": output, **dict(zip(leaves, found, strict=True))}
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_only_the_units_change(dtype, weight, prior, timed, backend):
+    if dtype == torch.float64 and backend != "reference":
+        pytest.skip("float64 is the reference's")
+    inputs = problem(3, keys=7, dtype=dtype)
+    options = {"weight": weight, "prior": prior, **({"times": irregular_times(3, 7)} if timed else {})}
+    scale = SCALE[dtype, weight]
+    small = {n: x * scale if n in STATES[:2] else x * scale**2 if n in VARIANCES else x for n, x in inputs.items()}
+    # float32 logarithms are 80 instead of one: their rounding is a relative error of weights
+    tolerance = 2e-4 if dtype == torch.float32 else 1e-11
+    expected, found = gradients(inputs, backend, **options), gradients(small, backend, **options)
+    for name, wanted in expected.items():
+        factor = scale if name in STATES[:2] else scale**2 if name in VARIANCES else 1.0
+        if name == "inverse_temperature":  # knows the logarithm of the unit
+            continue
+        size = float(wanted.detach().abs().max())
+        torch.testing.assert_close(found[name] * factor, wanted, rtol=0, atol=tolerance * max(size, 1e-3), msg=name)
+
+
+@pytest.mark.parametrize("weight", WEIGHTS)
+@pytest.mark.parametrize("timed", [False, True])
+def test_gradients_of_noises_of_1e_12(timed, weight, backend):
+    """Sigma + gamma^2 below 3.3e-10, where the backward pass had another bound than the forward pass."""
+    inputs = problem(0, batch=1, heads=1, keys=6, modes=2, dtype=torch.float32)
+    inputs["process_noise"].zero_(), inputs["query_noise"].zero_(), inputs["decay"].fill_(0.1)
+    inputs["key_noise"].fill_(1e-12), inputs["noise_floor"].fill_(1e-12)
+    inputs["query"] *= 1e-6
+    inputs["key"] *= 1e-6
+    options = {"weight": weight, **({"times": torch.tensor([0, 1, 2.5, 3, 4.1, 5.7])} if timed else {})}
+    found = gradients(inputs, backend, **options)
+    expected = gradients({n: x.double() for n, x in inputs.items()}, "reference", **options)
+    for name in VARIANCES:  # float32 in and out, scores of order ten
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-4, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_sigma_of_zero_hides_no_gradient_of_what_is_added_to_it(timed, backend):
+    """Without noises but gamma^2, `Sigma + gamma^2` grows with each of them."""
+    inputs = problem(1, batch=1, heads=1, keys=5, dtype=torch.float32)
+    for name in ("process_noise", "key_noise", "noise_floor"):
+        inputs[name].zero_()
+    options = {"query_noise_in_bias": True, **({"times": irregular_times(1, 5)} if timed else {})}
+    found = gradients(inputs, backend, **options)
+    shifted = {n: x.double() for n, x in inputs.items()}
+    for name in ("process_noise", "key_noise", "noise_floor"):
+        shifted[name] = shifted[name] + 1e-9  # a Sigma far above zero, and below what float32 tells from it
+    expected = gradients(shifted, "reference", **options)
+    for name in VARIANCES:
+        torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
