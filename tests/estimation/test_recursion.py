@@ -236,10 +236,9 @@ def test_extreme_series_have_finite_means_and_positive_covariances(prior, direct
         times[6:] += 5.0
         rows = sde.simulate(times, generator).observations
         rows[4] += 1e12
-        found = robust_estimate(
-            sde, times, rows, prior=prior, direction=direction, start=start, nu=1e-6, penalty=("power", "welsch")[seed % 2],
-            iterations=3, query_times=torch.cat([times, times[-1:] + 10.0]), return_weights=False,
-        )  # fmt: skip
+        options = {"prior": prior, "direction": direction, "start": start, "return_weights": False}
+        options |= {"nu": 1e-6, "penalty": ("power", "welsch")[seed % 2], "iterations": 3}
+        found = robust_estimate(sde, times, rows, query_times=torch.cat([times, times[-1:] + 10.0]), **options)
         assert found.mean.isfinite().all()
         finite = found.covariance[found.covariance.isfinite().all(-1).all(-1)]
         eigenvalues = torch.linalg.eigvalsh(finite)
