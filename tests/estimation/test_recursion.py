@@ -194,9 +194,9 @@ def test_a_wrong_noise_is_found_among_outliers():
     """R, nu and kappa by predictive likelihood: R is the scale of a Student-t distribution then."""
     one = matrix([[1.0]])
     true, wrong = (LinearSDE(-0.1 * one, 0.5 * one, one, noise * one) for noise in (1.0, 0.1))
-    times = irregular_times(40) * 1.8
-    drawn = true.simulate(times, torch.Generator().manual_seed(1), (0.1, 10.0), sample_shape=(4,))
-    found = fit(wrong, times, drawn.observations, free=("observation_noise", "nu", "kappa"), nu=8.0, max_steps=15)
+    times = irregular_times(24) * 1.8
+    drawn = true.simulate(times, torch.Generator().manual_seed(1), (0.1, 10.0), sample_shape=(6,))
+    found = fit(wrong, times, drawn.observations, free=("observation_noise", "nu", "kappa"), nu=4.0, max_steps=15)
     assert 0.4 < found.parameters["observation_noise[0]"] < 1.6
     assert found.nu == found.parameters["nu"] < 6
     assert found.kappa == found.parameters["kappa"] > 0
