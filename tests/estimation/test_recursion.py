@@ -106,7 +106,7 @@ def test_the_default_on_the_nile_is_close_to_the_kalman_filter():
 @pytest.mark.parametrize("size", [10.0, 1000.0])
 @pytest.mark.parametrize("what", ["first", "step"])
 def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
-    """Rows that agree with each other are believed from the fourth on, however far off the state before them."""
+    """Rows that agree with each other are believed from the seventh on, however far off the state before them."""
     level = LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0]]), matrix([[1.0]]))
     times = torch.arange(30, dtype=torch.float64)
     drawn = level.simulate(times, torch.Generator().manual_seed(3), sample_shape=(20,))
@@ -165,7 +165,7 @@ def test_an_outlier_of_any_size_is_the_same_as_none(direction):
     lost = seen.clone()
     lost[11] = torch.nan
     expected = robust_estimate(sde, times, lost, direction=direction)
-    for size in (1e4, 1e12):
+    for size in (1e4, 1e12, 1e200):
         wild = seen.clone()
         wild[11] = size
         found = robust_estimate(sde, times, wild, direction=direction)
@@ -188,6 +188,21 @@ def test_gradients(prior, direction):
     inputs = [seen, sde.diffusion, torch.linalg.cholesky(sde.observation_noise)]
     inputs = [x.clone().requires_grad_() for x in inputs]
     assert torch.autograd.gradcheck(lambda z, q, r: run(z, (q + q.T) / 2, r), inputs, atol=1e-5, rtol=1e-3)
+
+
+def test_the_gradient_of_a_reading_far_off():
+    """The pull of a rejected row falls as 1 / e: its slope is negative, and small."""
+    sde, times = trend(), irregular_times(10)
+    seen = sde.simulate(times, torch.Generator().manual_seed(0)).observations
+    seen[4] += 1e5
+
+    def last(reading):
+        return robust_estimate(sde, times, torch.cat([seen[:4], reading, seen[5:]])).mean[6, 0]
+
+    found = torch.autograd.functional.jacobian(last, seen[4:5]).item()
+    expected = (last(seen[4:5] + 100) - last(seen[4:5] - 100)).item() / 200
+    assert abs(expected) < 1e-9
+    assert found == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_wrong_noise_is_found_among_outliers():
