@@ -224,7 +224,6 @@ def test_help(rfa, command):
             for option in ("--length", "--batch-size", "--accumulate", "--max-steps", "--eval-steps", "--log-steps")
         ),
         (["--valid-tokens", HUGE], [f"valid_tokens: got {HUGE}, expected at most"]),
-        (["--accumulate", "26"], ["accumulate: got 26 on 1 device(s), expected at most 25: there are 100 blocks"]),
         (["--set", f"hidden_size={4 * 10**10}"], ["hidden_size: got 40000000000, expected at most"]),
         (["--set", f"num_hidden_layers={HUGE}"], ["num_hidden_layers: got", "expected at most 10000"]),
         (["--set", f"intermediate_size={HUGE}"], ["intermediate_size: got", "expected at most"]),

@@ -106,7 +106,7 @@ def test_the_default_on_the_nile_is_close_to_the_kalman_filter():
 @pytest.mark.parametrize("size", [10.0, 1000.0])
 @pytest.mark.parametrize("what", ["first", "step"])
 def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
-    """Rows that agree with each other are believed from the fourth on, however far off the state before them."""
+    """Rows that agree with each other are believed from the seventh on, however far off the state before them."""
     level = LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0]]), matrix([[1.0]]))
     times = torch.arange(30, dtype=torch.float64)
     drawn = level.simulate(times, torch.Generator().manual_seed(3), sample_shape=(20,))
@@ -165,7 +165,7 @@ def test_an_outlier_of_any_size_is_the_same_as_none(direction):
     lost = seen.clone()
     lost[11] = torch.nan
     expected = robust_estimate(sde, times, lost, direction=direction)
-    for size in (1e4, 1e12):
+    for size in (1e4, 1e12, 1e200):
         wild = seen.clone()
         wild[11] = size
         found = robust_estimate(sde, times, wild, direction=direction)
@@ -190,13 +190,28 @@ def test_gradients(prior, direction):
     assert torch.autograd.gradcheck(lambda z, q, r: run(z, (q + q.T) / 2, r), inputs, atol=1e-5, rtol=1e-3)
 
 
+def test_the_gradient_of_a_reading_far_off():
+    """The pull of a rejected row falls as 1 / e: its slope is negative, and small."""
+    sde, times = trend(), irregular_times(10)
+    seen = sde.simulate(times, torch.Generator().manual_seed(0)).observations
+    seen[4] += 1e5
+
+    def last(reading):
+        return robust_estimate(sde, times, torch.cat([seen[:4], reading, seen[5:]])).mean[6, 0]
+
+    found = torch.autograd.functional.jacobian(last, seen[4:5]).item()
+    expected = (last(seen[4:5] + 100) - last(seen[4:5] - 100)).item() / 200
+    assert abs(expected) < 1e-9
+    assert found == pytest.approx(expected, rel=1e-3)
+
+
 def test_a_wrong_noise_is_found_among_outliers():
     """R, nu and kappa by predictive likelihood: R is the scale of a Student-t distribution then."""
     one = matrix([[1.0]])
     true, wrong = (LinearSDE(-0.1 * one, 0.5 * one, one, noise * one) for noise in (1.0, 0.1))
-    times = irregular_times(40) * 1.8
-    drawn = true.simulate(times, torch.Generator().manual_seed(1), (0.1, 10.0), sample_shape=(4,))
-    found = fit(wrong, times, drawn.observations, free=("observation_noise", "nu", "kappa"), nu=8.0, max_steps=15)
+    times = irregular_times(24) * 1.8
+    drawn = true.simulate(times, torch.Generator().manual_seed(1), (0.1, 10.0), sample_shape=(6,))
+    found = fit(wrong, times, drawn.observations, free=("observation_noise", "nu", "kappa"), nu=4.0, max_steps=15)
     assert 0.4 < found.parameters["observation_noise[0]"] < 1.6
     assert found.nu == found.parameters["nu"] < 6
     assert found.kappa == found.parameters["kappa"] > 0
@@ -212,7 +227,7 @@ def test_a_wrong_noise_is_found_among_outliers():
 def test_no_smoothed_covariance_is_below_what_the_weights_allow(start):
     """It was exactly zero, or singular, at one state in a thousand, and the state was wrong."""
     sde, known = tracker()
-    times, _, seen = tracked((0.05, 100.0), series=24, length=40)
+    times, _, seen = tracked((0.05, 100.0), series=32, length=40, seed=0)
     options = {"initial": known, "direction": "smooth", "return_weights": False}
     found = robust_estimate(sde, times, seen, start=start, **options).covariance
     kalman = robust_estimate(sde, times, seen, nu=math.inf, **options).covariance
@@ -220,27 +235,59 @@ def test_no_smoothed_covariance_is_below_what_the_weights_allow(start):
     assert torch.linalg.eigvalsh(back @ found @ back.mT).min() > 0.75  # of weights over their mean, 0.8 at m = 2
 
 
-@pytest.mark.parametrize("start", ["query", "leave_one_out", "recursive"])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-def test_extreme_series_have_finite_means_and_positive_covariances(prior, direction, start):
-    """Unstable models, wide gaps, an outlier of 1e12, next to no degrees of freedom, far queries."""
-    for seed in range(6):
-        generator = torch.Generator().manual_seed(seed)
-        n, m = (2, 1) if seed % 2 else (6, 2)
-        dynamics = torch.randn(n, n, generator=generator, dtype=torch.float64) * (0.5 if n == 2 else 1.0)
-        noise = torch.randn(n, n, generator=generator, dtype=torch.float64)
-        seen = torch.randn(m, n, generator=generator, dtype=torch.float64)
-        sde = LinearSDE(dynamics, noise @ noise.T, seen, torch.eye(m, dtype=torch.float64))
-        times = irregular_times(12, seed)
-        times[6:] += 5.0
-        rows = sde.simulate(times, generator).observations
-        rows[4] += 1e12
-        found = robust_estimate(
-            sde, times, rows, prior=prior, direction=direction, start=start, nu=1e-6, penalty=("power", "welsch")[seed % 2],
-            iterations=3, query_times=torch.cat([times, times[-1:] + 10.0]), return_weights=False,
-        )  # fmt: skip
-        assert found.mean.isfinite().all()
-        finite = found.covariance[found.covariance.isfinite().all(-1).all(-1)]
-        eigenvalues = torch.linalg.eigvalsh(finite)
-        assert (eigenvalues[:, 0] >= -1e-12 * eigenvalues[:, -1]).all()
+def extreme_problem(seed: int):
+    """Models of any kind, wide gaps, an outlier of up to 1e12, rows missing in part, next to no degrees of freedom."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(*shape):
+        return torch.rand(*shape, generator=generator, dtype=torch.float64)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    def pick(choices):
+        return choices[int(uniform(1).item() * len(choices))]
+
+    n, m, length = pick([1, 2, 2, 3, 4, 6, 7]), pick([1, 1, 2, 3]), pick([1, 2, 5, 12, 30])
+    dynamics, identity = normal(n, n) * pick([0.1, 0.5, 2.0]), torch.eye(n, dtype=torch.float64)
+    if uniform(1) < 0.6:
+        dynamics = dynamics - identity * (torch.linalg.eigvals(dynamics).real.max() + pick([0.01, 0.3, 2.0]))
+    drive = normal(n, pick([1, n]))
+    diffusion, errors = drive @ drive.T * 10 ** pick([-4.0, -1.0, 0.0, 2.0]), normal(m, m)
+    noise = (errors @ errors.T + 0.1 * torch.eye(m, dtype=torch.float64)) * 10 ** pick([-3.0, 0.0, 2.0])
+    sde = LinearSDE(dynamics, diffusion, normal(m, n), noise)
+    times = (0.01 + uniform(length) * pick([0.1, 1.0, 1.0, 5.0])).cumsum(0)
+    if uniform(1) < 0.3 and length > 2:
+        times[length // 2 :] += pick([5.0, 20.0])
+    seen = sde.simulate(times, generator).observations.clone()
+    if uniform(1) < 0.5:
+        seen[int(uniform(1).item() * length)] += pick([10.0, 1e3, 1e6, 1e12]) * noise.diagonal().sqrt()
+    if uniform(1) < 0.4:
+        seen[uniform(length, m) < 0.3] = math.nan
+    options = {
+        "prior": pick(["lyapunov", "riccati"]),
+        "direction": pick(["filter", "smooth"]),
+        "start": pick(["query", "leave_one_out", "recursive", "recursive"]),
+        "nu": pick([1e-6, 0.1, 4.0, 16.0, 1e6]),
+        "kappa": pick([None, 2.0, 0.5]),
+        "penalty": pick(["power", "power", "welsch"]),
+        "iterations": pick([1, 3, 5]),
+    }
+    if uniform(1) < 0.4:
+        options["initial"] = torch.zeros(n, dtype=torch.float64), identity * pick([1.0, 100.0])
+    if uniform(1) < 0.4:
+        options["query_times"] = torch.cat([times[:1] - 1, times[-1:] + pick([0.1, 3.0, 30.0])])
+    return sde, times, seen, options
+
+
+# the first had a mean that was not finite, or a covariance with a negative eigenvalue; the others failed on the way
+@pytest.mark.parametrize("seed", [368, 606, 686, 1004, 1114, 1187, 1452, 55, 545, 1409, 1982, 2373, 2563, 3177, 3513])
+def test_extreme_series_have_finite_means_and_positive_covariances(seed):
+    sde, times, seen, options = extreme_problem(seed)
+    found = robust_estimate(sde, times, seen, **options)
+    assert found.mean.isfinite().all()
+    assert not found.covariance.isnan().any()
+    covariance = found.covariance[found.covariance.isfinite().all(-1).all(-1)]
+    units = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    eigenvalues = torch.linalg.eigvalsh(covariance / units[..., :, None] / units[..., None, :])
+    assert (eigenvalues[:, 0] >= -1e-9 * eigenvalues[:, -1]).all()

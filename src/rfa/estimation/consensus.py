@@ -111,8 +111,8 @@ class Correlated:
 
         Shares need not be positive, so their weighted sum alone may claim a direction to be known far too well.
         """
-        least = 1 / weight.amax(-1).clamp(min=1.0) if weight.shape[-1] else 1.0
-        return _with_identity(gain, (least - self._least_eigenvalue(gain)).clamp(min=0.0))
+        least = 1 / weight.amax(-1).clamp(min=1.0) if weight.shape[-1] else weight.new_ones(len(weight))
+        return _with_identity(gain, (least - self._least_eigenvalue(gain, least)).clamp(min=0.0))
 
     def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
         """`G (v_0 + sum_j w_ij v_ij)` and `G = (M_0 + sum_j w_ij M_ij)^-1`."""
@@ -129,17 +129,24 @@ class Correlated:
         Shares are matrices: weights that differ may leave a sum `M P^-1` that is no information, for it has a negative
         or vanishing eigenvalue. All of them times 1 are the identity, so some of it keeps the estimate at the filter's.
         """
-        mean = _trace(matrix) / matrix.shape[-1]
-        return ((_LEAST * mean - self._least_eigenvalue(matrix)) / (1 - _LEAST)).clamp(min=0.0)
+        least = _LEAST * _trace(matrix) / matrix.shape[-1]
+        return ((least - self._least_eigenvalue(matrix, least)) / (1 - _LEAST)).clamp(min=0.0)
 
-    def _least_eigenvalue(self, matrix: Tensor) -> Tensor:
-        """`(b,)`: of the symmetric part of `L^-1 W L`, with the covariance P = L L^T."""
+    def _least_eigenvalue(self, matrix: Tensor, below: Tensor) -> Tensor:
+        """`(b,)`: of the symmetric part of `L^-1 W L`, P = L L^T; its gradient only where too low."""
         if matrix.shape[-1] == 1:
             return matrix[:, 0, 0]
         across = symmetric(torch.linalg.solve_triangular(self._root, matrix @ self._root, upper=False))
-        finite = across.isfinite().all(-1).all(-1)[:, None, None]  # what has overflown is left as it is
-        identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-        return torch.linalg.eigvalsh(torch.where(finite, across, identity))[..., 0]
+        finite = across.isfinite().all(-1).all(-1)  # what has overflown is left as it is
+        found = torch.linalg.eigvalsh(torch.where(finite[:, None, None], across.detach(), 0.0))[..., 0]
+        found = torch.where(finite, found, 1.0)
+        low = finite & (found < below)
+        if not bool(low.any()):
+            return found
+        # equal eigenvalues have no second derivative, and only what is too low needs any
+        apart = torch.diag(torch.arange(1.0, matrix.shape[-1] + 1)).to(across)
+        least = torch.linalg.eigvalsh(torch.where(low[:, None, None], across, apart))[..., 0]
+        return torch.where(low, least, found)
 
     @functools.cached_property
     def _root(self) -> Tensor:

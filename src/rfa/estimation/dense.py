@@ -20,6 +20,8 @@ from .steps import Parts, Steps
 
 def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> Row:
     """Every query's row, `(b, queries, ...)`."""
+    if not plan.belief.gaussian:
+        grid = grid.limited()
     steps, parts = Steps.of(sde, grid), Parts.of(sde, grid)
     prior, moments = settled(sde, grid, known), grid.wanted.unique()
     begin = first_state(grid, steps, known)

@@ -72,7 +72,9 @@ def kalman_filter(grid: Grid, steps: Steps, state: Gaussian) -> list[Filtered]:
     for k in range(grid.times.shape[1]):
         before = state.moved(*steps[k - 1]) if k else state
         if not bool(before.covariance.isfinite().all()):
-            raise ValueError(f"times: got times up to number {k}, by which the state of an unstable model overflows")
+            raise ValueError(
+                f"times: got a time by which the state overflows, moment {k} of all, expected a shorter series"
+            )
         state, gains = before.corrected(rows[:, k], values[:, k])
         found.append(Filtered(before, state, gains))
     return found

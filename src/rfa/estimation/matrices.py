@@ -71,22 +71,22 @@ def inverse(matrix: Tensor) -> Tensor:
 
 
 def positive(covariance: Tensor) -> Tensor:
-    """Itself where it is positive semi-definite or infinite; else without its negative eigenvalues, which are rounding.
+    """Its symmetric part where that is positive semi-definite or infinite; else with all eigenvalues positive.
 
-    The gradient is that of the covariance as given.
+    Negative ones are rounding. The gradient is that of the covariance as given.
     """
     covariance = symmetric(covariance)
-    finite = covariance.isfinite().all(-1).all(-1)[..., None, None]
-    units = covariance.detach().diagonal(dim1=-2, dim2=-1).abs().sqrt()
-    units = torch.where((units > 0) & units.isfinite(), units, 1.0)[
-        ..., None
-    ]  # so that those of the states do not matter
-    eigenvalues, basis = torch.linalg.eigh(torch.where(finite, covariance.detach() / units / units.mT, 0.0))
-    if not bool((eigenvalues < 0).any()):
+    given = covariance.detach()
+    finite = given.isfinite().all(-1).all(-1)[..., None, None]
+    units = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()  # those of the states must not matter
+    units = torch.where((units > 0) & units.isfinite(), units, 1.0)[..., None]
+    eigenvalues, basis = torch.linalg.eigh(torch.where(finite, given / units / units.mT, 0.0))
+    negative = (eigenvalues[..., :1] < 0)[..., None]
+    if not bool(negative.any()):
         return covariance
-    least = _TOLERANCE * eigenvalues[..., -1:]
-    missing = torch.where(eigenvalues[..., :1] < 0, (least - eigenvalues).clamp(min=0.0), 0.0)
-    return covariance + units * ((basis * missing[..., None, :]) @ basis.mT) * units.mT
+    raised = torch.maximum(eigenvalues, _TOLERANCE * eigenvalues.abs().amax(-1, keepdim=True))
+    rebuilt = units * symmetric((basis * raised[..., None, :]) @ basis.mT) * units.mT
+    return torch.where(negative, rebuilt + (covariance - given), covariance)
 
 
 def root(covariance: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def weigh(expected: Tensor, missed: Tensor, variance: Tensor, here: Tensor) -> J
     """
     seen = here.sum(-1).clamp(min=1)
     scale = _scales(missed).expand(len(missed), -1)
-    last = torch.maximum(scale[:, -1], missed.detach().square().sum(-1) / seen)  # no row lies beyond it
+    last = torch.maximum(scale[:, -1], missed.square().sum(-1) / seen)  # no row lies beyond it
     scale = torch.cat([scale[:, :-1], last[:, None]], dim=-1)
     noise = torch.diag_embed(torch.where(here[:, None, :], scale[..., None], 1.0))
     variance, factor = _factored(variance, noise)

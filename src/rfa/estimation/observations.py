@@ -9,6 +9,8 @@ from .information import Information, masked, whitened
 from .linear_sde import LinearSDE
 from .matrices import real
 
+_FURTHEST = 1e100  # a reading, in units of its noise
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -40,6 +42,14 @@ class Grid:
     lags: Tensor
     shape: torch.Size
     models: int
+
+    def limited(self) -> "Grid":
+        """With readings so far off that their squares overflow where they do not: they are rejected there as well."""
+        rows, values = self.whitened
+        if not bool((values.abs() > _FURTHEST).any()):
+            return self
+        white = rows, values.clamp(min=-_FURTHEST, max=_FURTHEST)
+        return replace(self, seen=Information.of(*white), whitened=white)
 
     def twice(self) -> "Grid":
         """Every series twice, all of them and all of them again."""

@@ -103,7 +103,9 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
     for k in range(grid.times.shape[1]):
         before = state.moved(*steps[k - 1]) if k else state
         if not bool(before.covariance[own].isfinite().all()):
-            raise ValueError(f"times: got times up to number {k}, by which the state of an unstable model overflows")
+            raise ValueError(
+                f"times: got a time by which the state overflows, moment {k} of all, expected a shorter series"
+            )
         row = _judged(scale.expected(), before, grid, k)
         told = row.told[own] & row.told[challenger]
         odds = odds + torch.where(told, row.evidence[challenger] - row.evidence[own], 0.0).detach()

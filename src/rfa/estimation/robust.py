@@ -83,10 +83,10 @@ def robust_estimate(
         prior: "riccati" or "lyapunov".
         iterations: steps of EM, or of iteratively reweighted least squares, >= 1.
         start: where the first weights are taken.
-            "recursive": at the estimate of a recursive robust filter (`rfa.estimation.recursion`). It judges each row by
-            what has been believed before it; in smoothing, from both sides. With the Riccati prior its gains take the
-            place of the Kalman filter's. With g_j the gain that it gave row j in units of the Kalman gain, N_ij and
-            u_ij have the weight `w_ij / g_j`, and `d_ij^2` is measured with R times the scale of the middle row.
+            "recursive": at the estimate of a recursive robust filter (`rfa.estimation.recursion`). It judges each row
+            by what has been believed before it; in smoothing, from both sides. With the Riccati prior its gains take
+            the place of the Kalman filter's. With g_j the gain that it gave row j in units of the Kalman gain, N_ij
+            and u_ij have the weight `w_ij / g_j`, and `d_ij^2` is measured with R times the scale of the middle row.
             "leave_one_out": at the Gaussian estimate without the query's own observation. Outliers far off, or many,
             throw that about.
             "query" (the paper's): at the observation of the query's own moment. An outlier vouches for itself.

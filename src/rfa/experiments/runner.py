@@ -139,7 +139,7 @@ def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[
         if (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
             raise ValueError(f"data: {name} was made on another text than {spec.data} holds now, expected a new --out")
     blocks = {split: len(stream) // spec.length for split, stream in text.streams.items()}
-    for split, least in (("train", spec.batch_size * spec.accumulate), ("valid", 1)):
+    for split, least in (("train", spec.batch_size), ("valid", 1)):
         if blocks[split] < least:
             expected = f"at least {least} of {spec.length} tokens"
             faults.add("training", f"data: got {blocks[split]} blocks in the {split} split, expected {expected}")

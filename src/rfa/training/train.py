@@ -77,12 +77,11 @@ def train(
     test = load_corpus(spec.data, spec.split_by).documents("test")
     check_text(test)  # it is read after training
     blocks, _ = _blocks(data, spec)  # complain before anything is written
-    batches = len(blocks) // (spec.batch_size * arguments.world_size)
-    devices, found = f"on {arguments.world_size} device(s)", f"{len(blocks)} blocks of the training split"
-    if batches < 1:
-        raise ValueError(f"batch_size: got {spec.batch_size} {devices}, expected at most the {found}")
-    if spec.accumulate > batches:  # a step ends with its epoch
-        raise ValueError(f"accumulate: got {spec.accumulate} {devices}, expected at most {batches}: there are {found}")
+    if len(blocks) < spec.batch_size * arguments.world_size:
+        raise ValueError(
+            f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
+            f"expected at most the {len(blocks)} blocks of the training split"
+        )
     record = _new_record(spec, data, fingerprint(test), arguments.world_size)
     if overwrite and run.path.exists():  # nothing is lost to a kernel that cannot be built here
         trial_step(spec, arguments.device)
