@@ -1,5 +1,7 @@
 """A file of a run that changed since it was saved is found before it is used; what older versions saved still loads."""
 
+import json
+
 import pytest
 
 from rfa.training import resume
@@ -75,9 +77,35 @@ def test_a_lost_file_and_one_that_came_later(tmp_path):
     (tmp_path / "later").write_text("somebody's own")
     check_digests(tmp_path)
     (tmp_path / "below" / "c").unlink()
-    check_digests(tmp_path, ["a", "later"])
+    check_digests(tmp_path, ["a"])
+    with pytest.raises(ValueError, match="later has no sha256 in digests.json"):
+        check_digests(tmp_path, ["a", "later"])
     with pytest.raises(ValueError, match="below/c is gone"):
         check_digests(tmp_path)
+
+
+def more_weights(model):
+    (model / "model2.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    return "model2.safetensors"
+
+
+def no_digest_of_the_configuration(model):
+    digests = json.loads((model / DIGESTS).read_text())
+    del digests["config.json"]
+    (model / DIGESTS).write_text(json.dumps(digests))
+    return "config.json"
+
+
+def no_digest_at_all(model):
+    (model / DIGESTS).write_text("{}")
+    return "config.json"
+
+
+@pytest.mark.parametrize("change", [more_weights, no_digest_of_the_configuration, no_digest_at_all])
+def test_no_file_without_a_digest_is_read_beside_those_that_have_one(run, change):
+    name = change(run.model)
+    with pytest.raises(ValueError, match=f"{name} has no sha256 in digests.json"):
+        run.load_model()
 
 
 def test_a_process_that_was_killed_while_it_saved(stopped):

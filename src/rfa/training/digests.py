@@ -23,7 +23,7 @@ def check_digests(folder: Path, names: Iterable[str] | None = None) -> None:
 
     Args:
         folder: of the files. One that an older version saved has no digests, and nothing is looked at.
-        names: look at these files only.
+        names: look at these files only, each of which must have been there when the digests were written.
     """
     try:
         digests = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
@@ -34,9 +34,11 @@ def check_digests(folder: Path, names: Iterable[str] | None = None) -> None:
     if not isinstance(digests, dict):
         raise ValueError(f"{DIGESTS} is damaged: got {digests!r:.40}, expected the sha256 of each file")
     found = _files(folder)  # no other path that the file may name is opened
-    for name in sorted(digests if names is None else digests.keys() & set(names)):
+    for name in sorted(digests if names is None else set(names)):
         if name not in found:
             raise ValueError(f"{name} is gone")
+        if name not in digests:
+            raise ValueError(f"{name} has no sha256 in {DIGESTS}: it came after the others were saved")
         if sha256(found[name]) != digests[name]:
             raise ValueError(f"{name} is not as it was saved, by its sha256 in {DIGESTS}")
 

@@ -15,6 +15,8 @@ from rfa.models import RFAConfig, RFAForCausalLM
 
 from .digests import check_digests
 
+PRECISIONS = ("float16", "bfloat16", "float32", "float64")
+
 
 def read_model(folder: Path) -> RFAForCausalLM:
     """The model of `config.json` and `model*.safetensors`, in evaluation mode; no other file is read.
@@ -38,13 +40,17 @@ def read_model(folder: Path) -> RFAForCausalLM:
 
 
 def read_config(folder: Path) -> RFAConfig:
-    """The configuration of `config.json`: the fields of `RFAConfig` and no others.
+    """The configuration of `config.json`: the fields of `RFAConfig` and the precision of the weights, no others.
 
     Raises:
         ValueError: for values that are none of its, or code.
     """
     given = _read_json(folder / "config.json")
-    return RFAConfig(**{name: value for name, value in given.items() if name in RFAConfig.__annotations__})
+    fields = {name: value for name, value in given.items() if name in RFAConfig.__annotations__}
+    dtype = given.get("dtype", given.get("torch_dtype"))  # the latter from older versions of transformers
+    if dtype is not None and dtype not in PRECISIONS:
+        raise ValueError(f"dtype: got {dtype!r:.80}, expected one of {', '.join(PRECISIONS)}")
+    return RFAConfig(**fields, dtype=dtype)
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
