@@ -78,7 +78,7 @@ def test_a_lost_file_and_one_that_came_later(tmp_path):
     check_digests(tmp_path)
     (tmp_path / "below" / "c").unlink()
     check_digests(tmp_path, ["a"])
-    with pytest.raises(ValueError, match="later has no sha256 in digests.json"):
+    with pytest.raises(ValueError, match=r"later has no sha256 in digests.json"):
         check_digests(tmp_path, ["a", "later"])
     with pytest.raises(ValueError, match="below/c is gone"):
         check_digests(tmp_path)

@@ -44,5 +44,5 @@ def test_the_precision_by_its_older_name(tmp_path):
 def test_no_other_precision(tmp_path, dtype):
     saved(tmp_path, torch.float32)
     changed(tmp_path, dtype=dtype)
-    with pytest.raises(ValueError, match="dtype: got .* expected one of float16, bfloat16, float32, float64"):
+    with pytest.raises(ValueError, match=r"dtype: got .* expected one of float16, bfloat16, float32, float64"):
         read_model(tmp_path)

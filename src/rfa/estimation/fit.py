@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -172,23 +173,18 @@ def fit(
     if unknown or not free:
         raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join((*FREE, *WEIGHT))}")
     belief = Belief.of(nu, kappa, sde.observation_size)
-    weight = {"nu": belief.nu, "kappa": belief.kappa}
-    for name in WEIGHT:
-        given = weight[name]
-        if name in free and (given is None or belief.gaussian):
-            raise ValueError(
-                f"{name}: got {given} with nu = {nu}, expected finite numbers to start from where it is free"
-            )
+    weight: dict[str, Any] = {"nu": belief.nu, "kappa": belief.kappa}
+    tuned = [name for name in WEIGHT if name in free]
+    for name in tuned:
+        if weight[name] is None or belief.gaussian:
+            raise ValueError(f"{name}: got {weight[name]} with nu = {nu}, expected finite numbers to start from")
     if sde.batch_shape:
         raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
     if bool(real("observations", observations).isnan().all()):
         raise ValueError("observations: got nothing but missing values, expected some observations")
     names, start, build = _parameters(sde, free)
-    matrices, tuned = len(names), [name for name in WEIGHT if name in free]
-    names, start = (
-        names + tuned,
-        torch.cat([start, torch.tensor([float(weight[name]) for name in tuned], dtype=torch.float64)]),
-    )
+    matrices, names = len(names), names + tuned
+    start = torch.cat([start, torch.tensor([float(weight[name]) for name in tuned], dtype=torch.float64)])
     if not names:
         raise ValueError(f"free: got {', '.join(free)}, expected positive entries there to start from")
 
