@@ -107,7 +107,7 @@ class Oracle:
             own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
             both = self.rounded(2 * decay * (self.rounded(q) @ self.rounded(k).mT))
             apart = self.rounded(own.expand_as(both)) + self.rounded(other) - both
-            apart = (apart + 2 * self.farther * self.eps * (own + other).detach()).clamp(min=0)
+            apart = (apart + 4 * self.farther * self.eps * (own + other).detach()).clamp(min=0)
         else:
             apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
         distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
