@@ -1,8 +1,8 @@
 """Random calls of the operator, every backend against float64: `python benchmarks/fuzz.py --cases 10000`.
 
 A seed draws shapes, dtypes, times, masks, segments, options, parameters over many orders of magnitude and extreme
-states, and once in eight a state that is no number. Outputs, log precision and all gradients are held against the
-oracle below, which shares no line with `rfa`. The rule, for the mean and for the largest error of each:
+states, and once in eight a state that is no number. Outputs, log precision and all gradients are held against
+`fuzz_oracle.py`, which shares no line with `rfa`. The rule, for the mean and for the largest error of each:
 
     error <= 2 (of a gradient 3) * error of the dense reference in the same dtype + FLOOR * floor
 
@@ -29,6 +29,8 @@ if __name__ == "__main__":
     os.environ["TRITON_INTERPRET"] = "1"  # before torch imports triton
 
 import torch
+from fuzz_cases import STATES, Case, describe, draw
+from fuzz_oracle import Oracle, grown_by, positions
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -37,355 +39,8 @@ from rfa.ops import robust_filter_attention
 DRAWS = 4
 NOTHING = 1e-11  # of cotangents of order one: what is left where a gradient vanishes
 FLOOR = 12  # a number is rounded several times, and the largest of a thousand errors is four standard deviations
-TINY = torch.finfo(torch.float32).tiny  # what noises of zero come to, in float64 too
-LEAST_OF_EXPONENTIAL = TINY**0.625  # the least Sigma~ whose scores float32 holds
-STATES = ("query", "key", "value")
-SHARP = 0.75  # the weight beyond which a row must keep more digits
 STEEPEST = 1e30  # of the gradients of pairs and steps: beyond it float32 overflows on the way to those of inputs
 SINGLE = torch.finfo(torch.float32).eps
-PARAMETERS = ("process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
-
-
-class Chance:
-    """Draws from one generator."""
-
-    def __init__(self, seed: int):
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def below(self, n: int) -> int:
-        """A whole number below n."""
-        return int(torch.randint(n, (), generator=self.generator))
-
-    def once_in(self, n: int) -> bool:
-        """True once in n times."""
-        return self.below(n) == 0
-
-    def choice(self, *of: Any) -> Any:
-        """One of them."""
-        return of[self.below(len(of))]
-
-    def normal(self, *shape: int) -> Tensor:
-        """Of mean 0 and variance 1."""
-        return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
-
-    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Between the two."""
-        return low + (high - low) * torch.rand(*shape, generator=self.generator, dtype=torch.float64)
-
-    def magnitude(self, low: float, high: float, *shape: int, zeros: int = 6) -> Tensor:
-        """As many small numbers as large ones, between 10^low and 10^high, and 0 once in `zeros`."""
-        drawn = 10.0 ** self.uniform(low, high, *shape)
-        return drawn.masked_fill(self.uniform(0, zeros, *shape) < 1, 0.0)
-
-
-class Case(NamedTuple):
-    """Arguments of one call."""
-
-    inputs: dict[str, Tensor]  # states in their dtype, parameters in float32, times
-    options: dict[str, Any]
-    learned: list[str]  # names whose gradients are asked for
-    poison: tuple[str, tuple[int, ...], float] | None  # a state, the place of one number, what stands there
-
-
-def draw(seed: int, for_triton: bool = False) -> Case:
-    """The case of a seed; for Triton's interpreter, which is slow, with few pairs and head sizes that it takes."""
-    chance = Chance(seed)
-    batch, heads = chance.choice(1, 1, 2, 3), chance.choice(1, 1, 2, 3)
-    keys = chance.choice(
-        0, 1, 2, 3 + chance.below(10), 3 + chance.below(10), 1 + chance.below(40), 97 + chance.below(60)
-    )
-    if for_triton:
-        batch, keys = 1, min(keys, 35)
-    modes = (
-        chance.choice(8, 8, 16) if for_triton else chance.choice(1, 2, 1 + chance.below(8), 16, 1 + chance.below(40))
-    )
-    inputs, queries = _times(chance, batch, keys)
-    options: dict[str, Any] = {
-        "causal": not chance.once_in(3),
-        "weight": chance.choice("student_t", "exponential"),
-        "prior": chance.choice("lyapunov", "riccati"),
-        "gate": not chance.once_in(4),
-        "rotate_values": not chance.once_in(3),
-    }
-    options["query_noise_in_bias"] = options["prior"] == "lyapunov" and chance.once_in(4)
-    if chance.once_in(3):
-        options["key_mask"] = chance.uniform(0, 1, batch, keys) < chance.choice(0.1, 0.5, 0.95)
-    if chance.once_in(4) and queries <= keys:
-        ids = torch.randint(0, chance.choice(2, 8), (batch, keys), generator=chance.generator)
-        options["segment_ids"] = ids if chance.once_in(2) else ids.sort(-1).values
-    value_modes = modes
-    if not options["rotate_values"]:
-        value_modes = chance.choice(8, 16) if for_triton else chance.choice(modes, 1 + chance.below(20))
-    inputs |= _states(chance, batch, heads, queries, keys, modes, value_modes)
-    wide = chance.once_in(4)  # noises as far from one as float32 reaches
-    low, high = (-36, 8) if wide else (-4, 2)
-    noises = {name: chance.magnitude(low, high, heads) for name in PARAMETERS[:4]}
-    if wide and chance.once_in(2):  # all of one size, so that none hides another
-        size = chance.magnitude(-36, 8, 1, zeros=10**6)
-        noises = {name: size * chance.magnitude(-1, 1, heads) for name in noises}
-    rest = {
-        "decay": chance.magnitude(-8, 1, heads),
-        "frequency": chance.normal(heads, modes) * chance.magnitude(-3, 0.7, heads, modes),
-        "robustness": 10.0 ** chance.uniform(-2, chance.choice(1, 1, 6), heads),
-        "inverse_temperature": 10.0 ** chance.uniform(-3, chance.choice(0, 0, 2), heads),
-    }
-    if chance.once_in(4):
-        rest["horizon"] = chance.magnitude(-2, 1, heads)
-    inputs |= {name: x.clamp(max=1e30).float() for name, x in {**noises, **rest}.items()}
-    learned = [n for n in inputs if n not in ("times", "query_times")]
-    if chance.once_in(2):
-        learned.remove("frequency")  # then the kernel turns the states, and else autograd
-    elif not for_triton:
-        learned += [n for n in ("times", "query_times") if n in inputs and inputs[n].dtype == torch.float64]
-    dtype = chance.choice(torch.float32, torch.float32, torch.bfloat16, torch.float16)
-    most = 4.5e4 if for_triton else 6e4  # Triton's states are in float16 once they are turned, and NaN beyond its range
-    for name in STATES:
-        inputs[name] = inputs[name].clamp(-most, most).to(dtype)
-    poison = None
-    if chance.once_in(8) and keys and queries:
-        name = chance.choice(*STATES)
-        place = tuple(chance.below(n) for n in inputs[name].shape)
-        poison = name, place, chance.choice(math.nan, math.inf, -math.inf)
-    return Case(inputs, options, learned, poison)
-
-
-def _times(chance: Chance, batch: int, keys: int) -> tuple[dict[str, Tensor], int]:
-    """Uniform, or irregular, of all samples or of each; queries at the last keys, or anywhere, or none."""
-    kind = chance.choice("uniform", "irregular", "queried")
-    queries = chance.choice(keys, keys, chance.below(keys + 1))
-    if kind == "uniform":
-        return {}, queries
-    lead = chance.choice((), (batch,))
-    scale = 10.0 ** chance.choice(-6, -1, 0, 0, 1, 6)
-    steps = chance.uniform(0.1, 2.0, *lead, keys) * 10.0 ** (chance.uniform(0, chance.choice(0, 0, 3), *lead, keys))
-    origin = chance.choice(0.0, 0.0, -3.0, 1e6 * scale, 1e9 * scale)
-    times = {"times": origin + scale * steps.cumsum(-1)}
-    if kind == "queried":  # between the keys, before the first and far beyond the last, in no order
-        queries, lead = chance.choice(1, 3 + chance.below(20), keys), chance.choice((), (batch,))
-        end = float(times["times"].max() - origin) if keys else 1.0
-        times["query_times"] = origin + chance.uniform(-0.2 * end, chance.choice(1.2, 3.0) * end, *lead, queries)
-    if scale >= 1 and chance.once_in(6):
-        whole = {name: (t * 1000).round().long() for name, t in times.items()}
-        if bool((whole["times"].diff(dim=-1) > 0).all()):
-            return whole, queries
-    return times, queries
-
-
-def _states(
-    chance: Chance, batch: int, heads: int, queries: int, keys: int, modes: int, value_modes: int
-) -> dict[str, Tensor]:
-    size = 10.0 ** chance.choice(0, 0, 0, 0, 1, 3, -3)
-    query = size * chance.normal(batch, heads, queries, 2 * modes)
-    key = size * chance.normal(batch, heads, keys, 2 * modes)
-    value = chance.choice(1.0, size) * chance.normal(batch, heads, keys, 2 * value_modes)
-    kind = chance.choice("random", "random", "random", "random", "near", "zero", "outlier", "unequal")
-    if kind == "near":  # nearly equal, or equal
-        both = min(queries, keys)
-        query[:, :, queries - both :] = key[:, :, keys - both :] * (1 + chance.choice(0, 1e-6, 1e-3) * chance.normal(1))
-    elif kind == "zero":
-        for x in (query, key, value):
-            x.mul_(chance.below(2))
-    elif kind == "outlier" and keys:
-        key[:, :, chance.below(keys)] *= 1e3
-        value[:, :, chance.below(keys)] *= 1e3
-    elif kind == "unequal":
-        query.mul_(1e3)
-    return {"query": query, "key": key, "value": value}
-
-
-def _rounded(x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
-    """`(1 + eps n) x` with normal n; without a generator x to the nearest of numbers that lie eps apart near 1."""
-    if generator is not None:
-        return x * (1 + eps * torch.randn(x.shape, generator=generator, dtype=x.dtype))
-    mantissa, exponent = torch.frexp(x)
-    return torch.ldexp((mantissa * (2 / eps)).round() * (eps / 2), exponent).where(x.isfinite(), x)
-
-
-class _Rounded(torch.autograd.Function):
-    """x and, on the way back, its gradient, each `_rounded`."""
-
-    @staticmethod
-    def forward(ctx, x, eps, generator):
-        ctx.rest = eps, generator
-        return _rounded(x, eps, generator)
-
-    @staticmethod
-    def backward(ctx, grad):
-        eps, generator = ctx.rest
-        return _rounded(grad, eps, generator), None, None
-
-
-class _Summed(torch.autograd.Function):
-    """x; on the way back, its gradient and `error() n` with normal n."""
-
-    @staticmethod
-    def forward(ctx, x, error, generator):
-        ctx.rest = error, generator
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        error, generator = ctx.rest
-        if generator is None:
-            return grad, None, None
-        return grad + error() * torch.randn(grad.shape, generator=generator, dtype=grad.dtype), None, None
-
-
-class Oracle:
-    """The operator from its formulas, in float64; `eps` > 0 rounds every intermediate number at random.
-
-    `seed`: 0 rounds to nearest instead. `half`: that of what is rounded to half precision. `farther`: squared distances
-    are as large as rounding makes them, or for -1 as small; those that come to zero have no gradient.
-    """
-
-    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0):
-        self.eps, self.half = eps, max(half, eps)
-        self.generator = torch.Generator().manual_seed(seed) if seed else None
-        self.farther = farther
-        self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
-
-    def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
-        """x, rounded at random, and its gradient."""
-        return _Rounded.apply(x, eps or self.eps, self.generator) if self.eps else x
-
-    def watched(self, name: str, x: Tensor) -> Tensor:
-        """x, whose gradient `grads` will hold."""
-        if x.requires_grad:
-            x.register_hook(lambda grad: self.grads.update({name: grad.abs()}))
-        return x
-
-    def turned(self, x: Tensor, phase: Tensor | None) -> Tensor:
-        """Real parts first; as it is without a phase."""
-        if phase is not None:
-            real, imaginary = x.chunk(2, dim=-1)
-            if self.generator is not None and self.eps:  # phases are formed in float64
-                phase = phase + 2.0**-51 * phase * torch.randn(phase.shape, generator=self.generator, dtype=phase.dtype)
-            turned = torch.complex(real, imaginary) * torch.exp(1j * phase)
-            x = torch.cat([turned.real, turned.imag], dim=-1)
-        return self.rounded(x, self.half)
-
-    def __call__(self, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Estimate, log precision, and `(batch, queries, keys)`: who sees whom."""
-        query, key, value = (given[name] for name in STATES)
-        at_keys, at_queries, visible = positions(given)
-        p = {name: given[name][:, None, None] for name in ("decay", *PARAMETERS)}
-        frequency, seen = given["frequency"][:, None], visible[:, None]
-        ahead = given.get("horizon", torch.zeros_like(given["decay"]))[:, None, None]
-        key_phase, query_phase = (frequency * t[:, None, :, None] for t in (at_keys, at_queries))
-        turns = given["rotate_values"]
-        q, k = self.turned(query, -query_phase), self.turned(key, -key_phase)
-        v = self.turned(value, -key_phase if turns else None)
-
-        lag = (at_queries[:, :, None] - at_keys[:, None, :]).abs().masked_fill(~visible, 0.0)[:, None] + ahead
-        decay = self.rounded(self.watched("decay", torch.exp(-p["decay"] * lag)))
-        grown = p["process_noise"] * _grown(p["decay"], lag)
-        sigma = self.watched("variance", grown + p["key_noise"] * decay.square() + p["noise_floor"])
-        sigma = self.rounded(sigma)
-        student = given["weight"] == "student_t"
-        total = self.rounded((sigma + p["query_noise"]).clamp(min=TINY))
-        judged = total if student else total.clamp(min=LEAST_OF_EXPONENTIAL)
-        if self.eps:  # every backend expands the square
-            squares = (self.rounded(x).square().sum(-1) for x in (q, k))
-            own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
-            both = self.rounded(2 * decay * (self.rounded(q) @ self.rounded(k).mT))
-            apart = self.rounded(own.expand_as(both)) + self.rounded(other) - both
-            apart = (apart + 2 * self.farther * self.eps * (own + other).detach()).clamp(min=0)
-        else:
-            apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
-        distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
-        if given["prior"] == "riccati":
-            prior = self.log_weights(given, at_keys, at_queries)
-        else:
-            prior = -torch.log(total if given["query_noise_in_bias"] else sigma.clamp(min=TINY))
-        evidence = (p["robustness"] + 1) * torch.log1p(distance) if student else distance
-        score = self.rounded(p["inverse_temperature"] * (self.rounded(prior) - self.rounded(evidence)))
-        empty = ~seen.any(-1, keepdim=True)
-        score = score.masked_fill(~seen & ~empty, -torch.inf)
-        attention = self.rounded(self.rounded(self.softmax(score)) * decay, self.half)
-        estimate = attention @ v
-        self.along: Tensor | float = 0.0  # what each channel adds to <dout, out>
-        if self.eps and estimate.requires_grad:
-            held = estimate.detach()
-            estimate.register_hook(lambda g: setattr(self, "along", (g * held).square().sum(-1, keepdim=True).sqrt()))
-        estimate = self.turned(estimate, query_phase + frequency * ahead if turns else None)
-        log_precision = self.rounded(score.logsumexp(-1))
-        return estimate.masked_fill(empty, 0.0), log_precision.masked_fill(empty[..., 0], -torch.inf), visible
-
-    def softmax(self, score: Tensor) -> Tensor:
-        """Of the last dimension; `<dout, out>` comes from a rounded estimate, unless one weight is nearly 1."""
-        weights = score.softmax(-1)
-        if not self.eps or not score.shape[-1]:
-            return weights
-        flat = weights.detach().amax(-1, keepdim=True) <= SHARP
-
-        def error() -> Tensor:
-            return self.eps * flat * self.along
-
-        return (score - _Summed.apply(score.logsumexp(-1, keepdim=True), error, self.generator)).exp()
-
-    def log_weights(self, given: dict[str, Any], at_keys: Tensor, at_queries: Tensor) -> Tensor:
-        """`log K_j - |C_i - C_j|` of the keys that take part, segment by segment; noises of zero come to TINY."""
-        batch, queries, keys = len(at_keys), at_queries.shape[1], at_keys.shape[1]
-        present = given.get("key_mask", torch.ones(batch, keys, dtype=torch.bool))
-        segments = given.get("segment_ids", torch.zeros(batch, keys, dtype=torch.long))
-        of_query = segments[:, keys - queries :] if "segment_ids" in given else torch.zeros(batch, queries)
-        decay, q = given["decay"][:, None], given["process_noise"].clamp(min=TINY)[:, None]
-        r = (given["key_noise"] + given["noise_floor"]).clamp(min=TINY)[:, None]
-        rows = []
-        for b in range(batch):
-            weights = torch.zeros(len(decay), queries, keys, dtype=torch.float64)
-            for segment in segments[b].unique() if keys else ():
-                at = (present[b] & (segments[b] == segment)).nonzero()[:, 0]
-                of = (of_query[b] == segment).nonzero()[:, 0]
-                if not len(at) or not len(of):
-                    continue
-                times = at_keys[b, at]
-                gain = torch.zeros(len(decay), 1, dtype=torch.float64)  # log K of a lone key
-                steps = torch.zeros(len(decay), 1, dtype=torch.float64)
-                if len(at) > 1:
-                    step = times.diff()
-                    grown = self.rounded(q * _grown(decay, step))
-                    lost = self.rounded(-torch.expm1(-2 * decay * step))
-                    g = grown / self.watched(f"noise of {b}, {int(segment)}", r.expand_as(grown))
-                    b_ = lost - g  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
-                    root = torch.sqrt(b_.square() + 4 * g)
-                    positive = b_ > 0
-                    x = torch.where(positive, 2 * g / (b_ + root).where(positive, torch.ones(())), (root - b_) / 2)
-                    log_rest = self.rounded(-torch.log1p(x))
-                    log_gain = self.rounded(torch.log(x)) + log_rest
-                    gain = torch.cat([log_gain[:, :1], log_gain], -1)
-                    steps = torch.cat([steps, log_rest.cumsum(-1)], -1)
-                last = (torch.searchsorted(times.detach(), at_queries[b, of].detach(), right=True) - 1).clamp(min=0)
-                found = gain[:, None] - (steps[:, last, None] - steps[:, None]).abs()
-                weights = weights.index_put((torch.arange(len(decay))[:, None, None], of[None, :, None], at), found)
-            rows.append(weights)
-        return torch.stack(rows) if rows else torch.zeros(0, len(decay), queries, keys, dtype=torch.float64)
-
-
-def _grown(decay: Tensor, lag: Tensor) -> Tensor:
-    """`(1 - exp(-2 mu tau)) / (2 mu)`; a series to x^3 / 24 where x = 2 mu tau is small, which leaves 1e-17."""
-    x = 2 * decay * lag
-    small = x < 1e-4
-    series = lag * (1 - x / 2 * (1 - x / 3 * (1 - x / 4)))
-    return torch.where(small, series, -torch.expm1(-x) / torch.where(small, 1.0, 2 * decay))
-
-
-def positions(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Times of keys and queries from the first key on, and who sees whom, `(b, ...)` each."""
-    queries, (batch, _, keys, _) = given["query"].shape[2], given["key"].shape
-    at_keys = torch.atleast_2d(given.get("times", torch.arange(keys)))
-    at_queries = given.get("query_times", at_keys[:, keys - queries :])
-    origin = at_keys[:, :1].detach() if keys else 0
-    at_keys, at_queries = ((t - origin).double().expand(batch, -1) for t in (at_keys, torch.atleast_2d(at_queries)))
-    visible = torch.ones(batch, queries, keys, dtype=torch.bool)
-    if given["causal"]:
-        visible = at_queries[:, :, None] >= at_keys[:, None, :]
-    if "key_mask" in given:
-        visible = visible & given["key_mask"][:, None, :]
-    if "segment_ids" in given:
-        segments = given["segment_ids"]
-        visible = visible & (segments[:, keys - queries :, None] == segments[:, None, :])
-    return at_keys, at_queries, visible
 
 
 def results(case: Case, given: dict[str, Any], call: Any) -> dict[str, Tensor] | None:
@@ -435,7 +90,7 @@ def of_paths(exact: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tenso
     earliest = torch.cat([at_keys, at_queries], -1).detach().amin(-1, keepdim=True)
     decay = given["decay"][:, None]
     u_key, u_query = (
-        given["process_noise"][:, None] * _grown(decay, (t - earliest)[:, None]) for t in (at_keys, at_queries)
+        given["process_noise"][:, None] * grown_by(decay, (t - earliest)[:, None]) for t in (at_keys, at_queries)
     )
     m_key, m_query = (decay * (t - earliest)[:, None] for t in (at_keys, at_queries))
     through = torch.maximum(u_query[..., None], u_key[..., None, :]).detach() + exact["key_noise"][:, None, None]
@@ -520,16 +175,6 @@ def faults(case: Case, backends: tuple[str, ...]) -> list[str]:
             if backend == "reference":
                 dense[name] = error
     return wrong
-
-
-def describe(case: Case) -> str:
-    """The arguments of a case in a few lines."""
-    lines = []
-    for name, x in case.inputs.items():
-        numbers = x.tolist() if x.numel() <= 8 else f"+-{float(x.abs().max()):.3g}"
-        lines.append(f"{name}: {x.dtype} {tuple(x.shape)} {numbers}")
-    chosen = {n: tuple(x.shape) if isinstance(x, Tensor) else x for n, x in case.options.items()}
-    return "\n".join([*lines, str(chosen), f"learned: {case.learned}", f"poison: {case.poison}"])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,6 +1,7 @@
 """Scripts that stand outside the package, as modules."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -11,5 +12,10 @@ def script(path: str) -> ModuleType:
     """The script at a path from the repository's root."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    folder = str((ROOT / path).parent)
+    sys.path.insert(0, folder)  # as where it is run: for its neighbours
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
     return module

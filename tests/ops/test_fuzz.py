@@ -20,6 +20,12 @@ def test_thirty_cases_hold(fuzz, capsys):
     assert "30 cases, 0 faults" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("seed", [11983, 30916, 31821, 106700])
+def test_found_and_mended(fuzz, seed):
+    """Times far from their origin; long lags; a tiny measurement noise; a variance of 1e-38 in lag tables."""
+    assert fuzz.faults(fuzz.draw(seed), ("cpu",)) == []
+
+
 def test_a_fault_is_told_and_replayed(fuzz, capsys, monkeypatch):
     """An estimate that is off by a thousandth, ten thousand roundings of float32."""
 

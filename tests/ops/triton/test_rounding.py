@@ -14,12 +14,15 @@ def fuzz():
     return script("benchmarks/fuzz.py")
 
 
+cases = script("benchmarks/fuzz_cases.py")
+
+
 def case(fuzz, *, keys=6, modes=8, dtype=torch.float32, size=1.0, timed=False, options=None, **parameters):
     """One head with parameters of order one, but for those that are given; `size` of queries and keys."""
-    chance = fuzz.Chance(1)
+    chance = cases.Chance(1)
     inputs = {name: chance.normal(1, 1, keys, 2 * modes).mul(size).to(dtype) for name in ("query", "key")}
     inputs["value"] = chance.normal(1, 1, keys, 2 * modes).mul(10).to(dtype)
-    inputs |= {name: torch.tensor([1.0]) for name in fuzz.PARAMETERS}
+    inputs |= {name: torch.tensor([1.0]) for name in cases.PARAMETERS}
     inputs |= {"decay": torch.tensor([0.2]), "frequency": chance.normal(1, modes).float()}
     inputs |= {name: torch.tensor([number]) for name, number in parameters.items()}
     if timed:

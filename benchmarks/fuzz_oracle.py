@@ -1,0 +1,206 @@
+"""The operator in float64 from its formulas, with every intermediate number rounded if wanted: for the fuzz command."""
+
+from typing import Any
+
+import torch
+from fuzz_cases import PARAMETERS, STATES
+from torch import Tensor
+
+TINY = torch.finfo(torch.float32).tiny  # what noises of zero come to, in float64 too
+LEAST_OF_EXPONENTIAL = TINY**0.625  # the least Sigma~ whose scores float32 holds
+SHARP = 0.75  # the weight beyond which a row must keep more digits
+
+
+def _rounded(x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
+    """`(1 + eps n) x` with normal n; without a generator x to the nearest of numbers that lie eps apart near 1."""
+    if generator is not None:
+        return x * (1 + eps * torch.randn(x.shape, generator=generator, dtype=x.dtype))
+    mantissa, exponent = torch.frexp(x)
+    return torch.ldexp((mantissa * (2 / eps)).round() * (eps / 2), exponent).where(x.isfinite(), x)
+
+
+class _Rounded(torch.autograd.Function):
+    """x and, on the way back, its gradient, each `_rounded`."""
+
+    @staticmethod
+    def forward(ctx, x, eps, generator):
+        ctx.rest = eps, generator
+        return _rounded(x, eps, generator)
+
+    @staticmethod
+    def backward(ctx, grad):
+        eps, generator = ctx.rest
+        return _rounded(grad, eps, generator), None, None
+
+
+class _Summed(torch.autograd.Function):
+    """x; on the way back, its gradient and `error() n` with normal n."""
+
+    @staticmethod
+    def forward(ctx, x, error, generator):
+        ctx.rest = error, generator
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        error, generator = ctx.rest
+        if generator is None:
+            return grad, None, None
+        return grad + error() * torch.randn(grad.shape, generator=generator, dtype=grad.dtype), None, None
+
+
+class Oracle:
+    """The operator from its formulas, in float64; `eps` > 0 rounds every intermediate number at random.
+
+    `seed`: 0 rounds to nearest instead. `half`: that of what is rounded to half precision. `farther`: squared distances
+    are as large as rounding makes them, or for -1 as small; those that come to zero have no gradient.
+    """
+
+    def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0):
+        self.eps, self.half = eps, max(half, eps)
+        self.generator = torch.Generator().manual_seed(seed) if seed else None
+        self.farther = farther
+        self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
+
+    def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
+        """x, rounded at random, and its gradient."""
+        return _Rounded.apply(x, eps or self.eps, self.generator) if self.eps else x
+
+    def watched(self, name: str, x: Tensor) -> Tensor:
+        """x, whose gradient `grads` will hold."""
+        if x.requires_grad:
+            x.register_hook(lambda grad: self.grads.update({name: grad.abs()}))
+        return x
+
+    def turned(self, x: Tensor, phase: Tensor | None) -> Tensor:
+        """Real parts first; as it is without a phase."""
+        if phase is not None:
+            real, imaginary = x.chunk(2, dim=-1)
+            if self.generator is not None and self.eps:  # phases are formed in float64
+                phase = phase + 2.0**-51 * phase * torch.randn(phase.shape, generator=self.generator, dtype=phase.dtype)
+            turned = torch.complex(real, imaginary) * torch.exp(1j * phase)
+            x = torch.cat([turned.real, turned.imag], dim=-1)
+        return self.rounded(x, self.half)
+
+    def __call__(self, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Estimate, log precision, and `(batch, queries, keys)`: who sees whom."""
+        query, key, value = (given[name] for name in STATES)
+        at_keys, at_queries, visible = positions(given)
+        p = {name: given[name][:, None, None] for name in ("decay", *PARAMETERS)}
+        frequency, seen = given["frequency"][:, None], visible[:, None]
+        ahead = given.get("horizon", torch.zeros_like(given["decay"]))[:, None, None]
+        key_phase, query_phase = (frequency * t[:, None, :, None] for t in (at_keys, at_queries))
+        turns = given["rotate_values"]
+        q, k = self.turned(query, -query_phase), self.turned(key, -key_phase)
+        v = self.turned(value, -key_phase if turns else None)
+
+        lag = (at_queries[:, :, None] - at_keys[:, None, :]).abs().masked_fill(~visible, 0.0)[:, None] + ahead
+        decay = self.rounded(self.watched("decay", torch.exp(-p["decay"] * lag)))
+        grown = p["process_noise"] * grown_by(p["decay"], lag)
+        sigma = self.watched("variance", grown + p["key_noise"] * decay.square() + p["noise_floor"])
+        sigma = self.rounded(sigma)
+        student = given["weight"] == "student_t"
+        total = self.rounded((sigma + p["query_noise"]).clamp(min=TINY))
+        judged = total if student else total.clamp(min=LEAST_OF_EXPONENTIAL)
+        if self.eps:  # every backend expands the square
+            squares = (self.rounded(x).square().sum(-1) for x in (q, k))
+            own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
+            both = self.rounded(2 * decay * (self.rounded(q) @ self.rounded(k).mT))
+            apart = self.rounded(own.expand_as(both)) + self.rounded(other) - both
+            apart = (apart + 4 * self.farther * self.eps * (own + other).detach()).clamp(min=0)
+        else:
+            apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
+        distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
+        if given["prior"] == "riccati":
+            prior = self.log_weights(given, at_keys, at_queries)
+        else:
+            prior = -torch.log(total if given["query_noise_in_bias"] else sigma.clamp(min=TINY))
+        evidence = (p["robustness"] + 1) * torch.log1p(distance) if student else distance
+        score = self.rounded(p["inverse_temperature"] * (self.rounded(prior) - self.rounded(evidence)))
+        empty = ~seen.any(-1, keepdim=True)
+        score = score.masked_fill(~seen & ~empty, -torch.inf)
+        attention = self.rounded(self.rounded(self.softmax(score)) * decay, self.half)
+        estimate = attention @ v
+        self.along: Tensor | float = 0.0  # what each channel adds to <dout, out>
+        if self.eps and estimate.requires_grad:
+            held = estimate.detach()
+            estimate.register_hook(lambda g: setattr(self, "along", (g * held).square().sum(-1, keepdim=True).sqrt()))
+        estimate = self.turned(estimate, query_phase + frequency * ahead if turns else None)
+        log_precision = self.rounded(score.logsumexp(-1))
+        return estimate.masked_fill(empty, 0.0), log_precision.masked_fill(empty[..., 0], -torch.inf), visible
+
+    def softmax(self, score: Tensor) -> Tensor:
+        """Of the last dimension; `<dout, out>` comes from a rounded estimate, unless one weight is nearly 1."""
+        weights = score.softmax(-1)
+        if not self.eps or not score.shape[-1]:
+            return weights
+        flat = weights.detach().amax(-1, keepdim=True) <= SHARP
+
+        def error() -> Tensor:
+            return self.eps * flat * self.along
+
+        return (score - _Summed.apply(score.logsumexp(-1, keepdim=True), error, self.generator)).exp()
+
+    def log_weights(self, given: dict[str, Any], at_keys: Tensor, at_queries: Tensor) -> Tensor:
+        """`log K_j - |C_i - C_j|` of the keys that take part, segment by segment; noises of zero come to TINY."""
+        batch, queries, keys = len(at_keys), at_queries.shape[1], at_keys.shape[1]
+        present = given.get("key_mask", torch.ones(batch, keys, dtype=torch.bool))
+        segments = given.get("segment_ids", torch.zeros(batch, keys, dtype=torch.long))
+        of_query = segments[:, keys - queries :] if "segment_ids" in given else torch.zeros(batch, queries)
+        decay, q = given["decay"][:, None], given["process_noise"].clamp(min=TINY)[:, None]
+        r = (given["key_noise"] + given["noise_floor"]).clamp(min=TINY)[:, None]
+        rows = []
+        for b in range(batch):
+            weights = torch.zeros(len(decay), queries, keys, dtype=torch.float64)
+            for segment in segments[b].unique() if keys else ():
+                at = (present[b] & (segments[b] == segment)).nonzero()[:, 0]
+                of = (of_query[b] == segment).nonzero()[:, 0]
+                if not len(at) or not len(of):
+                    continue
+                times = at_keys[b, at]
+                gain = torch.zeros(len(decay), 1, dtype=torch.float64)  # log K of a lone key
+                steps = torch.zeros(len(decay), 1, dtype=torch.float64)
+                if len(at) > 1:
+                    step = times.diff()
+                    grown = self.rounded(q * grown_by(decay, step))
+                    lost = self.rounded(-torch.expm1(-2 * decay * step))
+                    g = grown / self.watched(f"noise of {b}, {int(segment)}", r.expand_as(grown))
+                    b_ = lost - g  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
+                    root = torch.sqrt(b_.square() + 4 * g)
+                    positive = b_ > 0
+                    x = torch.where(positive, 2 * g / (b_ + root).where(positive, torch.ones(())), (root - b_) / 2)
+                    log_rest = self.rounded(-torch.log1p(x))
+                    log_gain = self.rounded(torch.log(x)) + log_rest
+                    gain = torch.cat([log_gain[:, :1], log_gain], -1)
+                    steps = torch.cat([steps, log_rest.cumsum(-1)], -1)
+                last = (torch.searchsorted(times.detach(), at_queries[b, of].detach(), right=True) - 1).clamp(min=0)
+                found = gain[:, None] - (steps[:, last, None] - steps[:, None]).abs()
+                weights = weights.index_put((torch.arange(len(decay))[:, None, None], of[None, :, None], at), found)
+            rows.append(weights)
+        return torch.stack(rows) if rows else torch.zeros(0, len(decay), queries, keys, dtype=torch.float64)
+
+
+def grown_by(decay: Tensor, lag: Tensor) -> Tensor:
+    """`(1 - exp(-2 mu tau)) / (2 mu)`; a series to x^3 / 24 where x = 2 mu tau is small, which leaves 1e-17."""
+    x = 2 * decay * lag
+    small = x < 1e-4
+    series = lag * (1 - x / 2 * (1 - x / 3 * (1 - x / 4)))
+    return torch.where(small, series, -torch.expm1(-x) / torch.where(small, 1.0, 2 * decay))
+
+
+def positions(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Times of keys and queries from the first key on, and who sees whom, `(b, ...)` each."""
+    queries, (batch, _, keys, _) = given["query"].shape[2], given["key"].shape
+    at_keys = torch.atleast_2d(given.get("times", torch.arange(keys)))
+    at_queries = given.get("query_times", at_keys[:, keys - queries :])
+    origin = at_keys[:, :1].detach() if keys else 0
+    at_keys, at_queries = ((t - origin).double().expand(batch, -1) for t in (at_keys, torch.atleast_2d(at_queries)))
+    visible = torch.ones(batch, queries, keys, dtype=torch.bool)
+    if given["causal"]:
+        visible = at_queries[:, :, None] >= at_keys[:, None, :]
+    if "key_mask" in given:
+        visible = visible & given["key_mask"][:, None, :]
+    if "segment_ids" in given:
+        segments = given["segment_ids"]
+        visible = visible & (segments[:, keys - queries :, None] == segments[:, None, :])
+    return at_keys, at_queries, visible
