@@ -117,7 +117,7 @@ def differences(groups: Groups) -> Table:
             row.append(Number(found.value, found.error, (found.low, found.high), digits=3, signed=True))
         rows.append(tuple(row))
     caption = (
-        "Differences of log perplexity, nats a token, by blocks, below 0 where the model is better than what it is "
+        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is "
         "against: ± standard error over the seeds that both have, [95 % interval over books]."
     )
     return Table("differences", caption, ("model", "against", "seeds", *map(str, lengths)), tuple(rows))
@@ -136,7 +136,7 @@ def written(page: str, record: Path = RECORD) -> str:
             raise ValueError(f"{label}: expected a model of {record}")
     for table in (perplexities(groups, len(names)), differences(groups)):
         begin, end = f"<!-- {table.name}: docs/replication_tables.py -->", f"<!-- end of {table.name} -->"
-        page = between(page, begin, end, f"\n{markdown(table)}\n")
+        page = between(page, begin, end, f"\n{markdown(table, table.caption)}\n")
     return page
 
 

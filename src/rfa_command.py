@@ -9,19 +9,19 @@ import signal
 
 
 def main() -> None:
-    """Import the command line, stoppable, and run it."""
+    """Import the command line, which Ctrl-C may interrupt, and run it."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # a job in the background may have been started deaf to it
+    if before is signal.default_int_handler:  # a background job may have been started with SIGINT ignored
         signal.signal(signal.SIGINT, _stop)
     from rfa.cli import main as command
 
     try:
         signal.signal(signal.SIGINT, before)
         command()
-    except KeyboardInterrupt:  # in the moment before the command takes it
+    except KeyboardInterrupt:  # between restoring the handler and the command installing its own
         _stop()
 
 
 def _stop(*_: object) -> None:
     os.write(2, b"rfa: stopped\n")
-    os._exit(130)  # there is nothing to tidy up yet
+    os._exit(130)  # nothing to clean up yet

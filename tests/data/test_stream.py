@@ -5,6 +5,8 @@ import sys
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from rfa.data import load_documents, load_tokenizer, stream, text_document, token_stream
 from rfa.data.corpora import load_corpus
@@ -182,3 +184,12 @@ os.wait()
     )
     assert done.stdout.strip() == "200"
     assert "parallelism" not in done.stderr
+
+
+def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("rfa.data.pieces.SLICE", 7)
+    backend = Tokenizer(models.WordLevel({"?": 0, "sea": 1, "house": 2, "<end>": 3}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    ids = token_stream([text_document("d", 20 * "house sea ")], tokenizer, tmp_path)
+    np.testing.assert_array_equal(ids, [*20 * [2, 1], 3])

@@ -166,6 +166,12 @@ def test_tokens_that_are_none(change):
     assert "integers (batch, length)" in refused("input_ids", lambda: model(change(ids)))
 
 
+@pytest.mark.parametrize("given", [[[1, 2]], ((1, 2),), "a text", 3])
+def test_tokens_that_are_no_tensor(given):
+    message = refused("input_ids", lambda: small("m2-sc-rfa")(given))
+    assert f"got {type(given).__name__}, expected a tensor" in message
+
+
 @pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.long, lambda x: x[0], lambda x: x[..., :5]])
 def test_embeddings_that_are_none(change):
     model, ids = small("m2-sc-rfa"), tokens()

@@ -21,6 +21,10 @@ TABLE = Table(
 )
 
 
+def test_a_caption_in_markdown():
+    assert markdown(TABLE, "By `blocks`.") == markdown(TABLE).replace(markdown(TABLE).splitlines()[0], "By `blocks`.")
+
+
 def test_markdown():
     assert markdown(TABLE).splitlines() == [
         "A &amp; B: 5 % of x\\_1",

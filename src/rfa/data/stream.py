@@ -91,7 +91,8 @@ def _encode(
     documents: Sequence[Document], backend: Tokenizer, end: int, report: Callable[[int], None]
 ) -> Iterator[list[int]]:
     """Yield the ids of all documents, in order, a piece at a time."""
-    anywhere = not json.loads(backend.to_str())["model"].get("merges")  # what it never joins needs no whole words
+    model = json.loads(backend.to_str())["model"]
+    anywhere = model.get("type") == "BPE" and not model.get("merges")  # bytes that it never joins need no whole words
     work = (piece for document in documents for piece in pieces(document, anywhere))
     done = 0
     with parallel_tokenizers():

@@ -121,6 +121,9 @@ class RFAModel(RFAPreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids: expected either input_ids or inputs_embeds, and not both")
         if input_ids is not None:
+            if not isinstance(input_ids, Tensor):
+                given, expected = type(input_ids).__name__, "a tensor of integers (batch, length)"
+                raise ValueError(f"input_ids: got {given}, expected {expected}")
             given = input_ids.dim() == 2 and input_ids.dtype in (torch.int32, torch.int64)
             require(given, "input_ids", f"{input_ids.dtype} {tuple(input_ids.shape)}", "integers (batch, length)")
         else:

@@ -100,8 +100,13 @@ def between(page: str, begin: str, end: str, text: str) -> str:
     return f"{before}{begin}{text}{end}{after}"
 
 
-def markdown(table: Table) -> str:
-    """With the caption above and the notes below."""
+def markdown(table: Table, caption: str | None = None) -> str:
+    """With the caption above and the notes below.
+
+    Args:
+        table: whose text is plain text.
+        caption: instead of the table's, in Markdown; it holds no text from a result file.
+    """
 
     def line(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cells) + " |"
@@ -115,7 +120,8 @@ def markdown(table: Table) -> str:
     lines = [line(_escaped(column, _MARKDOWN) for column in table.columns), line(rules)]
     lines += [line(map(cell, row)) for row in table.rows]
     notes = [f"- {_escaped(note, _MARKDOWN)}" for note in table.notes]
-    return "\n".join([_escaped(table.caption, _MARKDOWN), "", *lines, *([""] if notes else []), *notes]) + "\n"
+    above = _escaped(table.caption, _MARKDOWN) if caption is None else caption
+    return "\n".join([above, "", *lines, *([""] if notes else []), *notes]) + "\n"
 
 
 def latex(table: Table) -> str:

@@ -22,13 +22,12 @@ def read_result(path: str | Path) -> dict[str, Any]:
         written = result["format"]
         if written == RESULT_FORMAT:
             check_result(result)
-            json.dumps(
-                result, ensure_ascii=False
-            ).encode()  # half a character, which JSON can name and no page can hold
+            # refuses half a character, which JSON can name and no page can hold
+            json.dumps(result, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"result: {path} is damaged ({error}), expected a whole result; delete it to make it anew"
-        ) from (error)
+        ) from error
     if written != RESULT_FORMAT:
         expected = f"{RESULT_FORMAT}, that of rfa {rfa.version.__version__}"
         raise ValueError(f"result: {path} has format {written!r}, expected {expected}")

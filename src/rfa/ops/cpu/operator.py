@@ -170,7 +170,7 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars; empty where there is none.
 
-    A tuple, not a list: batched gradients (`is_grads_batched`) call an operator that returns a list not at all.
+    A tuple, not a list: batched gradients (`is_grads_batched`) cannot call an operator that returns a list.
     """
     rotation, prior = (key_cos, key_sin, query_cos, query_sin), (tables, key_path, query_path, key_bias, scalars, bound)
     visibility = (key_times, query_times, key_groups, query_groups)
