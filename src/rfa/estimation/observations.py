@@ -52,25 +52,24 @@ class Grid:
         return replace(self, seen=Information.of(*white), whitened=white)
 
     def twice(self) -> "Grid":
-        """Every series twice, all of them and all of them again."""
+        """Every series twice, all of them and all of them again; a model that all share stays one."""
 
         def twice(x: Tensor) -> Tensor:
-            return x if len(x) == self.models == 1 else torch.cat([x, x])
+            return torch.cat([x, x])
 
-        values, keys = torch.cat([self.values] * 2), torch.cat([self.key] * 2)
-        rows, white = self.whitened
-        matrix, *seen = self.seen
+        shared = self.models == 1
+        (rows, white), (matrix, *seen) = self.whitened, self.seen
         return replace(
             self,
-            times=torch.cat([self.times] * 2),
-            seen=Information(twice(matrix), *(torch.cat([x, x]) for x in seen)),
-            key=keys,
-            present=torch.cat([self.present] * 2),
-            seen_components=torch.cat([self.seen_components] * 2),
-            whitened=(twice(rows), torch.cat([white, white])),
-            values=values,
-            lags=torch.cat([self.lags] * 2),
-            models=self.models if self.models == 1 else 2 * self.models,
+            seen=Information(matrix if shared else twice(matrix), *map(twice, seen)),
+            whitened=(rows if shared else twice(rows), twice(white)),
+            models=1 if shared else 2 * self.models,
+            times=twice(self.times),
+            key=twice(self.key),
+            present=twice(self.present),
+            seen_components=twice(self.seen_components),
+            values=twice(self.values),
+            lags=twice(self.lags),
         )
 
     def weighted(self, weight: Tensor) -> "Grid":

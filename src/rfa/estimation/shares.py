@@ -35,14 +35,14 @@ class Shares(NamedTuple):
         """Before anything is seen."""
         return cls(grid.seen.matrix[:, :0], grid.seen.vector[:, :0], grid.seen.constant[:, :0])
 
-    def seen(self, grid: Grid, k: int, correction: Correction, gain: Tensor | None = None) -> "Shares":
+    def seen(self, grid: Grid, k: int, correction: Correction, gain: Tensor) -> "Shares":
         """At moment k, where `m -> keep m + gain z`: all shares shrink, what is seen gets its own."""
         rows, values = (part[:, k] for part in grid.whitened)
         kept = self.kept(correction.keep)
         if not bool(grid.present[:, k].any()):
             return kept
         vector = (correction.gain @ values[..., None])[:, None, :, 0]
-        own = Shares((correction.gain @ rows)[:, None], vector, _gain(vector) if gain is None else gain[:, None])
+        own = Shares((correction.gain @ rows)[:, None], vector, gain[:, None])
         return kept.beside(own)
 
     def beside(self, other: "Shares") -> "Shares":
@@ -95,12 +95,12 @@ class Shares(NamedTuple):
         vector = vector - torch.where(matrix.any(-1), 0.0, vector.detach())
         return matrix, vector
 
-    def seen_behind(self, grid: Grid, k: int, gain: Tensor | None = None) -> "Shares":
+    def seen_behind(self, grid: Grid, k: int, gain: Tensor) -> "Shares":
         """Of the future: the information of what is seen at moment k joins."""
         if not bool(grid.present[:, k].any()):
             return self
         matrix, vector, _ = (part[:, k : k + 1] for part in grid.seen)
-        return self.beside(Shares(matrix, vector, _gain(vector) if gain is None else gain[:, None]))
+        return self.beside(Shares(matrix, vector, gain[:, None]))
 
     def back(self, steps: Steps, k: int, total: Information) -> "Shares":
         """Of the future: from moment k + 1 to k, as the information `total` of all of them moves."""
@@ -117,10 +117,6 @@ def parents(replaced: Tensor, challenged: Tensor) -> Tensor:
     index[:b] += b * replaced
     index[b:] -= b * challenged
     return index
-
-
-def _gain(vector: Tensor) -> Tensor:
-    return torch.ones_like(vector[..., 0])
 
 
 def units_of(covariance: Tensor) -> Tensor:
