@@ -1,7 +1,7 @@
-"""The command `rfa` until its libraries are there: Ctrl-C ends it in one line, whatever is being imported.
+"""Entry point of the command `rfa`. Ctrl-C ends it with one line, also during the import of PyTorch.
 
-It stands outside the package, which imports PyTorch and transformers; an exception in the middle of that would come out
-as a traceback, or not at all where a library takes it for its own.
+The module stands outside the package because `import rfa` imports PyTorch and transformers. A KeyboardInterrupt during
+those imports prints a traceback, or a library catches it.
 """
 
 import os

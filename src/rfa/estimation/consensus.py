@@ -28,8 +28,11 @@ _SAME = 1e-12  # relative: a rise of rounding
 class Consensus(Protocol):
     """What a prior makes of weighted sources."""
 
-    def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean `(b, n)` and covariance `(b, n, n)` for weights `(b, j)`."""
+    def mean(self, weight: Tensor) -> Tensor:
+        """`(b, n)` for weights `(b, j)`."""
+
+    def covariance(self, weight: Tensor) -> Tensor:
+        """`(b, n, n)` for weights `(b, j)`."""
 
     def others(self) -> tuple[Tensor, Tensor]:
         """Mean and covariance of all weights 1 without what is seen at the moment."""
@@ -54,9 +57,13 @@ class Independent:
     moment: int
     settled: Tensor | None
 
-    def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def mean(self, weight: Tensor) -> Tensor:
         """As `Consensus`."""
-        return self._sum(self.sources.alone, weight).solved(self.settled)
+        return self._sum(self.sources.alone, weight).solved(self.settled)[0]
+
+    def covariance(self, weight: Tensor) -> Tensor:
+        """As `Consensus`."""
+        return self._sum(self.sources.alone, weight).solved(self.settled)[1]
 
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
@@ -99,12 +106,16 @@ class Correlated:
     seen: Tensor
     elsewhere: Tensor
 
-    def weighed(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def mean(self, weight: Tensor) -> Tensor:
         """As `Consensus`."""
-        mean, gain = self._solved(weight)
-        mean = torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # not where it has overflown
-        state = self.state._replace(covariance=symmetric(self._bounded(gain, weight) @ self.state.covariance))
-        return mean, state.spread(self.settled, self.seen)
+        mean = self._solved(weight)[0]
+        return torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # not where it has overflown
+
+    def covariance(self, weight: Tensor) -> Tensor:
+        """As `Consensus`."""
+        gain = self._bounded(self._solved(weight)[1], weight)
+        state = self.state._replace(covariance=symmetric(gain @ self.state.covariance))
+        return state.spread(self.settled, self.seen)
 
     def _bounded(self, gain: Tensor, weight: Tensor) -> Tensor:
         """G with so much of the identity that no `G P` is smaller than if all sources had the largest weight.
@@ -178,9 +189,9 @@ def estimate_row(
     """The estimate at moment k; `guarded`, a step that would raise the objective is cut short."""
     ones = torch.ones_like(sources.alone.constant)
     if state is None:
-        mean, covariance = consensus.weighed(ones)
+        mean = consensus.mean(ones)
         if plan.start == "query":
-            state = _at_observation(mean, covariance, grid, k)
+            state = _at_observation(mean, consensus.covariance(ones), grid, k)
         else:
             state = _left_out(mean, *consensus.others(), grid, k) if plan.start == "leave_one_out" else mean
     judged, share = consensus.judged(sources.alone)
@@ -200,9 +211,10 @@ def estimate_row(
         weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
         best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
         weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
-        step, covariance = consensus.weighed(weight / calibration)
+        step = consensus.mean(weight / calibration)
         state, distance, cost = _no_dearer(measured, state, step, cost) if guarded else (step, *measured(step))
         costs.append(cost)
+    covariance = consensus.covariance(weight / calibration if plan.iterations else ones)
     return Row(
         state, positive(torch.where(covariance.isnan(), torch.inf, covariance)), weight, torch.stack(costs, dim=-1)
     )

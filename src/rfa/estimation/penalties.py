@@ -138,7 +138,7 @@ class Belief:
 
 def _number(name: str, given: object, expected: str) -> Number:
     if isinstance(given, Tensor) and given.requires_grad and not given.dim():
-        return given
+        return given.to("cpu", torch.float64)  # a number there meets tensors of every device
     try:
         if not isinstance(given, str | bool):
             return float(given)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from .fused import BITS, FusedPrior
 from .fused_backend import attend
 from .inputs import Positions, by_segment, row_blocks
 from .scores import finite, rotated, sees_any
+from .transforms import scaled_dot_product_attention
 
 LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, in which gates come
 
@@ -196,8 +197,10 @@ def _rows(
         bias = bias - slopes[:, None, None] * lag
     if gates is not None:
         bias = bias + gates.masked_fill(~visible, 0.0).to(bias.dtype)
-    weight = (query @ key.mT / math.sqrt(query.shape[-1]) + bias).softmax(-1)
-    if decay is not None:
-        weight = weight * decay_kernel(decay[:, None, None], lag)
+    if decay is None:
+        estimate = scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    else:
+        weight = (query @ key.mT / math.sqrt(query.shape[-1]) + bias).softmax(-1)
+        estimate = (weight * decay_kernel(decay[:, None, None], lag)) @ value
     poisoned = unknown[0] | sees_any(visible, unknown[1])
-    return (weight @ value).masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)
+    return estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)

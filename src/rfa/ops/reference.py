@@ -82,7 +82,7 @@ def _rows(
         query.square().sum(-1)[..., :, None]
         + decay.square() * key.square().sum(-1)[..., None, :]
         - 2 * decay * (query @ key.mT)
-    ).relu()  # rounding may leave a tiny negative number, and of no distance it is all that a gradient is
+    ).clamp(min=0)  # rounding may leave a tiny negative number, and then it is all that a gradient is
     scale = (head.robustness * modes, judged(variance, head.query_noise, options.weight))
     lost = evidence(residual, scale if options.gate else scale[:1], options.weight)
 

@@ -5,6 +5,7 @@ below it counts as that number and has no gradient. Scores of exponential weight
 dtype's range before: there `Sigma~` counts as `least_judged` where it lies below.
 """
 
+import functools
 import math
 from collections.abc import Callable
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from rfa.dynamics import rotate
 
 from .inputs import Weight
+from .transforms import readable
 
 
 def least_judged(weight: Weight, dtype: torch.dtype) -> float:
@@ -39,11 +41,13 @@ def evidence(residual: Tensor, scale: tuple[Tensor, ...], weight: Weight) -> Ten
     constant, times each factor's constant over that factor: 1, with the gradient of its reciprocal. Beyond 1e19 in
     float32 the quotient is formed as two factors, each with a logarithm of its own.
     """
-    held = math.prod(factor.detach() for factor in scale)
+    held = functools.reduce(torch.mul, (factor.detach() for factor in scale))
     one = math.prod(factor.detach() / factor for factor in scale)
     if weight == "exponential":
         return residual / held * one
     largest = torch.finfo(residual.dtype).max
+    if residual.numel() and _numbers_at_hand(residual, held) and residual.detach().max() < largest**0.5 * held.min():
+        return torch.log1p(residual / held * one)
     ceiling = (largest**0.5 * held).clamp(max=largest)
     near = torch.minimum(residual, ceiling) / held * one
     return torch.log1p(near) + torch.log(torch.maximum(residual, ceiling) / ceiling)
@@ -87,13 +91,21 @@ def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = Fa
 
 def of_numbers(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
     """`function(states)`, state by state; where there is no number, none comes out and no gradient goes back."""
+    if _numbers_at_hand(states) and states.detach().sum(dtype=torch.float32).isfinite():
+        return function(states)  # all are finite
     states, poisoned = finite(states)
     return function(states).masked_fill(poisoned[..., None], torch.nan)
 
 
+def _numbers_at_hand(*tensors: Tensor) -> bool:
+    """Whether a look at the numbers is allowed and costs little: a GPU would have to finish its work first."""
+    return all(x.device.type == "cpu" for x in tensors) and readable(*tensors)
+
+
 def sees_any(visible: Tensor, poisoned: Tensor) -> Tensor:
     """Which queries see a key that is `poisoned` `(batch, heads, keys)`; `visible` `(b, 1, queries, keys)`."""
-    return (visible & poisoned[..., None, :]).any(-1)
+    seen = visible[:, 0].to(torch.float32) @ poisoned.mT.to(torch.float32)  # counted: no mask of every head
+    return seen.mT > 0
 
 
 def among_visible(score: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
