@@ -189,3 +189,10 @@ def test_times_that_do_not_fit(name, fault):
 
 def test_sizes_of_the_test_models_are_legal():
     assert preset("m2-sc-rfa", **SIZES).hidden_size == 32
+
+
+@pytest.mark.parametrize("number", [-1, 10**6])
+def test_token_ids_outside_the_vocabulary(number):
+    model, ids = small("m2-sc-rfa"), tokens()
+    ids[0, 1] = number
+    assert str(number) in refused("input_ids", lambda: model(ids))

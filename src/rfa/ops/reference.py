@@ -78,11 +78,10 @@ def _rows(
     decay = decay_kernel(head.decay, lag)
     variance = head.variance(lag)
 
-    residual = (
-        query.square().sum(-1)[..., :, None]
-        + decay.square() * key.square().sum(-1)[..., None, :]
-        - 2 * decay * (query @ key.mT)
-    ).clamp(min=0)  # rounding may leave a tiny negative number, and then it is all that a gradient is
+    squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
+    residual = squares - 2 * decay * (query @ key.mT)
+    rounded = (residual <= 0) & (squares > 0)  # of no distance rounding is all that a gradient is
+    residual = residual.masked_fill(rounded, 0.0)
     scale = (head.robustness * modes, judged(variance, head.query_noise, options.weight))
     lost = evidence(residual, scale if options.gate else scale[:1], options.weight)
 
