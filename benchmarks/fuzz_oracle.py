@@ -95,7 +95,8 @@ class Oracle:
         v = self.turned(value, -key_phase if turns else None)
 
         lag = (at_queries[:, :, None] - at_keys[:, None, :]).abs().masked_fill(~visible, 0.0)[:, None] + ahead
-        decay = self.rounded(self.watched("decay", torch.exp(-p["decay"] * lag)))
+        damping = p["decay"] * lag + self.damping_error(given, at_keys, at_queries)
+        decay = self.rounded(self.watched("decay", torch.exp(-damping)))
         grown = p["process_noise"] * grown_by(p["decay"], lag)
         sigma = self.watched("variance", grown + p["key_noise"] * decay.square() + p["noise_floor"])
         sigma = self.rounded(sigma)
@@ -112,7 +113,7 @@ class Oracle:
             apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
         distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
         if given["prior"] == "riccati":
-            prior = self.log_weights(given, at_keys, at_queries)
+            prior = self.watched("prior", self.log_weights(given, at_keys, at_queries))
         else:
             prior = -torch.log(total if given["query_noise_in_bias"] else sigma.clamp(min=TINY))
         evidence = (p["robustness"] + 1) * torch.log1p(distance) if student else distance
@@ -128,6 +129,19 @@ class Oracle:
         estimate = self.turned(estimate, query_phase + frequency * ahead if turns else None)
         log_precision = self.rounded(score.logsumexp(-1))
         return estimate.masked_fill(empty, 0.0), log_precision.masked_fill(empty[..., 0], -torch.inf), visible
+
+    def damping_error(self, given: dict[str, Any], at_keys: Tensor, at_queries: Tensor) -> Tensor | float:
+        """Of `mu |t_i - t_j|` from `mu t_i` and `mu t_j` in float64, which are equal where the times are."""
+        if self.generator is None or not self.eps or "times" not in given:
+            return 0.0
+        queries, both = at_queries.shape[1], torch.cat([at_keys, at_queries], -1)
+        error = both * torch.randn(both.shape, generator=self.generator, dtype=both.dtype)
+        at_key, at_query = error[:, : at_keys.shape[1]], error[:, at_keys.shape[1] :]
+        if "query_times" not in given:
+            at_query = at_key[:, at_key.shape[1] - queries :]
+        ahead = (at_queries[:, :, None] - at_keys[:, None, :]).sign()
+        error = 2.0**-53 * ahead * (at_query[:, :, None] - at_key[:, None, :])
+        return (given["decay"][:, None, None] * error[:, None]).detach()
 
     def softmax(self, score: Tensor) -> Tensor:
         """Of the last dimension; `<dout, out>` comes from a rounded estimate, unless one weight is nearly 1."""
@@ -173,6 +187,9 @@ class Oracle:
                     log_gain = self.rounded(torch.log(x)) + log_rest
                     gain = torch.cat([log_gain[:, :1], log_gain], -1)
                     steps = torch.cat([steps, log_rest.cumsum(-1)], -1)
+                    if self.generator is not None and self.eps:  # sums in float64
+                        noise = torch.randn(steps.shape, generator=self.generator, dtype=steps.dtype)
+                        steps = steps + 2.0**-53 * (steps * noise).detach()
                 last = (torch.searchsorted(times.detach(), at_queries[b, of].detach(), right=True) - 1).clamp(min=0)
                 found = gain[:, None] - (steps[:, last, None] - steps[:, None]).abs()
                 weights = weights.index_put((torch.arange(len(decay))[:, None, None], of[None, :, None], at), found)
