@@ -151,3 +151,16 @@ def test_bad_input(given, message):
     legal = {"sde": level(1.0, 1.0), "times": torch.arange(5.0), "observations": torch.zeros(5, 1)}
     with pytest.raises(ValueError, match=message):
         fit(**(legal | given))
+
+
+@pytest.mark.parametrize(("offset", "unit"), [(0.0, 1.0), (1e6, 1.0), (0.0, 1e-9)])
+def test_a_noise_of_zero_has_no_error_and_takes_none_from_the_others(offset, unit):
+    generator = torch.Generator().manual_seed(1)
+    times = torch.arange(20, dtype=torch.float64)
+    walk = 0.3 * torch.randn(20, 1, generator=generator, dtype=torch.float64).cumsum(0)
+    sde = level(0.1 * unit**2, unit**2)
+    found = fit(sde, times, unit * walk + offset, max_steps=30)
+    assert found.parameters["observation_noise[0]"] < 1e-6 * unit**2
+    assert math.isinf(found.standard_errors["observation_noise[0]"])
+    variance = found.parameters["diffusion[0]"]
+    assert found.standard_errors["diffusion[0]"] == pytest.approx(variance * (2 / 19) ** 0.5, rel=0.01)

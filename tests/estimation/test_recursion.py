@@ -190,6 +190,81 @@ def test_gradients(prior, direction):
     assert torch.autograd.gradcheck(lambda z, q, r: run(z, (q + q.T) / 2, r), inputs, atol=1e-5, rtol=1e-3)
 
 
+def level(noise: float = 1.0) -> LinearSDE:
+    """A random walk, seen."""
+    return LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0]]), matrix([[noise]]))
+
+
+def velocity() -> LinearSDE:
+    """Constant velocity on a line, seen at its position."""
+    return LinearSDE(
+        matrix([[0.0, 1.0], [0.0, 0.0]]), torch.diag(matrix([0.0, 0.2])), matrix([[1.0, 0.0]]), matrix([[1.0]])
+    )
+
+
+def drifting(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Irregular times and readings that rise."""
+    generator = torch.Generator().manual_seed(seed)
+    times = (torch.rand(40, generator=generator, dtype=torch.float64) + 0.2).cumsum(0)
+    return times, torch.randn(40, 1, generator=generator, dtype=torch.float64) + 0.1 * times[:, None]
+
+
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("model", [level, velocity])
+@pytest.mark.parametrize("rows", [[0], [1], [0, 1]])
+def test_readings_far_off_at_the_start_are_forgotten(model, direction, rows):
+    """Ten rows later the estimate is that of the series without them, to half a standard deviation, at any size."""
+    for seed in range(100, 103):
+        times, values = drifting(seed)
+        without = values.clone()
+        without[rows] = torch.nan
+        expected = robust_estimate(model(), times, without, direction=direction)
+        for size in (-9999.0, 1e5, 9e6, 3e7, 1e9, 1e12, 9.96921e36, -3.4028235e38, 1e80, 1e150):
+            wrong = values.clone()
+            wrong[rows] = size
+            wrong.requires_grad_()
+            found = robust_estimate(model(), times, wrong, direction=direction)
+            spread = expected.covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+            assert ((found.mean - expected.mean).abs() / spread)[10:].max() < 0.5, (seed, size)
+            assert torch.autograd.grad(found.mean[10:].sum(), wrong)[0].isfinite().all(), (seed, size)
+
+
+def test_the_filter_does_not_see_that_the_future_is_far_off():
+    times, values = drifting(100)
+    values[0] = values[25] = 1e30
+    found = robust_estimate(velocity(), times, values)
+    before = robust_estimate(velocity(), times[:25], values[:25])
+    torch.testing.assert_close(found.mean[:25], before.mean, rtol=0, atol=0)
+
+
+def test_a_jump_of_most_readings_is_a_jump():
+    """Fill values are fewer than half; where most readings lie far off, the others do as well."""
+    times, values = drifting(100)
+    values[15:] += 1e9
+    found = robust_estimate(level(), times, values, direction="smooth")
+    assert (found.mean[20:, 0] - 1e9).abs().max() < 5
+
+
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@pytest.mark.parametrize("prior", ["riccati", "lyapunov"])
+@pytest.mark.parametrize(("offset", "most"), [(1e6, 1e-4), (1e9, 1e-2)])
+def test_an_offset_changes_nothing(direction, prior, offset, most):
+    """Distances are formed from differences: 1e9 standard deviations from zero they still tell an outlier."""
+    times, values = drifting(100)
+    values[12] += 30
+    options = {"direction": direction, "prior": prior}
+    expected = robust_estimate(level(), times, values, **options)
+    found = robust_estimate(level(), times, values + offset, **options)
+    assert (found.mean - offset - expected.mean).abs().max() < most
+    assert (found.weights - expected.weights).abs().max() < most
+
+
+def test_noises_too_small_for_numbers_are_refused():
+    times, values = drifting(100)
+    with pytest.raises(ValueError, match=r"^observation_noise: got a standard deviation .* expected another unit"):
+        robust_estimate(level(1e-100), times, values)
+
+
 def test_the_gradient_of_a_reading_far_off():
     """The pull of a rejected row falls as 1 / e: its slope is negative, and small."""
     sde, times = trend(), irregular_times(10)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .gaussian import Gaussian
-from .information import Information
+from .information import Information, Measurement
 from .matrices import inverse, positive, symmetric
 from .observations import Grid
 from .penalties import FAINTEST
@@ -37,7 +37,7 @@ class Consensus(Protocol):
     def others(self) -> tuple[Tensor, Tensor]:
         """Mean and covariance of all weights 1 without what is seen at the moment."""
 
-    def judged(self, alone: Information) -> tuple[Information, Tensor]:
+    def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
         """By what distances are measured, and each source's weight in the objective, `(b, j)`."""
 
 
@@ -68,16 +68,17 @@ class Independent:
     def others(self) -> tuple[Tensor, Tensor]:
         """As `Consensus`."""
         alone = self.sources.without(self.moment).alone
-        return self._sum(alone, torch.ones_like(alone.constant)).solved(self.settled)
+        return self._sum(alone, torch.ones_like(alone.values[..., 0])).solved(self.settled)
 
-    def judged(self, alone: Information) -> tuple[Information, Tensor]:
+    def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
         """As `Consensus`."""
-        return alone, torch.ones_like(alone.constant)
+        return alone, torch.ones_like(alone.values[..., 0])
 
-    def _sum(self, alone: Information, weight: Tensor) -> Information:
+    def _sum(self, alone: Measurement, weight: Tensor) -> Information:
+        each = alone.information()
         return Information(
-            self.start.matrix + (weight[..., None, None] * alone.matrix).sum(1),
-            self.start.vector + (weight[..., None] * alone.vector).sum(1),
+            self.start.matrix + (weight[..., None, None] * each.matrix).sum(1),
+            self.start.vector + (weight[..., None] * each.vector).sum(1),
             self.start.constant,
         )
 
@@ -175,11 +176,12 @@ class Correlated:
         """As `Consensus`."""
         return self.before.mean, self.before.spread(self.settled, self.elsewhere)
 
-    def judged(self, alone: Information) -> tuple[Information, Tensor]:
+    def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
         """As `Consensus`."""
         own = self.state.covariance[:, None]
         judged = alone.widened(own)
-        share = _trace(self.shares.matrix) / _trace(own @ judged.matrix).clamp(min=torch.finfo(torch.float64).tiny)
+        told = ((judged.rows @ own) * judged.rows).sum((-2, -1))
+        share = _trace(self.shares.matrix) / told.clamp(min=torch.finfo(torch.float64).tiny)
         return judged, share.clamp(min=0.0)
 
 
@@ -187,7 +189,7 @@ def estimate_row(
     consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool, state: Tensor | None = None
 ) -> Row:
     """The estimate at moment k; `guarded`, a step that would raise the objective is cut short."""
-    ones = torch.ones_like(sources.alone.constant)
+    ones = torch.ones_like(sources.alone.values[..., 0])
     if state is None:
         mean = consensus.mean(ones)
         if plan.start == "query":

@@ -83,8 +83,9 @@ def _correlated(
     for k, moment in enumerate(recursion.moments):
         if k:
             shares = shares.ahead(steps[k - 1][0], inverse[:, k - 1], moment.before.covariance)
-        if recursion.replaced is not None and recursion.challenged is not None:
+        if recursion.replaced is not None and recursion.challenged is not None and recursion.forgotten is not None:
             shares = shares.inherited(recursion.replaced[:, k], recursion.challenged[:, k])
+            shares = shares.forgotten(recursion.forgotten[:, k])
         shares = shares.seen(weighted, k, Correction.of(weighted.whitened[0][:, k], moment.gains), recursion.gain[:, k])
         before, state, each = recursion.own(moment.before), recursion.own(moment.after), recursion.own(shares)
         if ahead is not None:

@@ -20,7 +20,8 @@ WEIGHT = ("nu", "kappa")  # of the robust weight, which may be free too
 _FURTHEST = math.log(1e24)  # a parameter that has moved by that will go on for ever: the likelihood has no maximum
 
 
-_STEP = 1e-4  # of a parameter, relative: differences lose half the digits
+_STEP = 1e-4  # of a parameter's logarithm: differences lose half the digits
+_FLAT = 1e-4  # nats for a parameter's logarithm squared: less is rounding
 
 
 class _EndOfSearch(Exception):
@@ -221,7 +222,7 @@ def fit(
     assert logs.grad is not None
     converged = finished and bool(counts.any()) and bool(logs.grad.abs().max() < 1e-3)
     values = logs.detach().exp()
-    errors = _standard_errors(_curvature(loss, values))
+    errors = values * _standard_errors(_curvature(lambda at: loss(at.exp()), logs.detach()))
     parameters = dict(zip(names, values.tolist(), strict=True))
     return Fit(
         build(values[:matrices]),
@@ -276,19 +277,24 @@ def _curvature(loss: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
         at = at.detach().requires_grad_()
         return torch.autograd.grad(loss(at), at)[0]
 
-    steps = torch.diag(_STEP * values)
+    steps = torch.diag(torch.full_like(values, _STEP))
     rows = [(slope(values + step) - slope(values - step)) / (2 * step.sum()) for step in steps]
     return symmetric(torch.stack(rows))
 
 
 def _standard_errors(curvature: Tensor) -> Tensor:
-    """Square roots of the diagonal of the inverse; infinite where the likelihood is flat or not at a maximum."""
-    scale = curvature.diagonal().clamp(min=torch.finfo(torch.float64).tiny).sqrt()
+    """Square roots of the diagonal of the inverse; infinite where the likelihood is flat or not at a maximum.
+
+    A parameter along which it is flat, at zero say, takes no part in the errors of the others.
+    """
+    found = torch.full_like(curvature[0], torch.inf)
+    curved = curvature.diagonal() > _FLAT
+    curvature = curvature[curved][:, curved]
+    scale = curvature.diagonal().sqrt()
     relative = curvature / scale / scale[:, None]
-    unknown = torch.full_like(scale, torch.inf)
     if not bool(relative.isfinite().all()):  # at the edge of what can be computed
-        return unknown
+        return found
     eigenvalues, basis = torch.linalg.eigh(relative)
-    if bool((eigenvalues <= 1e-12).any()):
-        return unknown
-    return (basis.square() / eigenvalues).sum(-1).sqrt() / scale
+    if bool((eigenvalues > 1e-12).all()):
+        found[curved] = (basis.square() / eigenvalues).sum(-1).sqrt() / scale
+    return found

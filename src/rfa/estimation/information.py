@@ -8,6 +8,7 @@ from torch import Tensor
 from .matrices import inverse, symmetric
 
 _MOST = 1e100  # a state known as well as that is known; beyond, products overflow
+_LARGEST_ROW = _MOST**0.5
 _SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
 
 
@@ -32,6 +33,63 @@ def whitened(rows: Tensor, noise: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     identity = torch.eye(noise.shape[-1], dtype=noise.dtype, device=noise.device)
     whiten = torch.linalg.solve_triangular(factor, identity, upper=False)
     return whiten @ rows, (whiten @ values[..., None])[..., 0]
+
+
+class Measurement(NamedTuple):
+    """`z = H x + e`, `e ~ N(0, I)`: the square root of an `Information`.
+
+    A distance from it keeps its digits however far the states are from zero. `x^T J x - 2 y^T x + c` does not.
+
+    rows: H, `(..., m, n)`. values: z, `(..., m)`.
+    """
+
+    rows: Tensor
+    values: Tensor
+
+    def information(self) -> "Information":
+        """The same as a quadratic."""
+        return Information.of(self.rows, self.values)
+
+    def widened(self, variance: Tensor) -> "Measurement":
+        """Of `x + e`, `e ~ N(0, V)`: rows and values times `L^-1`, `L L^T = I + H V H^T`."""
+        identity = torch.eye(self.rows.shape[-2], dtype=variance.dtype, device=variance.device)
+        total = identity + symmetric(self.rows @ variance @ self.rows.mT)
+        factor, failed = torch.linalg.cholesky_ex(torch.where(total.isfinite(), total, 0.0))
+        if bool((failed > 0).any()):  # by overflow: nothing is left to say
+            lost = (failed > 0)[..., None, None]
+            factor = torch.where(lost, identity, factor)
+            rows = torch.where(lost, 0.0, self.rows.expand(*factor.shape[:-2], *self.rows.shape[-2:]))
+            return Measurement(rows, torch.where(lost[..., 0], 0.0, self.values))._divided(factor)
+        return self._divided(factor)
+
+    def _divided(self, factor: Tensor) -> "Measurement":
+        rows = torch.linalg.solve_triangular(factor, self.rows, upper=False)
+        return Measurement(rows, torch.linalg.solve_triangular(factor, self.values[..., None], upper=False)[..., 0])
+
+    def pulled(self, matrix: Tensor) -> "Measurement":
+        """Of x, where this one is of `M x`: `H M`."""
+        return Measurement(self.rows @ matrix, self.values)
+
+    def bounded(self) -> "Measurement":
+        """As `Information.bounded`."""
+        largest = self.rows.detach().abs().amax((-2, -1))
+        if not bool((largest > _LARGEST_ROW).any()):
+            return self
+        share = torch.where(largest > _LARGEST_ROW, _LARGEST_ROW / largest, 1.0)
+        return Measurement(self.rows * share[..., None, None], self.values * share[..., None])
+
+    def kept(self, where: Tensor) -> "Measurement":
+        """Where a condition `(models, 1 or j)` holds and the rows are numbers; nothing elsewhere."""
+        where = where & self.rows.isfinite().all(-1).all(-1)
+        if bool(where.all()):
+            return self
+        return Measurement(
+            torch.where(where[..., None, None], self.rows, 0.0), torch.where(where[..., None], self.values, 0.0)
+        )
+
+    def distance(self, state: Tensor) -> Tensor:
+        """`d^2 = |z - H x|^2`, the squared Mahalanobis distance of what was seen."""
+        return (self.values - (self.rows * state[..., None, :]).sum(-1)).square().sum(-1)
 
 
 class Information(NamedTuple):
@@ -80,10 +138,16 @@ class Information(NamedTuple):
         share = torch.where(largest > _MOST, _MOST / largest, 1.0)
         return Information(self.matrix * share[..., None, None], self.vector * share[..., None], self.constant * share)
 
-    def distance(self, state: Tensor) -> Tensor:
-        """`d^2 = x^T J x - 2 y^T x + c`, the squared Mahalanobis distance of what was seen; `>= 0`."""
-        pull = (self.matrix * state[..., None, :]).sum(-1) - 2 * self.vector
-        return ((pull * state).sum(-1) + self.constant).clamp(min=0.0)
+    def kept(self, where: Tensor) -> "Information":
+        """Where a condition `(models,)` holds and the matrix is finite; nothing elsewhere."""
+        where = where & self.matrix.isfinite().all(-1).all(-1)  # beyond 1e34 times V, J of less than full rank is lost
+        if bool(where.all()):
+            return self
+        return Information(
+            torch.where(where[..., None, None], self.matrix, 0.0),
+            torch.where(where[..., None], self.vector, 0.0),
+            torch.where(where, self.constant, 0.0),
+        )
 
     def solved(self, settled: Tensor | None) -> tuple[Tensor, Tensor]:
         """`J^-1 y` and `J^-1`, symmetric; zero with infinite variance in directions that are unknown.
@@ -133,7 +197,7 @@ def _outer(scale: Tensor) -> Tensor:
     return scale[..., :, None] * scale[..., None, :]
 
 
-def together(parts: list[Information]) -> Information:
+def together(parts: list[Measurement]) -> Measurement:
     """Several along the last batch dimension, the one of sources."""
-    matrices, vectors, constants = zip(*parts, strict=True)
-    return Information(torch.cat(matrices, dim=-3), torch.cat(vectors, dim=-2), torch.cat(constants, dim=-1))
+    rows, values = zip(*parts, strict=True)
+    return Measurement(torch.cat(rows, dim=-3), torch.cat(values, dim=-2))

@@ -10,6 +10,8 @@ from .linear_sde import LinearSDE
 from .matrices import real
 
 _FURTHEST = 1e100  # a reading, in units of its noise
+_SHARPEST = 1e45  # what a row of C is in units of the noise: squares of squares must not overflow
+_GAP = 1e7  # between the far readings and the others, in units of these: the far ones are no readings
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,14 @@ def make_grid(
     observations: Tensor,
     query_times: Tensor | None,
     starts: tuple[torch.Size, ...] = (),
+    robust: bool = False,
 ) -> Grid:
-    """The grid of one estimation; `starts`: the batch dimensions of what is known of the first moment.
+    """The grid of one estimation.
+
+    Args:
+        sde, times, observations, query_times: as `robust_estimate`.
+        starts: the batch dimensions of what is known of the first moment.
+        robust: for robust estimates of a whole record: what cannot be a reading counts as missing (`plausible`).
 
     Raises:
         ValueError: for times that do not increase or are not finite, observations of another width or length, infinite
@@ -129,6 +137,8 @@ def make_grid(
         ) from None
     if not shape.numel():
         raise ValueError(f"observations: got batch dimensions {tuple(shape)}, expected at least one series")
+    if robust:
+        observations = plausible(sde, times.expand(*shape, length), observations.expand(*shape, length, m))
     times, observations = flat(times, shape, 1), flat(observations, shape, 2)
     key = torch.arange(length, device=times.device).expand_as(times)
     wanted = key
@@ -150,9 +160,42 @@ def make_grid(
     rows, noise = masked(observation, noise, here[:models])
     values = observations.masked_fill(~here, 0.0)
     white = whitened(rows, noise, values)
+    if robust and bool((white[0].detach().abs() > _SHARPEST).any()):
+        raise ValueError(
+            f"observation_noise: got a standard deviation of less than 1 / {_SHARPEST:g} of what the states show, "
+            "expected another unit for observations and states"
+        )
     lags, present = times.diff(dim=-1), here.any(-1)
     components = here.sum(-1)
     return Grid(times, Information.of(*white), key, wanted, present, components, white, values, lags, shape, models)
+
+
+def plausible(sde: LinearSDE, times: Tensor, observations: Tensor) -> Tensor:
+    """Observations with NaN for those that cannot be readings: fill values such as -3.4e38, say.
+
+    A filter that takes one for its first reading loses all digits of the others. So a component counts as missing
+    where its distance from the series' median is more than 1e7 times as large as the next smaller one, the standard
+    deviation of the noise or what the process may move within a step; and where fewer than half lie that far. What an
+    unstable state grows by within a step counts too.
+    """
+    deviation = sde.observation_noise.detach().diagonal(dim1=-2, dim2=-1).sqrt()[..., None, :]
+    values = observations.detach().to(torch.float64)
+    far = ((values - values.nanmedian(dim=-2, keepdim=True).values) / deviation).abs()
+    if not bool((far > _GAP).any()):
+        return observations
+    with torch.no_grad():
+        lags = times.to(torch.float64).diff(dim=-1)
+        transition, variance = sde.transition(lags), sde.covariance(lags)
+        growth = torch.linalg.matrix_norm(transition, 2).amax(-1).clamp(min=1.0)
+        rows = sde.observation[..., None, :, :]
+        moved = (rows @ variance @ rows.mT).diagonal(dim1=-2, dim2=-1).sqrt().amax(-2, keepdim=True)
+        ordered = far.sort(dim=-2).values.nan_to_num(nan=torch.inf)
+        limit = _GAP * growth[..., None, None] * torch.maximum(ordered[..., :-1, :], 1 + moved / deviation)
+        count = (~values.isnan()).sum(-2, keepdim=True)
+        place = torch.arange(1, ordered.shape[-2], device=far.device)[:, None]
+        apart = (ordered[..., 1:, :] > limit) & (place < count) & (2 * place > count)
+        least = torch.where(apart, ordered[..., 1:, :], torch.inf).amin(-2, keepdim=True)
+    return torch.where(far >= least, torch.nan, observations)
 
 
 def _check_times(name: str, given: Tensor) -> None:

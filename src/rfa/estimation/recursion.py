@@ -19,6 +19,7 @@ from .steps import Steps
 
 _REJECTED = 0.1  # a weight below which a row starts a challenger
 _ODDS = 7.0  # against a challenger, at its start, as a logarithm: 1,000 to 1
+_LOST = 1e14  # a squared distance from a mean beside which the row loses its digits
 _BEHIND = 2.0  # a challenger that has fallen so far back is given up
 
 Part = TypeVar("Part", Gaussian, Shares)
@@ -33,7 +34,8 @@ class Recursion(NamedTuple):
     gain: `(b or 2 b, G)`: the gain of each row in units of the Kalman filter's; 1 where nothing was seen.
     typical: `(b, G)`: the multiple of R that the middle row has, as known at each moment.
     replaced: `(b, G)`: where the challenger has taken over, before the row is seen.
-    challenged: `(b, G)`: where a new challenger begins, before the row is seen. Both None where there are none.
+    challenged: `(b, G)`: where a new challenger begins, before the row is seen.
+    forgotten: `(b, G)`: where it begins without a mean. All three None where there are no challengers.
     """
 
     grid: Grid
@@ -43,6 +45,7 @@ class Recursion(NamedTuple):
     typical: Tensor
     replaced: Tensor | None = None
     challenged: Tensor | None = None
+    forgotten: Tensor | None = None
 
     def own(self, of: Part) -> Part:
         """Of a state or shares, without those of the challengers."""
@@ -99,7 +102,7 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
     grid, steps, state = grid.twice(), steps.twice(), state.expanded(2 * b)
     scale = NoiseScale.prior(grid.values)
     odds = torch.full_like(grid.times[own, 0], -torch.inf)  # of the challenger, as a logarithm; none without one
-    moments, rows, typical, replaced, challenged = [], [], [], [], []
+    moments, rows, typical, replaced, challenged, forgotten = [], [], [], [], [], []
     for k in range(grid.times.shape[1]):
         before = state.moved(*steps[k - 1]) if k else state
         if not bool(before.covariance[own].isfinite().all()):
@@ -113,12 +116,17 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
         gone = replaces | ~(odds > -_ODDS - _BEHIND)
         before, scale, row = _inherited(before, scale, row, replaces, torch.zeros_like(replaces))
         begins = gone & row.told[own] & (row.weight[own] < _REJECTED)
+        forgets = torch.zeros_like(begins)
         odds = torch.where(begins, -_ODDS, torch.where(gone, -torch.inf, odds))
         if bool(begins.any()):
             before, scale, row = _inherited(before, scale, row, torch.zeros_like(begins), begins)
             fresh = torch.cat([torch.zeros_like(begins), begins])
-            wider = torch.where(fresh, _misfit(before, grid, k), 1.0)[:, None, None]
-            before = before._replace(covariance=before.covariance * wider)
+            begun, forgets = _begun(before, grid, k)
+            before = before._replace(
+                mean=torch.where(fresh[:, None], begun.mean, before.mean),
+                covariance=torch.where(fresh[:, None, None], begun.covariance, before.covariance),
+            )
+            forgets = forgets[challenger] & begins
             row = _accepted(scale.expected(), grid, k).where(fresh, row)
         scale = scale.seen(row)
         state, gains = _corrected(before, grid, k, row)
@@ -127,8 +135,9 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
         typical.append(scale.typical()[own])
         replaced.append(replaces)
         challenged.append(begins)
+        forgotten.append(forgets)
     weight, gain = _weights(rows)
-    marks = [torch.stack(marks, dim=1) for marks in (typical, replaced, challenged)]
+    marks = [torch.stack(marks, dim=1) for marks in (typical, replaced, challenged, forgotten)]
     return Recursion(grid.weighted(weight), steps, moments, gain, *marks), NoiseScale(*(x[own] for x in scale))
 
 
@@ -143,6 +152,18 @@ def _inherited(
 def _weights(rows: list[Judged]) -> tuple[Tensor, Tensor]:
     """Weight and gain of each row, `(b, G)`."""
     return torch.stack([row.weight for row in rows], dim=1), torch.stack([row.gain for row in rows], dim=1)
+
+
+def _begun(before: Gaussian, grid: Grid, k: int) -> tuple[Gaussian, Tensor]:
+    """The challengers that row k begins, `(b, ...)`; and where they forget their mean.
+
+    The covariance is widened until it expects the row, each state's by itself: a jump of one state is none of the
+    others. A mean beside which the row would lose its digits, of a fill value say, is forgotten.
+    """
+    alone = before._replace(covariance=torch.diag_embed(before.covariance.diagonal(dim1=-2, dim2=-1)))
+    forgets = _misfit(alone, grid, k) > _LOST
+    alone = alone._replace(mean=torch.where(forgets[:, None], 0.0, alone.mean))
+    return alone._replace(covariance=alone.covariance * _misfit(alone, grid, k)[:, None, None]), forgets
 
 
 def _misfit(before: Gaussian, grid: Grid, k: int) -> Tensor:

@@ -139,11 +139,13 @@ def robust_estimate(
     plan = Plan(prior == "riccati", direction == "smooth", belief, iterations, start, return_weights)
     if backend == "fused":
         _check_fused(plan)
+    robust = plan.smooth and not belief.gaussian
     if initial is None:
-        grid, known = make_grid(sde, times, observations, query_times), None
+        grid, known = make_grid(sde, times, observations, query_times, robust=robust), None
     else:
         mean, covariance = check_start(sde.state_size, initial)
-        grid = make_grid(sde, times, observations, query_times, (mean.shape[:-1], covariance.shape[:-2]))
+        starts = (mean.shape[:-1], covariance.shape[:-2])
+        grid = make_grid(sde, times, observations, query_times, starts, robust=robust)
         known = known_start(grid, mean, covariance)
     rows = fused_rows if backend == "fused" else kalman_rows if plan.kalman else dense_rows
     return _shaped(grid, rows(sde, grid, plan, known))

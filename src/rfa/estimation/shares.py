@@ -58,6 +58,14 @@ class Shares(NamedTuple):
         index = parents(replaced, challenged)
         return Shares(*(x[index] for x in self))
 
+    def forgotten(self, challengers: Tensor) -> "Shares":
+        """Of series and their challengers, `(2 b, ...)`: nothing in challengers, `(b,)`, that begin without a mean."""
+        if not bool(challengers.any()):
+            return self
+        here = torch.cat([torch.zeros_like(challengers), challengers])
+        matrix = torch.where(here[:, None, None, None], 0.0, self.matrix)
+        return self._replace(matrix=matrix, vector=torch.where(here[:, None, None], 0.0, self.vector))
+
     def first(self, count: int) -> "Shares":
         """Of the first series."""
         return Shares(*(x[:count] for x in self))

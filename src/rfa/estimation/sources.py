@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .information import Information, together
+from .information import Measurement, together
 from .observations import Grid
 from .steps import Parts, Steps
 
@@ -12,23 +12,23 @@ class Sources:
     """Everything seen on one side of a moment.
 
     Args:
-        alone: what each source says by itself, transported to the moment, `(b, j, ...)`; precisions `(models, j, ...)`.
+        alone: what each source says by itself, transported to the moment: rows `(models, j, m, n)`, values `(b, j, m)`.
         moments: which moments the sources stand at, `(j,)`.
     """
 
-    alone: Information
+    alone: Measurement
     moments: list[int]
 
     @classmethod
     def none(cls, grid: Grid) -> "Sources":
         """Before anything is seen."""
-        return cls(Information(*(part[:, :0] for part in grid.seen)), [])
+        return cls(Measurement(*(part[:, :0] for part in grid.whitened)), [])
 
     def seen(self, grid: Grid, k: int) -> "Sources":
         """What is seen at moment k joins, for all series at once; where one is missing it says nothing."""
         if not bool(grid.present[:, k].any()):
             return self
-        new = Information(*(part[:, k : k + 1] for part in grid.seen))
+        new = Measurement(*(part[:, k : k + 1] for part in grid.whitened))
         return Sources(together([self.alone, new]), [*self.moments, k])
 
     def without(self, k: int) -> "Sources":
@@ -36,7 +36,7 @@ class Sources:
         kept = [place for place, moment in enumerate(self.moments) if moment != k]
         if len(kept) == len(self.moments):
             return self
-        return Sources(Information(*(part[:, kept] for part in self.alone)), [self.moments[place] for place in kept])
+        return Sources(Measurement(*(part[:, kept] for part in self.alone)), [self.moments[place] for place in kept])
 
     def beside(self, other: "Sources") -> "Sources":
         """Both."""

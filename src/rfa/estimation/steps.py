@@ -1,17 +1,20 @@
 """From one moment of a grid to the next: transition and variance, and how information is carried along them."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from .information import Information
+from .information import Information, Measurement
 from .linear_sde import LinearSDE
 from .observations import Grid
 
 _SHORT = 4.0  # decay over one part of a step
 _MOST_PARTS = 1024
 _FURTHEST = 200.0  # decay over one part where there would be too many; twice its exponential times 1e100 is finite
+
+Said = TypeVar("Said", Information, Measurement)  # what is known of a state at one moment
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Steps:
         """`Phi^-1` of each step, `(models, G - 1, n, n)`; not finite where a state decays by more than numbers can."""
         return _flattened(sde.transition, sde, grid, -grid.lags)
 
-    def back(self, k: int, information: Information) -> Information:
+    def back(self, k: int, information: Said) -> Said:
         """Information on the state at moment k + 1, on the state at k: no inverse is needed."""
         transition, variance = (_at(x, k, information) for x in (self.transition, self.variance))
         return information.widened(variance).pulled(transition)
@@ -82,21 +85,13 @@ class Parts:
         variance = _flattened(sde.covariance, sde, grid, parts)
         return cls(inverse, variance, [int(count) for count in counts.tolist()], crossed)
 
-    def ahead(self, k: int, information: Information) -> Information:
+    def ahead(self, k: int, information: Said) -> Said:
         """Information on the state at moment k, on the state at k + 1."""
         inverse, variance = (_at(x, k, information) for x in (self.inverse, self.variance))
         for _ in range(self.counts[k]):
             information = information.pulled(inverse).bounded().widened(variance)
-        matrix, vector, constant = information
-        kept = self.crossed[:, k].reshape(-1, *(1,) * (constant.dim() - 1))
-        kept = kept & matrix.isfinite().all(-1).all(-1)  # beyond 1e34 times V, J of less than full rank is lost
-        if bool(kept.all()):
-            return information
-        return Information(
-            torch.where(kept[..., None, None], matrix, 0.0),
-            torch.where(kept[..., None], vector, 0.0),
-            torch.where(kept, constant, 0.0),
-        )
+        crossed = self.crossed[:, k]
+        return information.kept(crossed[:, None] if isinstance(information, Measurement) else crossed)
 
 
 def _flattened(of, sde: LinearSDE, grid: Grid, lags: Tensor) -> Tensor:
@@ -107,6 +102,6 @@ def _flattened(of, sde: LinearSDE, grid: Grid, lags: Tensor) -> Tensor:
     return matrices.expand(*shape, count, n, n).reshape(grid.models, count, n, n)
 
 
-def _at(x: Tensor, k: int, information: Information) -> Tensor:
-    """Step k; with a dimension for sources where the information has one."""
-    return x[:, k] if information.matrix.dim() == 3 else x[:, k, None]
+def _at(x: Tensor, k: int, said: Information | Measurement) -> Tensor:
+    """Step k; with a dimension for sources where it is said by each of them."""
+    return x[:, k, None] if isinstance(said, Measurement) else x[:, k]

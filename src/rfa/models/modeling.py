@@ -128,7 +128,7 @@ class RFAModel(RFAPreTrainedModel):
             require(given, "input_ids", f"{input_ids.dtype} {tuple(input_ids.shape)}", "integers (batch, length)")
             if input_ids.device.type == "cpu" and readable(input_ids) and input_ids.numel():
                 least, most, size = int(input_ids.min()), int(input_ids.max()), self.config.vocab_size
-                require(0 <= least and most < size, "input_ids", least if least < 0 else most, f"ids below {size}")
+                require(least >= 0 and most < size, "input_ids", least if least < 0 else most, f"ids below {size}")
         else:
             check_states("inputs_embeds", cast(Tensor, inputs_embeds), self.config.hidden_size, self.input_projection)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
