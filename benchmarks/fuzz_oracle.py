@@ -60,6 +60,7 @@ class Oracle:
         self.eps, self.half = eps, max(half, eps)
         self.generator = torch.Generator().manual_seed(seed) if seed else None
         self.farther = farther
+        self.largest_score = 0.0  # of the pairs that see each other
         self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
@@ -118,6 +119,8 @@ class Oracle:
             prior = -torch.log(total if given["query_noise_in_bias"] else sigma.clamp(min=TINY))
         evidence = (p["robustness"] + 1) * torch.log1p(distance) if student else distance
         score = self.rounded(p["inverse_temperature"] * (self.rounded(prior) - self.rounded(evidence)))
+        sizes = score.detach().abs().masked_fill(~seen, 0.0)
+        self.largest_score = float(sizes[sizes.isfinite()].max()) if sizes.numel() else 0.0
         empty = ~seen.any(-1, keepdim=True)
         score = score.masked_fill(~seen & ~empty, -torch.inf)
         attention = self.rounded(self.rounded(self.softmax(score)) * decay, self.half)
