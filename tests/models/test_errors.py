@@ -191,8 +191,41 @@ def test_sizes_of_the_test_models_are_legal():
     assert preset("m2-sc-rfa", **SIZES).hidden_size == 32
 
 
-@pytest.mark.parametrize("number", [-1, 10**6])
+@pytest.mark.parametrize("number", [-1, -100, 61, 10**6])
 def test_token_ids_outside_the_vocabulary(number):
     model, ids = small("m2-sc-rfa"), tokens()
     ids[0, 1] = number
-    assert str(number) in refused("input_ids", lambda: model(ids))
+    assert refused("input_ids", lambda: model(ids)) == f"input_ids: got {number}, expected ids from 0 to 60"
+
+
+@pytest.mark.parametrize("number", [-1, -99, -101, 61, 10**6])
+def test_labels_outside_the_vocabulary(number):
+    model, ids = small("m2-sc-rfa"), tokens()
+    labels = ids.clone()
+    labels[0, 1:3] = torch.tensor([number, -100])
+    message = refused("labels", lambda: model(ids, labels=labels))
+    assert message == f"labels: got {number}, expected ids from 0 to 60, or -100"
+
+
+def test_labels_that_are_not_scored():
+    model, ids = small("m2-sc-rfa"), tokens()
+    labels = ids.clone()
+    labels[:, :6] = -100
+    logits = model(ids).logits[:, 5:-1]  # which foretell the last three
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 6:].flatten())
+    torch.testing.assert_close(model(ids, labels=labels).loss, expected)
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.float, torch.Tensor.int, lambda x: x[:, :3], lambda x: x.T])
+def test_labels_of_another_kind(change):
+    model, ids = small("m2-sc-rfa"), tokens()
+    given = change(ids)
+    message = refused("labels", lambda: model(ids, labels=given))
+    expected = "torch.int64 (2, 9), as the logits"
+    assert message == f"labels: got '{given.dtype} {tuple(given.shape)}', expected {expected}"
+
+
+def test_labels_that_are_no_tensor():
+    model, ids = small("m2-sc-rfa"), tokens()
+    message = refused("labels", lambda: model(ids, labels=ids.tolist()))
+    assert message == "labels: got 'list', expected a tensor of integers (2, 9)"

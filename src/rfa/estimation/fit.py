@@ -288,7 +288,7 @@ def _standard_errors(curvature: Tensor) -> Tensor:
     A parameter along which it is flat, at zero say, takes no part in the errors of the others.
     """
     found = torch.full_like(curvature[0], torch.inf)
-    curved = curvature.diagonal() > _FLAT
+    curved = ~(curvature.diagonal().abs() <= _FLAT)
     curvature = curvature[curved][:, curved]
     scale = curvature.diagonal().sqrt()
     relative = curvature / scale / scale[:, None]

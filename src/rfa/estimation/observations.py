@@ -46,8 +46,17 @@ class Grid:
     models: int
 
     def limited(self) -> "Grid":
-        """With readings so far off that their squares overflow where they do not: they are rejected there as well."""
+        """With readings so far off that their squares overflow where they do not: they are rejected there as well.
+
+        Raises:
+            ValueError: where the noise is so small that squares of what is seen overflow.
+        """
         rows, values = self.whitened
+        if bool((rows.detach().abs() > _SHARPEST).any()):
+            raise ValueError(
+                f"observation_noise: got a standard deviation of less than 1 / {_SHARPEST:g} of what the states show, "
+                "expected another unit for observations and states"
+            )
         if not bool((values.abs() > _FURTHEST).any()):
             return self
         white = rows, values.clamp(min=-_FURTHEST, max=_FURTHEST)
@@ -160,11 +169,6 @@ def make_grid(
     rows, noise = masked(observation, noise, here[:models])
     values = observations.masked_fill(~here, 0.0)
     white = whitened(rows, noise, values)
-    if robust and bool((white[0].detach().abs() > _SHARPEST).any()):
-        raise ValueError(
-            f"observation_noise: got a standard deviation of less than 1 / {_SHARPEST:g} of what the states show, "
-            "expected another unit for observations and states"
-        )
     lags, present = times.diff(dim=-1), here.any(-1)
     components = here.sum(-1)
     return Grid(times, Information.of(*white), key, wanted, present, components, white, values, lags, shape, models)

@@ -13,12 +13,14 @@ from transformers.utils.output_capturing import capture_outputs
 
 from rfa.nn import FilterCache, HeadDynamics, NormalLinear
 from rfa.nn.cache import check_cache
-from rfa.nn.checks import check_states, require
+from rfa.nn.checks import check_ids, check_states, require
 from rfa.nn.precision import FullPrecision
 from rfa.ops.transforms import readable
 
 from .attention import build_attention
 from .configuration import RFAConfig
+
+NOT_SCORED = -100  # the label that transformers' loss passes over
 
 
 class RFABlock(GradientCheckpointingLayer):
@@ -126,9 +128,7 @@ class RFAModel(RFAPreTrainedModel):
                 raise ValueError(f"input_ids: got {given}, expected {expected}")
             given = input_ids.dim() == 2 and input_ids.dtype in (torch.int32, torch.int64)
             require(given, "input_ids", f"{input_ids.dtype} {tuple(input_ids.shape)}", "integers (batch, length)")
-            if input_ids.device.type == "cpu" and readable(input_ids) and input_ids.numel():
-                least, most, size = int(input_ids.min()), int(input_ids.max()), self.config.vocab_size
-                require(least >= 0 and most < size, "input_ids", least if least < 0 else most, f"ids below {size}")
+            check_ids("input_ids", input_ids, self.config.vocab_size)
         else:
             check_states("inputs_embeds", cast(Tensor, inputs_embeds), self.config.hidden_size, self.input_projection)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
@@ -199,7 +199,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             kwargs: `output_hidden_states` and `return_dict`, as elsewhere in transformers; nothing else.
 
         Raises:
-            ValueError: for an unknown argument, or a mask, segments or times that do not fit.
+            ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments or
+                times that do not fit.
         """
         outputs = self.model(
             input_ids,
@@ -217,6 +218,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             vocabulary = self.config.vocab_size
+            _check_labels(labels, logits, vocabulary)
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
             )
@@ -274,6 +276,14 @@ def _refuse_unknown(given: dict[str, object]) -> None:
         if name not in ("output_hidden_states", "cache_position") and value is not None and value is not False:
             hint = ", expected times (real numbers, any unit)" if name == "position_ids" else ""
             raise ValueError(f"{name}: not an argument of this model{hint}")
+
+
+def _check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
+    given, shape = isinstance(labels, Tensor), tuple(logits.shape[:2])
+    require(given, "labels", type(labels).__name__, f"a tensor of integers {shape}")
+    fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
+    require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}, as the logits")
+    check_ids("labels", labels, vocabulary, NOT_SCORED)
 
 
 def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from rfa.ops.backends import BACKENDS
 from rfa.ops.inputs import Positions, locate
+from rfa.ops.transforms import readable
 from rfa.ops.validation import validate_positions
 
 # What the extensions of appendix E need of a filter's other choices
@@ -67,6 +68,20 @@ def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> 
         expected = f"floating-point (batch, length, {size}) in {weight}, the weights' dtype"
         require(False, name, f"{given.dtype} {tuple(given.shape)}", expected)
     return given.shape
+
+
+def check_ids(name: str, ids: Tensor, vocabulary: int, spared: int | None = None) -> None:
+    """Raise `ValueError` for ids outside the vocabulary, but for the `spared` one.
+
+    Only on a CPU: a GPU would have to finish its work first.
+    """
+    if ids.device.type != "cpu" or not readable(ids) or not ids.numel():
+        return
+    least, most = (int(x) for x in ids.aminmax())
+    if least < 0 and spared is not None:
+        least = int(ids.masked_fill(ids == spared, 0).min())
+    expected = f"ids from 0 to {vocabulary - 1}" + ("" if spared is None else f", or {spared}")
+    require(least >= 0 and most < vocabulary, name, least if least < 0 else most, expected)
 
 
 def checked_positions(

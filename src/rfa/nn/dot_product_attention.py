@@ -92,7 +92,8 @@ class DotProductAttention(Attention):
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
         rotary_map: "complex", or "as_released" for the map of the paper's code.
-        backend: of the operator, where PyTorch's own kernel does not serve.
+        backend: of the operator, where PyTorch's own kernel does not serve. "reference" also has second derivatives
+            where it serves, and is slower in training there.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -244,10 +245,13 @@ class DotProductAttention(Attention):
         self, query: Tensor, key: Tensor, value: Tensor, positions: Positions, log_gate: Tensor | None
     ) -> Tensor:
         """Attention over turned states."""
+        twice = self.backend == "reference"
         if self._plain(positions):
-            return scaled_dot_product_attention(query, key, value, is_causal=query.shape[2] > 1)
+            return scaled_dot_product_attention(query, key, value, twice, is_causal=query.shape[2] > 1)
         if self.window is not None:
-            return windowed_attention(query, key, value, positions=positions, window=self.window)
+            return windowed_attention(
+                query, key, value, positions=positions, window=self.window, second_derivatives=twice
+            )
         return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
 
     def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -198,7 +198,7 @@ def _rows(
     if gates is not None:
         bias = bias + gates.masked_fill(~visible, 0.0).to(bias.dtype)
     if decay is None:
-        estimate = scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        estimate = scaled_dot_product_attention(query, key, value, second_derivatives=True, attn_mask=bias)
     else:
         weight = (query @ key.mT / math.sqrt(query.shape[-1]) + bias).softmax(-1)
         estimate = (weight * decay_kernel(decay[:, None, None], lag)) @ value

@@ -6,7 +6,6 @@ dtype's range before: there `Sigma~` counts as `least_judged` where it lies belo
 """
 
 import functools
-import math
 from collections.abc import Callable
 
 import torch
@@ -41,12 +40,13 @@ def evidence(residual: Tensor, scale: tuple[Tensor, ...], weight: Weight) -> Ten
     constant, times each factor's constant over that factor: 1, with the gradient of its reciprocal. Beyond 1e19 in
     float32 the quotient is formed as two factors, each with a logarithm of its own.
     """
-    held = functools.reduce(torch.mul, (factor.detach() for factor in scale))
-    one = math.prod(factor.detach() / factor for factor in scale)
+    held = functools.reduce(torch.mul, [factor.detach() for factor in scale])
+    one = functools.reduce(torch.mul, [factor.detach() / factor for factor in scale])
     if weight == "exponential":
         return residual / held * one
     largest = torch.finfo(residual.dtype).max
-    if residual.numel() and _numbers_at_hand(residual, held) and residual.detach().max() < largest**0.5 * held.min():
+    ordinary = _numbers_at_hand(residual, held) and residual.numel()
+    if ordinary and residual.detach().max() < largest**0.5 * held.min():
         return torch.log1p(residual / held * one)
     ceiling = (largest**0.5 * held).clamp(max=largest)
     near = torch.minimum(residual, ceiling) / held * one
@@ -99,7 +99,7 @@ def of_numbers(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
 
 def _numbers_at_hand(*tensors: Tensor) -> bool:
     """Whether a look at the numbers is allowed and costs little: a GPU would have to finish its work first."""
-    return all(x.device.type == "cpu" for x in tensors) and readable(*tensors)
+    return readable(*tensors) and all(x.device.type == "cpu" for x in tensors)
 
 
 def sees_any(visible: Tensor, poisoned: Tensor) -> Tensor:

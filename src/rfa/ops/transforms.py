@@ -7,8 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._ops import _len_torch_dispatch_stack_pre_dispatch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 # The dimension of the heads, None where all share it. Of the inputs that every kernel takes first: states, phases,
 # prior, positions; and of the gradients that its backward pass gives: states, the prior but its bound.
@@ -41,24 +44,45 @@ def transformed() -> bool:
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether the values of tensors can be looked at: not while a compiler traces, nor where they are batched."""
-    return not torch.compiler.is_compiling() and not any(_batched(x) for x in tensors if x is not None)
+    """Whether the values of tensors can be looked at, and what follows from them may choose the way.
+
+    Not while a program is recorded, for it must serve other values; nor where tensors are batched or hold no numbers.
+    """
+    return not _recorded() and all(_has_numbers(x) for x in tensors if x is not None)
 
 
-def _batched(x: Tensor) -> bool:
+def _recorded() -> bool:
+    """Whether a compiler, `torch.jit.trace` or a dispatch mode (`make_fx`, `FakeTensorMode`) sees what runs.
+
+    `torch.device` as a context is no such mode.
+    """
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return True
+    return _len_torch_dispatch_stack() > 0 or _len_torch_dispatch_stack_pre_dispatch() > 0
+
+
+def _has_numbers(x: Tensor) -> bool:
     wrappers = torch._C._functorch
     while wrappers.is_functorch_wrapped_tensor(x):
         if wrappers.is_batchedtensor(x):
-            return True
+            return False
         x = wrappers.get_unwrapped(x)
-    return False
+    return not x.is_meta and not isinstance(x, FakeTensor)
 
 
-def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, **given: Any) -> Tensor:
-    """PyTorch's attention, by its formula where there are transforms: its kernels have neither tangents nor, where a
-    transform hides that it is learned, a gradient of the mask.
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, second_derivatives: bool = False, **given: Any
+) -> Tensor:
+    """PyTorch's attention, by its formula where its kernels lack a derivative.
+
+    They have no tangents and, where a transform hides that the mask is learned, no gradient of it. Nor have they
+    `second_derivatives`: where those are asked for, the formula serves wherever there is a gradient, which is slower.
     """
-    with sdpa_kernel(SDPBackend.MATH) if transformed() else nullcontext():
+    by_formula = transformed()
+    if second_derivatives and torch.is_grad_enabled():
+        inputs = (query, key, value, given.get("attn_mask"))
+        by_formula = by_formula or any([x is not None and x.requires_grad for x in inputs])
+    with sdpa_kernel(SDPBackend.MATH) if by_formula else nullcontext():
         return F.scaled_dot_product_attention(query, key, value, **given)
 
 

@@ -8,13 +8,22 @@ from .scores import finite, sees_any
 from .transforms import scaled_dot_product_attention
 
 
-def windowed_attention(query: Tensor, key: Tensor, value: Tensor, *, positions: Positions, window: int) -> Tensor:
+def windowed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    positions: Positions,
+    window: int,
+    second_derivatives: bool = False,
+) -> Tensor:
     """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d)) v_j` over the keys of lags `0 <= t_i - t_j < window`.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`, turned already.
         positions: where keys and queries stand, checked already.
         window: in units of time; at times 0, 1, 2, ... the number of keys that a query sees, its own included.
+        second_derivatives: the result can be differentiated twice, which makes the first derivative slower.
 
     Returns:
         `(batch, heads, queries, 2 d)`; zeros for a query that sees no key. At times 0, 1, 2, ... in O(N window).
@@ -37,7 +46,7 @@ def windowed_attention(query: Tensor, key: Tensor, value: Tensor, *, positions: 
         visible = visible[:, None]
         empty = ~visible.any(-1, keepdim=True)
         states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
-        estimate = scaled_dot_product_attention(*states, attn_mask=visible | empty)
+        estimate = scaled_dot_product_attention(*states, second_derivatives, attn_mask=visible | empty)
         poisoned = unknown[:, :, rows] | sees_any(visible, unknown_keys[:, :, seen])
         estimates.append(estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0))
     return torch.cat(estimates, dim=2)

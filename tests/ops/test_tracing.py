@@ -1,0 +1,145 @@
+"""A recorded program serves other numbers than it was recorded with: what is fast for ordinary ones is not in it."""
+
+import warnings
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from rfa.ops import robust_filter_attention
+from rfa.ops.scores import evidence, of_numbers
+from rfa.ops.transforms import readable
+
+from .cpu.compiled import python
+from .problems import problem
+
+MODES = ["real", "fake", "symbolic"]
+
+
+def traced(function, *given):
+    """By `torch.jit.trace`, which warns of branches that shapes decide, and that it is deprecated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(function, given, check_trace=False)
+
+
+def summed(states):
+    """Of each state, in each channel."""
+    return of_numbers(lambda x: x.sum(-1, keepdim=True).expand(x.shape), states)
+
+
+def judged(residual, variance):
+    return evidence(residual, (variance,), "student_t")
+
+
+ORDINARY = {"evidence": (judged, torch.ones(3), torch.ones(3)), "of_numbers": (summed, torch.ones(2, 3))}
+EXTREME = {
+    "evidence": (torch.full((3,), 1e30), torch.full((3,), 1e-15)),  # a quotient beyond float32
+    "of_numbers": (torch.tensor([[torch.inf, 0.0, 0.0], [1.0, 1.0, 1.0]]),),
+}
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_a_trace_of_ordinary_numbers(name):
+    function, *given = ORDINARY[name]
+    found = traced(function, *given)(*EXTREME[name])
+    torch.testing.assert_close(found, function(*EXTREME[name]), equal_nan=True)
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", ORDINARY)
+def test_make_fx(name, mode, pre_dispatch):
+    function, *given = ORDINARY[name]
+    found = make_fx(function, tracing_mode=mode, pre_dispatch=pre_dispatch)(*given)(*EXTREME[name])
+    torch.testing.assert_close(found, function(*EXTREME[name]), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ORDINARY)
+def test_fake_and_meta_tensors(name):
+    function, *given = ORDINARY[name]
+    with FakeTensorMode() as mode:
+        fake = [mode.from_tensor(x) for x in given]
+        assert function(*fake).shape == given[0].shape
+    for others in (fake, [x.to("meta") for x in given]):  # and where the mode is left
+        assert not readable(*others)
+        assert function(*others).shape == given[0].shape
+
+
+def test_what_can_be_read():
+    given = torch.ones(3)
+    assert readable(given, None)
+    with torch.device("cpu"), torch.no_grad():
+        assert readable(given)
+    with torch.inference_mode():
+        assert readable(torch.ones(3))
+
+
+def operator(names, **options):
+    """The reference of inputs in this order."""
+
+    def call(*given):
+        return robust_filter_attention(**dict(zip(names, given, strict=True)), backend="reference", **options)
+
+    return call
+
+
+def extreme(inputs):
+    """The same with a far query and hardly any noise: quotients beyond float32."""
+    small = {n: x * 1e-25 for n, x in inputs.items() if n in ("process_noise", "key_noise", "query_noise")}
+    return {**inputs, **small, "noise_floor": inputs["noise_floor"] * 1e-25, "query": inputs["query"] * 1e12}
+
+
+@pytest.mark.parametrize("record", [traced, lambda function, *given: make_fx(function)(*given)], ids=["jit", "fx"])
+def test_the_reference_recorded(record):
+    inputs = problem(0, dtype=torch.float32)
+    call = operator(inputs)
+    found = record(call, *inputs.values())
+    for given in (inputs, extreme(inputs)):
+        torch.testing.assert_close(found(*given.values()), call(*given.values()), rtol=1e-6, atol=1e-6)
+
+
+COMPILED = """
+import torch
+from ops.problems import PRIORS, WEIGHTS, STATES, attend, problem
+from ops.test_tracing import extreme
+from rfa.ops.dot_product import decayed_dot_product_attention
+from rfa.ops.inputs import locate
+
+positions = locate(7, 7, torch.device("cpu"), None, None, None, None)
+
+
+def softmax(leaves, decay=None):
+    given = [leaves[name] for name in STATES]
+    return (decayed_dot_product_attention(*given, positions=positions, decay=decay, backend="reference"),)
+
+
+def reference(options):
+    return lambda leaves: attend(leaves, "reference", **options)
+
+
+functions = [reference({"prior": prior, "weight": weight}) for prior, weight in zip(PRIORS, WEIGHTS)]
+functions += [softmax, lambda leaves: softmax(leaves, torch.ones(2))]
+ordinary = problem(0, keys=7, dtype=torch.float32)
+for function in functions:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, fullgraph=True, backend="eager")
+    for inputs in (ordinary, extreme(ordinary)):
+        results = []
+        for call in (function, compiled):
+            leaves = {n: x.clone().requires_grad_() for n, x in inputs.items()}
+            outputs = call(leaves)
+            if inputs is ordinary:
+                sum(x.square().sum() for x in outputs).backward()
+            results.append([*outputs, *(x.grad for x in leaves.values() if x.grad is not None)])
+        for found, expected in zip(*results, strict=True):
+            size = float(expected.detach().abs().nan_to_num(0.0).max())
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5 * size, equal_nan=True)
+"""
+
+
+def test_compiled_in_one_graph(tmp_path):
+    """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them."""
+    done = python(COMPILED, tmp_path)
+    assert done.returncode == 0, done.stderr
