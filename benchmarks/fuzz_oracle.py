@@ -143,6 +143,13 @@ class Oracle:
         error = 2.0**-53 * ahead * (at_query[:, :, None] - at_key[:, None, :])
         return (given["decay"][:, None, None] * error[:, None]).detach()
 
+    def expm1(self, x: Tensor) -> Tensor:
+        """Rounded; its derivative is formed from it, as autograd does, and loses what the result has lost."""
+        if not self.eps:
+            return torch.expm1(x)
+        result = self.rounded(torch.expm1(x.detach()))
+        return result + (x - x.detach()) * (result + 1)
+
     def softmax(self, score: Tensor) -> Tensor:
         """Of the last dimension; `<dout, out>` comes from a rounded estimate, unless one weight is nearly 1."""
         weights = score.softmax(-1)
@@ -177,7 +184,7 @@ class Oracle:
                 if len(at) > 1:
                     step = times.diff()
                     grown = self.rounded(q * grown_by(decay, step))
-                    lost = self.rounded(-torch.expm1(-2 * decay * step))
+                    lost = -self.expm1(-2 * decay * step)
                     g = grown / self.watched(f"noise of {b}, {int(segment)}", r.expand_as(grown))
                     b_ = lost - g  # x = K / (1 - K) solves x^2 + x (1 - F^2 - g) - g = 0
                     root = torch.sqrt(b_.square() + 4 * g)

@@ -79,3 +79,17 @@ def test_a_sigma_of_zero_hides_no_gradient_of_what_is_added_to_it(timed, backend
     expected = gradients(shifted, "reference", **options)
     for name in VARIANCES:
         torch.testing.assert_close(found[name].double(), expected[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_gradient_of_a_query_of_zeros(backend):
+    """Its squared distance is `E^2 |k|^2`, which underflows; its gradient `-2 E k w` does not."""
+    inputs = problem(2, batch=1, heads=1, keys=1, modes=2, dtype=torch.float32)
+    inputs["query"] = torch.zeros(1, 1, 2, 4)
+    inputs["decay"].fill_(30.0)
+    for name in VARIANCES:
+        inputs[name].fill_(1e-24 if name == "query_noise" else 0.0)
+    times = {"times": torch.zeros(1), "query_times": torch.tensor([1.7, 1.8])}
+    found = gradients(inputs, backend, **times)["query"]
+    expected = gradients({n: x.double() for n, x in inputs.items()}, "reference", **times)["query"]
+    assert expected.abs().amax((0, 1, 3)).min() > 1e-3
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-6)

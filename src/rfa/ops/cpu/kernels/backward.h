@@ -149,7 +149,8 @@ template <int64_t SCORE, class Prior> class Backward {
       key_norms_[j] = squared_norm(keys_ + j * task_.channels, task_.channels);
       longest = std::max(longest, key_norms_[j]);
     }
-    reach_ = std::fabs(task_.scalar(0)) * std::sqrt(widest_ * longest);
+    // Of a query of zeros E c w |k| is all of its gradient.
+    reach_ = std::fabs(task_.scalar(0)) * std::sqrt(std::max(widest_, longest) * longest);
   }
 
   void key_block(int64_t start) {

@@ -169,12 +169,14 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, Mean mean, Sight seen, const
     *grad_coefficient += sum(coefficient);
     return;
   }
+  // Where r is 0, rounding is all that q - E k is. But of a query of zeros r is E^2 |k|^2, which may have underflown.
+  const Floats zero = all(row.norm > 0.0f ? 0.0f : -1.0f);
   for (int64_t j = 0; j < n; j += LANES) {
     const Floats decay = load(pairs.decay + j), key_norm = load(key_norms + j), weight = load(pairs.weight + j);
     const Distance d = distance(decay, weight, load(dots + j), key_norm, row);
     Floats x = load(grads.bias + j);  // becomes the gradient of w r
     x = SCORE == STUDENT_T ? x * (-row.coefficient * BITS) / (d.weighted + ONE) : x * -row.coefficient;
-    const Floats residual = keep(x * weight, d.residual > 0.0f);  // where r is 0, rounding is all that q - E k is
+    const Floats residual = keep(x * weight, d.residual > zero);
     const Floats slope = residual * decay * -2.0f;
     norm += residual;
     store(grads.weight + j, x * d.residual);

@@ -75,7 +75,8 @@ def pair_weights(
         evidence = -dot
     else:
         residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
-        positive = residual > 0.0  # of no distance rounding is all that q - E k is
+        # Where r is 0, rounding is all that q - E k is. But of a query of zeros E^2 |k|^2 may have underflown.
+        positive = (residual > 0.0) | (query_norm == 0.0)
         residual = tl.maximum(residual, 0.0)
         distance = weight * residual
         evidence = log2_1p(distance, FAST_LOG=FAST_LOG) if SCORE == "student_t" else distance
