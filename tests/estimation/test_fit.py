@@ -128,6 +128,8 @@ def test_standard_errors_where_the_curvature_says_nothing():
     for curvature in ([[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]], [[torch.nan, 0.0], [0.0, 1.0]]):
         assert _standard_errors(matrix(curvature)).isinf().all()
     torch.testing.assert_close(_standard_errors(matrix([[4.0, 0.0], [0.0, 0.25]])), matrix([0.5, 2.0]))
+    ridge = matrix([[1e-5, 0.009], [0.009, 10.0]])  # nearly flat, but not by itself
+    torch.testing.assert_close(_standard_errors(ridge), ridge.inverse().diagonal().sqrt())
 
 
 @pytest.mark.parametrize(

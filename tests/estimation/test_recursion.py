@@ -363,3 +363,36 @@ def test_extreme_series_have_finite_means_and_positive_covariances(seed):
     units = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=torch.finfo(torch.float64).tiny).sqrt()
     eigenvalues = torch.linalg.eigvalsh(covariance / units[..., :, None] / units[..., None, :])
     assert (eigenvalues[:, 0] >= -1e-9 * eigenvalues[:, -1]).all()
+
+
+@pytest.mark.parametrize("direction", ["filter", "smooth"])
+def test_a_jump_is_followed_in_any_coordinates(direction):
+    """A slow state jumps beside a fast one; rotated, the model and the readings are the same."""
+    slow, found = (
+        LinearSDE(torch.diag(matrix([-0.02, -2.0])), torch.diag(matrix([0.1, 0.5])), matrix([[1, 1]]), matrix([[0.5]])),
+        [],
+    )
+    times, generator = irregular_times(60, 3), torch.Generator().manual_seed(3)
+    values = slow.simulate(times, generator, (0.05, 10.0), sample_shape=(8,)).observations
+    values[:, 30:] += 30
+    for angle in (0.0, 0.8):
+        turn = matrix([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+        diffusion = turn @ slow.diffusion @ turn.T
+        turned = LinearSDE(
+            turn @ slow.dynamics @ turn.T,
+            (diffusion + diffusion.T) / 2,
+            slow.observation @ turn.T,
+            slow.observation_noise,
+        )
+        estimate = robust_estimate(turned, times, values, direction=direction)
+        found.append((estimate.mean @ turned.observation.T)[..., 0])
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-4)
+
+
+def test_a_step_at_the_end_of_a_record_is_no_fill_value():
+    """A minority of the readings lies 1e9 deviations off, and stays there."""
+    times, values = drifting(100)
+    sde = LinearSDE(matrix([[0.0]]), matrix([[1e-18]]), matrix([[1.0]]), matrix([[1e-18]]))
+    values = 1e-9 * values + (torch.arange(40)[:, None] >= 30)
+    found = robust_estimate(sde, times, values, direction="smooth")
+    assert (found.mean[33:, 0] - 1).abs().max() < 1e-8

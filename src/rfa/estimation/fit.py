@@ -285,10 +285,12 @@ def _curvature(loss: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
 def _standard_errors(curvature: Tensor) -> Tensor:
     """Square roots of the diagonal of the inverse; infinite where the likelihood is flat or not at a maximum.
 
-    A parameter along which it is flat, at zero say, takes no part in the errors of the others.
+    A parameter along which it is flat by itself, at zero say, takes no part in the errors of the others.
     """
     found = torch.full_like(curvature[0], torch.inf)
-    curved = ~(curvature.diagonal().abs() <= _FLAT)
+    size = curvature.diagonal().abs()
+    shared = (curvature - curvature.diagonal().diag()).abs().square() > _FLAT * size.clamp(min=_FLAT) * 1e-4
+    curved = ~(size <= _FLAT) | shared.any(-1)
     curvature = curvature[curved][:, curved]
     scale = curvature.diagonal().sqrt()
     relative = curvature / scale / scale[:, None]

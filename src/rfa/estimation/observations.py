@@ -11,7 +11,7 @@ from .matrices import real
 
 _FURTHEST = 1e100  # a reading, in units of its noise
 _SHARPEST = 1e45  # what a row of C is in units of the noise: squares of squares must not overflow
-_GAP = 1e7  # between the far readings and the others, in units of these: the far ones are no readings
+_GAP = 1e10  # between the far readings and the others, in units of these: the far ones are no readings
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def make_grid(
     Args:
         sde, times, observations, query_times: as `robust_estimate`.
         starts: the batch dimensions of what is known of the first moment.
-        robust: for robust estimates of a whole record: what cannot be a reading counts as missing (`plausible`).
+        robust: for robust estimates of a whole record: first readings that cannot be any are missing (`plausible`).
 
     Raises:
         ValueError: for times that do not increase or are not finite, observations of another width or length, infinite
@@ -175,12 +175,12 @@ def make_grid(
 
 
 def plausible(sde: LinearSDE, times: Tensor, observations: Tensor) -> Tensor:
-    """Observations with NaN for those that cannot be readings: fill values such as -3.4e38, say.
+    """Observations with NaN for first readings that cannot be any: fill values such as -3.4e38, say.
 
-    A filter that takes one for its first reading loses all digits of the others. So a component counts as missing
-    where its distance from the series' median is more than 1e7 times as large as the next smaller one, the standard
-    deviation of the noise or what the process may move within a step; and where fewer than half lie that far. What an
-    unstable state grows by within a step counts too.
+    Nothing predicts the rows that determine the state, and a fill value among them leaves no digits of the others. Of
+    these rows a component counts as missing where its distance from the series' median is more than 1e10 times as large
+    as the next smaller one and as the standard deviation of the noise and of what the process may move in all the time;
+    and where fewer than half lie that far.
     """
     deviation = sde.observation_noise.detach().diagonal(dim1=-2, dim2=-1).sqrt()[..., None, :]
     values = observations.detach().to(torch.float64)
@@ -188,18 +188,19 @@ def plausible(sde: LinearSDE, times: Tensor, observations: Tensor) -> Tensor:
     if not bool((far > _GAP).any()):
         return observations
     with torch.no_grad():
-        lags = times.to(torch.float64).diff(dim=-1)
-        transition, variance = sde.transition(lags), sde.covariance(lags)
-        growth = torch.linalg.matrix_norm(transition, 2).amax(-1).clamp(min=1.0)
+        variance = sde.covariance(times[..., -1:] - times[..., :1])
         rows = sde.observation[..., None, :, :]
-        moved = (rows @ variance @ rows.mT).diagonal(dim1=-2, dim2=-1).sqrt().amax(-2, keepdim=True)
+        moved = (rows @ variance @ rows.mT).diagonal(dim1=-2, dim2=-1).sqrt() / deviation
         ordered = far.sort(dim=-2).values.nan_to_num(nan=torch.inf)
-        limit = _GAP * growth[..., None, None] * torch.maximum(ordered[..., :-1, :], 1 + moved / deviation)
         count = (~values.isnan()).sum(-2, keepdim=True)
         place = torch.arange(1, ordered.shape[-2], device=far.device)[:, None]
-        apart = (ordered[..., 1:, :] > limit) & (place < count) & (2 * place > count)
+        apart = ordered[..., 1:, :] > _GAP * torch.maximum(ordered[..., :-1, :], 1 + moved)
+        apart = apart & (place < count) & (2 * place > count)
         least = torch.where(apart, ordered[..., 1:, :], torch.inf).amin(-2, keepdim=True)
-    return torch.where(far >= least, torch.nan, observations)
+        sound = (~values.isnan()).any(-1) & ~(far >= least).any(-1)
+        determine = -(-sde.state_size // sde.observation_size)
+        first = sound.cumsum(-1) - sound.to(torch.long) < determine
+    return torch.where((far >= least) & first[..., None], torch.nan, observations)
 
 
 def _check_times(name: str, given: Tensor) -> None:

@@ -101,6 +101,8 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
     own, challenger = slice(0, b), slice(b, 2 * b)
     grid, steps, state = grid.twice(), steps.twice(), state.expanded(2 * b)
     scale = NoiseScale.prior(grid.values)
+    undetermined = -(-state.mean.shape[-1] // grid.values.shape[-1]) - 1  # rows beside the first that fix a state
+    trust = torch.zeros_like(grid.times[own, 0])  # rows that a new challenger believes in full
     odds = torch.full_like(grid.times[own, 0], -torch.inf)  # of the challenger, as a logarithm; none without one
     moments, rows, typical, replaced, challenged, forgotten = [], [], [], [], [], []
     for k in range(grid.times.shape[1]):
@@ -110,6 +112,7 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
                 f"times: got a time by which the state overflows, moment {k} of all, expected a shorter series"
             )
         row = _judged(scale.expected(), before, grid, k)
+        row = _trusted(row, torch.cat([torch.zeros_like(trust), trust]) > 0)
         told = row.told[own] & row.told[challenger]
         odds = odds + torch.where(told, row.evidence[challenger] - row.evidence[own], 0.0).detach()
         replaces = odds > 0
@@ -128,6 +131,7 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
             )
             forgets = forgets[challenger] & begins
             row = _accepted(scale.expected(), grid, k).where(fresh, row)
+        trust = torch.where(begins, 2.0 * undetermined, (trust - told.to(trust.dtype)).clamp(min=0.0))
         scale = scale.seen(row)
         state, gains = _corrected(before, grid, k, row)
         moments.append(Filtered(before, state, gains))
@@ -157,13 +161,24 @@ def _weights(rows: list[Judged]) -> tuple[Tensor, Tensor]:
 def _begun(before: Gaussian, grid: Grid, k: int) -> tuple[Gaussian, Tensor]:
     """The challengers that row k begins, `(b, ...)`; and where they forget their mean.
 
-    The covariance is widened until it expects the row, each state's by itself: a jump of one state is none of the
-    others. A mean beside which the row would lose its digits, of a fill value say, is forgotten.
+    The covariance is widened until it expects the row. A mean beside which the row would lose its digits, of a fill
+    value say, is forgotten.
     """
-    alone = before._replace(covariance=torch.diag_embed(before.covariance.diagonal(dim1=-2, dim2=-1)))
-    forgets = _misfit(alone, grid, k) > _LOST
-    alone = alone._replace(mean=torch.where(forgets[:, None], 0.0, alone.mean))
-    return alone._replace(covariance=alone.covariance * _misfit(alone, grid, k)[:, None, None]), forgets
+    forgets = _misfit(before, grid, k) > _LOST
+    before = before._replace(mean=torch.where(forgets[:, None], 0.0, before.mean))
+    return before._replace(covariance=before.covariance * _misfit(before, grid, k)[:, None, None]), forgets
+
+
+def _trusted(row: Judged, trusted: Tensor) -> Judged:
+    """With rows that count in full where they are trusted, `(b,)`, and would be rejected.
+
+    A challenger's first row may have moved the wrong state: a velocity, where the position has jumped. The rows behind
+    it mend that, if they are not rejected in turn.
+    """
+    trusted = trusted & (row.weight < _REJECTED)
+    ones, scatter = torch.ones_like(row.weight), torch.where(trusted[:, None, None], 0.0, row.scatter)
+    weight, gain = (torch.where(trusted, ones, x) for x in (row.weight, row.gain))
+    return row._replace(weight=weight, gain=gain, scatter=scatter)
 
 
 def _misfit(before: Gaussian, grid: Grid, k: int) -> Tensor:
