@@ -11,7 +11,7 @@ from .matrices import real
 
 _FURTHEST = 1e100  # a reading, in units of its noise
 _SHARPEST = 1e45  # what a row of C is in units of the noise: squares of squares must not overflow
-_GAP = 1e10  # between the far readings and the others, in units of these: the far ones are no readings
+_GAP = 1e7  # between the far readings and the others, in units of these: the far ones are no readings
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def plausible(sde: LinearSDE, times: Tensor, observations: Tensor) -> Tensor:
     """Observations with NaN for first readings that cannot be any: fill values such as -3.4e38, say.
 
     Nothing predicts the rows that determine the state, and a fill value among them leaves no digits of the others. Of
-    these rows a component counts as missing where its distance from the series' median is more than 1e10 times as large
+    these rows a component counts as missing where its distance from the series' median is more than 1e7 times as large
     as the next smaller one and as the standard deviation of the noise and of what the process may move in all the time;
     and where fewer than half lie that far.
     """

@@ -20,6 +20,7 @@ from .steps import Steps
 _REJECTED = 0.1  # a weight below which a row starts a challenger
 _ODDS = 7.0  # against a challenger, at its start, as a logarithm: 1,000 to 1
 _LOST = 1e14  # a squared distance from a mean beside which the row loses its digits
+_ALIKE = 0.05  # a row that challenger and filter expect as much: they have become one, and another may begin
 _BEHIND = 2.0  # a challenger that has fallen so far back is given up
 
 Part = TypeVar("Part", Gaussian, Shares)
@@ -114,11 +115,13 @@ def _filtered(grid: Grid, steps: Steps, state: Gaussian) -> tuple[Recursion, Noi
         row = _judged(scale.expected(), before, grid, k)
         row = _trusted(row, torch.cat([torch.zeros_like(trust), trust]) > 0)
         told = row.told[own] & row.told[challenger]
-        odds = odds + torch.where(told, row.evidence[challenger] - row.evidence[own], 0.0).detach()
+        likelier = torch.where(told, row.evidence[challenger] - row.evidence[own], 0.0).detach()
+        alike = told & (likelier.abs() < _ALIKE)
+        odds = odds + likelier
         replaces = odds > 0
         gone = replaces | ~(odds > -_ODDS - _BEHIND)
         before, scale, row = _inherited(before, scale, row, replaces, torch.zeros_like(replaces))
-        begins = gone & row.told[own] & (row.weight[own] < _REJECTED)
+        begins = (gone | alike) & row.told[own] & (row.weight[own] < _REJECTED)
         forgets = torch.zeros_like(begins)
         odds = torch.where(begins, -_ODDS, torch.where(gone, -torch.inf, odds))
         if bool(begins.any()):

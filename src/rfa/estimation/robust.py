@@ -77,7 +77,7 @@ def robust_estimate(
         sde: of n states seen through m components.
         times: `(T,)` or `(..., T)`, strictly increasing; any intervals.
         observations: `(..., T, m)`, NaN where a component is missing. In smoothing, fill values among the first rows
-            that lie 1e10 times further off than the others count as missing (`rfa.estimation.observations.plausible`).
+            that lie 1e7 times further off than the others count as missing (`rfa.estimation.observations.plausible`).
         nu: degrees of freedom of the Student-t residual, >= 1e-6; infinite: every weight is 1.
         kappa: exponent > 0; None: the paper's, `(nu + m) / m`, with the model's m also for rows missing in part.
         penalty: "power" as above, or "welsch", `w = exp(-d^2 / m)`, which does not use nu.
