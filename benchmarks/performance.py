@@ -8,7 +8,7 @@ Reads result files of `rfa bench` and of benchmarks/instructions.py and measures
 import argparse
 from pathlib import Path
 
-from rfa.benchmark import read
+from rfa.bench import read
 from rfa.files import write_text_whole
 from rfa.report.figures import save, speed_over_length
 from rfa.report.layout import between

@@ -15,7 +15,7 @@ import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
 ORDER = ["files", "cache", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
-ORDER += ["experiments", "benchmark", "cli"]
+ORDER += ["experiments", "bench", "cli"]
 LONGEST_FILE = 300
 
 
@@ -120,7 +120,7 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-    [f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "data", "training", "evaluation", "benchmark")],
+    [f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "data", "training", "evaluation", "bench")],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(package)

@@ -50,10 +50,10 @@ def bench(
     Prints the ratio to the peer (scaled dot-product attention, or b1-rope for a training step), median and spread, and
     appends a line of JSON for each. Exit status 1 where a check failed: that case is not timed.
     """
-    from rfa import benchmark
+    from rfa import bench as benchmarks
 
-    setting = benchmark.Setting(device, dtype, backend, threads, repeats)
-    cases = benchmark.cases(
+    setting = benchmarks.Setting(device, dtype, backend, threads, repeats)
+    cases = benchmarks.cases(
         what,
         setting,
         lengths=lengths or (),
@@ -68,7 +68,7 @@ def bench(
     lines: list[dict[str, Any]] = []
     try:
         with progress_bars() as bar:
-            for line in benchmark.run(cases, out, setting, lambda *task: bar(*task, key="bench")):
+            for line in benchmarks.run(cases, out, setting, lambda *task: bar(*task, key="bench")):
                 lines.append(line)
     finally:  # what is done counts when the rest is stopped
         if lines:

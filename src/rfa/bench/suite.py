@@ -1,5 +1,7 @@
-"""What is measured, one case after another, and what each line of results says about the place."""
+"""What is measured, one case after another, and the file of JSON lines that it is written to."""
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -11,13 +13,11 @@ from rfa.models import PRESETS
 from rfa.nn.checks import check_range, require
 from rfa.training.environment import cpu_name, environment
 
-from .decode import Decode
-from .memory import Memory
-from .operator import Operator, filter_layer
-from .results import append
-from .setting import LARGEST, Setting, Shape
-from .step import PEER, Step
-from .timing import Tick
+from .decode import DecodingCase
+from .measurement import LARGEST, Setting, StateShape, Tick
+from .memory import MemoryCase
+from .operator import OperatorCase, filter_layer
+from .step import PEER, TrainingStepCase
 
 WHAT = ("operator", "step", "decode", "memory", "all")
 PRESET = "m2-sc-rfa"
@@ -104,13 +104,13 @@ def _of_attention(
         for length in lengths or (CURVE if what == "all" else TARGETS[setting.device]):
             # on a CPU at least 2,048 tokens with at most 4 sequences
             usual = 16 if setting.device == "cuda" else min(4, max(1, 2048 // length))
-            yield Operator(Shape(batch or usual, heads, length, channels), name, setting)
+            yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting)
     if what in ("decode", "all"):
         for length in lengths or [DECODED]:
-            yield Decode(Shape(batch or 1, heads, length, channels), name, setting)
+            yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting)
     if what in ("memory", "all"):
         for length in lengths or [HELD]:
-            yield Memory(Shape(batch or 1, heads, length, channels), name, setting)
+            yield MemoryCase(StateShape(batch or 1, heads, length, channels), name, setting)
 
 
 def _of_training(
@@ -118,7 +118,7 @@ def _of_training(
 ) -> Iterator[Case]:
     for length in lengths or [TRAINED]:
         require(length >= 2, "lengths", length, "at least 2 tokens in training")
-        step = Step(name, batch, length, size, setting)
+        step = TrainingStepCase(name, batch, length, size, setting)
         for trained in (name, PEER):
             step.config(trained)  # raises now rather than after the other cases
         yield step
@@ -174,3 +174,41 @@ def processor(device: str) -> str:
         card = torch.cuda.get_device_properties(0)
         return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
     return cpu_name()
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add one line in one write, so that neither a crash nor another process leaves half of it among the others.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(line, allow_nan=False) + "\n"
+    with path.open("ab+", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # what was there stays a line of its own
+                text = "\n" + text
+        data = text.encode()
+        if file.write(data) != len(data):
+            raise OSError(f"{path}: the disk took only a part of the last line")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file.
+
+    Raises:
+        ValueError: for a line that is no JSON object, by its number.
+        OSError: if the file cannot be read.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            line = json.loads(text) if text.strip() else {}
+        except json.JSONDecodeError:
+            line = None
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}: line {number} is no JSON object")
+        if line:
+            lines.append(line)
+    return lines

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .setting import Setting, Shape
-from .timing import in_turns
+from .measurement import Setting, StateShape, in_turns
 
 # Vector instructions of a float32 exponential and logarithm: `exp2` and `log2_1p` of ops/cpu/kernels/functions.h, which
 # g++ compiles to these for AVX2; others need no fewer. In the time of one a CPU could do a fused multiply-add, two
@@ -35,7 +34,7 @@ class Peaks(NamedTuple):
     bytes: float
 
 
-def attention_work(shape: Shape, backward: bool, logarithm: bool, itemsize: int) -> Work:
+def attention_work(shape: StateShape, backward: bool, logarithm: bool, itemsize: int) -> Work:
     """Causal self-attention: `2 channels` flops a product and pair, one exponential and logarithm a weight.
 
     Scores are computed anew in the backward pass. States, their gradients and the output are moved once in each pass.
@@ -49,7 +48,7 @@ def attention_work(shape: Shape, backward: bool, logarithm: bool, itemsize: int)
     return Work(2 * channels * products * pairs, weights, weights if logarithm else 0.0, moved)
 
 
-def decoding_work(shape: Shape, logarithm: bool, itemsize: int) -> Work:
+def decoding_work(shape: StateShape, logarithm: bool, itemsize: int) -> Work:
     """One query a head against `length` cached keys and values, which are read once."""
     batch, heads, length, channels = shape
     pairs = batch * heads * length

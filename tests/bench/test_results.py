@@ -8,10 +8,9 @@ import pytest
 from rich.console import Console
 from scripts import ROOT, script
 
-from rfa.benchmark import append, read
-from rfa.benchmark.bound import Peaks, attention_work, bound, decoding_work
-from rfa.benchmark.setting import Shape
-from rfa.benchmark.timing import compare, in_turns, summary
+from rfa.bench import append, read
+from rfa.bench.bound import Peaks, attention_work, bound, decoding_work
+from rfa.bench.measurement import StateShape, compare, in_turns, summary
 from rfa.report.speed import latest, markdown_tables, operator_curves, share_of_bound, speed_tables
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
@@ -67,7 +66,7 @@ def test_ratios():
 
 
 def test_turns_alternate(monkeypatch):
-    monkeypatch.setattr("rfa.benchmark.timing.TURN", 0)
+    monkeypatch.setattr("rfa.bench.measurement.TURN", 0)
     order, ticks = [], []
     contestants = {name: lambda name=name: order.append(name) for name in "AB"}
     seconds = in_turns(contestants, 3, tick=lambda: ticks.append(1))
@@ -77,7 +76,7 @@ def test_turns_alternate(monkeypatch):
 
 
 def test_work_is_counted_pair_by_pair():
-    shape = Shape(2, 3, 5, 4)
+    shape = StateShape(2, 3, 5, 4)
     pairs = 2 * 3 * sum(1 for i in range(5) for j in range(5) if j <= i)
     forward = attention_work(shape, backward=False, logarithm=True, itemsize=4)
     assert forward == (2 * 2 * 4 * pairs, pairs, pairs, 4 * 4 * 2 * 3 * 5 * 4)
@@ -87,7 +86,7 @@ def test_work_is_counted_pair_by_pair():
 
 
 def test_bound():
-    work = attention_work(Shape(1, 1, 3, 4), backward=False, logarithm=True, itemsize=4)
+    work = attention_work(StateShape(1, 1, 3, 4), backward=False, logarithm=True, itemsize=4)
     peaks = Peaks(flops=work.flops, exponentials=work.exponentials / 2, logarithms=work.logarithms / 3, bytes=1e9)
     assert bound(work, peaks, "cpu") == pytest.approx(1 + 2 + 3)  # the same units
     assert bound(work, peaks, "cuda") == pytest.approx(3)  # units side by side

@@ -6,12 +6,11 @@ import pytest
 import torch
 from training.runs import command, messages
 
-from rfa.benchmark import Setting, cases, read
-from rfa.benchmark.bound import Peaks
-from rfa.benchmark.checks import judge
-from rfa.benchmark.operator import Problem
-from rfa.benchmark.setting import Shape
-from rfa.benchmark.step import Step
+from rfa.bench import Setting, cases, read
+from rfa.bench.bound import Peaks
+from rfa.bench.measurement import StateShape, compare_with_tolerances
+from rfa.bench.operator import OperatorProblem
+from rfa.bench.step import TrainingStepCase
 from rfa.models import PRESETS, RFAForCausalLM
 from rfa.ops import choose_backend
 
@@ -21,8 +20,8 @@ MODEL = ["--set", "vocab_size=11", "num_hidden_layers=1"]
 
 @pytest.fixture(autouse=True)
 def _short(monkeypatch):
-    monkeypatch.setattr("rfa.benchmark.timing.TURN", 1e-4)
-    monkeypatch.setattr("rfa.benchmark.bound.measured_peaks", lambda *_: Peaks(1e10, 1e9, 1e9, 1e12))
+    monkeypatch.setattr("rfa.bench.measurement.TURN", 1e-4)
+    monkeypatch.setattr("rfa.bench.bound.measured_peaks", lambda *_: Peaks(1e10, 1e9, 1e9, 1e12))
 
 
 @pytest.fixture
@@ -86,10 +85,10 @@ def test_a_step_names_the_backend_that_its_layers_run(monkeypatch, preset):
 
         return choose
 
-    for place, module in (("setting", "benchmark.setting"), ("backends", "ops.backends")):
+    for place, module in (("setting", "bench.measurement"), ("backends", "ops.backends")):
         monkeypatch.setattr(f"rfa.{module}.choose_backend", of(place))
     sizes = {"vocab_size": 11, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
-    step = Step(preset, 1, 8, sizes, Setting(dtype="bfloat16"))
+    step = TrainingStepCase(preset, 1, 8, sizes, Setting(dtype="bfloat16"))
     config = step.config(preset)
     named = step.backend(config)
     with torch.autocast("cpu", torch.bfloat16):
@@ -105,13 +104,15 @@ def test_a_step_names_the_backend_that_its_layers_run(monkeypatch, preset):
 @pytest.mark.parametrize("what", ["operator", "step", "decode", "memory"])
 def test_nothing_is_timed_that_is_wrong(rfa, tmp_path, monkeypatch, what):
     def wrong(groups):
-        return judge({name: ([(a + a.detach(), e) for a, e in pairs], t) for name, (pairs, t) in groups.items()})
+        return compare_with_tolerances(
+            {name: ([(a + a.detach(), e) for a, e in pairs], t) for name, (pairs, t) in groups.items()}
+        )
 
     module = "operator" if what == "memory" else what
-    monkeypatch.setattr(f"rfa.benchmark.{module}.judge", wrong)
+    monkeypatch.setattr(f"rfa.bench.{module}.compare_with_tolerances", wrong)
     for timed in ("operator", "step", "decode"):
-        monkeypatch.setattr(f"rfa.benchmark.{timed}.in_turns", lambda *_: pytest.fail("it was timed"))
-    monkeypatch.setattr("rfa.benchmark.memory.Memory._in_a_process", lambda *_: pytest.fail("it was measured"))
+        monkeypatch.setattr(f"rfa.bench.{timed}.in_turns", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr("rfa.bench.memory.MemoryCase._in_a_process", lambda *_: pytest.fail("it was measured"))
     model = MODEL if what == "step" else []
     status, out, _ = rfa("bench", what, "--lengths", "16", *TINY, *model, "--out", "bench.jsonl")
     assert status == 1
@@ -123,19 +124,19 @@ def test_nothing_is_timed_that_is_wrong(rfa, tmp_path, monkeypatch, what):
 
 def test_what_a_check_says():
     exact, off = torch.ones(4, dtype=torch.float64), torch.full((4,), 1.01)
-    found = judge({"a": ([(off, exact)], 0.02), "b": ([(exact, exact), (off, exact)], 1e-3)})
+    found = compare_with_tolerances({"a": ([(off, exact)], 0.02), "b": ([(exact, exact), (off, exact)], 1e-3)})
     assert not found["passed"]
     assert found["errors"] == {"a": pytest.approx(0.01, rel=1e-5), "b": pytest.approx(0.01, rel=1e-5)}
-    assert judge({"a": ([(off, exact)], 0.02)})["passed"]
+    assert compare_with_tolerances({"a": ([(off, exact)], 0.02)})["passed"]
     for broken in (torch.nan, torch.inf):
-        found = judge({"a": ([(off * broken, exact), (exact, exact)], 0.02)})
+        found = compare_with_tolerances({"a": ([(off * broken, exact), (exact, exact)], 0.02)})
         assert (found["passed"], found["errors"]) == (False, {"a": None})
 
 
 @pytest.mark.parametrize("wrong", ["estimate", "gradients of states", "gradients of parameters"])
 def test_each_kind_of_error_is_found(monkeypatch, wrong):
     """An operator that is a hundredth off in one place, at rows that a long sequence is sampled at."""
-    from rfa.benchmark import operator
+    from rfa.bench import operator
 
     class Skewed(torch.autograd.Function):
         @staticmethod
@@ -156,7 +157,7 @@ def test_each_kind_of_error_is_found(monkeypatch, wrong):
 
     exact = operator.apply
     monkeypatch.setattr(operator, "apply", skewed)
-    problem = Problem(Shape(1, 2, 80, 8), "m2-sc-rfa", Setting(backend="reference"))
+    problem = OperatorProblem(StateShape(1, 2, 80, 8), "m2-sc-rfa", Setting(backend="reference"))
     if wrong == "gradients of parameters":
         problem.layer.dynamics.raw_robustness.register_hook(lambda grad: grad * 1.01)
         monkeypatch.setattr("copy.deepcopy", _without_hooks)
@@ -167,13 +168,13 @@ def test_each_kind_of_error_is_found(monkeypatch, wrong):
 
 
 def _without_hooks(layer):
-    from rfa.benchmark.operator import filter_layer
+    from rfa.bench.operator import filter_layer
 
     return filter_layer("m2-sc-rfa", layer.num_heads, 2 * layer.modes)
 
 
 def test_ctrl_c_keeps_what_is_done(rfa, tmp_path, monkeypatch):
-    from rfa.benchmark import operator
+    from rfa.bench import operator
 
     turns = operator.in_turns
 

@@ -13,19 +13,17 @@ from rfa.dynamics import rotate
 from rfa.nn.cache import FilterLayer
 
 from .bound import decoding_work, fields
-from .checks import TOLERANCES, judge
-from .operator import Problem, apply
-from .setting import Setting, Shape
-from .timing import Tick, compare, in_turns
+from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
+from .operator import OperatorProblem, apply
 
 _ROOM = 64  # behind the cached tokens of the dot product
 
 
 @dataclass(frozen=True)
-class Decode:
+class DecodingCase:
     """`shape.length` cached tokens; the projections around the step are alike in both and left out."""
 
-    shape: Shape
+    shape: StateShape
     preset: str
     setting: Setting
 
@@ -43,7 +41,7 @@ class Decode:
     def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
         """Check, then measure."""
         setting = self.setting
-        problem = Problem(self.shape._replace(length=self.shape.length + 1), self.preset, setting)
+        problem = OperatorProblem(self.shape._replace(length=self.shape.length + 1), self.preset, setting)
         filtered = filter_step(problem)
         exact = copy.deepcopy(problem.layer).double()
         last, key, value = (state.double() for state in problem.states)
@@ -55,7 +53,9 @@ class Decode:
             **self.shape._asdict(),
             **setting.fields(),
             "backend": setting.resolved((self.shape.channels,)),
-            "check": judge({"estimate": ([(filtered(), expected)], TOLERANCES[setting.torch_dtype].estimate)}),
+            "check": compare_with_tolerances(
+                {"estimate": ([(filtered(), expected)], TOLERANCES[setting.torch_dtype].estimate)}
+            ),
         }
         if not line["check"]["passed"]:
             yield line
@@ -69,7 +69,7 @@ class Decode:
         yield {**line, **compare(seconds, "sdpa"), **fields(works, setting)}
 
 
-def filter_step(problem: Problem) -> Callable[[], Tensor]:
+def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
     """A closure that decodes a problem's last token with the others in a decoder's cache, and forgets it again.
 
     The layer's dynamics, the turns of the new states and of the estimate, and the write to the cache are part of it.
@@ -95,7 +95,7 @@ def filter_step(problem: Problem) -> Callable[[], Tensor]:
     return step
 
 
-def dot_product_step(problem: Problem) -> Callable[[], Tensor]:
+def dot_product_step(problem: OperatorProblem) -> Callable[[], Tensor]:
     """The same for SDPA: the new key and value into a cache that has room for them, one query over all of it."""
     query, *new = (state.detach()[:, :, -1:] for state in problem.states)
     length = problem.shape.length

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from rfa.models import RFAConfig, RFAForCausalLM, preset
 from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer
 
-from .checks import judge
-from .setting import Setting
-from .timing import Tick, compare, in_turns
+from .measurement import Setting, Tick, compare, compare_with_tolerances, in_turns
 
 PEER = "b1-rope"
 _CHECKED_LENGTH = 64
@@ -21,7 +19,7 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 
 
 @dataclass(frozen=True)
-class Step:
+class TrainingStepCase:
     """A preset at a size; `model` holds fields of the configuration, the same for both models."""
 
     preset: str
@@ -78,7 +76,7 @@ class Step:
         for actual, wanted in zip(*groups, strict=True):
             pair = _gradient(actual["params"]), _gradient(wanted["params"])
             compared[f"gradient of {actual['name']}"] = ([pair], tolerance)
-        return judge(compared)
+        return compare_with_tolerances(compared)
 
     def backend(self, config: RFAConfig) -> str:
         """The backend that runs in a model's layers; "none" where PyTorch's own kernel serves, as in `b1-rope`.

@@ -16,19 +16,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .operator import Problem
-from .setting import Setting, Shape
-from .timing import Tick, summary
+from .measurement import Setting, StateShape, Tick, summary
+from .operator import OperatorProblem
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _WARM_UP = 128  # tokens
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryCase:
     """One shape and preset."""
 
-    shape: Shape
+    shape: StateShape
     preset: str
     setting: Setting
     rounds = 2
@@ -47,7 +46,7 @@ class Memory:
             **self.shape._asdict(),
             **self.setting.fields(),
             "backend": self.setting.resolved((self.shape.channels,)),
-            "check": Problem(self.shape, self.preset, self.setting).check(),
+            "check": OperatorProblem(self.shape, self.preset, self.setting).check(),
         }
         if not line["check"]["passed"]:
             yield line
@@ -70,17 +69,17 @@ class Memory:
         return int(done.stdout)
 
 
-def growth(contestant: str, shape: Shape, preset: str, setting: Setting) -> int:
+def growth(contestant: str, shape: StateShape, preset: str, setting: Setting) -> int:
     """Bytes by which this process grows at most in one forward and backward pass."""
     for tried in (shape._replace(length=min(shape.length, _WARM_UP)), shape):
-        problem = Problem(tried, preset, setting)
+        problem = OperatorProblem(tried, preset, setting)
         run = _run(contestant, problem)
         before, peak = _memory(setting.device)
         run()
     return peak() - before
 
 
-def _run(contestant: str, problem: Problem) -> Callable[[], object]:
+def _run(contestant: str, problem: OperatorProblem) -> Callable[[], object]:
     if contestant == "rfa":
         return problem.gradients
     query, key, value = states = problem.states
@@ -114,4 +113,4 @@ def _high_water() -> int:
 if __name__ == "__main__":
     contestant, shape, preset, options = json.loads(sys.argv[1])
     torch.set_num_threads(options["threads"])
-    print(growth(contestant, Shape(*shape), preset, Setting(**options)))
+    print(growth(contestant, StateShape(*shape), preset, Setting(**options)))

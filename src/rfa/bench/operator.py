@@ -17,9 +17,16 @@ from rfa.nn.checks import require
 from rfa.ops import robust_filter_attention
 
 from .bound import attention_work, fields
-from .checks import TOLERANCES, Pairs, judge
-from .setting import Setting, Shape
-from .timing import Tick, compare, in_turns
+from .measurement import (
+    TOLERANCES,
+    ActualAndExpected,
+    Setting,
+    StateShape,
+    Tick,
+    compare,
+    compare_with_tolerances,
+    in_turns,
+)
 
 PASSES = ("forward", "forward_backward")
 _CHECKED_SCORES = 2**20  # of the reference with gradients: some 200 MB
@@ -39,7 +46,7 @@ def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
     return cast(RobustFilterAttention, layer)
 
 
-class Problem:
+class OperatorProblem:
     """Random states, a random gradient of the estimate, and a layer whose parameters want theirs.
 
     Args:
@@ -48,7 +55,7 @@ class Problem:
         setting: where and how.
     """
 
-    def __init__(self, shape: Shape, name: str, setting: Setting):
+    def __init__(self, shape: StateShape, name: str, setting: Setting):
         torch.manual_seed(0)
         self.shape, self.setting = shape, setting
         self.layer = filter_layer(name, shape.heads, shape.channels).to(setting.device)
@@ -82,9 +89,9 @@ class Problem:
             short = min(length, _DENSE_LENGTH)
             dense = self._compared(short, 1, torch.arange(short))
             groups |= {f"{name}, {short} tokens": group for name, group in dense.items()}
-        return judge(groups)
+        return compare_with_tolerances(groups)
 
-    def _compared(self, length: int, batch: int, rows: Tensor) -> dict[str, tuple[Pairs, float]]:
+    def _compared(self, length: int, batch: int, rows: Tensor) -> dict[str, tuple[ActualAndExpected, float]]:
         """Actual and expected values at the given rows of a part of the states.
 
         The loss is `<estimate, grad>` over these rows. Half of `grad` is the estimate itself: against pure noise a
@@ -150,10 +157,10 @@ def peers(setting: Setting, states: list[Tensor]) -> dict[str, Callable[[], Tens
 
 
 @dataclass(frozen=True)
-class Operator:
+class OperatorCase:
     """One shape and preset; a line for each pass and peer."""
 
-    shape: Shape
+    shape: StateShape
     preset: str
     setting: Setting
 
@@ -169,7 +176,7 @@ class Operator:
 
     def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
         """Check, then measure."""
-        problem, setting = Problem(self.shape, self.preset, self.setting), self.setting
+        problem, setting = OperatorProblem(self.shape, self.preset, self.setting), self.setting
         line = {
             "benchmark": "operator",
             "preset": self.preset,
@@ -198,5 +205,5 @@ class Operator:
                 yield {**line, "pass": each, **compare(seconds, name), **fields(works, setting)}
 
 
-def _with_gradients(attend: Callable[[], Tensor], problem: Problem) -> Callable[[], object]:
+def _with_gradients(attend: Callable[[], Tensor], problem: OperatorProblem) -> Callable[[], object]:
     return lambda: torch.autograd.grad(attend(), problem.states, problem.grad)
