@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rfa.files import write_text_whole
 from rfa.report.differences import compare, pairs_of
-from rfa.report.folder import read_planned, read_results
 from rfa.report.layout import Cell, Number, Table, between, markdown
 from rfa.report.runs import Run, by_label, perplexity_by_length
 from rfa.report.statistics import mean_and_error
+from rfa.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication.md")
 RECORD = Path(__file__).parents[1] / "results" / "novels-small"

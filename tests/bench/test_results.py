@@ -11,7 +11,8 @@ from scripts import ROOT, script
 from rfa.bench import append, read
 from rfa.bench.bound import Peaks, attention_work, bound, decoding_work
 from rfa.bench.measurement import StateShape, compare, in_turns, summary
-from rfa.report.speed import latest, markdown_tables, operator_curves, share_of_bound, speed_tables
+from rfa.cli.console import speed_tables
+from rfa.report.speed import latest, markdown_tables, operator_curves, share_of_bound
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 

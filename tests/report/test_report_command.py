@@ -267,7 +267,7 @@ def test_a_file_in_the_reports_place(rfa, out, tmp_path):
 
 
 def test_maps_are_read_with_their_runs(out):
-    from rfa.report.folder import read_results
+    from rfa.results import read_results
 
     found = read_results(out)
     assert [run["label"] for run in found.runs] == ["b1-rope", "m2-sc-rfa"]

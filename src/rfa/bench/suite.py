@@ -11,6 +11,7 @@ import torch
 
 from rfa.models import PRESETS
 from rfa.nn.checks import check_range, require
+from rfa.progress import Stage, StageProgress
 from rfa.training.environment import cpu_name, environment
 
 from .decode import DecodingCase
@@ -128,14 +129,16 @@ def _is_filter(name: str) -> bool:
     return PRESETS[name].get("score") != "dot_product"
 
 
-def run(made: Sequence[Case], out: Path, setting: Setting, progress=lambda *_: None) -> Iterator[dict[str, Any]]:
+def run(
+    made: Sequence[Case], out: Path, setting: Setting, progress: StageProgress = lambda *_: None
+) -> Iterator[dict[str, Any]]:
     """Measure each case, and append each of its lines to `out` before it is yielded.
 
     Args:
         made: of `cases`.
         out: the result file.
         setting: the one that they were made with.
-        progress: called with the case's title, how many rounds are done, and of how many.
+        progress: called with the stage (a case's title, in the end "done"), how many rounds are done, and of how many.
 
     Raises:
         OSError: if nothing can be written to `out`.
@@ -151,19 +154,19 @@ def run(made: Sequence[Case], out: Path, setting: Setting, progress=lambda *_: N
         place = {"processor": processor(setting.device), "environment": environment()}
         for case in made:
             begun = done
-            progress(case.title, done, total)
+            progress(Stage(case.title), done, total)
 
             def tick(case: Case = case) -> None:
                 nonlocal done
                 done += 1
-                progress(case.title, done, total)
+                progress(Stage(case.title), done, total)
 
             for line in case.lines(tick):
                 line |= {**place, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
                 append(out, line)
                 yield line
             done = begun + case.rounds
-        progress("done", total, total)
+        progress(Stage("done"), total, total)
     finally:
         torch.set_num_threads(threads)
 

@@ -13,8 +13,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
+from rfa.progress import Progress
 
-from .documents import Document, Progress, fingerprint
+from .documents import Document, fingerprint
 from .parallelism import parallel_tokenizers
 from .pieces import pieces
 

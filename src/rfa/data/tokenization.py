@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
+from rfa.progress import Progress
 
-from .documents import Document, Progress, fingerprint
+from .documents import Document, fingerprint
 from .hub import hub_files
 from .parallelism import parallel_tokenizers
 from .pieces import pieces

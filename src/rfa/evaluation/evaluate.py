@@ -1,21 +1,22 @@
 """From a run folder and a text to a result that stands for itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rfa.files import write_whole
+from rfa.progress import Progress, Stage, StageProgress
+from rfa.results import RESULT_FORMAT, write_maps
 from rfa.training.environment import environment
 
-from .attention_maps import MAP_LENGTHS, attention_maps, middle_window, write_maps
+from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
 from .observers import LossByPosition
-from .perplexity import Progress, loss_by_position, perplexities
+from .perplexity import loss_by_position, perplexities
 from .probes import probe
 from .subject import load_subject
 from .windows import check_protocol
 
-RESULT_FORMAT = 1
 FACTORS = (1, 2, 4, 8)  # context lengths, in training lengths
 
 
@@ -28,7 +29,7 @@ def evaluate(
     max_tokens: int | None = None,
     by_position: bool = False,
     device: str | None = None,
-    data_progress: Callable[[int, int], None] | None = None,
+    data_progress: Progress | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Perplexities of a run on its test split, or on any text.
@@ -91,7 +92,7 @@ def full_evaluation(
     passkey: bool = False,
     attention: Path | None = None,
     device: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: StageProgress | None = None,
 ) -> dict[str, Any]:
     """All that a record needs of a run on its test split, from one loading.
 
@@ -103,7 +104,8 @@ def full_evaluation(
         passkey: also the probes of `rfa.evaluation.probe`, at distances up to the longest length.
         attention: where to write what `attention_maps` makes of 8 times the training length (`.npz`); None for none.
         device: "cuda" or "cpu"; the GPU where there is one.
-        progress: called with what is being done, how much of it is done, and all of it.
+        progress: called with the stage ("text", a protocol, "by_position", a probe), how much of it is done, and of how
+            much.
 
     Returns:
         `evaluations`, by protocol: `rows` of `perplexities`, and `books`, for each test document and length the
@@ -122,8 +124,11 @@ def full_evaluation(
         check_protocol(protocol)
         if scored is not None and scored < lengths[-1]:
             raise ValueError(f"{protocol}: got {scored} tokens to score, expected at least {lengths[-1]}, the longest")
-    bar = partial(partial, progress) if progress else lambda _: None
-    subject = load_subject(folder, None, bar("reading text"))
+
+    def progress_of(stage: str) -> Progress | None:
+        return partial(progress, Stage(stage)) if progress else None
+
+    subject = load_subject(folder, None, progress_of("text"))
     spec, stream, longest = subject.spec, subject.stream, lengths[-1]
     for protocol in protocols:
         subject.check(protocol, lengths)
@@ -140,16 +145,18 @@ def full_evaluation(
             if protocol == "blocks" and by_position:
                 positions(length, tokens, losses)
 
-        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": bar(protocol)}
+        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": progress_of(protocol)}
         rows = perplexities(model, stream, lengths, protocol, **given)
         evaluations[protocol] = {"rows": rows, "books": books.totals()}
     if by_position and "blocks" not in protocols:
-        perplexities(model, stream, [longest], observe=positions, progress=bar("by position"))
+        perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
 
     probes = None
     if passkey:
         about = {"train_length": spec.length, "longest": longest, "tokenizer": subject.tokenizer}
-        probes = {kind: probe(kind, model, stream, **about, progress=bar(kind)) for kind in ("passkey", "repeat")}
+        probes = {
+            kind: probe(kind, model, stream, **about, progress=progress_of(kind)) for kind in ("passkey", "repeat")
+        }
     summary = None
     if attention is not None and window is not None:
         maps, summary = attention_maps(model, stream[window], spec.length)

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from rfa.models import RFAForCausalLM
+from rfa.progress import Progress
 
 from .loss import batch_tokens, batches, token_losses
 from .observers import LossByPosition
 from .windows import spread, windows
 
-Progress = Callable[[int, int], None]
 Observe = Callable[[int, np.ndarray, np.ndarray], None]
 
 

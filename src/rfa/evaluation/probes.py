@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.models import RFAForCausalLM
+from rfa.progress import Progress
 
 from .loss import LOGITS_HELD, batch_tokens
-from .perplexity import Progress
 
 ProbeKind = Literal["passkey", "repeat"]
 CUE, STOP = " The secret words are", "."

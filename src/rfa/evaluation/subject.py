@@ -1,6 +1,6 @@
 """What every evaluation loads: a run, a text it never saw, and where the text's documents lie in its tokens."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +10,7 @@ import torch
 
 from rfa.data import document_of_token, fingerprint, load_corpus, load_documents, token_stream
 from rfa.models import RFAForCausalLM
+from rfa.progress import Progress
 from rfa.training import RunFolder, TrainingSpec
 
 from .observers import LossByDocument
@@ -56,9 +57,7 @@ class Subject:
         return LossByDocument(self.names, document_of_token(self.stream, self.tokenizer.eos_token_id))
 
 
-def load_subject(
-    run: str | Path, data: str | None = None, data_progress: Callable[[int, int], None] | None = None
-) -> Subject:
+def load_subject(run: str | Path, data: str | None = None, data_progress: Progress | None = None) -> Subject:
     """A run and its test split, or all of another text.
 
     Args:

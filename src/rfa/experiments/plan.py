@@ -1,6 +1,5 @@
 """What a recipe comes to: its runs, how far each is, and what is left to do."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,8 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rfa.files import write_text_whole
-from rfa.report.folder import PLANNED, Planned, read_planned
+from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 
 from .recipe import PlannedRun, Recipe
@@ -64,12 +62,6 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
     out = Path(out)
     results = finished_results(recipe, out)
     return [_state(recipe, run, out, results) for run in chosen(recipe, only)]
-
-
-def write_planned(recipe: Recipe, out: Path) -> None:
-    """Write which runs a folder is to hold in the end, so that a report can say which are missing."""
-    planned = Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs])
-    write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:

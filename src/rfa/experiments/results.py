@@ -1,12 +1,10 @@
-"""The result of a run: what is known of it, written as `rfa.report.result` reads it."""
+"""The result of a run: what is known of it, written as `rfa.results.files` reads it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rfa.files import write_text_whole
-from rfa.report.result import RESULT_FORMAT, read_result
+from rfa.results import RESULT_FORMAT, read_result
 from rfa.training import RunFolder
 from rfa.training.callbacks import read_metrics
 
@@ -92,12 +90,6 @@ def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
             for layer, parameters in first.items()
         },
     }
-
-
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result whole, a line for each of its parts."""
-    parts = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in result.items())
-    write_text_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:

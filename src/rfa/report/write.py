@@ -1,10 +1,11 @@
 """A report on disk: every table in three forms, every figure in two, and one page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rfa.files import write_text_whole
+from rfa.progress import Progress
 
 from .contents import tablings
 from .drawings import Drawing, drawings
@@ -36,7 +37,7 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     missing: Mapping[str, str] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Write `tables/*.{md,tex,csv}`, `figures/*.{png,pdf}` and, last, `index.html`, each of them whole.
 
@@ -46,7 +47,7 @@ def write_report(
         runs: contents of result files; where there are none, what the paper published and its theory are the report.
         out: a folder, made where it is not there.
         missing: what the page is to name as missing, and why.
-        progress: called with what is being done, how far, and how far it goes.
+        progress: called with how many tables and figures are made, and how many there are.
 
     Raises:
         OSError: if it cannot be written.
@@ -57,7 +58,7 @@ def write_report(
 
     def say(done: int) -> None:
         if progress is not None:
-            progress("tables and figures", done, steps)
+            progress(done, steps)
 
     tables: list[Table] = []
     for done, tabling in enumerate(planned):

@@ -14,11 +14,11 @@ from transformers import TrainerCallback
 from rfa.dynamics import regime
 from rfa.files import write_text_whole
 from rfa.models.modeling import RFAPreTrainedModel
+from rfa.progress import TrainingProgress
 
 from .board import Board
 from .run_folder import RunFolder
 
-Progress = Callable[[int, int, dict[str, float]], None]
 REPEATED = 1.0  # seconds within which a signal is the same one, passed on
 _log = logging.getLogger(__name__)
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
@@ -36,7 +36,11 @@ class MetricsLogger(TrainerCallback):
     """
 
     def __init__(
-        self, run: RunFolder, model: RFAPreTrainedModel, tokens_at: Callable[[int], int], progress: Progress | None
+        self,
+        run: RunFolder,
+        model: RFAPreTrainedModel,
+        tokens_at: Callable[[int], int],
+        progress: TrainingProgress | None,
     ):
         self.run, self.model, self.progress = run, model, progress
         self._tokens_at = tokens_at  # the Trainer's own count waits for the device at each step

@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from rfa.data import PreparedData, TokenBlocks, check_text, evenly_spaced, finge
 from rfa.files import write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.ops import choose_backend
+from rfa.progress import Progress, TrainingProgress
 
-from .callbacks import MetricsLogger, Progress, StopOnSignal
+from .callbacks import MetricsLogger, StopOnSignal
 from .digests import write_digests
 from .environment import environment
 from .optimization import ClipDynamics
@@ -46,8 +46,8 @@ def train(
     out: str | Path,
     *,
     overwrite: bool = False,
-    data_progress: Callable[[int, int], None] | None = None,
-    progress: Progress | None = None,
+    data_progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
     """Train a model in a new run folder.
 
@@ -96,8 +96,8 @@ def train(
 def resume(
     out: str | Path,
     *,
-    data_progress: Callable[[int, int], None] | None = None,
-    progress: Progress | None = None,
+    data_progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
     """Go on with a run from its newest checkpoint, or from its start where there is none yet.
 
@@ -181,7 +181,11 @@ def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, p
 
 
 def _train(
-    run: RunFolder, spec: TrainingSpec, data: PreparedData, arguments: TrainingArguments, progress: Progress | None
+    run: RunFolder,
+    spec: TrainingSpec,
+    data: PreparedData,
+    arguments: TrainingArguments,
+    progress: TrainingProgress | None,
 ) -> dict[str, Any]:
     set_seed(spec.seed)
     model = RFAForCausalLM(_config(spec, data))

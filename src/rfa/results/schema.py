@@ -6,6 +6,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+RESULT_FORMAT = 1  # of result files, and of what `rfa evaluate --json` writes
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _LARGEST = 2**63 - 1  # of NumPy's integers
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]

@@ -1,15 +1,25 @@
-"""Results and progress on a terminal."""
+"""Results and progress on a terminal: tables, bars, and the words for numbers."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich import progress as rich_progress
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from rfa.progress import Stage
+from rfa.report.speed import COLUMNS, Line, speed_cells
+
+_STAGES = {
+    "text": "reading text",
+    "trial_steps": "trying each model",
+    "evaluation": "evaluating",
+    "by_position": "by position",
+}
 _LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
 
 
@@ -79,10 +89,47 @@ def tokens_per_second(result: Mapping[str, Any]) -> str:
     return "?" if speed is None else f"{speed:,.0f}"
 
 
-def figures_line(figures: Mapping[str, float]) -> str:
+def metrics_words(metrics: Mapping[str, float]) -> str:
     """What training reports with a step, to follow the name of what is being done."""
     shown = {"loss": ", loss {:.3f}", "valid_perplexity": ", valid ppl {:.3f}", "validated": ", validating {:.0%}"}
-    return "".join(form.format(figures[name]) for name, form in shown.items() if name in figures)
+    return "".join(form.format(metrics[name]) for name, form in shown.items() if name in metrics)
+
+
+def stage_words(stage: Stage) -> str:
+    """A stage of a long call in words, with its run and the latest metrics where it has them."""
+    words = _STAGES.get(stage.name, stage.name) + metrics_words(stage.metrics or {})
+    return f"{stage.run}: {words}" if stage.run else words
+
+
+def speed_tables(lines: Sequence[Line]) -> Group:
+    """For a terminal of 80 columns: a table for each of what, data type and peer, without the range.
+
+    A size or model that all its lines share stands above it.
+    """
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for line in lines:
+        what, size, dtype, against, *figures = speed_cells(line)
+        named, _, peer = against.partition(" / ")
+        groups.setdefault((what, peer, dtype), []).append([named, size, *figures])
+    return Group(
+        "time or memory over the peer's, medians; times are indicative", *map(_speed_table, groups, groups.values())
+    )
+
+
+def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
+    """Of one group: model and size of each row, those that differ, and its figures."""
+    what, peer, dtype = title
+    own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
+    shared = [rows[0][index] for index in (0, 1) if index not in own]
+    above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
+    heads = " ".join(("model", "size")[index] for index in own)
+    table = Table(heads, title=Text(", ".join(above)), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
+    for column in ("ratio", "quartiles", *COLUMNS[-3:]):
+        table.add_column(column, justify="right")
+    for row in rows:
+        ratio, quartiles, _, *rest = row[2:]
+        table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
+    return table
 
 
 @contextmanager
@@ -91,8 +138,9 @@ def progress_bars() -> Iterator[Callable[..., None]]:
 
     Where it is no terminal, as in a batch job's log, a line a minute says how far, and the bars come at the end.
     """
-    columns = TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    progress = Progress(*columns, console=Console(stderr=True))
+    description = rich_progress.TextColumn("{task.description}", markup=False)
+    columns = rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), rich_progress.TimeRemainingColumn()
+    progress = rich_progress.Progress(description, *columns, console=Console(stderr=True))
     tasks: dict[str, Any] = {}
     said = time.monotonic()
 

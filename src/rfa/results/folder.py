@@ -1,32 +1,17 @@
 """What lies in a folder of result files: runs that can be reported, and what is missing there and why."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import TypeAdapter
-from typing_extensions import TypedDict
 
 from rfa.models import PRESETS
+from rfa.progress import Progress
 
+from .files import PLANNED, read_planned, read_result
 from .maps import read_maps
-from .result import read_result
 
-PLANNED = "recipe.json"
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
-
-
-class Planned(TypedDict):
-    """The recipe whose runs a folder is to hold: its name and title, and their names."""
-
-    name: str
-    title: str
-    runs: list[str]
-
-
-_PLANNED = TypeAdapter(Planned)
 
 
 class Results(NamedTuple):
@@ -51,12 +36,12 @@ class Results(NamedTuple):
         return {**self.refused, **self.unfinished}
 
 
-def read_results(folder: str | Path, progress: Callable[[str, int, int], None] | None = None) -> Results:
+def read_results(folder: str | Path, progress: Progress | None = None) -> Results:
     """All result files of one recipe.
 
     Args:
         folder: what `rfa experiment RECIPE --out FOLDER` made, or a folder of result files itself.
-        progress: called with what is being done, how many files are read, and how many there are.
+        progress: called with how many files are read, and how many there are.
 
     Raises:
         ValueError: where there is no folder, or one of files of several recipes, or of one run twice.
@@ -78,7 +63,7 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
         except (ValueError, OSError) as error:
             refused[file.name] = str(error)
         if progress is not None:
-            progress("reading results", done, len(files))
+            progress(done, len(files))
     _check_one_recipe(runs)
     unfinished, fault = _unfinished(folder, source)
     refused.update(fault)
@@ -87,23 +72,6 @@ def read_results(folder: str | Path, progress: Callable[[str, int, int], None] |
     places = {preset: place for place, preset in enumerate(PRESETS)}
     ordered = sorted(runs.values(), key=lambda run: (places.get(run["preset"], len(places)), run["label"], run["seed"]))
     return Results(source, ordered, refused, unfinished)
-
-
-def read_planned(folder: Path) -> Planned | None:
-    """What `rfa experiment` is to make in a folder; None where the folder does not say.
-
-    Raises:
-        ValueError: if the file that says it is damaged.
-    """
-    path = folder / PLANNED
-    if not path.exists():
-        return None
-    try:
-        return _PLANNED.validate_python(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{path} is damaged, expected what `rfa experiment` wrote; delete it to make it anew"
-        ) from error
 
 
 def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, str]]:

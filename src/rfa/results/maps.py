@@ -2,11 +2,20 @@
 
 import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 _ROUNDING = 1e-2  # of maps in float16, and of values turned there and back
+
+
+def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
+    """Write the maps as an `.npz` file of exactly this name."""
+    with path.open("wb") as file:
+        arrays: dict[str, Any] = dict(maps)
+        np.savez_compressed(file, **arrays)
 
 
 def read_maps(path: str | Path, name: str = "weights") -> np.ndarray:
