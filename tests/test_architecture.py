@@ -120,10 +120,7 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-    [
-        f"rfa.{name}"
-        for name in ("dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "bench")
-    ],
+    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "bench"],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(f"rfa.{package}")
