@@ -11,10 +11,9 @@ from rfa.results import RESULT_FORMAT, write_maps
 from rfa.training.environment import environment
 
 from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
-from .observers import LossByPosition
-from .perplexity import loss_by_position, perplexities
+from .inputs import load_evaluation_input
+from .perplexity import LossByPosition, loss_by_position, perplexities
 from .probes import probe
-from .subject import load_subject
 from .windows import check_protocol
 
 FACTORS = (1, 2, 4, 8)  # context lengths, in training lengths
@@ -55,23 +54,23 @@ def evaluate(
     """
     check_protocol(protocol)
     _check_max_tokens(max_tokens)
-    subject = load_subject(run, data, data_progress)
-    spec, stream = subject.spec, subject.stream[:max_tokens]
+    inputs = load_evaluation_input(run, data, data_progress)
+    spec, stream = inputs.spec, inputs.stream[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
-    subject.check(protocol, lengths, max_tokens)
-    model, books = subject.model(device), subject.by_document()
+    inputs.check(protocol, lengths, max_tokens)
+    model, books = inputs.model(device), inputs.by_document()
     result = {
         "format": RESULT_FORMAT,
-        "run": str(subject.folder.path),
+        "run": str(inputs.folder.path),
         "preset": spec.preset,
         "model": spec.model,
         "seed": spec.seed,
-        "finished": subject.record["finished"],
-        "weights": subject.weights.relative_to(subject.folder.path).as_posix(),
+        "finished": inputs.record["finished"],
+        "weights": inputs.weights.relative_to(inputs.folder.path).as_posix(),
         "train_length": spec.length,
         "parameters": model.num_parameters(),
         "data": data if data is not None else f"{spec.data} (test split)",
-        "fingerprint": subject.fingerprint,
+        "fingerprint": inputs.fingerprint,
         "tokens": len(stream),
         "environment": environment(),
         "rows": perplexities(model, stream, lengths, protocol, observe=books, progress=progress),
@@ -128,17 +127,17 @@ def full_evaluation(
     def progress_of(stage: str) -> Progress | None:
         return partial(progress, Stage(stage)) if progress else None
 
-    subject = load_subject(folder, None, progress_of("text"))
-    spec, stream, longest = subject.spec, subject.stream, lengths[-1]
+    inputs = load_evaluation_input(folder, None, progress_of("text"))
+    spec, stream, longest = inputs.spec, inputs.stream, lengths[-1]
     for protocol in protocols:
-        subject.check(protocol, lengths)
+        inputs.check(protocol, lengths)
     window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
-    model = subject.model(device)
+    model = inputs.model(device)
 
     positions = LossByPosition(longest)
     evaluations = {}
     for protocol, scored in protocols.items():
-        books = subject.by_document()
+        books = inputs.by_document()
 
         def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
             books(length, tokens, losses)
@@ -153,7 +152,7 @@ def full_evaluation(
 
     probes = None
     if passkey:
-        about = {"train_length": spec.length, "longest": longest, "tokenizer": subject.tokenizer}
+        about = {"train_length": spec.length, "longest": longest, "tokenizer": inputs.tokenizer}
         probes = {
             kind: probe(kind, model, stream, **about, progress=progress_of(kind)) for kind in ("passkey", "repeat")
         }
@@ -172,7 +171,7 @@ def full_evaluation(
         "passkey": probes,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
-        "fingerprint": subject.fingerprint,
+        "fingerprint": inputs.fingerprint,
         "environment": environment(),
     }
 

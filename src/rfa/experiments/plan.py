@@ -11,7 +11,7 @@ from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 
 from .recipe import PlannedRun, Recipe
-from .results import finished_result
+from .run_result import finished_result
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def run_folder(out: Path, run: PlannedRun) -> RunFolder:
     return RunFolder(out / "runs" / run.name)
 
 
-def chosen(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]:
+def selected_runs(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]:
     """The runs of a recipe that are named in `only`, all of them where it is empty; `*` stands for anything.
 
     Raises:
@@ -61,7 +61,7 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
     """
     out = Path(out)
     results = finished_results(recipe, out)
-    return [_state(recipe, run, out, results) for run in chosen(recipe, only)]
+    return [_state(recipe, run, out, results) for run in selected_runs(recipe, only)]
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:

@@ -24,10 +24,10 @@ from rfa.progress import Stage, StageProgress
 from rfa.results import Planned, write_planned, write_result
 from rfa.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
 
-from .plan import chosen, finished_results, is_lost, run_folder, started_record
+from .plan import finished_results, is_lost, run_folder, selected_runs, started_record
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
-from .results import finished_result, make_result, result_path
+from .run_result import finished_result, make_result, result_path
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def run_recipe(
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
     out = Path(out)
-    runs = chosen(recipe, only)
+    runs = selected_runs(recipe, only)
     say = progress or (lambda *_: None)
     finished = finished_results(recipe, out)
     waiting = [run for run in runs if run.name not in finished]
@@ -93,7 +93,7 @@ def run_recipe(
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # of a process that was killed before it did
-                _let_go(run_folder(out, run))
+                _delete_weights(run_folder(out, run))
     if waiting:
         _check_text(recipe, waiting[0], finished, say)
         _check_machine(recipe, waiting, say)
@@ -200,10 +200,10 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> Non
     )
     write_result(path, make_result(recipe, run, folder, record, evaluated))
     if not recipe.keep_models:
-        _let_go(folder)
+        _delete_weights(folder)
 
 
-def _let_go(folder: RunFolder) -> None:
+def _delete_weights(folder: RunFolder) -> None:
     """Delete what is large: weights and checkpoints. Record, metrics and tokenizer stay."""
     for path in (folder.model, folder.checkpoints):
         shutil.rmtree(path, ignore_errors=True)

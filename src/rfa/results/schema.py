@@ -11,13 +11,13 @@ _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _LARGEST = 2**63 - 1  # of NumPy's integers
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
-Measured = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
+NonNegative = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
 Share = Annotated[float, Field(ge=0, le=1)]
-Course = list[list[float | None]]
+ValuesByStep = list[list[float | None]]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}$")]  # it becomes part of file names
 
 
-class Row(TypedDict):
+class EvaluationRow(TypedDict):
     """One context length of an evaluation."""
 
     length: Annotated[int, Field(ge=1, le=_LARGEST)]
@@ -30,7 +30,7 @@ class Row(TypedDict):
 class Evaluation(TypedDict):
     """One protocol; `books` has loss sums and targets by book and context length."""
 
-    rows: list[Row]
+    rows: list[EvaluationRow]
     books: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]]
 
 
@@ -59,15 +59,15 @@ class Probe(TypedDict):
     rows: list[ProbeRow]
 
 
-class Training(TypedDict):
+class TrainingOutcome(TypedDict):
     """What training came to."""
 
     valid_perplexity: Positive | None
     tokens: Count
-    tokens_per_second: Measured | None
+    tokens_per_second: NonNegative | None
     parameters: Count
     steps: Count
-    seconds: Measured | None
+    seconds: NonNegative | None
 
 
 class CurvePoint(TypedDict):
@@ -78,12 +78,12 @@ class CurvePoint(TypedDict):
     valid_loss: float
 
 
-class Layer(TypedDict):
+class LayerDynamics(TypedDict):
     """Parameters of one layer over training; those that a model lacks are not there."""
 
-    process_noise: Course
-    decay: Course
-    alpha: Course
+    process_noise: ValuesByStep
+    decay: ValuesByStep
+    alpha: ValuesByStep
 
 
 class Dynamics(TypedDict):
@@ -91,10 +91,10 @@ class Dynamics(TypedDict):
 
     steps: list[Count]
     tokens: list[Count]
-    layers: dict[str, Layer]
+    layers: dict[str, LayerDynamics]
 
 
-class Config(TypedDict):
+class ConfigFields(TypedDict):
     """Of `RFAConfig`, what is read."""
 
     prior: str
@@ -104,7 +104,7 @@ class Config(TypedDict):
     hidden_size: Count
 
 
-class Spec(TypedDict):
+class SpecFields(TypedDict):
     """Of `TrainingSpec`, what is read."""
 
     preset: str
@@ -114,14 +114,14 @@ class Spec(TypedDict):
     split_by: str
 
 
-class Data(TypedDict):
+class TextFingerprints(TypedDict):
     """Which text."""
 
     fingerprint: str
     test_fingerprint: str | None
 
 
-class Head(TypedDict):
+class HeadSummary(TypedDict):
     """Where a head looks: the share of its weights that did not decay, their mean lag, how much lies far back."""
 
     kept: float
@@ -133,10 +133,10 @@ class AttentionSummary(TypedDict):
     """Of the last layer on one window."""
 
     length: Count
-    heads: list[Head]
+    heads: list[HeadSummary]
 
 
-class Asked(TypedDict):
+class RequestedEvaluation(TypedDict):
     """What the evaluation was to hold."""
 
     lengths: list[Count]
@@ -150,7 +150,7 @@ def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
     if steps and not dynamics["layers"]:
         raise ValueError(f"expected a layer of {steps} steps")
     for layer, parameters in dynamics["layers"].items():
-        courses = cast("Mapping[str, Course]", parameters).values()
+        courses = cast("Mapping[str, ValuesByStep]", parameters).values()
         shapes = {(len(values), *{len(heads) for heads in values}) for values in courses}
         if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != steps for shape in shapes):
             raise ValueError(f"layer {layer}: expected {steps} steps of one number a head")
@@ -175,14 +175,14 @@ class Result(TypedDict):
     preset: Name
     seed: Count
     train_length: Annotated[int, Field(ge=2, le=_LARGEST)]
-    spec: Spec
-    config: Config
-    evaluation: Asked
-    training: Training
+    spec: SpecFields
+    config: ConfigFields
+    evaluation: RequestedEvaluation
+    training: TrainingOutcome
     environment: dict[str, Any]
     resumed: list[dict[str, Any]]
     evaluation_environment: dict[str, Any] | None
-    data: Data
+    data: TextFingerprints
     fingerprint: str
     curve: list[CurvePoint]
     dynamics: Annotated[Dynamics, AfterValidator(_one_value_a_head)]

@@ -5,25 +5,21 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from .damping import damping_of
 from .layout import Table
-from .past import accuracy_table, attention_table, probe_table
-from .published import published_results
-from .runs import Run
+from .retrieval_tables import accuracy_table, attention_table, probe_table
+from .runs import Run, damping_of, is_sweep
 from .summary import protocols, runs_table, setting
-from .tables import BASELINES, difference_table, table1, table2, table3
-
-_LEAST_SWEEP = 3  # values of b: m2 and m3 alone are no sweep
+from .tables import BASELINES, difference_table, published_results, table1, table2, table3
 
 
-class Tabling(NamedTuple):
-    """A table of a report: its name, and what makes it, or raises `Lacking` with a reason."""
+class ListedTable(NamedTuple):
+    """A table of a report: its name, and what makes it, or raises `MissingData` with a reason."""
 
     name: str
     make: Callable[[], Table]
 
 
-def tablings(runs: Sequence[Run]) -> list[Tabling]:
+def listed_tables(runs: Sequence[Run]) -> list[ListedTable]:
     """The tables that belong to these results, in their order on the page.
 
     Where three values of the damping b are there, they stand in table 2, and those set by the recipe only there; all
@@ -33,8 +29,8 @@ def tablings(runs: Sequence[Run]) -> list[Tabling]:
     published = published_results()
     if not runs:
         papers: dict[str, Callable[..., Table]] = {"table1": table1, "table2": table2, "table3": table3}
-        return [_by("blocks", name, partial(make, runs, published), runs) for name, make in papers.items()]
-    found: list[Tabling] = []
+        return [_of_protocol("blocks", name, partial(make, runs, published), runs) for name, make in papers.items()]
+    found: list[ListedTable] = []
     swept = is_sweep(runs)
     others = [run for run in runs if not swept or damping_of(run) is None or "damping" not in run["spec"]["model"]]
     for protocol in protocols(runs):
@@ -45,24 +41,19 @@ def tablings(runs: Sequence[Run]) -> list[Tabling]:
         if swept:
             makers["table2"] = partial(table2, runs, published, protocol=protocol)
         makers["differences"] = partial(difference_table, runs, protocol=protocol)
-        found += [_by(protocol, name, make, runs) for name, make in makers.items()]
-    found += [Tabling(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
-    found.append(Tabling("probe-accuracy", partial(accuracy_table, runs)))
+        found += [_of_protocol(protocol, name, make, runs) for name, make in makers.items()]
+    found += [ListedTable(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
+    found.append(ListedTable("probe-accuracy", partial(accuracy_table, runs)))
     if any(run.get("attention_summary") for run in runs):
-        found.append(Tabling("attention", partial(attention_table, runs)))
-    return [*found, Tabling("runs", partial(runs_table, runs))]
-
-
-def is_sweep(runs: Sequence[Run]) -> bool:
-    """Whether so many values of the damping b were run that they are worth a table and a figure."""
-    return len({damping_of(run) for run in runs} - {None}) >= _LEAST_SWEEP
+        found.append(ListedTable("attention", partial(attention_table, runs)))
+    return [*found, ListedTable("runs", partial(runs_table, runs))]
 
 
 def _is_babylm(run: Run) -> bool:
     return run["recipe"].startswith("table3") or run["spec"].get("data") == "babylm-2025"
 
 
-def _by(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> Tabling:
+def _of_protocol(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> ListedTable:
     """The table of a protocol: so named, and saying so and what was trained on what."""
     name = f"{of}-{protocol}"
 
@@ -72,4 +63,4 @@ def _by(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) 
         caption, here = f"{table.caption} Protocol {protocol}.", (setting(runs),) if runs else ()
         return replace(table, name=name, caption=caption, notes=(*here, *table.notes, *aside))
 
-    return Tabling(name, named)
+    return ListedTable(name, named)

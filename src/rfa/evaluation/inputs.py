@@ -13,12 +13,12 @@ from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 from rfa.training import RunFolder, TrainingSpec
 
-from .observers import LossByDocument
+from .perplexity import LossByDocument
 from .windows import windows
 
 
 @dataclass(frozen=True)
-class Subject:
+class EvaluationInput:
     """A run and a text, ready to be evaluated.
 
     Args:
@@ -57,7 +57,9 @@ class Subject:
         return LossByDocument(self.names, document_of_token(self.stream, self.tokenizer.eos_token_id))
 
 
-def load_subject(run: str | Path, data: str | None = None, data_progress: Progress | None = None) -> Subject:
+def load_evaluation_input(
+    run: str | Path, data: str | None = None, data_progress: Progress | None = None
+) -> EvaluationInput:
     """A run and its test split, or all of another text.
 
     Args:
@@ -79,4 +81,4 @@ def load_subject(run: str | Path, data: str | None = None, data_progress: Progre
         raise ValueError(f"data: the test split of {spec.data} is no longer what run {folder.path} left out")
     stream = token_stream(documents, tokenizer, None, data_progress)
     names = tuple(document.name for document in documents)
-    return Subject(folder, record, spec, weights, tokenizer, names, content, stream)
+    return EvaluationInput(folder, record, spec, weights, tokenizer, names, content, stream)

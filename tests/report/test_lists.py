@@ -4,10 +4,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from rfa.report.contents import tablings
-from rfa.report.drawings import THEORY, drawings
+from rfa.report.figure_list import THEORY, listed_figures
 from rfa.report.layout import markdown, text_of
 from rfa.report.summary import facts
+from rfa.report.table_list import listed_tables
 
 from .results import whole_result
 
@@ -17,7 +17,7 @@ def names(planned):
 
 
 def table(runs, name):
-    return next(each for each in tablings(runs) if each.name == name).make()
+    return next(each for each in listed_tables(runs) if each.name == name).make()
 
 
 def swept(b, **changes):
@@ -32,7 +32,7 @@ PROBES = ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
 
 
 def test_models():
-    assert names(tablings(RUNS)) == [
+    assert names(listed_tables(RUNS)) == [
         "table1-blocks",
         "differences-blocks",
         "table1-matched",
@@ -40,13 +40,13 @@ def test_models():
         *PROBES,
     ]
     evaluated = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
-    assert names(drawings(RUNS))[: -len(THEORY)] == [*evaluated, "training", "position", "retrieval"]
+    assert names(listed_figures(RUNS))[: -len(THEORY)] == [*evaluated, "training", "position", "retrieval"]
 
 
 @pytest.mark.parametrize(("recipe", "data"), [("table3-babylm", "../mine"), ("mine", "babylm-2025")])
 def test_babylm_stands_beside_table_3(recipe, data):
     runs = [whole_result("b1-rope", recipe=recipe, data=data)]
-    assert names(tablings(runs))[:2] == ["table3-blocks", "differences-blocks"]
+    assert names(listed_tables(runs))[:2] == ["table3-blocks", "differences-blocks"]
     assert "17.70" in markdown(table(runs, "table3-blocks"))
 
 
@@ -64,8 +64,8 @@ def test_the_papers_protocol_is_said():
 
 def test_a_sweep_alone_has_table_2_only():
     runs = [whole_result("b1-rope"), swept(0.05), swept(5.0), swept(0.5)]
-    assert names(tablings(runs))[:2] == ["table2-blocks", "differences-blocks"]
-    assert {"damping-blocks", "damping-matched"} <= set(names(drawings(runs)))
+    assert names(listed_tables(runs))[:2] == ["table2-blocks", "differences-blocks"]
+    assert {"damping-blocks", "damping-matched"} <= set(names(listed_figures(runs)))
     made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
     assert made == ["b1-rope", "b = 0.05", "b = 0.5", "b = 5"]
     assert "m3-sc-rfa" not in " ".join(table(runs, "table2-blocks").notes)
@@ -89,7 +89,7 @@ def test_tables_say_what_was_trained_on_what():
 
 def test_a_sweep_beside_models_has_both():
     runs = [*RUNS, swept(0.5), swept(0.005)]
-    assert names(tablings(runs))[:3] == ["table1-blocks", "table2-blocks", "differences-blocks"]
+    assert names(listed_tables(runs))[:3] == ["table1-blocks", "table2-blocks", "differences-blocks"]
     rows = {row[0]: row[1] for row in table(runs, "table1-blocks").rows}
     assert rows["m2-sc-rfa"] == "1"
     assert "m2-sc-rfa b=0.5" not in rows
@@ -98,8 +98,8 @@ def test_a_sweep_beside_models_has_both():
 
 
 def test_two_values_of_b_are_no_sweep():
-    assert "table2-blocks" not in names(tablings([*RUNS, swept(0.5)]))
-    assert "damping-blocks" not in names(drawings([*RUNS, swept(0.5)]))
+    assert "table2-blocks" not in names(listed_tables([*RUNS, swept(0.5)]))
+    assert "damping-blocks" not in names(listed_figures([*RUNS, swept(0.5)]))
 
 
 def test_two_labels_of_one_b_are_a_reason_not_a_table():
@@ -118,27 +118,27 @@ def test_heads_of_the_papers_models_and_of_another_start():
         "config": {**runs[1]["config"], "prior": "riccati"},
     }  # whose bias knows no alpha
     runs.append(riccati)
-    found = [name for name in names(drawings(runs)) if "m2-sc-rfa" in name]
+    found = [name for name in names(listed_figures(runs)) if "m2-sc-rfa" in name]
     assert found == [*HEADS, "regime-m2-sc-rfa-wide"]
-    assert not [name for name in names(drawings(RUNS)) if "m2-sc-rfa" in name]
+    assert not [name for name in names(listed_figures(RUNS)) if "m2-sc-rfa" in name]
 
 
 def test_maps_of_the_first_seed():
     mapped = [{**run, "maps": np.full((2, 4, 4), 0.1 * place)} for place, run in enumerate(RUNS)]
     again = {**mapped[0], "seed": 1, "maps": np.full((2, 4, 4), 0.9)}
-    (attention,) = [each for each in drawings([*mapped, again]) if each.name == "attention"]
+    (attention,) = [each for each in listed_figures([*mapped, again]) if each.name == "attention"]
     figure = attention.draw([*mapped, again])
     images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
     assert [round(float(image[3, 0]), 6) for image in images] == [1e-5, 1e-5, 0.1, 0.1]
     plt.close(figure)
-    assert "attention" not in names(drawings(RUNS))
+    assert "attention" not in names(listed_figures(RUNS))
 
 
 def test_an_unknown_protocol_names_no_file():
     run = whole_result("b1-rope")
     run["evaluations"] = {"../../elsewhere": run["evaluations"]["blocks"]}
-    assert names(tablings([run])) == PROBES
-    assert names(drawings([run]))[:2] == ["training", "position"]
+    assert names(listed_tables([run])) == PROBES
+    assert names(listed_figures([run]))[:2] == ["training", "position"]
 
 
 def test_probes():
@@ -163,9 +163,9 @@ def test_how_far_a_single_position_is_off():
     runs = [whole_result("b1-rope"), whole_result("m2-sc-rfa"), whole_result("b2-alibi")]
     for run, errors in zip(runs, ([0.1, 0.3, 0.2], [0.25, 0.23, 0.24], None), strict=True):
         run["by_position"]["stderr"] = errors
-    (caption,) = (each.caption for each in drawings(runs) if each.name == "position")
+    (caption,) = (each.caption for each in listed_figures(runs) if each.name == "position")
     assert "the standard error over windows is 0.22 nats" in caption  # of the medians 0.2 and 0.24
-    (caption,) = (each.caption for each in drawings(runs[2:]) if each.name == "position")
+    (caption,) = (each.caption for each in listed_figures(runs[2:]) if each.name == "position")
     assert "standard error" not in caption
 
 
@@ -176,7 +176,7 @@ def test_where_heads_look():
     assert [text_of(cell) for cell in rows[0]] == ["b1-rope", "0", "share beyond", "0.500", "0.500"]
     assert [text_of(cell) for cell in rows[1]] == ["m2-sc-rfa", "0", "share beyond", "0.125", text_of(None)]
     assert [[text_of(cell) for cell in row[2:4]] for row in rows[3::2]] == [["mean lag", "7"], ["kept", "0.500"]]
-    assert "attention" not in names(tablings(RUNS))
+    assert "attention" not in names(listed_tables(RUNS))
 
 
 def test_runs():

@@ -10,22 +10,28 @@ from matplotlib.figure import Figure
 from rfa.evaluation import MAP_LENGTHS
 
 from . import figures
-from .contents import is_sweep
-from .damping import unlike
-from .lacking import Lacking
-from .runs import Run, labels_with_dynamics, perplexity_by_length, run_with_dynamics, train_lengths
+from .runs import (
+    MissingData,
+    Run,
+    is_sweep,
+    labels_with_dynamics,
+    other_differences,
+    perplexity_by_length,
+    run_with_dynamics,
+    train_lengths,
+)
 from .summary import protocols
 
 _SEEDS = "mean over seeds; band: lowest to highest seed; each panel has its own scale"
 
 
-class Drawing(NamedTuple):
+class ListedFigure(NamedTuple):
     """A figure of a report.
 
     Args:
         name: of its files.
         caption: what it shows.
-        draw: of all runs, those that have nothing to show among them; may raise `Lacking` with a reason.
+        draw: of all runs, those that have nothing to show among them; may raise `MissingData` with a reason.
         has: whether a run has anything to show; the figure is drawn where one has.
         what: that is, in words, for the runs that lack it; empty where not every run is meant to have it.
     """
@@ -37,18 +43,18 @@ class Drawing(NamedTuple):
     what: str
 
 
-def drawings(runs: Sequence[Run]) -> list[Drawing]:
+def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
     """The figures that belong to these results, in their order on the page."""
     measured = [
         *(drawing for protocol in protocols(runs) for drawing in _evaluated(runs, protocol)),
-        Drawing(
+        ListedFigure(
             "training",
             f"Validation perplexity over training: {_SEEDS}.",
             figures.training_curves,
             lambda run: run["curve"],
             "validations",
         ),
-        Drawing(
+        ListedFigure(
             "position",
             "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
             f"factors: {_SEEDS}. {_noise(runs)}".rstrip(),
@@ -56,7 +62,7 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
             lambda run: (run["by_position"] or {}).get("loss"),
             "losses by position",
         ),
-        Drawing(
+        ListedFigure(
             "retrieval",
             "How much likelier a key is because it stands in the past, by its distance: nats a token, with the "
             "standard error over trials. A model that does not use what lies that far back scores 0.",
@@ -70,8 +76,8 @@ def drawings(runs: Sequence[Run]) -> list[Drawing]:
     return [*measured, *THEORY]
 
 
-def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> Drawing:
-    return Drawing(name, f"{caption} From the closed forms; no run has a part in it.", lambda _: draw(), bool, "")
+def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
+    return ListedFigure(name, f"{caption} From the closed forms; no run has a part in it.", lambda _: draw(), bool, "")
 
 
 THEORY = (
@@ -108,14 +114,14 @@ THEORY = (
 )
 
 
-def _evaluated(runs: Sequence[Run], protocol: str) -> list[Drawing]:
+def _evaluated(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
     """What perplexities by one protocol give."""
 
-    def drawing(name: str, caption: str, draw: Callable[..., Figure]) -> Drawing:
+    def drawing(name: str, caption: str, draw: Callable[..., Figure]) -> ListedFigure:
         def has(run: Run) -> object:
             return perplexity_by_length(run, protocol)
 
-        return Drawing(
+        return ListedFigure(
             f"{name}-{protocol}", caption, partial(draw, protocol=protocol), has, f"evaluations by {protocol}"
         )
 
@@ -131,12 +137,13 @@ def _evaluated(runs: Sequence[Run], protocol: str) -> list[Drawing]:
         ),
     ]
     if is_sweep(runs):
-        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey. {unlike(runs)}".rstrip()
+        also = other_differences(runs)
+        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey. {also}".rstrip()
         found.append(drawing("damping", caption, figures.damping_sweep))
     return found
 
 
-def _heads(runs: Sequence[Run]) -> list[Drawing]:
+def _heads(runs: Sequence[Run]) -> list[ListedFigure]:
     """Parameters of each head over training: of the paper's two models, and where a start is in the other regime."""
     found = []
     for label in labels_with_dynamics(runs):
@@ -149,8 +156,8 @@ def _heads(runs: Sequence[Run]) -> list[Drawing]:
             kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
         for name, (words, draw) in kinds.items():
             caption = f"{words} of each head over training: {label}, its first seed."
-            of = partial(_is_of, label)
-            found.append(Drawing(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
+            of = partial(_has_label, label)
+            found.append(ListedFigure(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
     return found
 
 
@@ -176,11 +183,11 @@ def _block(runs: Sequence[Run]) -> str:
     return " or ".join(sorted({str(-(-MAP_LENGTHS * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
 
 
-def _is_of(label: str, run: Run) -> bool:
+def _has_label(label: str, run: Run) -> bool:
     return run["label"] == label
 
 
-def _maps(runs: Sequence[Run]) -> list[Drawing]:
+def _maps(runs: Sequence[Run]) -> list[ListedFigure]:
     """Where the heads of the last layer look, in blocks over the whole window and by single tokens at its end."""
     share = (
         "what reaches the estimate: the softmax weight times the decay (the paper's figures leave the decay out). "
@@ -196,7 +203,7 @@ def _maps(runs: Sequence[Run]) -> list[Drawing]:
         ("attention-near", "near", figures.near_attention, "its end, by single tokens"),
     )
     return [
-        Drawing(
+        ListedFigure(
             name,
             f"Where each head looks, {share}, {words}.",
             partial(_of_first_seeds, held, draw),
@@ -217,7 +224,7 @@ def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run])
     mapped = [run for run in runs if _holds(held, run)]
     lengths = train_lengths(mapped)
     if len(lengths) > 1:
-        raise Lacking(f"runs: got maps of training lengths {lengths}, expected one")
+        raise MissingData(f"runs: got maps of training lengths {lengths}, expected one")
     first: dict[str, np.ndarray] = {}
     for run in mapped:
         first.setdefault(run["label"], run[held])

@@ -3,12 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from .lacking import Lacking
-from .layout import Cell, Number, Table
-from .runs import Run
-from .summary import values_of
+from .layout import Cell, NumberCell, Table
+from .runs import MissingData, Run
+from .summary import distinct_values
 
-Row = tuple[str, str, dict[int, Number]]
+ScoresByDistance = tuple[str, str, dict[int, NumberCell]]
 
 
 def probe_table(runs: Sequence[Run], kind: str) -> Table:
@@ -19,9 +18,9 @@ def probe_table(runs: Sequence[Run], kind: str) -> Table:
         kind: "passkey" or "repeat", see `rfa.evaluation.probe`.
 
     Raises:
-        Lacking: where no run was probed.
+        MissingData: where no run was probed.
     """
-    rows = _probed(runs, kind, lambda row: Number(row["score"], error=row["stderr"], digits=3))
+    rows = _probed(runs, kind, lambda row: NumberCell(row["score"], error=row["stderr"], digits=3))
     sought = {"passkey": "three words named in the past", "repeat": "a passage repeated from the past"}[kind]
     caption = f"Retrieval probe {kind}: gain in nats a token for {sought}, by distance D in tokens."
     notes = (
@@ -36,7 +35,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
     probed = [run for run in runs if (run["passkey"] or {}).get("passkey")]
     rows = _probed(probed, "passkey", _accuracy)
     chances = sorted({run["passkey"]["passkey"]["chance"] for run in probed})
-    trials = values_of(run["passkey"]["passkey"]["trials"] for run in probed)
+    trials = distinct_values(run["passkey"]["passkey"]["trials"] for run in probed)
     note = (
         f"By chance: {', '.join(f'{chance:.3f}' for chance in chances)}. ± standard error of {trials} trials, "
         "which are the same for all models: columns move together."
@@ -49,20 +48,20 @@ def attention_table(runs: Sequence[Run]) -> Table:
     """Where each head of the last layer looks, beyond its training length above all.
 
     Raises:
-        Lacking: where no run has attention maps.
+        MissingData: where no run has attention maps.
     """
     seen = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
     if not seen:
-        raise Lacking("runs: got none with attention maps, expected at least one (attention in the recipe)")
+        raise MissingData("runs: got none with attention maps, expected at least one (attention in the recipe)")
     figures = {"beyond_training": ("share beyond", 3), "mean_lag": ("mean lag", 0), "kept": ("kept", 3)}
     heads = max(len(summary["heads"]) for _, summary in seen)
     rows: list[tuple[Cell, ...]] = []
     for name, (words, digits) in figures.items():
         for run, summary in seen:
-            cells = [Number(head[name], digits=digits) for head in summary["heads"]]
+            cells = [NumberCell(head[name], digits=digits) for head in summary["heads"]]
             rows.append((run["label"], str(run["seed"]), words, *cells, *(heads - len(cells)) * [None]))
     columns = ("run", "seed", "of the weights", *(f"head {head}" for head in range(heads)))
-    windows = values_of(summary["length"] for _, summary in seen)
+    windows = distinct_values(summary["length"] for _, summary in seen)
     note = (
         "Share beyond: what of the weights lies more than one training length before the query. Mean lag in tokens. "
         "Kept: what the decay leaves of weights that sum to one."
@@ -72,12 +71,14 @@ def attention_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def _accuracy(row: Mapping[str, Any]) -> Number:
+def _accuracy(row: Mapping[str, Any]) -> NumberCell:
     share = row["accuracy"]
-    return Number(share, error=(share * (1 - share) / len(row["scores"])) ** 0.5, digits=3)
+    return NumberCell(share, error=(share * (1 - share) / len(row["scores"])) ** 0.5, digits=3)
 
 
-def _probed(runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]], Number]) -> list[Row]:
+def _probed(
+    runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]], NumberCell]
+) -> list[ScoresByDistance]:
     probes = ((run, (run["passkey"] or {}).get(kind)) for run in runs)
     rows = [
         (run["label"], str(run["seed"]), {row["distance"]: number(row) for row in probe["rows"]})
@@ -85,11 +86,11 @@ def _probed(runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]]
         if probe
     ]
     if not rows:
-        raise Lacking(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
+        raise MissingData(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
     return rows
 
 
-def _by_distance(name: str, caption: str, rows: Sequence[Row], notes: tuple[str, ...]) -> Table:
+def _by_distance(name: str, caption: str, rows: Sequence[ScoresByDistance], notes: tuple[str, ...]) -> Table:
     distances = sorted({distance for _, _, found in rows for distance in found})
     columns = ("run", "seed", *(f"D = {distance}" for distance in distances))
     cells = tuple((label, seed, *(found.get(each) for each in distances)) for label, seed, found in rows)
