@@ -1,4 +1,6 @@
-"""Which tokens are scored with how much context: the protocols of SPEC section 4 as lists of windows."""
+"""Which tokens are scored with how much context: each protocol as a list of windows.
+
+`blocks` is the paper's protocol (appendix F); `matched` and `strided` are this library's own."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args

@@ -25,9 +25,9 @@ from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 
 from .checkpoints import checkpoints_in, missing_files, read_all
-from .loading import read_model, read_tokenizer
-from .quiet import quiet_transformers
+from .saved_files import read_model, read_tokenizer
 from .spec import TrainingSpec
+from .trainer import quiet_transformers
 
 FORMAT = 1
 _LOCK = ".lock"

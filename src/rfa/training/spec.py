@@ -27,7 +27,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """A training run. The defaults are the paper's protocol (SPEC section 4).
+    """A training run. The defaults are the paper's protocol (its appendix F).
 
     Args:
         preset: one of `rfa.models.PRESETS`.

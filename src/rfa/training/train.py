@@ -20,15 +20,12 @@ from rfa.ops import choose_backend
 from rfa.progress import Progress, TrainingProgress
 
 from .callbacks import MetricsLogger, StopOnSignal
-from .digests import write_digests
 from .environment import environment
 from .optimization import ClipDynamics
-from .precision import tensor_float_32
-from .quiet import quiet_transformers
 from .run_folder import RunFolder
+from .saved_files import write_digests
 from .spec import TrainingSpec
-from .trainer import ProtocolTrainer, full_disk_as_os_error
-from .trial import trial_step
+from .trainer import ProtocolTrainer, full_disk_as_os_error, quiet_transformers, tensor_float_32, trial_step
 
 TRAINED_ON = ("train", "valid")  # splits that a run reads, and its data fingerprint covers
 

@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rfa.data import Document
-from rfa.data.pieces import pieces
+from rfa.data.fragments import text_fragments
 
 GPT2 = regex.compile(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+")
 AWKWARD = st.text(st.sampled_from("ab1.'s、\u0301 \n\t\r\x0b\x1c\x85\xa0\u2003\u3000é字🙂"), max_size=60)
@@ -13,7 +13,7 @@ AWKWARD = st.text(st.sampled_from("ab1.'s、\u0301 \n\t\r\x0b\x1c\x85\xa0\u2003\
 def cut(text: str, size: int, anywhere: bool = False) -> list[str]:
     data = text.encode()
     document = Document("d", len(data), lambda: (data[i : i + size] for i in range(0, len(data), size)))
-    parts = list(pieces(document, anywhere))
+    parts = list(text_fragments(document, anywhere))
     assert [is_last for _, is_last in parts] == [False] * (len(parts) - 1) + [True]
     return [part for part, _ in parts]
 
@@ -49,7 +49,7 @@ def test_text_without_a_boundary_stays_whole():
 
 
 def test_a_word_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr("rfa.data.pieces.LONGEST", 1000)
+    monkeypatch.setattr("rfa.data.fragments.LONGEST", 1000)
     assert len("".join(cut("some words " + 1000 * "a" + " b", 100))) == 1013
     with pytest.raises(ValueError, match=r"text: got 'd' with one word of more than 1,000 characters from .* 10 on"):
         cut("some words " + 1001 * "a", 100)

@@ -1,12 +1,32 @@
-"""Pieces: a long text cut where cutting cannot change its tokens."""
+"""How tokenizers are fed: long texts in fragments, cut where cutting cannot change the tokens, on all cores."""
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .documents import Document
+
+_VARIABLE = "TOKENIZERS_PARALLELISM"
+_USERS_CHOICE = os.environ.get(_VARIABLE)
+
+
+@contextmanager
+def parallel_tokenizers() -> Iterator[None]:
+    """Let `tokenizers` use all cores inside, and be safe and silent in processes forked afterwards.
+
+    The pool does not survive a fork: the child would warn and go on without, unless `TOKENIZERS_PARALLELISM`
+    says what is wanted. It is `true` inside and `false` from then on, or what the user chose at the start.
+    """
+    os.environ[_VARIABLE] = _USERS_CHOICE or "true"
+    try:
+        yield
+    finally:
+        os.environ[_VARIABLE] = _USERS_CHOICE or "false"
+
 
 SLICE = 1 << 16  # characters that are looked at together
 LONGEST = 1 << 20  # characters without a place to cut: as one word, its tokens take a hundred times their bytes
@@ -15,7 +35,7 @@ LONGEST = 1 << 20  # characters without a place to cut: as one word, its tokens 
 # GPT-2's pre-tokenisation has a boundary there, whatever stands around it:
 #     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 # No alternative matches white space after something else, so none matches across the cut. What is left
-# of it ends in no white space, so the look-ahead of `\s+(?!\S)` never sees the end of the piece; what is right
+# of it ends in no white space, so the look-ahead of `\s+(?!\S)` never sees the end of the fragment; what is right
 # of it begins a new match, and no alternative looks back.
 _LAST_BOUNDARY = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
@@ -24,15 +44,15 @@ _LAST_BOUNDARY = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 _KINDS = {"L": "letter", "N": "digit", "P": "sign", "S": "sign"}  # of Unicode's categories, by their first letter
 
 
-def pieces(document: Document, anywhere: bool = False) -> Iterator[tuple[str, bool]]:
-    """Cut a document into pieces of about 64 KiB whose byte-level tokens, joined, are the whole text's.
+def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple[str, bool]]:
+    """Cut a document into fragments of about 64 KiB whose byte-level tokens, joined, are the whole text's.
 
     Args:
         document: the text.
         anywhere: its tokens are its bytes, whose order is all that counts.
 
     Yields:
-        Each piece, and whether it is the document's last.
+        Each fragment, and whether it is the document's last.
 
     Raises:
         ValueError: a byte that is not UTF-8, or more than 2^20 characters without a safe place to cut.
