@@ -1,4 +1,4 @@
-"""The least time that the work can take here: counts of the work over what this machine was seen to do."""
+"""The least time that the work can take on this machine: counts of the work over measured peak rates."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ BACKWARD_PRODUCTS = 5  # q.k again, dout.v, and those for the gradients of v, k 
 
 
 class Work(NamedTuple):
-    """What no implementation in linear memory can do without, counted over the pairs that see each other."""
+    """Operations that every implementation in linear memory needs, counted over the pairs that see each other."""
 
     flops: float
     exponentials: float
@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """What this machine does a second at its best, measured in this process; None where there is no measure."""
+    """The highest rates of this machine a second, measured in this process; None where nothing was measured."""
 
     flops: float
     exponentials: float | None
@@ -100,7 +100,7 @@ def measured_peaks(device: str, dtype: torch.dtype, threads: int) -> Peaks:
 
 
 def _repeated(function: str, times: int = 512) -> float | None:
-    """How often a GPU applies a function a second, many times to each number lest it measure memory.
+    """How often a GPU applies a function a second. Each number gets it many times, so that memory does not count.
 
     None where PyTorch cannot compile the loop.
     """

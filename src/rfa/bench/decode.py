@@ -70,7 +70,7 @@ class DecodingCase:
 
 
 def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
-    """A closure that decodes a problem's last token with the others in a decoder's cache, and forgets it again.
+    """A closure that decodes a problem's last token with the others in a decoder's cache, and then removes it.
 
     The layer's dynamics, the turns of the new states and of the estimate, and the write to the cache are part of it.
     """

@@ -19,7 +19,7 @@ LARGEST = 2**31 - 1  # of what is counted
 
 
 class StateShape(NamedTuple):
-    """Of queries, keys and values."""
+    """The shape of queries, keys and values."""
 
     batch: int
     heads: int
@@ -32,7 +32,7 @@ class StateShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how.
+    """Where and how a benchmark runs.
 
     Args:
         device: "cpu" or "cuda".
@@ -80,7 +80,7 @@ class Setting:
 
 
 class Tolerance(NamedTuple):
-    """Of an error's norm, as a share of the norm of what is expected."""
+    """Upper bounds of an error's norm over the norm of the expected value."""
 
     estimate: float
     states: float  # gradients, sums over keys that cancel the more the longer the sequence
@@ -100,7 +100,7 @@ ActualAndExpected = Sequence[tuple[Tensor, Tensor]]
 def compare_with_tolerances(groups: Mapping[str, tuple[ActualAndExpected, float]]) -> dict[str, Any]:
     """The largest relative error of each group of `(actual, expected)`, and whether all are within their tolerances.
 
-    An error that is not a finite number is None, for JSON has no other word for it, and does not pass.
+    An error that is not a finite number is None, because JSON cannot write it, and does not pass.
     """
     errors = {name: [relative_error(*pair) for pair in pairs] for name, (pairs, _) in groups.items()}
     tolerances = {name: tolerance for name, (_, tolerance) in groups.items()}
@@ -125,7 +125,7 @@ Tick = Callable[[], None]
 def in_turns(
     contestants: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu", tick: Tick = lambda: None
 ) -> dict[str, list[float]]:
-    """Seconds a call takes each contestant, in each of so many rounds.
+    """Seconds that a call takes each contestant, in each round.
 
     All run in one process, after a warm-up; every other round has them in the opposite order, so that neither a
     drift of the machine nor the predecessor's caches favour one. On CUDA the device's own clock counts.

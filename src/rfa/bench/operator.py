@@ -47,7 +47,7 @@ def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
 
 
 class OperatorProblem:
-    """Random states, a random gradient of the estimate, and a layer whose parameters want theirs.
+    """Random states, a random gradient of the estimate, and a layer whose parameters need gradients.
 
     Args:
         shape: of the states.
@@ -67,7 +67,7 @@ class OperatorProblem:
 
     @property
     def wanted(self) -> list[Tensor]:
-        """What gradients are asked for: the states, and the layer's noises and robustness."""
+        """The tensors whose gradients are computed: the states, and the layer's noises and robustness."""
         return [*self.states, *self.layer.dynamics.parameters()]
 
     def estimate(self) -> Tensor:

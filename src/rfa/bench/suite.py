@@ -172,7 +172,7 @@ def run(
 
 
 def processor(device: str) -> str:
-    """The name of what computes."""
+    """The name of the processor or of the GPU."""
     if device == "cuda":
         card = torch.cuda.get_device_properties(0)
         return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"

@@ -83,7 +83,7 @@ def attention_maps(
 
 
 def _states(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:
-    """What a layer's `estimate` is given on these tokens."""
+    """The arguments of a layer's `estimate` on these tokens."""
     given: dict[str, Any] = {}
     estimate = attention.estimate
 

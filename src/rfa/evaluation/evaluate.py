@@ -1,4 +1,4 @@
-"""From a run folder and a text to a result that stands for itself."""
+"""Evaluation of a run folder on a text."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

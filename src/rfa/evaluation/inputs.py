@@ -1,4 +1,4 @@
-"""What every evaluation loads: a run, a text it never saw, and where the text's documents lie in its tokens."""
+"""What every evaluation loads: a run, a text that it was not trained on, and the document of each token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -66,7 +66,7 @@ class LossByPosition:
             self.windows += len(losses)
 
     def means(self) -> list[float]:
-        """Of the positions 1 .. length - 1, in nats."""
+        """Mean losses of the positions 1 .. length - 1, in nats."""
         return (self._sum / self.windows).tolist()
 
     def errors(self) -> list[float] | None:
@@ -152,7 +152,7 @@ def loss_by_position(
 
 
 def _summary(sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
-    """Of windows' summed losses: the ratio estimate and its standard error over windows."""
+    """Targets, mean loss, its standard error over windows, and perplexity, from the summed losses of windows."""
     loss = sums.sum() / counts.sum()
     windows_count = len(sums)
     spread = np.sqrt(np.square(sums - loss * counts).sum() / max(windows_count - 1, 1) * windows_count) / counts.sum()

@@ -210,7 +210,7 @@ def _context(layout: ProbeLayout, distance: int) -> int:
 def _log_probabilities(
     model: RFAForCausalLM, rows: list[np.ndarray], targets: int
 ) -> Float[Tensor, "batch targets vocabulary"]:
-    """Of every token at the last `targets` places."""
+    """Log probabilities of every token at the last `targets` positions."""
     ids = torch.from_numpy(np.stack(rows)).to(model.device)
     hidden_states = model.model(ids, use_cache=False).last_hidden_state[:, -targets - 1 : -1]
     return model.lm_head(hidden_states).float().log_softmax(-1)

@@ -1,4 +1,4 @@
-"""What a recipe comes to: its runs, how far each is, and what is left to do."""
+"""The state of a recipe: its runs, how far each is, and what is left to do."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,19 +86,19 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
     if not folder.record.exists():
         return None
     record = folder.read()
-    if _without_places(record["spec"]) != _without_places(recipe.resolved(run).to_dict()):
+    if _with_names_only(record["spec"]) != _with_names_only(recipe.resolved(run).to_dict()):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
 
 
-def _without_places(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with the names only of what it reads: another checkout has it in other folders."""
+def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A specification with names instead of paths, because another checkout has its data in other folders."""
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
     return {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
-    """Whether a trained run has neither model nor result any more: there is nothing to go on from."""
+    """Whether a trained run has lost both its model and its result, so that nothing is left to continue from."""
     return bool(record["finished"]) and not folder.model.is_dir()
 
 

@@ -1,4 +1,4 @@
-"""The result of a run: what is known of it, written as `rfa.results.files` reads it."""
+"""The result of a run of a recipe, collected from its run folder and its evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +14,7 @@ _POINTS = 64  # of each head's course through training
 
 
 def result_path(out: Path, run: PlannedRun) -> Path:
-    """Where the result of a run stands."""
+    """The path of the result of a run."""
     return out / "results" / f"{run.name}.json"
 
 

@@ -32,7 +32,7 @@ from .run_result import finished_result, make_result, result_path
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a process leaves behind.
+    """What one process achieved.
 
     Args:
         done: runs that have a result.
@@ -176,7 +176,7 @@ def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], say: StageProgres
 
 
 def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> None:
-    """Train or go on, evaluate, write the result, and let go of the model."""
+    """Train or resume, evaluate, write the result, and delete the model where the recipe does not keep it."""
 
     def training(step: int, steps: int, metrics: dict[str, float]) -> None:
         say(Stage("training", run.name, metrics), step, steps)
@@ -204,6 +204,6 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> Non
 
 
 def _delete_weights(folder: RunFolder) -> None:
-    """Delete what is large: weights and checkpoints. Record, metrics and tokenizer stay."""
+    """Delete weights and checkpoints, which are large. Record, metrics and tokenizer stay."""
     for path in (folder.model, folder.checkpoints):
         shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which figures belong to results: those of the paper's theory, which need none, and those of what was measured."""
+"""Which figures belong to results: those of the paper's theory, which need no results, and those of measurements."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -115,7 +115,7 @@ THEORY = (
 
 
 def _evaluated(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
-    """What perplexities by one protocol give."""
+    """The figures of perplexities by one protocol."""
 
     def drawing(name: str, caption: str, draw: Callable[..., Figure]) -> ListedFigure:
         def has(run: Run) -> object:
@@ -220,7 +220,7 @@ def _holds(held: str, run: Run) -> bool:
 
 
 def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
-    """Of each label's first run that has maps."""
+    """A figure of the first run of each label that has maps."""
     mapped = [run for run in runs if _holds(held, run)]
     lengths = train_lengths(mapped)
     if len(lengths) > 1:

@@ -27,7 +27,7 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for
 
 @dataclass(frozen=True)
 class NumberCell:
-    """A number and how sure it is: a standard error, or the two ends of an interval.
+    """A number with its standard error or the two ends of an interval.
 
     Args:
         value: the number.
@@ -88,7 +88,7 @@ class Table:
 
 
 def replace_between(page: str, begin: str, end: str, text: str) -> str:
-    """The page with this text, and nothing else, replace_between its two marks.
+    """The page with this text, and nothing else, between its two marks.
 
     Raises:
         ValueError: for a page without the marks in this order.
@@ -101,7 +101,7 @@ def replace_between(page: str, begin: str, end: str, text: str) -> str:
 
 
 def markdown(table: Table, caption: str | None = None) -> str:
-    """With the caption above and the notes below.
+    """A Markdown table with the caption above and the notes below.
 
     Args:
         table: whose text is plain text.
@@ -154,7 +154,7 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """Unrounded; a column whose numbers have errors or intervals is followed by columns of these.
+    """A CSV table of unrounded numbers. Errors and intervals follow their column in columns of their own.
 
     Text that a spreadsheet would take for a formula begins with an apostrophe.
     """
@@ -211,5 +211,5 @@ def _escaped(text: str, signs: Mapping[str, str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks and signs that do not show: a terminal, an editor or TeX would obey them."""
+    """The text on one line, without unprintable characters, which a terminal, an editor or TeX would act on."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

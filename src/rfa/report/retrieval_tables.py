@@ -1,4 +1,4 @@
-"""What models make of the distant past: what the retrieval probes found, and where heads look."""
+"""Tables of long range: what the retrieval probes found, and where the heads look."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -8,7 +8,10 @@ import numpy as np
 
 
 class MissingData(ValueError):
-    """Raised with the reason, which a report gives in the place of the table or figure; any other error is a fault."""
+    """Results lack what a table or figure shows.
+
+    The message is the reason, which a report prints in place of the table or figure. Any other error is a fault.
+    """
 
 
 # One result file: run, label, preset, seed, train_length, curve (steps with tokens and valid_loss), dynamics, and
@@ -114,13 +117,13 @@ def log_bins(losses: Sequence[float], per_octave: int = 4) -> dict[float, float]
 
 
 def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
-    """Of one run; empty where it was not evaluated by this protocol."""
+    """Perplexities of one run by context length; empty where it was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
 
 
 def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
-    """Of one label, at the distances of every seed that was probed.
+    """Retrieval scores of one label, at the distances that every probed seed has.
 
     Raises:
         MissingData: where seeds had different trials.
@@ -200,7 +203,7 @@ def damping_of(run: Run) -> float | None:
 
 
 def is_sweep(runs: Sequence[Run]) -> bool:
-    """Whether so many values of the damping b were run that they are worth a table and a figure."""
+    """Whether at least three values of the damping b were run, enough for a table and a figure."""
     return len({damping_of(run) for run in runs} - {None}) >= _LEAST_SWEEP
 
 
@@ -223,7 +226,7 @@ def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def other_differences(runs: Iterable[Run]) -> str:
-    """In what else than b the sweep's m3 differs from its m2, in a sentence; empty where it has not both."""
+    """A sentence that says in what the sweep's m3 differs from its m2 besides b; empty where one of them is missing."""
     configs = {run["spec"]["preset"]: run["config"] for run in runs if damping_of(run) is not None}
     if len(configs) < len(_SWEPT):
         return ""

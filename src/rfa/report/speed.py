@@ -20,7 +20,7 @@ def latest(lines: Iterable[Line]) -> list[Line]:
 
 
 def machine_of(line: Line) -> str:
-    """The machine, as it stands above a table."""
+    """The machine of a line, for the heading of a table."""
     threads = "" if line["device"] == "cuda" else f", {line['threads']} thread" + "s" * (line["threads"] > 1)
     return f"{line['processor']}{threads}"
 
@@ -108,7 +108,7 @@ def _size(line: Line) -> str:
 
 
 def _configuration(line: Line) -> tuple:
-    """What two lines share where the newer one takes the older one's place."""
+    """The configuration of a line. Of two lines with the same one, the newer counts."""
     names = ("benchmark", "pass", "preset", "batch", "heads", "length", "channels", "dtype", "backend", "peer")
     more = ("contestant", "march", "model", "device", "threads", "processor")
     return tuple(str(line.get(name)) for name in names + more)

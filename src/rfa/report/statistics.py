@@ -115,7 +115,7 @@ RunPairs = Sequence[tuple[Run, Run]]
 
 
 class Comparison(NamedTuple):
-    """A difference, None where there is none, and what is to be said of it, empty where nothing is."""
+    """A difference, or None, and a remark about it, which may be empty."""
 
     difference: Difference | None
     problem: str

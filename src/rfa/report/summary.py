@@ -47,7 +47,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _seconds(run: Run) -> float | None:
-    """Of training; None where one process did not do all of it."""
+    """Seconds of training; None for a run that was resumed, whose time was not all measured."""
     return None if run.get("resumed") else run["training"].get("seconds")
 
 
@@ -63,7 +63,7 @@ def setting(runs: Sequence[Run]) -> str:
 
 
 def protocols(runs: Sequence[Run]) -> list[str]:
-    """By which any run was evaluated; of the protocols that there are, for they name files.
+    """The protocols by which any run was evaluated. Only known ones count, because they name files.
 
     Without runs: the paper's.
     """
@@ -96,7 +96,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def distinct_values(values: Iterable[Any]) -> str:
-    """What all have; where they differ, each value with how many have it."""
+    """The value that all runs share; where they differ, each value with its number of runs."""
     counts = Counter(str(value) for value in values if value is not None)
     if len(counts) < 2:
         return "".join(counts)
@@ -104,7 +104,7 @@ def distinct_values(values: Iterable[Any]) -> str:
 
 
 def _over_stages(run: Run, key: str) -> str | None:
-    """What held when a run was begun, gone on with and evaluated, each value once."""
+    """The values at the start of a run, at each resumption and at its evaluation, each value once."""
     stages = [run["environment"], *(run.get("resumed") or ()), run.get("evaluation_environment")]
     return (
         ", then ".join(dict.fromkeys(str(each[key]) for each in stages if each and each.get(key) is not None)) or None

@@ -54,7 +54,7 @@ def _is_babylm(run: Run) -> bool:
 
 
 def _of_protocol(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> ListedTable:
-    """The table of a protocol: so named, and saying so and what was trained on what."""
+    """The table of a protocol, with the protocol in its name and caption and the set-up in its notes."""
     name = f"{of}-{protocol}"
 
     def named() -> Table:

@@ -183,7 +183,7 @@ def difference_table(
 def _difference(
     pairs: RunPairs, length: int, protocol: str, level: float, resamples: int
 ) -> tuple[NumberCell | None, str]:
-    """The cell, and what is to be said of it."""
+    """The cell, and a remark about it."""
     found, problem = compare(pairs, length, protocol, level, resamples)
     if found is None:
         return None, problem

@@ -46,7 +46,7 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 
 class Planned(TypedDict):
-    """The recipe whose runs a folder is to hold: its name and title, and their names."""
+    """The recipe of a folder: its name and title, and the names of its runs."""
 
     name: str
     title: str
@@ -62,7 +62,7 @@ def write_planned(folder: Path, planned: Planned) -> None:
 
 
 def read_planned(folder: Path) -> Planned | None:
-    """What `rfa experiment` is to make in a folder; None where the folder does not say.
+    """Which runs `rfa experiment` is to make in a folder; None where it holds no such list.
 
     Raises:
         ValueError: if the file that says it is damaged.

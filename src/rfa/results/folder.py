@@ -1,4 +1,4 @@
-"""What lies in a folder of result files: runs that can be reported, and what is missing there and why."""
+"""All results in a folder: runs that can be reported, and what is missing and why."""
 
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -49,7 +49,7 @@ def read_maps(path: str | Path, name: str = "weights") -> np.ndarray:
 
 
 def check_maps(maps: np.ndarray, of: str, square: bool = True) -> None:
-    """Raise `ValueError` where these are no maps."""
+    """Raise `ValueError` for an array that does not hold attention maps."""
     fits = (
         maps.ndim == 3 and maps.size and (maps.shape[1] == maps.shape[2] if square else maps.shape[1] <= maps.shape[2])
     )
@@ -57,5 +57,5 @@ def check_maps(maps: np.ndarray, of: str, square: bool = True) -> None:
         expected = "(heads, blocks, blocks)" if square else "(heads, queries, keys), no fewer keys than queries"
         raise ValueError(f"maps: got shape {maps.shape} of {of}, expected {expected}")
     low, high = float(maps.min()), float(maps.max())
-    if not -_ROUNDING <= low <= high <= 1 + _ROUNDING:  # false for what is no number, too
+    if not -_ROUNDING <= low <= high <= 1 + _ROUNDING:  # false for NaN, too
         raise ValueError(f"maps: got weights from {low:g} to {high:g} of {of}, expected shares from 0 to 1")

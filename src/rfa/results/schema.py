@@ -52,7 +52,7 @@ class ProbeRow(TypedDict):
 
 
 class Probe(TypedDict):
-    """A retrieval probe; one without an answer to choose has neither accuracy nor chance."""
+    """A retrieval probe. One without candidate answers has neither accuracy nor chance."""
 
     trials: Annotated[int, Field(ge=2, le=_LARGEST)]
     chance: Share | None
@@ -60,7 +60,7 @@ class Probe(TypedDict):
 
 
 class TrainingOutcome(TypedDict):
-    """What training came to."""
+    """The outcome of training."""
 
     valid_perplexity: Positive | None
     tokens: Count
@@ -79,7 +79,7 @@ class CurvePoint(TypedDict):
 
 
 class LayerDynamics(TypedDict):
-    """Parameters of one layer over training; those that a model lacks are not there."""
+    """Parameters of one layer over training. Parameters that a model does not have are absent."""
 
     process_noise: ValuesByStep
     decay: ValuesByStep
@@ -95,7 +95,7 @@ class Dynamics(TypedDict):
 
 
 class ConfigFields(TypedDict):
-    """Of `RFAConfig`, what is read."""
+    """The fields of `RFAConfig` that the report reads."""
 
     prior: str
     damping: float
@@ -105,7 +105,7 @@ class ConfigFields(TypedDict):
 
 
 class SpecFields(TypedDict):
-    """Of `TrainingSpec`, what is read."""
+    """The fields of `TrainingSpec` that the report reads."""
 
     preset: str
     model: dict[str, Any]
@@ -115,7 +115,7 @@ class SpecFields(TypedDict):
 
 
 class TextFingerprints(TypedDict):
-    """Which text."""
+    """Which text the run was trained and tested on."""
 
     fingerprint: str
     test_fingerprint: str | None
@@ -130,14 +130,14 @@ class HeadSummary(TypedDict):
 
 
 class AttentionSummary(TypedDict):
-    """Of the last layer on one window."""
+    """Where the heads of the last layer look, on one window."""
 
     length: Count
     heads: list[HeadSummary]
 
 
 class RequestedEvaluation(TypedDict):
-    """What the evaluation was to hold."""
+    """What the recipe asked of the evaluation."""
 
     lengths: list[Count]
     protocols: dict[str, Count | None]
@@ -197,7 +197,7 @@ _RESULT: TypeAdapter[Result] = TypeAdapter(Result)
 
 
 def check_result(result: Any) -> None:
-    """Raise `ValueError`, naming the first part that is wrong and how many more are."""
+    """Raise `ValueError` with the first fault and the number of the others."""
     try:
         _RESULT.validate_python(result)
     except ValidationError as error:

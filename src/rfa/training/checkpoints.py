@@ -33,7 +33,7 @@ def missing_files(checkpoint: Path) -> list[str]:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """How far a checkpoint came.
+    """The trainer's state in a checkpoint.
 
     Raises:
         ValueError: if its file holds something else.

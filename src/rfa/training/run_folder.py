@@ -64,7 +64,7 @@ class RunFolder:
             raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
 
     def _own(self) -> tuple[Path, ...]:
-        """What a run writes; its record last, for without it a folder is no run."""
+        """What a run writes. Its record comes last, because without it a folder is no run."""
         return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
 
     def owns(self, path: Path) -> bool:

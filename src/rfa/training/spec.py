@@ -1,4 +1,4 @@
-"""What a run is asked to do, in one value that goes into the run folder."""
+"""The specification of a run, one value that is written to the run folder."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path

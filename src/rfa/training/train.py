@@ -159,7 +159,7 @@ def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
 
 
 def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, processes: int) -> dict[str, Any]:
-    """Of a run that begins; an evaluation sees by the fingerprint whether the test split is still the run's."""
+    """The record of a new run. Its fingerprints tell a later evaluation whether the test split is still the same."""
     return {
         "spec": spec.to_dict(),
         "config": _config(spec, data).to_diff_dict(),
@@ -245,7 +245,7 @@ def _train(
 
 
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
-    """All processes take part, for the weights may be sharded; the first one puts the folder into its place."""
+    """All processes take part, because the weights may be sharded; the first one moves the folder into place."""
     staging = run.path / ".model"
     with quiet_transformers(), full_disk_as_os_error(run.path):
         try:

@@ -60,7 +60,7 @@ _KEPT = 2
 
 
 class ProtocolTrainer(Trainer):
-    """Steps, devices, precision and resuming are the Trainer's; the optimiser and saving are the protocol's."""
+    """The Trainer does steps, devices, precision and resuming; the protocol has its own optimiser and saving."""
 
     def __init__(self, *args, one_group: bool = False, **kwargs):
         self._one_group = one_group
@@ -155,7 +155,7 @@ def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
         device: the run's; the accelerator by default, the CPU where there is none.
 
     Raises:
-        RuntimeError: for a loss or a gradient that is no number, and, from what runs below, for a kernel that cannot be
+        RuntimeError: for a loss or a gradient that is not finite; from the layers below, for a kernel that cannot be
             compiled or a device that has no memory left. Triton has exceptions of its own.
     """
     device = device or torch.accelerator.current_accelerator() or torch.device("cpu")

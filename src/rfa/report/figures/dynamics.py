@@ -121,7 +121,7 @@ def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: 
 
 
 def _course(parameters: Mapping[str, Any], name: str) -> np.ndarray:
-    """A parameter over `(steps, heads)`; not a number where a head without decay has none."""
+    """A parameter over `(steps, heads)`; NaN where a head without decay has none."""
     if absent := {"decay", "process_noise" if name == "steady_state" else name} - parameters.keys():
         raise MissingData(f"dynamics: got none of {', '.join(sorted(absent))}, expected it of each layer")
     decay = np.array(parameters["decay"], dtype=float)

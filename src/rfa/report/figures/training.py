@@ -129,7 +129,7 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = Non
 
 
 def _draw_panels(runs: Sequence[Run], series: Mapping[str, SeedBand], **look: Any) -> tuple[Figure, list[Axes]]:
-    """All labels in one panel where they can be told apart, else a panel a group; legends below."""
+    """All labels in one panel where there are at most nine, else one panel for each group; legends below."""
     groups = by_group(runs) if len(series) > _TOLD_APART else {"": list(series)}
     columns = min(len(groups), 2)
     rows = -(-len(groups) // columns)
@@ -182,7 +182,7 @@ def _length_axes(axes: Axes, series: Mapping[str, SeedBand], runs: Sequence[Run]
 
 
 def _legend_below(axes: Axes) -> None:
-    """In as many columns as fit."""
+    """Put the legend below the axes, in as many columns as fit."""
     figure = axes.get_figure(root=True)
     handles, labels = axes.get_legend_handles_labels()
     if not handles or figure is None:

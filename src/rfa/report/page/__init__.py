@@ -23,7 +23,7 @@ _CSS_INCH = 120  # pixels of the page for an inch of a figure, whose smallest le
 
 
 class DrawnFigure(NamedTuple):
-    """A figure that was drawn: its name, caption, which runs it is without, the PNG's bytes and its width in inches."""
+    """A figure that was drawn: its name, caption, the runs missing in it, the PNG's bytes and its width in inches."""
 
     name: str
     caption: str
@@ -75,7 +75,7 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """By which the page's policy admits its own script and style and no other."""
+    """The hash by which the page's content policy admits its own script and style, and no others."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
