@@ -52,12 +52,12 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
     """What valgrind sees: two calls, the second one counted."""
     import torch
 
-    from rfa.benchmark.operator import Problem, peers
-    from rfa.benchmark.setting import Setting, Shape
+    from rfa.bench.measurement import Setting, StateShape
+    from rfa.bench.operator import OperatorProblem, peers
 
     torch.set_num_threads(1)
     setting = Setting(backend="cpu")
-    problem = Problem(Shape(*options.shape), options.preset, setting)
+    problem = OperatorProblem(StateShape(*options.shape), options.preset, setting)
     backward = options.pass_ == "forward_backward"
     if options.contestant == "rfa":
         call = problem.gradients if backward else problem.estimate
@@ -73,11 +73,11 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
 
 def count(options: argparse.Namespace, folder: Path) -> None:
     """Run this script under valgrind; check correctness outside it first."""
-    from rfa.benchmark import append
-    from rfa.benchmark.bound import EXPONENTIAL, LOGARITHM, attention_work
-    from rfa.benchmark.operator import Problem
-    from rfa.benchmark.setting import Setting, Shape
-    from rfa.benchmark.suite import processor
+    from rfa.bench import append
+    from rfa.bench.bound import EXPONENTIAL, LOGARITHM, attention_work
+    from rfa.bench.measurement import Setting, StateShape
+    from rfa.bench.operator import OperatorProblem
+    from rfa.bench.suite import processor
     from rfa.training.environment import environment
 
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
@@ -88,7 +88,7 @@ def count(options: argparse.Namespace, folder: Path) -> None:
         wrapper.write_text(f'#!/bin/bash\nexec {compiler} "${{@/-march=native/-march={march}}}"\n')
         wrapper.chmod(0o755)
         os.environ |= {"CXX": str(wrapper), "RFA_CACHE": str(folder / "cache")}
-    problem = Problem(Shape(*options.shape), options.preset, Setting(backend="cpu", threads=1))
+    problem = OperatorProblem(StateShape(*options.shape), options.preset, Setting(backend="cpu", threads=1))
     check = problem.check()  # and the kernels are compiled now, not under valgrind
     if not check["passed"]:
         sys.exit(f"instructions: the check failed: {check}")

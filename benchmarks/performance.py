@@ -8,10 +8,10 @@ Reads result files of `rfa bench` and of benchmarks/instructions.py and measures
 import argparse
 from pathlib import Path
 
-from rfa.benchmark import read
+from rfa.bench import read
 from rfa.files import write_text_whole
 from rfa.report.figures import save, speed_over_length
-from rfa.report.layout import between
+from rfa.report.layout import replace_between
 from rfa.report.speed import instruction_table, latest, markdown_tables, operator_curves
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ def update(page: Path, files: list[Path]) -> str:
         parts += ["### Instructions\n", instruction_table(counts)]
     measured = "\n".join(parts).strip()
     try:
-        text = between(page.read_text(encoding="utf-8"), BEGIN, END, f"\n\n{measured}\n\n")
+        text = replace_between(page.read_text(encoding="utf-8"), BEGIN, END, f"\n\n{measured}\n\n")
     except ValueError as error:
         raise ValueError(f"{page}: {error}") from None
     write_text_whole(page, text)

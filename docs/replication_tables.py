@@ -4,11 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rfa.files import write_text_whole
-from rfa.report.differences import compare, pairs_of
-from rfa.report.folder import read_planned, read_results
-from rfa.report.layout import Cell, Number, Table, between, markdown
+from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.runs import Run, by_label, perplexity_by_length
-from rfa.report.statistics import mean_and_error
+from rfa.report.statistics import compare, mean_and_error, pairs_of
+from rfa.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication.md")
 RECORD = Path(__file__).parents[1] / "results" / "novels-small"
@@ -95,7 +94,7 @@ def perplexities(groups: Groups, of: int) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for label, runs in groups.items():
         means = (mean_and_error([value(run) for run in runs]) for value in read.values())
-        rows.append((label, f"{len(runs)}", *(Number(mean.value, mean.error, digits=1) for mean in means)))
+        rows.append((label, f"{len(runs)}", *(NumberCell(mean.value, mean.error, digits=1) for mean in means)))
     done = sum(map(len, groups.values()))
     caption = f"Test perplexity, mean ± standard error over seeds; {done} of {of} runs are done."
     return Table("perplexities", caption, ("model", "seeds", *read), tuple(rows))
@@ -114,7 +113,7 @@ def differences(groups: Groups) -> Table:
             found, problem = compare(pairs, length, "blocks")
             if problem or found is None or found.low is None or found.high is None:
                 raise ValueError(f"{model} and {against}: {problem}")
-            row.append(Number(found.value, found.error, (found.low, found.high), digits=3, signed=True))
+            row.append(NumberCell(found.value, found.error, (found.low, found.high), digits=3, signed=True))
         rows.append(tuple(row))
     caption = (
         "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is "
@@ -136,7 +135,7 @@ def written(page: str, record: Path = RECORD) -> str:
             raise ValueError(f"{label}: expected a model of {record}")
     for table in (perplexities(groups, len(names)), differences(groups)):
         begin, end = f"<!-- {table.name}: docs/replication_tables.py -->", f"<!-- end of {table.name} -->"
-        page = between(page, begin, end, f"\n{markdown(table, table.caption)}\n")
+        page = replace_between(page, begin, end, f"\n{markdown(table, table.caption)}\n")
     return page
 
 

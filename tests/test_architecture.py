@@ -14,8 +14,8 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["files", "cache", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "evaluation", "report"]
-ORDER += ["experiments", "benchmark", "cli"]
+ORDER = ["files", "cache", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
+ORDER += ["evaluation", "report", "experiments", "bench", "cli"]
 LONGEST_FILE = 300
 
 
@@ -120,10 +120,10 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-    [f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "data", "training", "evaluation", "benchmark")],
+    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "bench"],
 )
 def test_public_functions_are_documented(package):
-    module = importlib.import_module(package)
+    module = importlib.import_module(f"rfa.{package}")
     assert module.__all__
     public = {name: getattr(module, name) for name in module.__all__}
     assert not [name for name, value in public.items() if callable(value) and not value.__doc__]

@@ -43,8 +43,8 @@ def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
 
 @pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!", "a" * 300])
 def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, text):
-    """Cut in pieces all the same, tokenised a few at a time."""
-    monkeypatch.setattr("rfa.data.pieces.SLICE", 700)
+    """Cut in fragments all the same, tokenised a few at a time."""
+    monkeypatch.setattr("rfa.data.fragments.SLICE", 700)
     monkeypatch.setattr(stream, "BATCH_BYTES", 2000)
     tokenizer = load_tokenizer("bpe:300", [text_document("t", f"{text} {text}")], tmp_path)
     ids = token_stream([text_document("d", 40 * text), text_document("e", "")], tokenizer, tmp_path)
@@ -187,7 +187,7 @@ os.wait()
 
 
 def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("rfa.data.pieces.SLICE", 7)
+    monkeypatch.setattr("rfa.data.fragments.SLICE", 7)
     backend = Tokenizer(models.WordLevel({"?": 0, "sea": 1, "house": 2, "<end>": 3}, unk_token="?"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")

@@ -9,8 +9,9 @@ from nn import by_hand
 from ops import oracle
 
 from rfa.evaluation import attention_maps
-from rfa.evaluation.attention_maps import middle_window, write_maps
+from rfa.evaluation.attention_maps import middle_window
 from rfa.models import RFAForCausalLM, preset
+from rfa.results import write_maps
 
 LENGTH, VOCABULARY = 23, 31
 HALF = {"rtol": 1e-3, "atol": 1e-7}  # float16: eps 9.8e-4, smallest number 6e-8

@@ -37,11 +37,11 @@ def test_everything(books, tmp_path):
         passkey=True,
         attention=tmp_path / "maps.npz",
         device="cpu",
-        progress=lambda what, done, total: seen.update({what: (done, total)}),
+        progress=lambda stage, done, total: seen.update({stage.name: (done, total)}),
     )
     assert contents(run) == before
     assert json.loads(json.dumps(result)) == result
-    assert list(seen) == ["reading text", "blocks", "matched", "passkey", "repeat"]
+    assert list(seen) == ["text", "blocks", "matched", "passkey", "repeat"]
     assert all(done == total for done, total in seen.values())
     model, data = RunFolder(run).load_model(), prepare(str(folder), "bytes")
     stream = data.streams["test"]

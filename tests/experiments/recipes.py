@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 from training.runs import MODEL, write_corpus
 
+from rfa.progress import Stage
 from rfa.training import RunFolder
 
 TRAINING = {"tokenizer": "bytes", "length": 8, "batch_size": 4, "max_steps": 4, "eval_steps": 2, "log_steps": 1}
@@ -47,7 +48,7 @@ def stand_in(folder, *, lengths, protocols, by_position=False, passkey=False, at
         attention.parent.mkdir(parents=True, exist_ok=True)
         attention.write_bytes(b"maps")
     if progress is not None:
-        progress("blocks", 1, 1)
+        progress(Stage("blocks"), 1, 1)
     rows = [{"length": length, "loss": 1.0, "perplexity": 2.718, "targets": 9, "stderr": None} for length in lengths]
     return {
         "evaluations": {protocol: {"rows": rows, "books": {}} for protocol in protocols},

@@ -36,8 +36,8 @@ def test_demo(miniature):
         assert model["record"] == RunFolder(miniature / name).read()
         alone = evaluate(miniature / name, lengths=[8, 16, 32, 64], max_tokens=300)
         assert model["rows"] == alone["rows"]
-        for task in ("reading", "training", "evaluating"):
-            done, total = [step[2:] for step in seen if step[:2] == (name, task)][-1]
+        for task in ("text", "training", "evaluation"):
+            done, total = [step[1:] for step in seen if step[0] == (task, name, None)][-1]
             assert done == total > 0
 
 
@@ -66,8 +66,8 @@ def test_a_demo_that_was_stopped(miniature):
 
     stop_once = once(ctrl_c)
 
-    def stop(name, task, done, total):
-        if (name, task, done) == ("b2-alibi", "training", 2):
+    def stop(stage, done, total):
+        if (stage.run, stage.name, done) == ("b2-alibi", "training", 2):
             stop_once()
 
     whole = demo.run_demo(miniature.with_name("whole"))

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from rfa.experiments.results import dynamics_over_training
+from rfa.experiments.run_result import dynamics_over_training
 
 
 def line(step):

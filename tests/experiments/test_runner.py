@@ -13,7 +13,8 @@ import pytest
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
 from rfa.experiments import load_recipe, run_recipe, runner, states
-from rfa.report.result import read_result
+from rfa.progress import Stage
+from rfa.results import read_result
 from rfa.training import RunFolder, Stopped
 
 from .recipes import NAMES, TRAINING, TWO_PRESETS, recipe, write_recipe
@@ -23,8 +24,9 @@ def at(task: str, step: int, act):
     """A progress callback that acts at a step of a task, once."""
     act = once(act)
 
-    def progress(doing, done, total):
-        if doing.startswith(task) and done == step:
+    def progress(stage, done, total):
+        shown = stage if isinstance(stage, str) else f"{stage.run}: {stage.name}"  # text on the command line
+        if shown.startswith(task) and done == step:
             act()
 
     return progress
@@ -38,8 +40,8 @@ def test_all_runs(tmp_path, out, evaluated):
     assert evaluated == NAMES
     planned = json.loads((out / "recipe.json").read_text())
     assert planned == {"name": "tiny", "title": "A tiny recipe", "runs": NAMES}
-    assert ("runs", 0, 3) in seen
-    assert seen[-1] == ("runs", 3, 3)
+    assert (Stage("runs"), 0, 3) in seen
+    assert seen[-1] == (Stage("runs"), 3, 3)
     assert {path.name for path in (out / "results").iterdir()} == {
         *(f"{name}.json" for name in NAMES),
         "m2-sc-rfa-seed0.attention.npz",
@@ -106,10 +108,10 @@ def test_stopped_and_gone_on(tmp_path, out, evaluated):
     assert [(state.state, state.step) for state in states(planned, out)] == [("done", 4), ("half done", 3)]
     steps = []
 
-    def is_step(task):
-        return "training" in task and "validating" not in task
+    def is_step(stage):
+        return stage.name == "training" and "validated" not in stage.metrics
 
-    run_recipe(planned, out, progress=lambda task, done, total: steps.append(done) if is_step(task) else None)
+    run_recipe(planned, out, progress=lambda stage, done, total: steps.append(done) if is_step(stage) else None)
     assert steps == [4]
     assert read_result(out / "results" / f"{NAMES[1]}.json")["dynamics"]["steps"] == [1, 2, 3, 4]
 

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rfa.experiments.results import write_result
-from rfa.report.result import RESULT_FORMAT
+from rfa.results import RESULT_FORMAT, write_result
 
 LENGTHS = (16, 32, 64, 128)
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16}

@@ -9,7 +9,7 @@ import scipy.stats
 
 from rfa.models import PRESETS
 from rfa.report.figures import differences, perplexity_over_length, retrieval, training_curves
-from rfa.report.groups import by_group
+from rfa.report.runs import by_group
 from rfa.report.statistics import paired_difference
 
 from .results import BOOKS, LENGTHS, result

@@ -7,11 +7,10 @@ import pytest
 import yaml
 
 from rfa.models import preset as build
-from rfa.report.damping import damping_by_label, damping_of
 from rfa.report.figures import damping_sweep
-from rfa.report.layout import Number
-from rfa.report.published import published_results
-from rfa.report.tables import table2
+from rfa.report.layout import NumberCell
+from rfa.report.runs import damping_by_label, damping_of
+from rfa.report.tables import published_results, table2
 
 from .results import result
 
@@ -83,8 +82,8 @@ def test_the_table_reads_it():
     table = table2(SWEEP, published_results())
     found = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert list(found) == ["b1-rope", "b2-alibi", "b = 0.0005", "b = 0.005", "b = 0.05", "b = 0.5", "b = 5"]
-    assert isinstance(found["b = 0.0005"]["L = 16"], Number)
-    assert isinstance(found["b = 5"]["L = 16"], Number)
+    assert isinstance(found["b = 0.0005"]["L = 16"], NumberCell)
+    assert isinstance(found["b = 5"]["L = 16"], NumberCell)
     assert found["b = 0.005"]["L = 16"] is None
 
 

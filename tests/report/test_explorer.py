@@ -76,7 +76,7 @@ def test_svg_is_the_curves(page, name):
         "path.curve",
         """paths => paths.map(path => {
           const svg = path.closest("svg"), rect = svg.querySelector("rect");
-          const frame = ["x", "y", "width", "height"].map(of => Number(rect.getAttribute(of)));
+          const frame = ["x", "y", "width", "height"].map(of => NumberCell(rect.getAttribute(of)));
           return {name: path.dataset.curve, d: path.getAttribute("d"), ...svg.dataset, frame};
         })""",
     )

@@ -45,7 +45,7 @@ def test_names_become_no_paths(rfa, tmp_path, monkeypatch):
 @pytest.mark.parametrize("field", ["label", "run", "preset", "recipe"])
 @pytest.mark.parametrize("name", ["", "../a", "a/b", "a\nb", "$a$", "a\x1b[31m", "-a", "a" * 251])
 def test_names(field, name, tmp_path):
-    from rfa.report.result import read_result
+    from rfa.results import read_result
 
     file = tmp_path / "result.json"
     file.write_text(json.dumps(whole_result("b1-rope")))

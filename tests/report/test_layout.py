@@ -7,15 +7,15 @@ import re
 import pytest
 from markdown_it import MarkdownIt  # rich brings it
 
-from rfa.report.layout import Number, Table, between, comma_separated, latex, markdown
+from rfa.report.layout import NumberCell, Table, comma_separated, latex, markdown, replace_between
 
 TABLE = Table(
     "t",
     "A & B: 5 % of x_1",
     ("model", "a|b", "L = 64"),
     (
-        ("m2_sc", Number(1.0, error=0.25, best=True), None),
-        ("c#1 ^~\\{}$", None, Number(-0.1234567, interval=(-0.2, 0.1), digits=3, signed=True)),
+        ("m2_sc", NumberCell(1.0, error=0.25, best=True), None),
+        ("c#1 ^~\\{}$", None, NumberCell(-0.1234567, interval=(-0.2, 0.1), digits=3, signed=True)),
     ),
     ("a_note",),
 )
@@ -51,7 +51,7 @@ def shown(text):
 @pytest.mark.parametrize("text", MARKUP)
 def test_text_is_no_markup(text):
     """To a reader of Markdown everything is text, and comes out as it went in."""
-    table = Table("t", text, ("model", text), ((text, text), (text, Number(1.5, interval=(1.0, 2.0)))), (text,))
+    table = Table("t", text, ("model", text), ((text, text), (text, NumberCell(1.5, interval=(1.0, 2.0)))), (text,))
     tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(markdown(table))
     blocks = {token.type.partition("_")[0] for token in tokens}
     assert blocks == {"paragraph", "table", "thead", "tbody", "tr", "th", "td", "bullet", "list", "inline"}
@@ -66,7 +66,7 @@ def test_text_is_no_markup(text):
 def test_text_is_no_formula(sign):
     """Numbers stay numbers, negative ones too."""
     text = f"{sign}HYPERLINK(1)"
-    table = Table("t", "", ("model", text), ((text, Number(-1.5, error=0.5)), ("a-b", None)))
+    table = Table("t", "", ("model", text), ((text, NumberCell(-1.5, error=0.5)), ("a-b", None)))
     rows = list(csv.reader(io.StringIO(comma_separated(table))))
     inert = f"'{shown(text)}"
     assert rows == [["model", inert, f"{inert} standard error"], [inert, "-1.5", "0.5"], ["a-b", "", ""]]
@@ -118,7 +118,7 @@ def test_rows_must_fit():
 
 
 def test_between_two_marks():
-    assert between("a <1> old <2> z", "<1>", "<2>", " new ") == "a <1> new <2> z"
+    assert replace_between("a <1> old <2> z", "<1>", "<2>", " new ") == "a <1> new <2> z"
     for page in ("a <2> old <1> z", "a <1> old", "old <2>"):
         with pytest.raises(ValueError, match="page: got one without <1> and <2> in this order"):
-            between(page, "<1>", "<2>", " new ")
+            replace_between(page, "<1>", "<2>", " new ")

@@ -4,9 +4,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from rfa.evaluation.attention_maps import write_maps
 from rfa.report.figures import attention_maps, near_attention
-from rfa.report.maps import read_maps
+from rfa.results import read_maps, write_maps
 
 
 @pytest.fixture(autouse=True)

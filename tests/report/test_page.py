@@ -7,9 +7,9 @@ import re
 import pytest
 from PIL import Image
 
-from rfa.report.layout import Number, Table
-from rfa.report.page import Shown, render_page
-from rfa.report.published import published_results
+from rfa.report.layout import NumberCell, Table
+from rfa.report.page import DrawnFigure, render_page
+from rfa.report.tables import published_results
 
 from .results import whole_result
 
@@ -90,7 +90,7 @@ CONTRAST = """([front, back]) => {
   const colour = (name) => {
     const probe = document.body.appendChild(document.createElement("i"));
     probe.style.color = `var(${name})`;
-    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(NumberCell);
     probe.remove();
     return parts;
   };
@@ -155,10 +155,10 @@ HOSTILE = "</script></style><img src=x onerror=alert(1)><script>alert(2)</script
 def test_data_are_no_markup(visit, tmp_path):
     run = whole_result(HOSTILE, recipe=HOSTILE, data=HOSTILE)
     run["environment"] = {"commit": HOSTILE, "machine": HOSTILE}
-    table = Table("table1-blocks", HOSTILE, (HOSTILE, "x"), ((HOSTILE, Number(1.0)),), (HOSTILE,))
+    table = Table("table1-blocks", HOSTILE, (HOSTILE, "x"), ((HOSTILE, NumberCell(1.0)),), (HOSTILE,))
     png = io.BytesIO()
     Image.new("RGB", (1, 1)).save(png, "png")
-    figure = Shown("training", HOSTILE, HOSTILE, png.getvalue(), 3.3)
+    figure = DrawnFigure("training", HOSTILE, HOSTILE, png.getvalue(), 3.3)
     path = tmp_path / "page.html"
     path.write_text(render_page([run], [table], [figure], {HOSTILE: HOSTILE}), encoding="utf-8")
     page = visit(path)

@@ -1,7 +1,7 @@
 """The paper's figures: in the package, and as the tables are."""
 
 from rfa.models import PRESETS
-from rfa.report.published import published_results
+from rfa.report.tables import published_results
 
 # as printed in the paper: M1 to M2.6 and the baselines at 512, 1,024, 2,048 and 4,096 tokens
 TABLE_1 = {

@@ -7,8 +7,8 @@ from experiments.recipes import TRAINING, write_recipe
 from training.runs import MODEL
 
 from rfa.experiments import load_recipe, run_recipe
-from rfa.report.folder import read_results
 from rfa.report.write import write_report
+from rfa.results import read_results
 
 EVALUATION = {"lengths": [16, 128], "protocols": {"blocks": 300, "matched": 128}, "by_position": True, "passkey": True}
 

@@ -7,14 +7,14 @@ import pytest
 from training.runs import contents, messages
 
 from rfa.report import write
-from rfa.report.drawings import THEORY
+from rfa.report.figure_list import THEORY
 
 from .results import whole_result, write_results
 
 TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched"]
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
-FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(drawing.name for drawing in THEORY)]
+FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(listed.name for listed in THEORY)]
 FILES = {"index.html", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
 FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
 RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
@@ -27,8 +27,8 @@ def out(tmp_path):
 
 def only(monkeypatch, *names):
     """Of the figures these, where it is not all of them that are tested."""
-    drawn = write.drawings
-    monkeypatch.setattr(write, "drawings", lambda runs: [each for each in drawn(runs) if each.name in names])
+    drawn = write.listed_figures
+    monkeypatch.setattr(write, "listed_figures", lambda runs: [each for each in drawn(runs) if each.name in names])
 
 
 @pytest.fixture
@@ -190,9 +190,9 @@ def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):
     def broken(runs):
         raise ValueError("x and y must have same first dimension")
 
-    drawn = write.drawings
+    drawn = write.listed_figures
     faulty = [each._replace(draw=broken) for each in drawn(RUNS) if each.name == "training"]
-    monkeypatch.setattr(write, "drawings", lambda runs: faulty)
+    monkeypatch.setattr(write, "listed_figures", lambda runs: faulty)
     monkeypatch.setenv("RFA_DEBUG", "1")
     with pytest.raises(ValueError, match="same first dimension"):
         rfa("report", "out")
@@ -222,7 +222,7 @@ def test_what_runs_lack_is_named_and_the_rest_drawn(rfa, tmp_path, one_of_theory
     assert "Without evaluations by matched: m2-sc-rfa-seed0." in page
     drawn = {path.stem for path in (out / "report" / "figures").iterdir()}
     without = {"training", "position", "retrieval", "attention", "attention-near"}
-    without |= {drawing.name for drawing in THEORY[1:]}
+    without |= {listed.name for listed in THEORY[1:]}
     assert drawn == set(FIGURES) - without
 
 
@@ -267,7 +267,7 @@ def test_a_file_in_the_reports_place(rfa, out, tmp_path):
 
 
 def test_maps_are_read_with_their_runs(out):
-    from rfa.report.folder import read_results
+    from rfa.results import read_results
 
     found = read_results(out)
     assert [run["label"] for run in found.runs] == ["b1-rope", "m2-sc-rfa"]

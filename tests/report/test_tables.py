@@ -6,7 +6,7 @@ import math
 import pytest
 import scipy.stats
 
-from rfa.report.layout import Number, comma_separated, latex, markdown
+from rfa.report.layout import NumberCell, comma_separated, latex, markdown
 from rfa.report.tables import difference_table, table1, table2, table3
 
 from .results import LENGTHS, near, result
@@ -64,7 +64,7 @@ def test_no_runs_at_all(make):
     table = make([], PUBLISHED)
     assert "paper, L = 512" in table.columns
     assert "L = 512" in table.columns
-    assert not any(isinstance(each["L = 512"], Number) for each in (row(table, r[0]) for r in table.rows))
+    assert not any(isinstance(each["L = 512"], NumberCell) for each in (row(table, r[0]) for r in table.rows))
 
 
 def test_at_the_papers_length():

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rfa.training import resume
-from rfa.training.digests import DIGESTS, check_digests, write_digests
+from rfa.training.saved_files import DIGESTS, check_digests, write_digests
 from training.runs import contents
 
 OF_A_CHECKPOINT = ["config.json", "model.safetensors", "optimizer.pt", "rng_state.pth", "scheduler.pt", DIGESTS]

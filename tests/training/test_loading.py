@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rfa.models import RFAForCausalLM, preset
-from rfa.training.loading import read_model
+from rfa.training.saved_files import read_model
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
 

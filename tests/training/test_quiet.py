@@ -4,7 +4,7 @@ import pytest
 from transformers.utils import logging
 
 from rfa.training import RunFolder
-from rfa.training.quiet import quiet_transformers
+from rfa.training.trainer import quiet_transformers
 
 
 @pytest.fixture(params=[(logging.INFO, True), (logging.ERROR, False)], ids=["loud", "quiet"])

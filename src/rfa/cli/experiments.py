@@ -1,4 +1,4 @@
-"""The command around recipes: experiment."""
+"""The commands around recipes and their results: experiment and report."""
 
 import shlex
 from collections.abc import Iterator
@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from rfa.report.console import plan_table, progress_bars
-
 from .app import ManyValues, app, console, errors, one_line, stoppable
+from .console import plan_table, progress_bars, stage_words
 
 
 @app.command(cls=ManyValues)
@@ -46,7 +45,7 @@ def experiment(
                 planned,
                 out,
                 only=only or (),
-                progress=lambda task, *far: bar(task, *far, key=str(task == "runs")),
+                progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
                 failure=_failed,
             )
     except KeyboardInterrupt:  # not while training: nothing was there to save
@@ -59,6 +58,37 @@ def experiment(
         console.print(
             f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
         )
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="What `rfa experiment` made, or a folder of result files.", metavar="DIR")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; DIR/report by default.", metavar="DIR2")
+    ] = None,
+) -> None:
+    """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
+
+    What is missing is named, here and on the page. Exit status 1 where a file could not be read; the rest is drawn.
+    """
+    from rfa.report.write import write_report
+    from rfa.results import read_results
+
+    with progress_bars() as bar:
+        found = read_results(folder, lambda *files: bar("reading results", *files))
+        out = out or folder / "report"
+        written = write_report(found.runs, out, found.missing, lambda *made: bar("tables and figures", *made))
+    for name, reason in written.missing.items():
+        (errors if name in found.refused else console).print(
+            one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True
+        )
+    tables, figures = len(written.tables), len(written.figures)
+    console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)
+    console.print(f"page: {written.page}", highlight=False, soft_wrap=True)
+    if found.refused:
         raise typer.Exit(1)
 
 

@@ -6,10 +6,8 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rfa.report.console import progress_bars
-from rfa.report.speed import speed_tables
-
 from .app import ManyValues, app, assignment, console
+from .console import progress_bars, speed_tables
 
 RESULTS = Path("benchmarks/results")  # of a clone
 
@@ -50,10 +48,10 @@ def bench(
     Prints the ratio to the peer (scaled dot-product attention, or b1-rope for a training step), median and spread, and
     appends a line of JSON for each. Exit status 1 where a check failed: that case is not timed.
     """
-    from rfa import benchmark
+    from rfa import bench as benchmarks
 
-    setting = benchmark.Setting(device, dtype, backend, threads, repeats)
-    cases = benchmark.cases(
+    setting = benchmarks.Setting(device, dtype, backend, threads, repeats)
+    cases = benchmarks.cases(
         what,
         setting,
         lengths=lengths or (),
@@ -68,7 +66,8 @@ def bench(
     lines: list[dict[str, Any]] = []
     try:
         with progress_bars() as bar:
-            for line in benchmark.run(cases, out, setting, lambda *task: bar(*task, key="bench")):
+            measured = benchmarks.run(cases, out, setting, lambda stage, *far: bar(stage.name, *far, key="bench"))
+            for line in measured:
                 lines.append(line)
     finally:  # what is done counts when the rest is stopped
         if lines:

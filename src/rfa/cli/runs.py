@@ -9,9 +9,15 @@ from typing import Annotated, Any
 
 import typer
 
-from rfa.report.console import comparison_table, evaluation_table, figures_line, progress_bars, tokens_per_second
-
 from .app import ManyValues, app, assignment, console, stoppable
+from .console import (
+    comparison_table,
+    evaluation_table,
+    metrics_words,
+    progress_bars,
+    stage_words,
+    tokens_per_second,
+)
 
 DataOption = Annotated[
     str, typer.Option(help="stdlib, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D")
@@ -35,7 +41,7 @@ def demo(
             out,
             overwrite=overwrite,
             resume=resume,
-            progress=lambda name, *task: bar(f"{name} {task[0]}", *task[1:]),
+            progress=lambda stage, *far: bar(stage_words(stage), *far),
         )
     console.print(comparison_table(results))
     console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
@@ -84,7 +90,7 @@ def train(
     with stoppable(go_on), progress_bars() as bar:
         bars: dict[str, Any] = {
             "data_progress": lambda *task: bar("reading text", *task),
-            "progress": lambda step, steps, figures: bar("training" + figures_line(figures), step, steps, key="train"),
+            "progress": lambda step, steps, metrics: bar("training" + metrics_words(metrics), step, steps, key="train"),
         }
         if resume:
             record = training.resume(out, **bars)

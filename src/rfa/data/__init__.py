@@ -2,12 +2,11 @@
 
 from rfa.cache import cache_folder
 
-from .blocks import TokenBlocks, evenly_spaced
 from .corpora import Corpus, is_path, load_corpus, load_documents
 from .documents import Document, check_text, fingerprint, text_document
 from .prepare import PreparedData, prepare
 from .splits import check_split
-from .stream import document_of_token, token_stream
+from .stream import TokenBlocks, document_of_token, evenly_spaced, token_stream
 from .tokenization import END_OF_TEXT, check_tokenizer, load_tokenizer
 
 __all__ = [

@@ -51,7 +51,7 @@ class Corpus:
 
 
 def is_path(spec: str) -> bool:
-    """Whether a corpus is asked for by the path of a file or folder: neither by a name nor by nothing at all."""
+    """Whether a corpus is named by the path of a file or folder. A known name and empty text are no paths."""
     return bool(spec) and spec not in NAMED_CORPORA
 
 

@@ -10,8 +10,6 @@ from pathlib import Path
 
 CHUNK_BYTES = 1 << 16
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-
 
 @dataclass(frozen=True)
 class Document:

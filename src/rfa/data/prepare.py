@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from rfa.progress import Progress
+
 from .corpora import load_corpus
-from .documents import Progress
 from .splits import SPLITS
 from .stream import token_stream
 from .tokenization import load_tokenizer

@@ -29,7 +29,7 @@ def by_file(documents: Sequence[Document], held_out: Sequence[str] = ("valid", "
 
 
 def check_split(split_by: str) -> None:
-    """Raise `ValueError` where this is no way to split a text, whatever its authors; nothing is read."""
+    """Raise `ValueError` for an unknown way to split a text, whatever its authors; nothing is read."""
     kind, _, assignment = split_by.partition(":")
     if kind not in ("file", "author") or (kind == "file" and assignment):
         raise ValueError(f"split_by: got {split_by!r}, expected file, author or author:test=Name,...;valid=Name,...")

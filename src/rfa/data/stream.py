@@ -1,4 +1,4 @@
-"""Token streams: documents as one flat memory-mapped array of ids, tokenised once."""
+"""Token streams: documents as one flat memory-mapped array of ids, tokenised once, and the blocks cut from it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+import torch
+from jaxtyping import Int64, UInt
 from tokenizers import Tokenizer
+from torch import Tensor
+from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
+from rfa.progress import Progress
 
-from .documents import Document, Progress, fingerprint
-from .parallelism import parallel_tokenizers
-from .pieces import pieces
+from .documents import Document, fingerprint
+from .fragments import parallel_tokenizers, text_fragments
 
-BATCH_BYTES = 1 << 22  # of text that are tokenised at once, or a piece more
+BATCH_BYTES = 1 << 22  # of text that are tokenised at once, or a fragment more
 
 
 def token_stream(
@@ -90,10 +94,10 @@ def _plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def _encode(
     documents: Sequence[Document], backend: Tokenizer, end: int, report: Callable[[int], None]
 ) -> Iterator[list[int]]:
-    """Yield the ids of all documents, in order, a piece at a time."""
+    """Yield the ids of all documents, in order, a fragment at a time."""
     model = json.loads(backend.to_str())["model"]
     anywhere = model.get("type") == "BPE" and not model.get("merges")  # bytes that it never joins need no whole words
-    work = (piece for document in documents for piece in pieces(document, anywhere))
+    work = (fragment for document in documents for fragment in text_fragments(document, anywhere))
     done = 0
     with parallel_tokenizers():
         for batch, size in _batches(work):
@@ -105,12 +109,12 @@ def _encode(
 
 
 def _batches(work: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[tuple[str, bool]], int]]:
-    """Yield pieces of together about `BATCH_BYTES`, and how many bytes they are."""
+    """Yield fragments of together about `BATCH_BYTES`, and how many bytes they are."""
     batch: list[tuple[str, bool]] = []
     size = 0
-    for piece in work:
-        batch.append(piece)
-        size += len(piece[0].encode())
+    for fragment in work:
+        batch.append(fragment)
+        size += len(fragment[0].encode())
         if size >= BATCH_BYTES:
             yield batch, size
             batch, size = [], 0
@@ -130,3 +134,41 @@ def _write_npy(file: BinaryIO, parts: Iterator[np.ndarray], dtype: np.dtype) -> 
     np.lib.format.write_array_header_1_0(file, header | {"shape": (length,)})  # padded to the same size
     if file.tell() != start:
         raise RuntimeError(f"NumPy's header of {file.tell()} bytes does not fit into {start}")
+
+
+class TokenBlocks(Dataset[dict[str, Tensor]]):
+    """The non-overlapping blocks of a token stream, in order; what remains at its end is left out.
+
+    Args:
+        stream: token ids.
+        length: tokens a block, at least 2 (a model predicts all but the first).
+        name: what an error calls the stream.
+
+    Raises:
+        ValueError: blocks too short, or a stream shorter than one block.
+    """
+
+    def __init__(self, stream: UInt[np.ndarray, " tokens"], length: int, name: str = "text"):
+        if length < 2:
+            raise ValueError(f"length: got {length}, expected at least 2 tokens a block")
+        if len(stream) < length:
+            raise ValueError(f"{name}: got {len(stream)} tokens, expected at least {length}, the length of one block")
+        self.stream = stream
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self.stream) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, Int64[Tensor, " length"]]:
+        """Return block `index` as `input_ids` and, equal to them, `labels`: the model shifts inside."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"block: got {index}, expected 0 to {len(self) - 1}")
+        block = self.stream[index * self.length : (index + 1) * self.length]
+        ids = torch.from_numpy(block.astype(np.int64))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """`count` of the numbers 0 .. total - 1, each in the middle of an equal part; at least one, at most all."""
+    count = min(max(count, 1), total)
+    return [(2 * place + 1) * total // (2 * count) for place in range(count)]

@@ -12,11 +12,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from rfa.cache import cache_folder, cached_file
+from rfa.progress import Progress
 
-from .documents import Document, Progress, fingerprint
+from .documents import Document, fingerprint
+from .fragments import parallel_tokenizers, text_fragments
 from .hub import hub_files
-from .parallelism import parallel_tokenizers
-from .pieces import pieces
 
 END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
@@ -38,7 +38,7 @@ def load_tokenizer(
         spec: `gpt2` (vocabulary from the Hugging Face hub), `gpt2:FOLDER` (from `encoder.json` and
             `vocab.bpe` in that folder), `bpe:N` (byte-level byte pairs trained on `train_documents`, at most
             `N` entries), or `bytes` (the id is the byte).
-        train_documents: what `bpe:N` is trained on: all of it up to 32 MB, otherwise every k-th piece.
+        train_documents: what `bpe:N` is trained on: all of it up to 32 MB, otherwise every k-th fragment.
         cache_dir: where trained tokenizers are kept; default as in `cache_folder`.
         progress: called with bytes read and in all while one is trained.
 
@@ -129,10 +129,10 @@ def _train(size: int, documents: Sequence[Document], progress: Progress | None) 
 
 
 def _sample(documents: Sequence[Document], progress: Progress | None = None) -> Iterator[str]:
-    """Yield every k-th piece, for the smallest k that keeps them under about `TRAINING_BYTES`."""
+    """Yield every k-th fragment, for the smallest k that keeps them under about `TRAINING_BYTES`."""
     size = sum(document.size for document in documents)
     step = -(-size // TRAINING_BYTES)
-    texts = (text for document in documents for text, _ in pieces(document))
+    texts = (text for document in documents for text, _ in text_fragments(document))
     done = 0
     for index, text in enumerate(texts):
         if index % step == 0:

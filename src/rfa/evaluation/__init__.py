@@ -3,8 +3,7 @@
 from .attention_maps import MAP_LENGTHS, attention_maps
 from .evaluate import evaluate, full_evaluation
 from .generation import generate
-from .observers import LossByDocument, LossByPosition
-from .perplexity import loss_by_position, perplexities
+from .perplexity import LossByDocument, LossByPosition, loss_by_position, perplexities
 from .probes import probe, probe_layout
 from .windows import PROTOCOLS, Window, windows
 

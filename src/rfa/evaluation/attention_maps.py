@@ -1,7 +1,5 @@
 """Maps of a layer's attention, read off its own operator."""
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,15 +82,8 @@ def attention_maps(
     return {name: of.numpy().astype(np.float16) for name, of in maps.items()}, summary
 
 
-def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
-    """Write the maps as an `.npz` file of exactly this name."""
-    with path.open("wb") as file:
-        arrays: dict[str, Any] = dict(maps)
-        np.savez_compressed(file, **arrays)
-
-
 def _states(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:
-    """What a layer's `estimate` is given on these tokens."""
+    """The arguments of a layer's `estimate` on these tokens."""
     given: dict[str, Any] = {}
     estimate = attention.estimate
 

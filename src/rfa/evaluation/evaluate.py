@@ -1,21 +1,21 @@
-"""From a run folder and a text to a result that stands for itself."""
+"""Evaluation of a run folder on a text."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rfa.files import write_whole
+from rfa.progress import Progress, Stage, StageProgress
+from rfa.results import RESULT_FORMAT, write_maps
 from rfa.training.environment import environment
 
-from .attention_maps import MAP_LENGTHS, attention_maps, middle_window, write_maps
-from .observers import LossByPosition
-from .perplexity import Progress, loss_by_position, perplexities
+from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
+from .inputs import load_evaluation_input
+from .perplexity import LossByPosition, loss_by_position, perplexities
 from .probes import probe
-from .subject import load_subject
 from .windows import check_protocol
 
-RESULT_FORMAT = 1
 FACTORS = (1, 2, 4, 8)  # context lengths, in training lengths
 
 
@@ -28,7 +28,7 @@ def evaluate(
     max_tokens: int | None = None,
     by_position: bool = False,
     device: str | None = None,
-    data_progress: Callable[[int, int], None] | None = None,
+    data_progress: Progress | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Perplexities of a run on its test split, or on any text.
@@ -54,23 +54,23 @@ def evaluate(
     """
     check_protocol(protocol)
     _check_max_tokens(max_tokens)
-    subject = load_subject(run, data, data_progress)
-    spec, stream = subject.spec, subject.stream[:max_tokens]
+    inputs = load_evaluation_input(run, data, data_progress)
+    spec, stream = inputs.spec, inputs.stream[:max_tokens]
     lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
-    subject.check(protocol, lengths, max_tokens)
-    model, books = subject.model(device), subject.by_document()
+    inputs.check(protocol, lengths, max_tokens)
+    model, books = inputs.model(device), inputs.by_document()
     result = {
         "format": RESULT_FORMAT,
-        "run": str(subject.folder.path),
+        "run": str(inputs.folder.path),
         "preset": spec.preset,
         "model": spec.model,
         "seed": spec.seed,
-        "finished": subject.record["finished"],
-        "weights": subject.weights.relative_to(subject.folder.path).as_posix(),
+        "finished": inputs.record["finished"],
+        "weights": inputs.weights.relative_to(inputs.folder.path).as_posix(),
         "train_length": spec.length,
         "parameters": model.num_parameters(),
         "data": data if data is not None else f"{spec.data} (test split)",
-        "fingerprint": subject.fingerprint,
+        "fingerprint": inputs.fingerprint,
         "tokens": len(stream),
         "environment": environment(),
         "rows": perplexities(model, stream, lengths, protocol, observe=books, progress=progress),
@@ -91,7 +91,7 @@ def full_evaluation(
     passkey: bool = False,
     attention: Path | None = None,
     device: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: StageProgress | None = None,
 ) -> dict[str, Any]:
     """All that a record needs of a run on its test split, from one loading.
 
@@ -103,7 +103,8 @@ def full_evaluation(
         passkey: also the probes of `rfa.evaluation.probe`, at distances up to the longest length.
         attention: where to write what `attention_maps` makes of 8 times the training length (`.npz`); None for none.
         device: "cuda" or "cpu"; the GPU where there is one.
-        progress: called with what is being done, how much of it is done, and all of it.
+        progress: called with the stage ("text", a protocol, "by_position", a probe), how much of it is done, and of how
+            much.
 
     Returns:
         `evaluations`, by protocol: `rows` of `perplexities`, and `books`, for each test document and length the
@@ -122,34 +123,39 @@ def full_evaluation(
         check_protocol(protocol)
         if scored is not None and scored < lengths[-1]:
             raise ValueError(f"{protocol}: got {scored} tokens to score, expected at least {lengths[-1]}, the longest")
-    bar = partial(partial, progress) if progress else lambda _: None
-    subject = load_subject(folder, None, bar("reading text"))
-    spec, stream, longest = subject.spec, subject.stream, lengths[-1]
+
+    def progress_of(stage: str) -> Progress | None:
+        return partial(progress, Stage(stage)) if progress else None
+
+    inputs = load_evaluation_input(folder, None, progress_of("text"))
+    spec, stream, longest = inputs.spec, inputs.stream, lengths[-1]
     for protocol in protocols:
-        subject.check(protocol, lengths)
+        inputs.check(protocol, lengths)
     window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
-    model = subject.model(device)
+    model = inputs.model(device)
 
     positions = LossByPosition(longest)
     evaluations = {}
     for protocol, scored in protocols.items():
-        books = subject.by_document()
+        books = inputs.by_document()
 
         def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
             books(length, tokens, losses)
             if protocol == "blocks" and by_position:
                 positions(length, tokens, losses)
 
-        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": bar(protocol)}
+        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": progress_of(protocol)}
         rows = perplexities(model, stream, lengths, protocol, **given)
         evaluations[protocol] = {"rows": rows, "books": books.totals()}
     if by_position and "blocks" not in protocols:
-        perplexities(model, stream, [longest], observe=positions, progress=bar("by position"))
+        perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
 
     probes = None
     if passkey:
-        about = {"train_length": spec.length, "longest": longest, "tokenizer": subject.tokenizer}
-        probes = {kind: probe(kind, model, stream, **about, progress=bar(kind)) for kind in ("passkey", "repeat")}
+        about = {"train_length": spec.length, "longest": longest, "tokenizer": inputs.tokenizer}
+        probes = {
+            kind: probe(kind, model, stream, **about, progress=progress_of(kind)) for kind in ("passkey", "repeat")
+        }
     summary = None
     if attention is not None and window is not None:
         maps, summary = attention_maps(model, stream[window], spec.length)
@@ -165,7 +171,7 @@ def full_evaluation(
         "passkey": probes,
         "attention": None if attention is None else attention.name,
         "attention_summary": summary,
-        "fingerprint": subject.fingerprint,
+        "fingerprint": inputs.fingerprint,
         "environment": environment(),
     }
 

@@ -1,4 +1,4 @@
-"""Samples from a run."""
+"""Samples from a run: a file of its own, because it measures nothing and shares nothing with what does."""
 
 import sys
 from pathlib import Path

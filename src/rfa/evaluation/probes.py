@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.models import RFAForCausalLM
+from rfa.progress import Progress
 
 from .loss import LOGITS_HELD, batch_tokens
-from .perplexity import Progress
 
 ProbeKind = Literal["passkey", "repeat"]
 CUE, STOP = " The secret words are", "."
@@ -29,7 +29,7 @@ class Trial(NamedTuple):
     candidates: np.ndarray
 
 
-class Layout(NamedTuple):
+class ProbeLayout(NamedTuple):
     """What surrounds a key, in tokens, and what the keys are made of: `words`, or passages of the text if empty."""
 
     lead: int
@@ -148,7 +148,7 @@ def probe(
 
 def probe_layout(
     kind: ProbeKind, stream: np.ndarray, train_length: int, longest: int, tokenizer: Any
-) -> tuple[Layout, list[int]]:
+) -> tuple[ProbeLayout, list[int]]:
     """How the keys of a probe stand in a text, and the distances that fit it.
 
     Args and raises as `probe`.
@@ -162,7 +162,7 @@ def probe_layout(
     return layout, distances
 
 
-def make_trial(layout: Layout, stream: np.ndarray, distance: int, seed: Sequence[int]) -> Trial:
+def make_trial(layout: ProbeLayout, stream: np.ndarray, distance: int, seed: Sequence[int]) -> Trial:
     """One trial: the key's first token stands `distance` tokens before the query's answer."""
     random = np.random.default_rng(seed)
     filler = layout.filler(distance)
@@ -182,12 +182,12 @@ def make_trial(layout: Layout, stream: np.ndarray, distance: int, seed: Sequence
     return Trial(ids, control, candidates)
 
 
-def _layout(kind: ProbeKind, stream: np.ndarray, train_length: int, tokenizer: Any) -> Layout:
+def _layout(kind: ProbeKind, stream: np.ndarray, train_length: int, tokenizer: Any) -> ProbeLayout:
     lead = train_length // 4
     if kind == "repeat":
-        return Layout(lead, [], [], max(1, min(PASSAGE_TOKENS, train_length // 8)), np.array([]))
+        return ProbeLayout(lead, [], [], max(1, min(PASSAGE_TOKENS, train_length // 8)), np.array([]))
     cue, stop = (tokenizer.encode(text, add_special_tokens=False) for text in (CUE, STOP))
-    return Layout(lead, cue, stop, KEY_TOKENS, _words(stream, tokenizer))
+    return ProbeLayout(lead, cue, stop, KEY_TOKENS, _words(stream, tokenizer))
 
 
 def _words(stream: np.ndarray, tokenizer: Any) -> np.ndarray:
@@ -202,7 +202,7 @@ def _words(stream: np.ndarray, tokenizer: Any) -> np.ndarray:
     raise ValueError(f"data: got a text of {len(texts)} different tokens, expected at least {needed} for a probe")
 
 
-def _context(layout: Layout, distance: int) -> int:
+def _context(layout: ProbeLayout, distance: int) -> int:
     return layout.lead + len(layout.cue) + distance + layout.key
 
 
@@ -210,7 +210,7 @@ def _context(layout: Layout, distance: int) -> int:
 def _log_probabilities(
     model: RFAForCausalLM, rows: list[np.ndarray], targets: int
 ) -> Float[Tensor, "batch targets vocabulary"]:
-    """Of every token at the last `targets` places."""
+    """Log probabilities of every token at the last `targets` positions."""
     ids = torch.from_numpy(np.stack(rows)).to(model.device)
     hidden_states = model.model(ids, use_cache=False).last_hidden_state[:, -targets - 1 : -1]
     return model.lm_head(hidden_states).float().log_softmax(-1)

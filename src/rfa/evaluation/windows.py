@@ -1,4 +1,6 @@
-"""Which tokens are scored with how much context: the protocols of SPEC section 4 as lists of windows."""
+"""Which tokens are scored with how much context: each protocol as a list of windows.
+
+`blocks` is the paper's protocol (appendix F); `matched` and `strided` are this library's own."""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
@@ -51,7 +53,7 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
 
 
 def spread(plan: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
-    """Those of a protocol's windows that end in evenly spaced segments of the text, so that each document has its part.
+    """The windows of a protocol that end in evenly spaced segments of the text, so that each document is represented.
 
     Lengths that divide the segment score the same tokens under `blocks`, and all lengths do under `matched`.
 

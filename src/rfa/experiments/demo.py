@@ -7,6 +7,7 @@ from typing import Any
 
 from rfa.evaluation import evaluate
 from rfa.files import write_text_whole
+from rfa.progress import Stage, StageProgress
 from rfa.report.figures import save, training_and_extrapolation
 from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training import resume as resume_run
@@ -30,11 +31,9 @@ SPEC: dict[str, Any] = {
 }
 TEST_TOKENS = 2**15
 
-Progress = Callable[[str, str, int, int], None]
-
 
 def run_demo(
-    out: str | Path, *, overwrite: bool = False, resume: bool = False, progress: Progress | None = None
+    out: str | Path, *, overwrite: bool = False, resume: bool = False, progress: StageProgress | None = None
 ) -> dict[str, Any]:
     """Train, evaluate, write `results.json` and `figure.png`.
 
@@ -42,7 +41,7 @@ def run_demo(
         out: the folder of the demo; holds a run folder for each model.
         overwrite: replace the demo's runs that are there.
         resume: keep those that are finished, go on with one that was stopped.
-        progress: called with the model, what is being done, how far and how far it goes.
+        progress: called with the stage ("text", "training" or "evaluation" of a model), how far and how far it goes.
 
     Returns:
         What `results.json` holds: the record of each model, its validation curve, the `rows` of its evaluation.
@@ -58,11 +57,11 @@ def run_demo(
     results: dict[str, Any] = {}
     for name in MODELS:
 
-        def report(task: str, name: str = name) -> Callable[..., None]:
-            return lambda done, total, *_: progress(name, task, done, total) if progress else None
+        def progress_of(stage: str, run: str = name) -> Callable[..., None]:
+            return lambda done, total, *_: progress(Stage(stage, run), done, total) if progress else None
 
         spec, folder = TrainingSpec(preset=name, **SPEC), RunFolder(out / name)
-        bars = {"data_progress": report("reading"), "progress": report("training")}
+        bars = {"data_progress": progress_of("text"), "progress": progress_of("training")}
         if resume and folder.record.exists():
             if folder.read()["spec"] != spec.with_absolute_paths().to_dict():
                 raise ValueError(f"out: the run in {folder.path} is not this demo's, expected a new folder")
@@ -70,7 +69,7 @@ def run_demo(
         else:
             record = train(spec, folder.path, overwrite=overwrite, **bars)
         lengths = [spec.length * factor for factor in LENGTHS]
-        evaluated = evaluate(folder.path, lengths=lengths, max_tokens=TEST_TOKENS, progress=report("evaluating"))
+        evaluated = evaluate(folder.path, lengths=lengths, max_tokens=TEST_TOKENS, progress=progress_of("evaluation"))
         curve = [
             (line["tokens"], line["valid_perplexity"]) for line in read_metrics(folder) if "valid_perplexity" in line
         ]

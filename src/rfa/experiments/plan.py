@@ -1,6 +1,5 @@
-"""What a recipe comes to: its runs, how far each is, and what is left to do."""
+"""The state of a recipe: its runs, how far each is, and what is left to do."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,12 +7,11 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rfa.files import write_text_whole
-from rfa.report.folder import PLANNED, Planned, read_planned
+from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 
 from .recipe import PlannedRun, Recipe
-from .results import finished_result
+from .run_result import finished_result
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def run_folder(out: Path, run: PlannedRun) -> RunFolder:
     return RunFolder(out / "runs" / run.name)
 
 
-def chosen(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]:
+def selected_runs(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]:
     """The runs of a recipe that are named in `only`, all of them where it is empty; `*` stands for anything.
 
     Raises:
@@ -63,13 +61,7 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
     """
     out = Path(out)
     results = finished_results(recipe, out)
-    return [_state(recipe, run, out, results) for run in chosen(recipe, only)]
-
-
-def write_planned(recipe: Recipe, out: Path) -> None:
-    """Write which runs a folder is to hold in the end, so that a report can say which are missing."""
-    planned = Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs])
-    write_text_whole(out / PLANNED, json.dumps(planned, indent=1) + "\n")
+    return [_state(recipe, run, out, results) for run in selected_runs(recipe, only)]
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
@@ -94,19 +86,19 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
     if not folder.record.exists():
         return None
     record = folder.read()
-    if _without_places(record["spec"]) != _without_places(recipe.resolved(run).to_dict()):
+    if _with_names_only(record["spec"]) != _with_names_only(recipe.resolved(run).to_dict()):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
 
 
-def _without_places(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with the names only of what it reads: another checkout has it in other folders."""
+def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """A specification with names instead of paths, because another checkout has its data in other folders."""
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
     return {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
-    """Whether a trained run has neither model nor result any more: there is nothing to go on from."""
+    """Whether a trained run has lost both its model and its result, so that nothing is left to continue from."""
     return bool(record["finished"]) and not folder.model.is_dir()
 
 

@@ -23,24 +23,24 @@ class RecipeError(ValueError):
 
 
 class Faults:
-    """What was found wrong with a file so far; the same fault of several places is said once, of the first."""
+    """The faults found in a file so far. A fault that occurs in several places is reported once, at the first."""
 
     def __init__(self, path: str):
         self._path = path
-        self._places: dict[str, str] = {}
+        self._first_places: dict[str, str] = {}
 
     def add(self, where: str, message: str) -> None:
         """Note a fault and go on."""
-        self._places.setdefault(" ".join(message.split()), where)
+        self._first_places.setdefault(" ".join(message.split()), where)
 
     def raise_if_any(self) -> None:
         """Raise `RecipeError` with all of them."""
-        if self._places:
-            raise RecipeError(self._path, [f"{where}: {message}" for message, where in self._places.items()])
+        if self._first_places:
+            raise RecipeError(self._path, [f"{where}: {message}" for message, where in self._first_places.items()])
 
 
 class _Loader(yaml.SafeLoader):
-    """Numbers such as 3e-3 are numbers, and a key stands once."""
+    """A YAML loader that reads 3e-3 as a number and refuses a key that stands twice."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -63,7 +63,7 @@ def read_yaml(path: Path) -> Any:
     """What a file holds.
 
     Raises:
-        RecipeError: if it is no YAML.
+        RecipeError: if it is not YAML.
         OSError: if it cannot be read.
     """
     try:
@@ -75,7 +75,7 @@ def read_yaml(path: Path) -> Any:
 def take(
     given: Any, kinds: Mapping[str, type], where: str, faults: Faults, required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Those keys of a mapping that are known and of their kind; the others, and those that lack, are faults."""
+    """The known keys of a mapping with values of the right type. Other keys and missing ones are faults."""
     if not isinstance(given, dict):
         faults.add(where, f"got {given!r:.80}, expected a mapping with {', '.join(required or kinds)}")
         return {}

@@ -34,12 +34,12 @@ class PlannedRun:
 
     @property
     def label(self) -> str:
-        """Of all seeds of this model."""
+        """The label that all seeds of this model share."""
         return f"{self.spec.preset} {self.suffix}".strip()
 
     @property
     def name(self) -> str:
-        """Of its run folder and its result."""
+        """The name of its run folder and its result."""
         return f"{self.label.replace(' ', '-')}-seed{self.spec.seed}"
 
 
@@ -64,7 +64,7 @@ class EvaluationPlan:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A recipe that was read and found right.
+    """A recipe that was read and checked.
 
     Args:
         path: of its file.
@@ -82,7 +82,7 @@ class Recipe:
     keep_models: bool = False
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
-        """What the evaluation of a run is to hold, as its result records it."""
+        """What the evaluation of a run must contain, in the form in which its result records it."""
         preset, plan = run.spec.preset, self.evaluation
         first = next((other for other in self.runs if other.label == preset), None)
         asked = {**asdict(plan), "lengths": list(plan.lengths)}
@@ -183,7 +183,7 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
 
 
 def _named(model: dict[Any, Any], where: str, faults: Faults) -> dict[str, Any]:
-    """Without the keys that are no text, which YAML allows."""
+    """The entries of a mapping whose keys are text; YAML allows other keys, which are faults."""
     for key in (key for key in model if not isinstance(key, str)):
         faults.add(where, f"model: got the key {key!r}, expected names of fields of RFAConfig")
     return {key: value for key, value in model.items() if isinstance(key, str)}

@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,20 +20,19 @@ from rfa import evaluation
 from rfa.data import prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
-from rfa.report.console import figures_line
+from rfa.progress import Stage, StageProgress
+from rfa.results import Planned, write_planned, write_result
 from rfa.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
 
-from .plan import chosen, finished_results, is_lost, run_folder, started_record, write_planned
+from .plan import finished_results, is_lost, run_folder, selected_runs, started_record
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
-from .results import finished_result, make_result, result_path, write_result
-
-Progress = Callable[[str, int, int], None]
+from .run_result import finished_result, make_result, result_path
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a process leaves behind.
+    """What one process achieved.
 
     Args:
         done: runs that have a result.
@@ -50,7 +50,7 @@ def run_recipe(
     out: str | Path,
     *,
     only: Sequence[str] = (),
-    progress: Progress | None = None,
+    progress: StageProgress | None = None,
     failure: Callable[[str, str], None] | None = None,
 ) -> Outcome:
     """Make every run of a recipe that has no result yet: train or go on, evaluate, write the result.
@@ -63,7 +63,8 @@ def run_recipe(
         recipe: what to run.
         out: the folder of run folders and results.
         only: names of runs; all of them where it is empty.
-        progress: called with what is being done, how far, and how far it goes; "runs" counts the runs.
+        progress: called with the stage, how far, and how far it goes. Stages are "runs", which counts the runs, "text",
+            "trial_steps" (a step of each model), and of each run "text", "training" and those of `full_evaluation`.
         failure: called with the name of a run that failed, and why.
 
     Returns:
@@ -83,7 +84,7 @@ def run_recipe(
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
     out = Path(out)
-    runs = chosen(recipe, only)
+    runs = selected_runs(recipe, only)
     say = progress or (lambda *_: None)
     finished = finished_results(recipe, out)
     waiting = [run for run in runs if run.name not in finished]
@@ -92,17 +93,17 @@ def run_recipe(
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # of a process that was killed before it did
-                _let_go(run_folder(out, run))
+                _delete_weights(run_folder(out, run))
     if waiting:
         _check_text(recipe, waiting[0], finished, say)
         _check_machine(recipe, waiting, say)
-    write_planned(recipe, out)
+    write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     failed: dict[str, str] = {}
     going = True
     while waiting and going:
         going = False
         for run in waiting:
-            say("runs", len(runs) - len(waiting), len(runs))
+            say(Stage("runs"), len(runs) - len(waiting), len(runs))
             with held(out / ".claims" / f"{run.name}.lock") as mine:
                 if not mine:
                     continue
@@ -121,19 +122,19 @@ def run_recipe(
                             failure(run.name, failed[run.name])
             waiting = [other for other in waiting if other is not run]
         waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
-    say("runs", len(runs) - len(waiting), len(runs))
+    say(Stage("runs"), len(runs) - len(waiting), len(runs))
     claimed = tuple(run.name for run in waiting)
     done = tuple(run.name for run in runs if run.name not in {*claimed, *failed})
     return Outcome(done, claimed, failed)
 
 
-def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], say: Progress) -> None:
+def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], say: StageProgress) -> None:
     """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for.
 
     Raises `ValueError` where a finished run was made on another one.
     """
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
-    text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=lambda *task: say("reading text", *task))
+    text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(say, Stage("text")))
     read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
     for name, result in finished.items():
         if (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
@@ -160,28 +161,28 @@ def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[
     faults.raise_if_any()
 
 
-def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], say: Progress) -> None:
+def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], say: StageProgress) -> None:
     """Make a step of each model, and raise `RecipeError` with all that do not run here."""
     faults = Faults(str(recipe.path))
     models = list({(run.spec.preset, repr(run.spec.model)): run for run in runs}.values())
     for done, run in enumerate(models):
-        say("trying each model", done, len(models))
+        say(Stage("trial_steps"), done, len(models))
         try:
             trial_step(run.spec)
         except Exception as error:  # compilers and their launchers have exceptions of their own
             faults.add(run.name, f"cannot make a step on this machine: {type(error).__name__}: {error}")
-    say("trying each model", len(models), len(models))
+    say(Stage("trial_steps"), len(models), len(models))
     faults.raise_if_any()
 
 
-def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
-    """Train or go on, evaluate, write the result, and let go of the model."""
+def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> None:
+    """Train or resume, evaluate, write the result, and delete the model where the recipe does not keep it."""
 
-    def training(step: int, steps: int, figures: dict[str, float]) -> None:
-        say(f"{run.name}: training{figures_line(figures)}", step, steps)
+    def training(step: int, steps: int, metrics: dict[str, float]) -> None:
+        say(Stage("training", run.name, metrics), step, steps)
 
     folder = run_folder(out, run)
-    bars: dict[str, Any] = {"progress": training, "data_progress": lambda *task: say(f"{run.name}: reading", *task)}
+    bars: dict[str, Any] = {"progress": training, "data_progress": partial(say, Stage("text", run.name))}
     record = started_record(recipe, run, out)
     if record is None or is_lost(folder, record):
         record = train(recipe.resolved(run), folder.path, overwrite=record is not None, **bars)
@@ -193,14 +194,16 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: Progress) -> None:
     asked, path = recipe.asked_of(run), result_path(out, run)
     maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
     evaluated = evaluation.full_evaluation(
-        folder.path, **{**asked, "attention": maps}, progress=lambda task, *far: say(f"{run.name}: {task}", *far)
+        folder.path,
+        **{**asked, "attention": maps},
+        progress=lambda stage, *far: say(stage._replace(run=run.name), *far),
     )
     write_result(path, make_result(recipe, run, folder, record, evaluated))
     if not recipe.keep_models:
-        _let_go(folder)
+        _delete_weights(folder)
 
 
-def _let_go(folder: RunFolder) -> None:
-    """Delete what is large: weights and checkpoints. Record, metrics and tokenizer stay."""
+def _delete_weights(folder: RunFolder) -> None:
+    """Delete weights and checkpoints, which are large. Record, metrics and tokenizer stay."""
     for path in (folder.model, folder.checkpoints):
         shutil.rmtree(path, ignore_errors=True)

@@ -26,8 +26,8 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number and how sure it is: a standard error, or the two ends of an interval.
+class NumberCell:
+    """A number with its standard error or the two ends of an interval.
 
     Args:
         value: the number.
@@ -60,7 +60,7 @@ class Number:
         return f"{value:{sign}{comma}.{self.digits}f}".replace("-", _MINUS)
 
 
-Cell = Number | str | None
+Cell = NumberCell | str | None
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Table:
                 raise ValueError(f"rows: got one of {len(row)} cells, expected {len(self.columns)}: {row}")
 
 
-def between(page: str, begin: str, end: str, text: str) -> str:
+def replace_between(page: str, begin: str, end: str, text: str) -> str:
     """The page with this text, and nothing else, between its two marks.
 
     Raises:
@@ -101,7 +101,7 @@ def between(page: str, begin: str, end: str, text: str) -> str:
 
 
 def markdown(table: Table, caption: str | None = None) -> str:
-    """With the caption above and the notes below.
+    """A Markdown table with the caption above and the notes below.
 
     Args:
         table: whose text is plain text.
@@ -112,7 +112,7 @@ def markdown(table: Table, caption: str | None = None) -> str:
         return "| " + " | ".join(cells) + " |"
 
     def cell(of: Cell) -> str:
-        if not isinstance(of, Number):
+        if not isinstance(of, NumberCell):
             return _escaped(text_of(of), _MARKDOWN)
         return f"**{of}**" if of.best else str(of)  # whose brackets are no link
 
@@ -129,7 +129,7 @@ def latex(table: Table) -> str:
 
     def cell(of: Cell) -> str:
         text = _escaped(text_of(of), _LATEX)
-        return rf"\textbf{{{text}}}" if isinstance(of, Number) and of.best else text
+        return rf"\textbf{{{text}}}" if isinstance(of, NumberCell) and of.best else text
 
     body = [" & ".join(cell(each) for each in row) + r" \\" for row in table.rows]
     return "\n".join(
@@ -154,7 +154,7 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """Unrounded; a column whose numbers have errors or intervals is followed by columns of these.
+    """A CSV table of unrounded numbers. Errors and intervals follow their column in columns of their own.
 
     Text that a spreadsheet would take for a formula begins with an apostrophe.
     """
@@ -162,13 +162,13 @@ def comma_separated(table: Table) -> str:
     rows: list[list[str]] = [[] for _ in table.rows]
     for index, name in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
-        numbers = [cell for cell in cells if isinstance(cell, Number)]
+        numbers = [cell for cell in cells if isinstance(cell, NumberCell)]
         parts = [(name, [_plain(cell) for cell in cells])]
         if any(number.error is not None for number in numbers):
-            errors = [_float(cell.error) if isinstance(cell, Number) else "" for cell in cells]
+            errors = [_float(cell.error) if isinstance(cell, NumberCell) else "" for cell in cells]
             parts.append((f"{name} standard error", errors))
         if any(number.interval is not None for number in numbers):
-            ends = [cell.interval if isinstance(cell, Number) else None for cell in cells]
+            ends = [cell.interval if isinstance(cell, NumberCell) else None for cell in cells]
             for place, end in enumerate(("low", "high")):
                 parts.append((f"{name} {end}", [_float(each[place]) if each else "" for each in ends]))
         for head, values in parts:
@@ -188,7 +188,7 @@ def text_of(cell: Cell) -> str:
 
 
 def _plain(cell: Cell) -> str:
-    return _float(cell.value) if isinstance(cell, Number) else _no_formula(cell or "")
+    return _float(cell.value) if isinstance(cell, NumberCell) else _no_formula(cell or "")
 
 
 def _no_formula(text: str) -> str:
@@ -211,5 +211,5 @@ def _escaped(text: str, signs: Mapping[str, str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without line breaks and signs that do not show: a terminal, an editor or TeX would obey them."""
+    """The text on one line, without unprintable characters, which a terminal, an editor or TeX would act on."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -1,4 +1,4 @@
-"""Result files of runs, grouped by label and averaged over seeds; what is missing is named."""
+"""Result files of runs: grouped by label, by family and by damping, and averaged over seeds."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,14 +6,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .lacking import Lacking
+
+class MissingData(ValueError):
+    """Results lack what a table or figure shows.
+
+    The message is the reason, which a report prints in place of the table or figure. Any other error is a fault.
+    """
+
 
 # One result file: run, label, preset, seed, train_length, curve (steps with tokens and valid_loss), dynamics, and
 # evaluations: protocol -> rows (length, loss, perplexity, targets, stderr), books (book -> length -> [sum, targets]).
 Run = Mapping[str, Any]
 
 
-class Series(NamedTuple):
+class SeedBand(NamedTuple):
     """One label's measurements over x: mean, lowest and highest over its seeds; seeds that have none are `missing`."""
 
     x: list[float]
@@ -36,14 +42,14 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
     """Runs of each label by seed, labels in the order in which they first came.
 
     Raises:
-        Lacking: where two runs share label and seed: their mean would count one seed twice.
+        MissingData: where two runs share label and seed: their mean would count one seed twice.
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
         seeds = groups.setdefault(run["label"], {})
         if run["seed"] in seeds:
             named = f"{seeds[run['seed']]['run']}, {run['run']}"
-            raise Lacking(f"runs: got {named} both of label {run['label']} and seed {run['seed']}, expected one")
+            raise MissingData(f"runs: got {named} both of label {run['label']} and seed {run['seed']}, expected one")
         seeds[run["seed"]] = run
     return {label: [seeds[seed] for seed in sorted(seeds)] for label, seeds in groups.items()}
 
@@ -68,15 +74,15 @@ def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
     """The first seed of a label that has the parameters of its heads over training.
 
     Raises:
-        Lacking: where there is none.
+        MissingData: where there is none.
     """
     found = [run for run in runs if run["label"] == label and _has_dynamics(run)]
     if not found:
-        raise Lacking(f"runs: got none of {label} with its parameters over training, expected at least one")
+        raise MissingData(f"runs: got none of {label} with its parameters over training, expected at least one")
     return min(found, key=lambda run: run["seed"])
 
 
-def training_series(runs: Sequence[Run]) -> Series:
+def training_series(runs: Sequence[Run]) -> SeedBand:
     """Validation perplexity over tokens, where every seed that was measured at all has a value."""
     curves = {
         run["seed"]: {point["tokens"]: _exp(point["valid_loss"]) for point in run.get("curve") or ()} for run in runs
@@ -84,12 +90,12 @@ def training_series(runs: Sequence[Run]) -> Series:
     return _series(curves)
 
 
-def perplexity_series(runs: Sequence[Run], protocol: str) -> Series:
+def perplexity_series(runs: Sequence[Run], protocol: str) -> SeedBand:
     """Test perplexity over context length, where every seed that was evaluated has a value."""
     return _series({run["seed"]: perplexity_by_length(run, protocol) for run in runs})
 
 
-def position_series(runs: Sequence[Run]) -> Series:
+def position_series(runs: Sequence[Run]) -> SeedBand:
     """Loss in nats over the position in the window, smoothed by `log_bins`."""
     return _series({run["seed"]: log_bins((run.get("by_position") or {}).get("loss") or ()) for run in runs})
 
@@ -111,16 +117,16 @@ def log_bins(losses: Sequence[float], per_octave: int = 4) -> dict[float, float]
 
 
 def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
-    """Of one run; empty where it was not evaluated by this protocol."""
+    """Perplexities of one run by context length; empty where it was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
 
 
 def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
-    """Of one label, at the distances of every seed that was probed.
+    """Retrieval scores of one label, at the distances that every probed seed has.
 
     Raises:
-        Lacking: where seeds had different trials.
+        MissingData: where seeds had different trials.
     """
     probed = [run["passkey"][kind]["rows"] for run in runs if (run.get("passkey") or {}).get(kind)]
     scores = [{row["distance"]: row["scores"] for row in rows} for rows in probed]
@@ -129,7 +135,9 @@ def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
     for distance in distances:
         trials = [each[distance] for each in scores]
         if len({len(each) for each in trials}) > 1:
-            raise Lacking(f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many")
+            raise MissingData(
+                f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many"
+            )
         averaged = np.mean(trials, axis=0)
         mean.append(float(averaged.mean()))
         error.append(float(averaged.std(ddof=1) / len(averaged) ** 0.5))
@@ -140,16 +148,88 @@ def _has_dynamics(run: Run) -> bool:
     return bool((run.get("dynamics") or {}).get("steps"))
 
 
-def _series(curves: Mapping[int, Mapping[Any, float]]) -> Series:
+def _series(curves: Mapping[int, Mapping[Any, float]]) -> SeedBand:
     measured = {seed: curve for seed, curve in curves.items() if curve}
     missing = sorted(curves.keys() - measured.keys())
     if not measured:
-        return Series([], [], [], [], 0, missing)
+        return SeedBand([], [], [], [], 0, missing)
     x = sorted(set.intersection(*(set(curve) for curve in measured.values())))
     values = np.array([[curve[point] for point in x] for curve in measured.values()])
     bands = values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
-    return Series(list(map(float, x)), *bands, len(measured), missing)
+    return SeedBand(list(map(float, x)), *bands, len(measured), missing)
 
 
 def _exp(loss: float) -> float:
     return math.exp(min(loss, 700.0))
+
+
+BASELINE = "b1-rope"  # what every group is held against
+_PRESETS = {
+    "the paper's models": ("b1-rope", "b2-alibi", "b3-decayed-rope", "b4-sc-rope", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
+    "the paper's ablations of m2": ("m2.",),
+    "Riccati priors, variants of m2": ("x", "m2-"),
+    "controls": ("c", "b1-rope-as-released"),
+}
+_OTHERS = "others"
+
+
+def by_group(runs: Iterable[Run]) -> dict[str, list[str]]:
+    """Labels by group, both in order; a label belongs where its preset does, labels of unknown presets come last."""
+    found: dict[str, list[str]] = {group: [] for group in (*_PRESETS, _OTHERS)}
+    for label, preset in {run["label"]: run["preset"] for run in runs}.items():
+        found[_group(preset)].append(label)
+    return {group: labels for group, labels in found.items() if labels}
+
+
+def _group(preset: str) -> str:
+    exact = next((group for group, names in _PRESETS.items() if preset in names), None)
+    begins = next((group for group, names in _PRESETS.items() if preset.startswith(names)), _OTHERS)
+    return exact or begins
+
+
+_SWEPT = ("m2-sc-rfa", "m3-sc-rfa")  # as in the paper, whose b = 5 is m3
+_LEAST_SWEEP = 3  # values of b: m2 and m3 alone are no sweep
+_SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
+
+
+def damping_of(run: Run) -> float | None:
+    """The damping b of a run of SC-RFA; None for another model, one that differs in more than b and its size, or in
+    how its SDE is trained."""
+    spec = run.get("spec") or {}
+    model: dict[str, Any] = spec.get("model") or {}
+    if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"} or spec.get("one_group"):
+        return None
+    return float(run["config"]["damping"])
+
+
+def is_sweep(runs: Sequence[Run]) -> bool:
+    """Whether at least three values of the damping b were run, enough for a table and a figure."""
+    return len({damping_of(run) for run in runs} - {None}) >= _LEAST_SWEEP
+
+
+def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
+    """The damping b of each label of the sweep, smallest first.
+
+    Raises:
+        MissingData: where two labels have one b, or one label has two: a row of the table holds one.
+    """
+    found: dict[str, float] = {}
+    for run in runs:
+        label, damping = run["label"], damping_of(run)
+        if damping is None:
+            continue
+        if found.setdefault(label, damping) != damping:
+            raise MissingData(f"runs: got b = {found[label]:g} and {damping:g} of label {label}, expected one")
+        if twins := [other for other, b in found.items() if b == damping and other != label]:
+            raise MissingData(f"runs: got labels {twins[0]} and {label} both of b = {damping:g}, expected one")
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
+def other_differences(runs: Iterable[Run]) -> str:
+    """A sentence that says in what the sweep's m3 differs from its m2 besides b; empty where one of them is missing."""
+    configs = {run["spec"]["preset"]: run["config"] for run in runs if damping_of(run) is not None}
+    if len(configs) < len(_SWEPT):
+        return ""
+    one, other = (configs[preset] for preset in _SWEPT)
+    names = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name) and name != "damping")
+    return f"b = {other['damping']:g} is {_SWEPT[1]}, which differs in {' and '.join(names)}, too." if names else ""

@@ -4,11 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 Line = Mapping[str, Any]
 
 COLUMNS = ("what", "size", "dtype", "against", "ratio", "quartiles", "range", "rfa", "peer", "of bound: rfa, peer")
@@ -24,51 +19,20 @@ def latest(lines: Iterable[Line]) -> list[Line]:
     return list(found.values())
 
 
-def place(line: Line) -> str:
-    """The machine, as it stands above a table."""
+def machine_of(line: Line) -> str:
+    """The machine of a line, for the heading of a table."""
     threads = "" if line["device"] == "cuda" else f", {line['threads']} thread" + "s" * (line["threads"] > 1)
     return f"{line['processor']}{threads}"
-
-
-def speed_tables(lines: Sequence[Line]) -> Group:
-    """For a terminal of 80 columns: a table for each of what, data type and peer, without the range.
-
-    A size or model that all its lines share stands above it.
-    """
-    groups: dict[tuple[str, ...], list[list[str]]] = {}
-    for line in lines:
-        what, size, dtype, against, *figures = _cells(line)
-        named, _, peer = against.partition(" / ")
-        groups.setdefault((what, peer, dtype), []).append([named, size, *figures])
-    return Group(
-        "time or memory over the peer's, medians; times are indicative", *map(_narrow, groups, groups.values())
-    )
-
-
-def _narrow(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
-    """Of one group: model and size of each row, those that differ, and its figures."""
-    what, peer, dtype = title
-    own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
-    shared = [rows[0][index] for index in (0, 1) if index not in own]
-    above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
-    heads = " ".join(("model", "size")[index] for index in own)
-    table = Table(heads, title=Text(", ".join(above)), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
-    for column in ("ratio", "quartiles", *COLUMNS[-3:]):
-        table.add_column(column, justify="right")
-    for row in rows:
-        ratio, quartiles, _, *rest = row[2:]
-        table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
-    return table
 
 
 def markdown_tables(lines: Sequence[Line]) -> str:
     """One table a machine, each under a heading of the third level with the versions that it is of."""
     parts = []
-    for machine in dict.fromkeys(map(place, lines)):
-        here = [line for line in lines if place(line) == machine]
+    for machine in dict.fromkeys(map(machine_of, lines)):
+        here = [line for line in lines if machine_of(line) == machine]
         commits = sorted({str(line["environment"]["commit"])[:12].removesuffix("-") for line in here})
         versions = sorted({f"PyTorch {line['environment']['torch']}" for line in here})
-        rows = [COLUMNS, ["---"] * len(COLUMNS), *map(_cells, here)]
+        rows = [COLUMNS, ["---"] * len(COLUMNS), *map(speed_cells, here)]
         parts += [f"### {machine}", "", f"{', '.join(versions)}; commit {', '.join(commits)}.", ""]
         parts += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("")
@@ -92,12 +56,12 @@ def instruction_table(lines: Sequence[Line]) -> str:
 def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
     """The lines of the operator that make one curve over the length each, by its name."""
     measured = [line for line in lines if line["benchmark"] == "operator" and "ratio" in line]
-    several = len({(place(line), line["dtype"], line["preset"]) for line in measured}) > 1
+    several = len({(machine_of(line), line["dtype"], line["preset"]) for line in measured}) > 1
     curves: dict[str, dict[int, Line]] = {}
     for line in measured:
         name = f"{_PASSES.get(line['pass'], line['pass'])} / {line['peer']}"
         if several:
-            name += f" ({line['preset']}, {place(line)}, {line['dtype']})"
+            name += f" ({line['preset']}, {machine_of(line)}, {line['dtype']})"
         curves.setdefault(name, {})[line["length"]] = line
     return {name: [of[length] for length in sorted(of)] for name, of in curves.items()}
 
@@ -109,7 +73,8 @@ def share_of_bound(line: Line, contestant: str = "rfa") -> float | None:
     return line["bound"][contestant]["seconds"] / median(line["seconds"][contestant])
 
 
-def _cells(line: Line) -> list[str]:
+def speed_cells(line: Line) -> list[str]:
+    """A line's cells under `COLUMNS`."""
     what = str(_NAMES.get(line["benchmark"], line["benchmark"]))
     if "pass" in line and line["benchmark"] in ("operator", "memory"):
         what += f", {_PASSES.get(line['pass'], line['pass'])}"
@@ -143,7 +108,7 @@ def _size(line: Line) -> str:
 
 
 def _configuration(line: Line) -> tuple:
-    """What two lines share where the newer one takes the older one's place."""
+    """The configuration of a line. Of two lines with the same one, the newer counts."""
     names = ("benchmark", "pass", "preset", "batch", "heads", "length", "channels", "dtype", "backend", "peer")
     more = ("contestant", "march", "model", "device", "threads", "processor")
     return tuple(str(line.get(name)) for name in names + more)

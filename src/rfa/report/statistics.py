@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .lacking import Lacking
+from .runs import MissingData, Run
 
-Books = Mapping[str, tuple[float, float]]  # of one context length: summed loss in nats, and scored tokens
+LossByBook = Mapping[str, tuple[float, float]]  # of one context length: summed loss in nats, and scored tokens
 
 
 class Mean(NamedTuple):
@@ -49,8 +49,8 @@ def mean_and_error(values: Sequence[float]) -> Mean:
 
 
 def paired_difference(
-    model: Sequence[Books],
-    baseline: Sequence[Books],
+    model: Sequence[LossByBook],
+    baseline: Sequence[LossByBook],
     *,
     level: float = 0.95,
     resamples: int = 10_000,
@@ -65,12 +65,12 @@ def paired_difference(
 
     Args:
         model, baseline: for each seed the loss sums and targets by book, the same seed in the same place of both.
-        level: of the interval, between 0 and 1.
+        level: of the interval, replace_between 0 and 1.
         resamples: bootstrap samples.
         seed: of the random numbers; the same input has the same interval.
 
     Raises:
-        Lacking: for books that are not the same, or not of the same targets, for every seed and both sides.
+        MissingData: for books that are not the same, or not of the same targets, for every seed and both sides.
         ValueError: for no seeds or books, not as many seeds of both sides, or a level that is none.
     """
     if not 0 < level < 1:
@@ -84,11 +84,11 @@ def paired_difference(
     for each in (*model, *baseline):
         if sorted(each) != books:
             odd = ", ".join(sorted(set(each) ^ set(books)))
-            raise Lacking(f"books: got {odd} on one side or seed only, expected the same books everywhere")
+            raise MissingData(f"books: got {odd} on one side or seed only, expected the same books everywhere")
         if not np.array_equal(_column(each, books, 1), targets):
-            raise Lacking("books: got different numbers of targets, expected the same scored tokens everywhere")
+            raise MissingData("books: got different numbers of targets, expected the same scored tokens everywhere")
     if not (targets >= 0).all() or not targets.sum() > 0:
-        raise Lacking("targets: got negative numbers or none at all, expected scored tokens")
+        raise MissingData("targets: got negative numbers or none at all, expected scored tokens")
     by_seed = np.array([_column(a, books, 0) - _column(b, books, 0) for a, b in zip(model, baseline, strict=True)])
     difference = by_seed.mean(0)
     value, error, _ = mean_and_error(by_seed.sum(1) / targets.sum())
@@ -107,5 +107,43 @@ def _draws(books: int, resamples: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).multinomial(books, np.full(books, 1 / books), size=resamples)
 
 
-def _column(books: Books, order: Sequence[str], column: int) -> np.ndarray:
+def _column(books: LossByBook, order: Sequence[str], column: int) -> np.ndarray:
     return np.array([books[book][column] for book in order], dtype=np.float64)
+
+
+RunPairs = Sequence[tuple[Run, Run]]
+
+
+class Comparison(NamedTuple):
+    """A difference, or None, and a remark about it, which may be empty."""
+
+    difference: Difference | None
+    problem: str
+
+
+def pairs_of(runs: Sequence[Run], baseline: Sequence[Run]) -> RunPairs:
+    """Runs of one label beside the baseline's of the same seed."""
+    against = {run["seed"]: run for run in baseline}
+    return [(run, against[run["seed"]]) for run in runs if run["seed"] in against]
+
+
+def compare(pairs: RunPairs, length: int, protocol: str, level: float = 0.95, resamples: int = 10_000) -> Comparison:
+    """`log perplexity(run) - log perplexity(baseline)` at a context length, by `paired_difference`."""
+    sides = [[_books(pair[side], protocol, length) for pair in pairs] for side in (0, 1)]
+    every = [each for side in sides for each in side]
+    common, known = set.intersection(*map(set, every)), set.union(*map(set, every))
+    if not common:
+        return Comparison(None, "no losses by book" if not known else "no book in common")
+    kept = [[{book: each[book] for book in common} for each in side] for side in sides]
+    try:
+        found = paired_difference(*kept, level=level, resamples=resamples)
+    except MissingData as error:
+        return Comparison(None, str(error))
+    if known - common:
+        return Comparison(found, f"without {', '.join(sorted(known - common))}, not in every run")
+    return Comparison(found, "one book, no interval" if found.low is None else "")
+
+
+def _books(run: Run, protocol: str, length: int) -> LossByBook:
+    books = ((run.get("evaluations") or {}).get(protocol) or {}).get("books") or {}
+    return {book: tuple(of[str(length)]) for book, of in books.items() if str(length) in of}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rfa.evaluation import PROTOCOLS
 
-from .layout import Cell, Number, Table
+from .layout import Cell, NumberCell, Table
 from .runs import Run
 
 _ENVIRONMENT = {
@@ -32,38 +32,38 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
     time = f", {_duration(sum(timed))} for {len(timed)} of {len(runs)} runs" if timed else ""
     lengths = sorted({length for run in runs for length in run["evaluation"].get("lengths") or ()})
     found = [
-        ("recipe", values_of(run["recipe"] for run in runs)),
+        ("recipe", distinct_values(run["recipe"] for run in runs)),
         ("runs", f"{len(runs)} of {len({run['label'] for run in runs})} models"),
         ("seeds", ", ".join(map(str, seeds))),
         ("trained on", f"{tokens:,} tokens in all{time}"),
-        ("training length", values_of(run["train_length"] for run in runs)),
+        ("training length", distinct_values(run["train_length"] for run in runs)),
         ("context lengths", ", ".join(map(str, lengths))),
         ("protocols", ", ".join(protocols(runs))),
-        *((name, values_of(run["spec"].get(key) for run in runs)) for key, name in _SPEC.items()),
-        ("sizes", values_of(_sizes(run["config"]) for run in runs)),
-        *((name, values_of(_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
+        *((name, distinct_values(run["spec"].get(key) for run in runs)) for key, name in _SPEC.items()),
+        ("sizes", distinct_values(_sizes(run["config"]) for run in runs)),
+        *((name, distinct_values(_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
     ]
     return [(name, value) for name, value in found if value]
 
 
 def _seconds(run: Run) -> float | None:
-    """Of training; None where one process did not do all of it."""
+    """Seconds of training; None for a run that was resumed, whose time was not all measured."""
     return None if run.get("resumed") else run["training"].get("seconds")
 
 
 def setting(runs: Sequence[Run]) -> str:
     """Text, tokenizer, sizes and training tokens of a run, in a sentence; where runs differ, with how many each."""
     found = {
-        "text": values_of(PurePath(run["spec"]["data"]).name for run in runs),
-        "tokenizer": values_of(run["spec"]["tokenizer"] for run in runs),
-        "sizes": values_of(_sizes(run["config"]) for run in runs),
-        "training tokens a run": values_of(f"{run['training']['tokens']:,}" for run in runs),
+        "text": distinct_values(PurePath(run["spec"]["data"]).name for run in runs),
+        "tokenizer": distinct_values(run["spec"]["tokenizer"] for run in runs),
+        "sizes": distinct_values(_sizes(run["config"]) for run in runs),
+        "training tokens a run": distinct_values(f"{run['training']['tokens']:,}" for run in runs),
     }
     return f"Here: {', '.join(f'{name} {value}' for name, value in found.items())}."
 
 
 def protocols(runs: Sequence[Run]) -> list[str]:
-    """By which any run was evaluated; of the protocols that there are, for they name files.
+    """The protocols by which any run was evaluated. Only known ones count, because they name files.
 
     Without runs: the paper's.
     """
@@ -79,10 +79,10 @@ def runs_table(runs: Sequence[Run]) -> Table:
         training = run["training"]
         seconds = _seconds(run)
         counts = (_whole(training.get(name)) for name in ("parameters", "tokens", "tokens_per_second"))
-        minutes = None if seconds is None else Number(seconds / 60, digits=1)
+        minutes = None if seconds is None else NumberCell(seconds / 60, digits=1)
         perplexity = training.get("valid_perplexity")
         rows.append(
-            (run["label"], str(run["seed"]), *counts, minutes, None if perplexity is None else Number(perplexity))
+            (run["label"], str(run["seed"]), *counts, minutes, None if perplexity is None else NumberCell(perplexity))
         )
     note = (
         "Speeds and times are of the machine under whatever else it did, not of the models, which rfa bench compares "
@@ -95,8 +95,8 @@ def runs_table(runs: Sequence[Run]) -> Table:
     return Table("runs", "The runs.", columns, tuple(rows), tuple(notes))
 
 
-def values_of(values: Iterable[Any]) -> str:
-    """What all have; where they differ, each value with how many have it."""
+def distinct_values(values: Iterable[Any]) -> str:
+    """The value that all runs share; where they differ, each value with its number of runs."""
     counts = Counter(str(value) for value in values if value is not None)
     if len(counts) < 2:
         return "".join(counts)
@@ -104,7 +104,7 @@ def values_of(values: Iterable[Any]) -> str:
 
 
 def _over_stages(run: Run, key: str) -> str | None:
-    """What held when a run was begun, gone on with and evaluated, each value once."""
+    """The values at the start of a run, at each resumption and at its evaluation, each value once."""
     stages = [run["environment"], *(run.get("resumed") or ()), run.get("evaluation_environment")]
     return (
         ", then ".join(dict.fromkeys(str(each[key]) for each in stages if each and each.get(key) is not None)) or None
@@ -115,8 +115,8 @@ def _sizes(config: Mapping[str, Any]) -> str:
     return f"{config['num_hidden_layers']} layers of {config['hidden_size']}, {config['num_attention_heads']} heads"
 
 
-def _whole(value: float | None) -> Number | None:
-    return None if value is None else Number(value, digits=0, grouped=True)
+def _whole(value: float | None) -> NumberCell | None:
+    return None if value is None else NumberCell(value, digits=0, grouped=True)
 
 
 def _duration(seconds: float) -> str:

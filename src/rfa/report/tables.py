@@ -1,15 +1,25 @@
 """The paper's tables with this library's numbers beside the published ones, and paired differences to the baselines."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
-from .damping import damping_by_label, unlike
-from .differences import Pairs, compare, pairs_of
-from .lacking import Lacking
-from .layout import Cell, Number, Table
-from .runs import Run, by_label, perplexity_by_length, train_lengths
-from .statistics import mean_and_error
+from .layout import Cell, NumberCell, Table
+from .runs import MissingData, Run, by_label, damping_by_label, other_differences, perplexity_by_length, train_lengths
+from .statistics import RunPairs, compare, mean_and_error, pairs_of
+
+
+def published_results() -> dict[str, Any]:
+    """Test perplexities of the paper's tables 1 to 3, each a list over `lengths`.
+
+    Returns:
+        `source`, `note`, `lengths`, and by preset `wikitext-103` and `babylm-2025-strict`, by damping
+        `wikitext-103-damping`.
+    """
+    return json.loads(files("rfa.report").joinpath("published.json").read_text(encoding="utf-8"))
+
 
 BASELINES = ("b1-rope", "b2-alibi")
 
@@ -26,7 +36,7 @@ def table1(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "b
         The table, whose notes name what is missing.
 
     Raises:
-        Lacking: for runs of several training lengths, or two of the same label and seed.
+        MissingData: for runs of several training lengths, or two of the same label and seed.
     """
     caption = "Test perplexity over context length, beside the paper's on WikiText-103 (its table 1)."
     return perplexity_table("table1", caption, runs, published["wikitext-103"], published["lengths"], protocol=protocol)
@@ -55,7 +65,7 @@ def table2(
     caption = "Test perplexity by damping coefficient b of SC-RFA, beside the paper's on WikiText-103 (its table 2)."
     kept = [run for run in runs if run["label"] in paper]
     table = perplexity_table("table2", caption, kept, paper, published["lengths"], protocol=protocol, display=display)
-    return replace(table, notes=(*table.notes, *filter(None, [unlike(runs)])))
+    return replace(table, notes=(*table.notes, *filter(None, [other_differences(runs)])))
 
 
 def table3(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "blocks") -> Table:
@@ -108,7 +118,7 @@ def perplexity_table(
             if multiple in theirs:
                 paper = published.get(label, ())
                 place = theirs[multiple]
-                row.append(Number(paper[place]) if place < len(paper) else None)
+                row.append(NumberCell(paper[place]) if place < len(paper) else None)
         rows.append(row)
     notes = [f"Protocol {protocol}; mean ± standard error over seeds; bold: the lowest of its column."]
     if trained != published_lengths[0]:
@@ -170,39 +180,43 @@ def difference_table(
     return Table("differences", caption, columns, tuple(rows), tuple(notes))
 
 
-def _difference(pairs: Pairs, length: int, protocol: str, level: float, resamples: int) -> tuple[Number | None, str]:
-    """The cell, and what is to be said of it."""
+def _difference(
+    pairs: RunPairs, length: int, protocol: str, level: float, resamples: int
+) -> tuple[NumberCell | None, str]:
+    """The cell, and a remark about it."""
     found, problem = compare(pairs, length, protocol, level, resamples)
     if found is None:
         return None, problem
     interval = None if found.low is None or found.high is None else (found.low, found.high)
-    return Number(found.value, error=found.error, interval=interval, digits=3, signed=True), problem
+    return NumberCell(found.value, error=found.error, interval=interval, digits=3, signed=True), problem
 
 
-def _mean(values: Sequence[float]) -> Number | None:
+def _mean(values: Sequence[float]) -> NumberCell | None:
     if not values:
         return None
     mean = mean_and_error(values)
-    return Number(mean.value, error=mean.error)
+    return NumberCell(mean.value, error=mean.error)
 
 
 def _with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     """The lowest number of each column in bold, where there are two to choose from; ties as printed."""
     done = [list(row) for row in rows]
     for column in range(len(rows[0]) if rows else 0):
-        numbers = {k: row[column] for k, row in enumerate(rows) if isinstance(row[column], Number)}
-        values = {k: round(number.value, number.digits) for k, number in numbers.items() if isinstance(number, Number)}
+        numbers = {k: row[column] for k, row in enumerate(rows) if isinstance(row[column], NumberCell)}
+        values = {
+            k: round(number.value, number.digits) for k, number in numbers.items() if isinstance(number, NumberCell)
+        }
         for k, value in values.items():
             number = numbers[k]
-            if len(values) > 1 and value == min(values.values()) and isinstance(number, Number):
-                done[k][column] = Number(number.value, number.error, number.interval, number.digits, best=True)
+            if len(values) > 1 and value == min(values.values()) and isinstance(number, NumberCell):
+                done[k][column] = NumberCell(number.value, number.error, number.interval, number.digits, best=True)
     return done
 
 
 def _train_length(runs: Iterable[Run]) -> int | None:
     trained = train_lengths(runs)
     if len(trained) > 1:
-        raise Lacking(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
+        raise MissingData(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
     return trained[0] if trained else None
 
 

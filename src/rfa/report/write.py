@@ -1,18 +1,18 @@
 """A report on disk: every table in three forms, every figure in two, and one page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rfa.files import write_text_whole
+from rfa.progress import Progress
 
-from .contents import tablings
-from .drawings import Drawing, drawings
+from .figure_list import ListedFigure, listed_figures
 from .figures import save
-from .lacking import Lacking
 from .layout import Table, comma_separated, latex, markdown
-from .page import Shown, render_page
-from .runs import Run
+from .page import DrawnFigure, render_page
+from .runs import MissingData, Run
+from .table_list import listed_tables
 
 FORMS = {"md": markdown, "tex": latex, "csv": comma_separated}
 
@@ -36,7 +36,7 @@ def write_report(
     runs: Sequence[Run],
     out: Path,
     missing: Mapping[str, str] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Report:
     """Write `tables/*.{md,tex,csv}`, `figures/*.{png,pdf}` and, last, `index.html`, each of them whole.
 
@@ -46,49 +46,49 @@ def write_report(
         runs: contents of result files; where there are none, what the paper published and its theory are the report.
         out: a folder, made where it is not there.
         missing: what the page is to name as missing, and why.
-        progress: called with what is being done, how far, and how far it goes.
+        progress: called with how many tables and figures are made, and how many there are.
 
     Raises:
         OSError: if it cannot be written.
     """
     left_out = dict(missing or {})
-    planned, drawn = tablings(runs), drawings(runs)
+    planned, drawn = listed_tables(runs), listed_figures(runs)
     steps = len(planned) + len(drawn)
 
     def say(done: int) -> None:
         if progress is not None:
-            progress("tables and figures", done, steps)
+            progress(done, steps)
 
     tables: list[Table] = []
-    for done, tabling in enumerate(planned):
+    for done, listed_table in enumerate(planned):
         say(done)
         try:
-            tables.append(tabling.make())
-        except Lacking as error:
-            left_out[f"table {tabling.name}"] = str(error)
+            tables.append(listed_table.make())
+        except MissingData as error:
+            left_out[f"table {listed_table.name}"] = str(error)
             continue
         for suffix, form in FORMS.items():
-            write_text_whole(out / "tables" / f"{tabling.name}.{suffix}", form(tables[-1]))
-    shown: list[Shown] = []
-    for done, drawing in enumerate(drawn, len(planned)):
+            write_text_whole(out / "tables" / f"{listed_table.name}.{suffix}", form(tables[-1]))
+    shown: list[DrawnFigure] = []
+    for done, listed_figure in enumerate(drawn, len(planned)):
         say(done)
         try:
-            shown.append(_draw(drawing, runs, out / "figures"))
-        except Lacking as error:
-            left_out[f"figure {drawing.name}"] = str(error)
+            shown.append(_draw(listed_figure, runs, out / "figures"))
+        except MissingData as error:
+            left_out[f"figure {listed_figure.name}"] = str(error)
     page = out / "index.html"
     write_text_whole(page, render_page(runs, tables, shown, left_out))
     say(steps)
     return Report(page, [table.name for table in tables], [each.name for each in shown], left_out)
 
 
-def _draw(drawing: Drawing, runs: Sequence[Run], folder: Path) -> Shown:
-    """Draw and save a figure; `Lacking` where no run has what it shows."""
-    without = [run["run"] for run in runs if not drawing.has(run)]
-    if drawing.what and len(without) == len(runs):
-        raise Lacking(f"no run has {drawing.what}")
-    image = folder / f"{drawing.name}.png"
-    figure = drawing.draw(runs)
+def _draw(listed: ListedFigure, runs: Sequence[Run], folder: Path) -> DrawnFigure:
+    """Draw and save a figure; `MissingData` where no run has what it shows."""
+    without = [run["run"] for run in runs if not listed.has(run)]
+    if listed.what and len(without) == len(runs):
+        raise MissingData(f"no run has {listed.what}")
+    image = folder / f"{listed.name}.png"
+    figure = listed.draw(runs)
     save(figure, image, image.with_suffix(".pdf"))
-    lacking = f"Without {drawing.what}: {', '.join(without)}." if without and drawing.what else ""
-    return Shown(drawing.name, drawing.caption, lacking, image.read_bytes(), figure.get_figwidth())
+    without_it = f"Without {listed.what}: {', '.join(without)}." if without and listed.what else ""
+    return DrawnFigure(listed.name, listed.caption, without_it, image.read_bytes(), figure.get_figwidth())

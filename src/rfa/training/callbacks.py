@@ -1,24 +1,75 @@
-"""What happens beside the steps: metrics on disk, a stop on Ctrl-C, a progress bar."""
+"""What happens beside the steps: metrics on disk and for TensorBoard, a stop on Ctrl-C, progress."""
 
 import json
 import logging
 import math
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 
 from rfa.dynamics import regime
 from rfa.files import write_text_whole
 from rfa.models.modeling import RFAPreTrainedModel
+from rfa.progress import TrainingProgress
 
-from .board import Board
 from .run_folder import RunFolder
 
-Progress = Callable[[int, int, dict[str, float]], None]
+
+class Board:
+    """Scalars for TensorBoard.
+
+    Where they cannot be written (a full disk) they are given up with one warning: `metrics.jsonl` is the record.
+
+    Args:
+        folder: of the event files.
+        purge_step: hide what an earlier, stopped process wrote from this step on.
+    """
+
+    def __init__(self, folder: Path, purge_step: int):
+        self._writer: SummaryWriter | None = None
+        self._excepthook = threading.excepthook
+        threading.excepthook = self._quiet_writer
+        with self._forgiving():
+            self._writer = SummaryWriter(str(folder), purge_step=purge_step)
+
+    def add(self, scalars: dict[str, float], step: int) -> None:
+        """Write numbers by name."""
+        if self._writer is not None:
+            with self._forgiving():
+                for name, value in scalars.items():
+                    self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is pending."""
+        if self._writer is not None:
+            with self._forgiving():
+                self._writer.close()
+        threading.excepthook = self._excepthook
+
+    @contextmanager
+    def _forgiving(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._writer = None
+            logging.getLogger(__name__).warning(
+                "TensorBoard's files cannot be written (%s); metrics.jsonl goes on", error
+            )
+
+    def _quiet_writer(self, args: threading.ExceptHookArgs) -> None:
+        """TensorBoard's thread hands its error on to the next call; it need not print it as well."""
+        if type(args.thread).__name__ != "_AsyncWriterThread":
+            self._excepthook(args)
+
+
 REPEATED = 1.0  # seconds within which a signal is the same one, passed on
 _log = logging.getLogger(__name__)
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
@@ -36,7 +87,11 @@ class MetricsLogger(TrainerCallback):
     """
 
     def __init__(
-        self, run: RunFolder, model: RFAPreTrainedModel, tokens_at: Callable[[int], int], progress: Progress | None
+        self,
+        run: RunFolder,
+        model: RFAPreTrainedModel,
+        tokens_at: Callable[[int], int],
+        progress: TrainingProgress | None,
     ):
         self.run, self.model, self.progress = run, model, progress
         self._tokens_at = tokens_at  # the Trainer's own count waits for the device at each step

@@ -11,8 +11,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
-from .digests import check_digests
-from .loading import read_config
+from .saved_files import check_digests, read_config
 
 _FILES = ("config.json", "model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json")
 _COUNTS = ("max_steps", "logging_steps", "eval_steps", "save_steps", "train_batch_size")
@@ -34,7 +33,7 @@ def missing_files(checkpoint: Path) -> list[str]:
 
 
 def read_state(checkpoint: Path) -> TrainerState:
-    """How far a checkpoint came.
+    """The trainer's state in a checkpoint.
 
     Raises:
         ValueError: if its file holds something else.

@@ -43,7 +43,7 @@ def cpu_name() -> str:
 
 
 def _accelerated() -> dict[str, Any]:
-    """What a GPU's figures hang on beside the rest."""
+    """Versions on which measurements on a GPU depend as well."""
     if not torch.cuda.is_available():
         return {}
     try:

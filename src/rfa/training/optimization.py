@@ -1,4 +1,4 @@
-"""The protocol's optimiser: two parameter groups, one-cycle schedule, the second clip (SPEC section 4)."""
+"""The protocol's optimiser: two parameter groups, one-cycle schedule, the second clip (the paper's appendix F)."""
 
 import math
 
@@ -17,7 +17,7 @@ def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: b
     Args:
         model: its `head_dynamics` make the second group, where it has any to learn.
         learning_rate: the peak of the first group.
-        one_group: no second group, as in the paper's released code (SPEC section 6).
+        one_group: no second group, as in the paper's released code.
 
     Returns:
         The optimiser, its groups named "features" and "dynamics".

@@ -25,9 +25,9 @@ from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 
 from .checkpoints import checkpoints_in, missing_files, read_all
-from .loading import read_model, read_tokenizer
-from .quiet import quiet_transformers
+from .saved_files import read_model, read_tokenizer
 from .spec import TrainingSpec
+from .trainer import quiet_transformers
 
 FORMAT = 1
 _LOCK = ".lock"
@@ -64,7 +64,7 @@ class RunFolder:
             raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
 
     def _own(self) -> tuple[Path, ...]:
-        """What a run writes; its record last, for without it a folder is no run."""
+        """What a run writes. Its record comes last, because without it a folder is no run."""
         return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
 
     def owns(self, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""What a run is asked to do, in one value that goes into the run folder."""
+"""The specification of a run, one value that is written to the run folder."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ _RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class TrainingSpec:
-    """A training run. The defaults are the paper's protocol (SPEC section 4).
+    """A training run. The defaults are the paper's protocol (its appendix F).
 
     Args:
         preset: one of `rfa.models.PRESETS`.

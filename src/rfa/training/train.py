@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,17 +17,15 @@ from rfa.data import PreparedData, TokenBlocks, check_text, evenly_spaced, finge
 from rfa.files import write_whole
 from rfa.models import RFAConfig, RFAForCausalLM
 from rfa.ops import choose_backend
+from rfa.progress import Progress, TrainingProgress
 
-from .callbacks import MetricsLogger, Progress, StopOnSignal
-from .digests import write_digests
+from .callbacks import MetricsLogger, StopOnSignal
 from .environment import environment
 from .optimization import ClipDynamics
-from .precision import tensor_float_32
-from .quiet import quiet_transformers
 from .run_folder import RunFolder
+from .saved_files import write_digests
 from .spec import TrainingSpec
-from .trainer import ProtocolTrainer, full_disk_as_os_error
-from .trial import trial_step
+from .trainer import ProtocolTrainer, full_disk_as_os_error, quiet_transformers, tensor_float_32, trial_step
 
 TRAINED_ON = ("train", "valid")  # splits that a run reads, and its data fingerprint covers
 
@@ -46,8 +43,8 @@ def train(
     out: str | Path,
     *,
     overwrite: bool = False,
-    data_progress: Callable[[int, int], None] | None = None,
-    progress: Progress | None = None,
+    data_progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
     """Train a model in a new run folder.
 
@@ -96,8 +93,8 @@ def train(
 def resume(
     out: str | Path,
     *,
-    data_progress: Callable[[int, int], None] | None = None,
-    progress: Progress | None = None,
+    data_progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
     """Go on with a run from its newest checkpoint, or from its start where there is none yet.
 
@@ -162,7 +159,7 @@ def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
 
 
 def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, processes: int) -> dict[str, Any]:
-    """Of a run that begins; an evaluation sees by the fingerprint whether the test split is still the run's."""
+    """The record of a new run. Its fingerprints tell a later evaluation whether the test split is still the same."""
     return {
         "spec": spec.to_dict(),
         "config": _config(spec, data).to_diff_dict(),
@@ -181,7 +178,11 @@ def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, p
 
 
 def _train(
-    run: RunFolder, spec: TrainingSpec, data: PreparedData, arguments: TrainingArguments, progress: Progress | None
+    run: RunFolder,
+    spec: TrainingSpec,
+    data: PreparedData,
+    arguments: TrainingArguments,
+    progress: TrainingProgress | None,
 ) -> dict[str, Any]:
     set_seed(spec.seed)
     model = RFAForCausalLM(_config(spec, data))
@@ -244,7 +245,7 @@ def _train(
 
 
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
-    """All processes take part, for the weights may be sharded; the first one puts the folder into its place."""
+    """All processes take part, because the weights may be sharded; the first one moves the folder into place."""
     staging = run.path / ".model"
     with quiet_transformers(), full_disk_as_os_error(run.path):
         try:

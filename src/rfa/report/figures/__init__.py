@@ -1,11 +1,14 @@
 """Figures in one style: of the theory, from its closed forms, and of what was measured, from result files."""
 
-from .comparison import differences, retrieval
+from .closed_forms import (
+    bias_and_gate_over_decay,
+    diffusive_and_integrative,
+    eigenvalue_spectra,
+    temporal_scale_separation,
+)
+from .comparison import differences, retrieval, speed_over_length
 from .dynamics import noises_over_training, regimes_over_training, robustness_over_training
 from .maps import attention_maps, near_attention
-from .regimes import bias_and_gate_over_decay, diffusive_and_integrative
-from .spectra import eigenvalue_spectra, temporal_scale_separation
-from .speed import speed_over_length
 from .style import COLOURS, COLUMN, PAGE, save
 from .training import (
     damping_sweep,
@@ -14,8 +17,7 @@ from .training import (
     training_and_extrapolation,
     training_curves,
 )
-from .trajectory import transported_measurements
-from .transport import rotate_aggregate_counter_rotate, transport_factorization
+from .transport import rotate_aggregate_counter_rotate, transport_factorization, transported_measurements
 
 __all__ = [
     "COLOURS",

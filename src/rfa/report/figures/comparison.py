@@ -1,4 +1,4 @@
-"""What each choice is worth: differences of log perplexity to a baseline, and what is retrieved at a distance."""
+"""What each choice is worth: differences to a baseline, what is retrieved at a distance, and speed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,11 +6,19 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..differences import Pairs, compare, pairs_of
-from ..groups import BASELINE, by_group
-from ..lacking import Lacking
-from ..runs import Run, by_label, perplexity_by_length, retrieval_scores, shared_train_length
-from .style import COLOURS, MUTED, PAGE, lengths_axis, looks, styled
+from ..runs import (
+    BASELINE,
+    MissingData,
+    Run,
+    by_group,
+    by_label,
+    perplexity_by_length,
+    retrieval_scores,
+    shared_train_length,
+)
+from ..speed import Line, operator_curves, share_of_bound
+from ..statistics import RunPairs, compare, pairs_of
+from .style import COLOURS, MUTED, PAGE, draw_lines, lengths_axis, looks, styled
 
 _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
 
@@ -29,15 +37,15 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
         protocol: which evaluation.
 
     Raises:
-        Lacking: where there is no run of the baseline, or nothing else.
+        MissingData: where there is no run of the baseline, or nothing else.
     """
     grouped = by_label(runs)
     if baseline not in grouped or len(grouped) == 1:
-        raise Lacking(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
+        raise MissingData(f"runs: got {', '.join(grouped) or 'none'}, expected {baseline} and one to compare with it")
     trained = grouped[baseline][0]["train_length"]
     longest = max((length for run in grouped[baseline] for length in perplexity_by_length(run, protocol)), default=0)
     if longest <= trained:
-        raise Lacking(f"runs: got {baseline} at up to {longest} tokens by {protocol}, expected more than {trained}")
+        raise MissingData(f"runs: got {baseline} at up to {longest} tokens by {protocol}, expected more than {trained}")
     pairs = {label: pairs_of(of, grouped[baseline]) for label, of in grouped.items() if label != baseline}
     values = {
         length: {label: compare(of, length, protocol).difference if of else None for label, of in pairs.items()}
@@ -86,11 +94,11 @@ def retrieval(runs: Sequence[Run]) -> Figure:
         runs: result files; a label that was not probed is named in the legend.
 
     Raises:
-        Lacking: where nothing was probed.
+        MissingData: where nothing was probed.
     """
     grouped = by_label(runs)
     if not any(run.get("passkey") for run in runs):
-        raise Lacking("runs: got none with retrieval probes, expected at least one")
+        raise MissingData("runs: got none with retrieval probes, expected at least one")
     groups = by_group(runs)
     size = (PAGE, 1.5 * len(groups) + 0.5)
     figure, panels = plt.subplots(len(groups), 2, figsize=size, sharex=True, sharey="col", squeeze=False)
@@ -121,8 +129,39 @@ def retrieval(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def _name(row: str, pairs: Mapping[str, Pairs]) -> str:
+def _name(row: str, pairs: Mapping[str, RunPairs]) -> str:
     if row not in pairs:
         return row
     seeds = len(pairs[row])
     return f"{row} ({seeds} seeds)" if seeds > 1 else row
+
+
+@styled
+def speed_over_length(lines: Sequence[Line]) -> Figure:
+    """The operator's time over its peer's, and how near both are to their bounds, by length.
+
+    Args:
+        lines: of `rfa bench`, the operator's among them.
+    """
+    figure, (ratios, shares) = plt.subplots(1, 2, figsize=(PAGE, 2.7))
+    curves = operator_curves(lines)
+    lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
+    draw_lines(ratios, {name: (lengths[name], [line["ratio"]["median"] for line in of]) for name, of in curves.items()})
+    look = looks(list(curves))
+    for name, curve in curves.items():
+        ends = ([line["ratio"][end] for line in curve] for end in ("q1", "q3"))
+        ratios.fill_between(lengths[name], *ends, color=look[name]["color"], alpha=0.2, linewidth=0)
+        for contestant, style in (("rfa", "-"), ("peer", ":")):
+            points = [share_of_bound(line, contestant) for line in curve]
+            percents = [100 * share if share is not None else float("nan") for share in points]
+            shares.plot(lengths[name], percents, **{**look[name], "linestyle": style})
+    ratios.axhline(1, color=MUTED, linestyle=":", linewidth=1)
+    ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
+    shares.axhline(100, color=MUTED, linestyle=":", linewidth=1)  # a point above it tells of a peak measured too low
+    shares.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
+    ticks = sorted({length for each in lengths.values() for length in each})
+    for axes in (ratios, shares):
+        lengths_axis(axes, ticks)
+        axes.set_xlabel("length (tokens)")
+    ratios.legend()
+    return figure

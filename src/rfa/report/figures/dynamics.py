@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from ..lacking import Lacking
-from ..runs import Run, run_with_dynamics
+from ..runs import MissingData, Run, run_with_dynamics
 from .style import MARKERS, MUTED, PAGE, letter, shades, styled
 
 _NOISES = {
@@ -39,7 +38,7 @@ def noises_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figur
         label: whose; the first seed that has its parameters over training is drawn.
 
     Raises:
-        Lacking: where there is none.
+        MissingData: where there is none.
     """
     figure = _by_layer(runs, label, _NOISES, height=5.0)
     for axes in figure.axes:
@@ -122,9 +121,9 @@ def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: 
 
 
 def _course(parameters: Mapping[str, Any], name: str) -> np.ndarray:
-    """A parameter over `(steps, heads)`; not a number where a head without decay has none."""
-    if lacking := {"decay", "process_noise" if name == "steady_state" else name} - parameters.keys():
-        raise Lacking(f"dynamics: got none of {', '.join(sorted(lacking))}, expected it of each layer")
+    """A parameter over `(steps, heads)`; NaN where a head without decay has none."""
+    if absent := {"decay", "process_noise" if name == "steady_state" else name} - parameters.keys():
+        raise MissingData(f"dynamics: got none of {', '.join(sorted(absent))}, expected it of each layer")
     decay = np.array(parameters["decay"], dtype=float)
     decay[decay == 0] = np.nan
     if name == "steady_state":

@@ -12,7 +12,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from ..maps import check_maps, read_maps
+from rfa.results import check_maps, read_maps
+
 from .style import PAGE, styled
 
 _FAINTEST = 1e-5  # of a row's weight in a block of keys; an even spread over 128 blocks is 8e-3

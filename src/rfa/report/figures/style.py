@@ -68,13 +68,13 @@ def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
 
 
 def shades(count: int) -> list[tuple[float, ...]]:
-    """Colours for what has an order, dark to light, told apart in grey and by every kind of eye."""
+    """Colours for ordered values, from dark to light. They differ in grey and for colour-blind readers as well."""
     scale = matplotlib.colormaps["viridis"]
     return [scale(0.92 * index / max(count - 1, 1)) for index in range(count)]
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line for what has no order: a name's place decides, whatever is drawn of it."""
+    """Colour, marker and line for values without an order. The position of a name decides, whatever is drawn of it."""
     return {
         name: {"color": COLOURS[k % 8], "marker": MARKERS[(k + k // 8) % 8], "linestyle": LINES[k // 8 % 4]}
         for k, name in enumerate(names)

@@ -9,9 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from ..damping import damping_by_label
-from ..groups import BASELINE, by_group
-from ..runs import Run, Series, by_label, perplexity_series, position_series, shared_train_length, training_series
+from ..runs import (
+    BASELINE,
+    Run,
+    SeedBand,
+    by_group,
+    by_label,
+    damping_by_label,
+    perplexity_series,
+    position_series,
+    shared_train_length,
+    training_series,
+)
 from ..tables import BASELINES
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
@@ -105,7 +114,7 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = Non
     damping = damping_by_label(runs) if damping is None else damping
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     grouped = by_label(runs)
-    series: dict[str, Series] = {}
+    series: dict[str, SeedBand] = {}
     for label, marker in zip((name for name in BASELINES if name in grouped), MARKERS, strict=False):
         series[label] = perplexity_series(grouped[label], protocol)
         _draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
@@ -119,8 +128,8 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = Non
     return figure
 
 
-def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any) -> tuple[Figure, list[Axes]]:
-    """All labels in one panel where they can be told apart, else a panel a group; legends below."""
+def _draw_panels(runs: Sequence[Run], series: Mapping[str, SeedBand], **look: Any) -> tuple[Figure, list[Axes]]:
+    """All labels in one panel where there are at most nine, else one panel for each group; legends below."""
     groups = by_group(runs) if len(series) > _TOLD_APART else {"": list(series)}
     columns = min(len(groups), 2)
     rows = -(-len(groups) // columns)
@@ -149,7 +158,7 @@ def _draw_panels(runs: Sequence[Run], series: Mapping[str, Series], **look: Any)
     return figure, [axes for axes, _ in used]
 
 
-def _draw_series(axes: Axes, label: str, series: Series, **look: Any) -> None:
+def _draw_series(axes: Axes, label: str, series: SeedBand, **look: Any) -> None:
     """A mean and its band. A label without results keeps its place in the legend, which says so."""
     name = label if series.x else f"{label} (no results)"
     if series.x and series.missing:
@@ -165,7 +174,7 @@ def _training_axes(axes: Axes) -> None:
     plain_numbers(axes)
 
 
-def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], protocol: str) -> None:
+def _length_axes(axes: Axes, series: Mapping[str, SeedBand], runs: Sequence[Run], protocol: str) -> None:
     lengths = sorted({int(length) for each in series.values() for length in each.x})
     lengths_axis(axes, lengths, shared_train_length(runs))
     axes.set_ylabel(f"test perplexity ({protocol})")
@@ -173,7 +182,7 @@ def _length_axes(axes: Axes, series: Mapping[str, Series], runs: Sequence[Run], 
 
 
 def _legend_below(axes: Axes) -> None:
-    """In as many columns as fit."""
+    """Put the legend below the axes, in as many columns as fit."""
     figure = axes.get_figure(root=True)
     handles, labels = axes.get_legend_handles_labels()
     if not handles or figure is None:

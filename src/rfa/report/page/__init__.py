@@ -11,29 +11,29 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from PIL import Image
 
-from ..layout import Number, Table, alignment, text_of
-from ..published import published_results
+from ..layout import NumberCell, Table, alignment, text_of
 from ..runs import Run
 from ..summary import facts
+from ..tables import published_results
 
-__all__ = ["Shown", "render_page"]
+__all__ = ["DrawnFigure", "render_page"]
 
-_PAST = ("position", "retrieval")
+_DISTANT = ("position", "retrieval")
 _CSS_INCH = 120  # pixels of the page for an inch of a figure, whose smallest letters have seven points
 
 
-class Shown(NamedTuple):
-    """A figure that was drawn: its name, caption, whom it lacks, the PNG's bytes and its width in inches."""
+class DrawnFigure(NamedTuple):
+    """A figure that was drawn: its name, caption, the runs missing in it, the PNG's bytes and its width in inches."""
 
     name: str
     caption: str
-    lacking: str
+    without: str
     png: bytes
     width: float
 
 
 def render_page(
-    runs: Sequence[Run], tables: Sequence[Table], figures: Sequence[Shown], missing: Mapping[str, str]
+    runs: Sequence[Run], tables: Sequence[Table], figures: Sequence[DrawnFigure], missing: Mapping[str, str]
 ) -> str:
     """The page, with script, style and images in it; it asks nothing of any network.
 
@@ -51,16 +51,16 @@ def render_page(
         lstrip_blocks=True,
     )
     script, style = _read("explorer.js"), _read("style.css")
-    of_past = [table for table in tables if table.name.startswith("probe-") or table.name == "attention"]
+    of_distance = [table for table in tables if table.name.startswith("probe-") or table.name == "attention"]
     of_runs = [table for table in tables if table.name == "runs"]
     return environment.get_template("page.html.jinja").render(
         title=f"{', '.join(sorted({run['recipe'] for run in runs})) or 'No results'}: Robust Filter Attention",
         facts=facts(runs),
         runs=[_view(table) for table in of_runs],
-        tables=[_view(table) for table in tables if table not in (*of_past, *of_runs)],
-        probes=[_view(table) for table in of_past],
-        figures=[_image(figure) for figure in figures if figure.name not in _PAST],
-        past=[_image(figure) for figure in figures if figure.name in _PAST],
+        tables=[_view(table) for table in tables if table not in (*of_distance, *of_runs)],
+        probes=[_view(table) for table in of_distance],
+        figures=[_image(figure) for figure in figures if figure.name not in _DISTANT],
+        past=[_image(figure) for figure in figures if figure.name in _DISTANT],
         missing=missing,
         source=published_results()["source"],
         script=Markup(script),
@@ -75,7 +75,7 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """By which the page's policy admits its own script and style and no other."""
+    """The hash by which the page's content policy admits its own script and style, and no others."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
@@ -83,17 +83,20 @@ def _view(table: Table) -> dict[str, object]:
     """A table as the template sets it: cells as text, their alignment, and whether they are the best."""
     sides = alignment(table)
     rows = [
-        [(text_of(cell), side, isinstance(cell, Number) and cell.best) for cell, side in zip(row, sides, strict=True)]
+        [
+            (text_of(cell), side, isinstance(cell, NumberCell) and cell.best)
+            for cell, side in zip(row, sides, strict=True)
+        ]
         for row in table.rows
     ]
     heads = list(zip(table.columns, sides, strict=True))
     return {"name": table.name, "caption": table.caption, "heads": heads, "rows": rows, "notes": table.notes}
 
 
-def _image(figure: Shown) -> dict[str, object]:
+def _image(figure: DrawnFigure) -> dict[str, object]:
     width = round(figure.width * _CSS_INCH)
     data = base64.b64encode(_webp(figure.png)).decode()
-    return {"name": figure.name, "caption": figure.caption, "lacking": figure.lacking, "data": data, "width": width}
+    return {"name": figure.name, "caption": figure.caption, "without": figure.without, "data": data, "width": width}
 
 
 def _webp(png: bytes) -> bytes:

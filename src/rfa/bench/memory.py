@@ -1,0 +1,116 @@
+"""Peak memory of the operator's forward and backward pass, each contestant in a process of its own.
+
+On a CPU it is how far the resident memory of the process grows over what it holds before the call: inputs, libraries,
+threads and compiled kernels. On CUDA it is the same of PyTorch's allocator.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .measurement import Setting, StateShape, Tick, summary
+from .operator import OperatorProblem
+
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_WARM_UP = 128  # tokens
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """One shape and preset."""
+
+    shape: StateShape
+    preset: str
+    setting: Setting
+    rounds = 2
+
+    @property
+    def title(self) -> str:
+        """For the progress bar."""
+        return f"memory {self.shape}"
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Check, then measure."""
+        line = {
+            "benchmark": "memory",
+            "pass": "forward_backward",
+            "preset": self.preset,
+            **self.shape._asdict(),
+            **self.setting.fields(),
+            "backend": self.setting.resolved((self.shape.channels,)),
+            "check": OperatorProblem(self.shape, self.preset, self.setting).check(),
+        }
+        if not line["check"]["passed"]:
+            yield line
+            return
+        growth = {}
+        for name, contestant in (("rfa", "rfa"), ("peer", "sdpa")):
+            growth[name] = self._in_a_process(contestant)
+            tick()
+        ratios = [growth["rfa"] / max(1, growth["peer"])]
+        yield {**line, "peer": "sdpa", "ratio": summary(ratios), "ratios": ratios, "bytes": growth}
+
+    def _in_a_process(self, contestant: str) -> int:
+        setting = {**asdict(self.setting), "threads": torch.get_num_threads()}
+        order = json.dumps([contestant, self.shape, self.preset, setting])
+        command = [sys.executable, "-m", __name__, order]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise RuntimeError(f"memory: the process of {contestant} ended with status {done.returncode}: {last}")
+        return int(done.stdout)
+
+
+def growth(contestant: str, shape: StateShape, preset: str, setting: Setting) -> int:
+    """Bytes by which this process grows at most in one forward and backward pass."""
+    for tried in (shape._replace(length=min(shape.length, _WARM_UP)), shape):
+        problem = OperatorProblem(tried, preset, setting)
+        run = _run(contestant, problem)
+        before, peak = _memory(setting.device)
+        run()
+    return peak() - before
+
+
+def _run(contestant: str, problem: OperatorProblem) -> Callable[[], object]:
+    if contestant == "rfa":
+        return problem.gradients
+    query, key, value = states = problem.states
+    return lambda: torch.autograd.grad(
+        F.scaled_dot_product_attention(query, key, value, is_causal=True), states, problem.grad
+    )
+
+
+def _memory(device: str) -> tuple[int, Callable[[], int]]:
+    """What is held now, and a function for the most that was held since."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated
+    try:
+        _RESET.write_text("5")  # the peak starts anew, where Linux permits it
+        return _status("VmRSS"), lambda: _status("VmHWM")
+    except OSError:
+        return _high_water(), _high_water
+
+
+def _status(name: str) -> int:
+    line = next(line for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def _high_water() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    contestant, shape, preset, options = json.loads(sys.argv[1])
+    torch.set_num_threads(options["threads"])
+    print(growth(contestant, StateShape(*shape), preset, Setting(**options)))

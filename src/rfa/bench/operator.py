@@ -1,0 +1,209 @@
+"""The operator, forward and forward with backward, against scaled dot-product attention."""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from rfa.models import preset
+from rfa.models.attention import build_attention
+from rfa.nn import RobustFilterAttention
+from rfa.nn.checks import require
+from rfa.ops import robust_filter_attention
+
+from .bound import attention_work, fields
+from .measurement import (
+    TOLERANCES,
+    ActualAndExpected,
+    Setting,
+    StateShape,
+    Tick,
+    compare,
+    compare_with_tolerances,
+    in_turns,
+)
+
+PASSES = ("forward", "forward_backward")
+_CHECKED_SCORES = 2**20  # of the reference with gradients: some 200 MB
+_CHECKED_ROWS, _DENSE_LENGTH = 64, 251
+
+
+def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
+    """The attention layer of a preset, whose dynamics and options are measured.
+
+    Raises:
+        ValueError: for a preset without a filter, or sizes that do not fit.
+    """
+    require(heads >= 1, "heads", heads, "at least 1")
+    require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
+    layer = build_attention(preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads))
+    require(isinstance(layer, RobustFilterAttention), "preset", name, "a filter, for anything but a training step")
+    return cast(RobustFilterAttention, layer)
+
+
+class OperatorProblem:
+    """Random states, a random gradient of the estimate, and a layer whose parameters need gradients.
+
+    Args:
+        shape: of the states.
+        name: of the preset.
+        setting: where and how.
+    """
+
+    def __init__(self, shape: StateShape, name: str, setting: Setting):
+        torch.manual_seed(0)
+        self.shape, self.setting = shape, setting
+        self.layer = filter_layer(name, shape.heads, shape.channels).to(setting.device)
+        states = torch.randn(4, *shape, dtype=torch.float32).to(setting.device, setting.torch_dtype)
+        *self.states, self.grad = (state.clone() for state in states)
+        self.logarithm = self.layer.options.weight == "student_t"
+        for state in self.states:
+            state.requires_grad_()
+
+    @property
+    def wanted(self) -> list[Tensor]:
+        """The tensors whose gradients are computed: the states, and the layer's noises and robustness."""
+        return [*self.states, *self.layer.dynamics.parameters()]
+
+    def estimate(self) -> Tensor:
+        """One call of the public operator."""
+        return apply(self.layer, self.states, self.setting.backend)
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """One call and its backward pass."""
+        return torch.autograd.grad(self.estimate(), self.wanted, self.grad)
+
+    def check(self) -> dict[str, Any]:
+        """Values and gradients of this very problem at some rows, and of a short one at all of them."""
+        batch, heads, length, _ = self.shape
+        rows = max(1, min(_CHECKED_ROWS, length, _CHECKED_SCORES // (batch * heads * length)))
+        # late rows: the first one has a gradient of zero up to rounding, which would drown those of rows with many keys
+        late = torch.linspace(length // 2, length - 1, rows).round().long().unique()
+        groups = self._compared(length, batch, late)
+        if rows < length:
+            short = min(length, _DENSE_LENGTH)
+            dense = self._compared(short, 1, torch.arange(short))
+            groups |= {f"{name}, {short} tokens": group for name, group in dense.items()}
+        return compare_with_tolerances(groups)
+
+    def _compared(self, length: int, batch: int, rows: Tensor) -> dict[str, tuple[ActualAndExpected, float]]:
+        """Actual and expected values at the given rows of a part of the states.
+
+        The loss is `<estimate, grad>` over these rows. Half of `grad` is the estimate itself: against pure noise a
+        parameter's gradient, a sum over all pairs, would cancel and show the rounding of a single pair.
+        """
+        rows = rows.to(self.setting.device)
+        states = [state.detach()[:batch, :, :length].clone().requires_grad_() for state in self.states]
+        exact = copy.deepcopy(self.layer).double()
+        exact_states = [state.detach().double().requires_grad_() for state in states]
+        query, key, value = exact_states
+        expected = apply(exact, [query[:, :, rows], key, value], "reference", query_times=rows)
+        signal = expected.detach() / expected.detach().square().mean().sqrt()
+        grad = torch.zeros_like(states[0])
+        grad[:, :, rows] = self.grad[:batch, :, rows] + signal.to(grad.dtype)
+        wanted = [*exact_states, *exact.dynamics.parameters()]
+        expected_gradients = torch.autograd.grad(expected, wanted, grad[:, :, rows].double())
+
+        actual = apply(self.layer, states, self.setting.backend)
+        gradients = torch.autograd.grad(actual, [*states, *self.layer.dynamics.parameters()], grad)
+        pairs = list(zip(gradients, expected_gradients, strict=True))
+        tolerance = TOLERANCES[self.setting.torch_dtype]
+        return {
+            "estimate": ([(actual[:, :, rows], expected)], tolerance.estimate),
+            "gradients of states": (pairs[:3], tolerance.states),
+            "gradients of parameters": (pairs[3:], tolerance.parameters),
+        }
+
+
+def apply(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
+    """The public operator under a layer's dynamics and options."""
+    query, key, value = states
+    chosen = ("weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
+    given: dict[str, Any] = {name: getattr(layer.options, name) for name in chosen}
+    given |= {**layer.dynamics(), **where}
+    estimate = robust_filter_attention(query, key, value, **given, backend=backend)
+    return cast(Tensor, estimate)  # no log precision was asked for
+
+
+def peers(setting: Setting, states: list[Tensor]) -> dict[str, Callable[[], Tensor]]:
+    """SDPA on the same states: as it chooses by itself; in half precision on CUDA, each of its fastest kernels."""
+    query, key, value = states
+
+    def by(*kernels: SDPBackend) -> Callable[[], Tensor]:
+        def attend() -> Tensor:
+            if not kernels:
+                return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+            with sdpa_kernel(list(kernels)):
+                return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+        return attend
+
+    if setting.device != "cuda" or setting.dtype == "float32":
+        return {"sdpa": by()}
+    found = {}
+    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+        attend = by(kernel)
+        try:
+            attend()
+        except RuntimeError:  # not for this card, or these states
+            continue
+        found["sdpa-" + kernel.name.removesuffix("_ATTENTION").lower()] = attend
+    return found or {"sdpa": by()}
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """One shape and preset; a line for each pass and peer."""
+
+    shape: StateShape
+    preset: str
+    setting: Setting
+
+    @property
+    def title(self) -> str:
+        """For the progress bar."""
+        return f"operator {self.shape}"
+
+    @property
+    def rounds(self) -> int:
+        """How often `lines` ticks."""
+        return len(PASSES) * self.setting.repeats
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Check, then measure."""
+        problem, setting = OperatorProblem(self.shape, self.preset, self.setting), self.setting
+        line = {
+            "benchmark": "operator",
+            "preset": self.preset,
+            **self.shape._asdict(),
+            **setting.fields(),
+            "backend": setting.resolved((self.shape.channels,)),
+            "check": problem.check(),
+        }
+        if not line["check"]["passed"]:
+            yield line
+            return
+        attends = peers(setting, problem.states)
+        for each in PASSES:
+            backward = each == "forward_backward"
+            contestants: dict[str, Callable[[], object]] = {"rfa": problem.gradients if backward else problem.estimate}
+            for name, attend in attends.items():
+                contestants[name] = _with_gradients(attend, problem) if backward else attend
+            with torch.set_grad_enabled(backward):
+                seconds = in_turns(contestants, setting.repeats, setting.device, tick)
+            itemsize = problem.grad.itemsize
+            works = {
+                "rfa": attention_work(self.shape, backward, problem.logarithm, itemsize),
+                "peer": attention_work(self.shape, backward, False, itemsize),
+            }
+            for name in attends:
+                yield {**line, "pass": each, **compare(seconds, name), **fields(works, setting)}
+
+
+def _with_gradients(attend: Callable[[], Tensor], problem: OperatorProblem) -> Callable[[], object]:
+    return lambda: torch.autograd.grad(attend(), problem.states, problem.grad)

@@ -1,0 +1,137 @@
+"""One step of training: a preset against `b1-rope`, everything but the data included."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rfa.models import RFAConfig, RFAForCausalLM, preset
+from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer
+
+from .measurement import Setting, Tick, compare, compare_with_tolerances, in_turns
+
+PEER = "b1-rope"
+_CHECKED_LENGTH = 64
+# Errors pass through all layers, forward and backward, and autocast rounds at each.
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
+
+
+@dataclass(frozen=True)
+class TrainingStepCase:
+    """A preset at a size; `model` holds fields of the configuration, the same for both models."""
+
+    preset: str
+    batch: int
+    length: int
+    model: Mapping[str, Any]
+    setting: Setting
+
+    @property
+    def title(self) -> str:
+        """For the progress bar."""
+        return f"step {self.preset}"
+
+    @property
+    def rounds(self) -> int:
+        """How often `lines` ticks."""
+        return self.setting.repeats
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Check, then measure."""
+        setting, config = self.setting, self.config(self.preset)
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+        line = {
+            "benchmark": "step",
+            "pass": "training step",
+            "preset": self.preset,
+            "batch": self.batch,
+            "length": self.length,
+            "model": {**{size: getattr(config, size) for size in sizes}, **self.model},
+            **setting.fields(),
+            "backend": self.backend(config),
+            "check": self.check(),
+        }
+        if not line["check"]["passed"]:
+            yield line
+            return
+        tokens = self._tokens(self.batch, self.length)
+        contestants = {"rfa": self._step(self.preset, tokens), PEER: self._step(PEER, tokens)}
+        yield {**line, **compare(in_turns(contestants, setting.repeats, setting.device, tick), PEER)}
+
+    def check(self) -> dict[str, Any]:
+        """Loss and gradients of a short block, against the same weights in float64 on the reference backend."""
+        tokens = self._tokens(1, min(self.length, _CHECKED_LENGTH))
+        model, exact = self._model(self.preset), self._model(self.preset, "reference").double()
+        exact.load_state_dict(model.state_dict())
+        with self._autocast():
+            loss = model(tokens, labels=tokens).loss
+        expected = exact(tokens, labels=tokens).loss
+        loss.backward()
+        expected.backward()
+        groups = [make_optimizer(each, learning_rate=1.0).param_groups for each in (model, exact)]
+        tolerance = _TOLERANCES[self.setting.dtype]
+        compared = {"loss": ([(loss, expected)], tolerance)}
+        for actual, wanted in zip(*groups, strict=True):
+            pair = _gradient(actual["params"]), _gradient(wanted["params"])
+            compared[f"gradient of {actual['name']}"] = ([pair], tolerance)
+        return compare_with_tolerances(compared)
+
+    def backend(self, config: RFAConfig) -> str:
+        """The backend that runs in a model's layers; "none" where PyTorch's own kernel serves, as in `b1-rope`.
+
+        Raises:
+            ValueError, RuntimeError: as `Setting.resolved`.
+        """
+        biased = config.prior not in ("flat", "window") or config.decay != "none"
+        if config.score == "dot_product" and not (biased or config.rotate_values):
+            return "none"
+        channels = 2 * config.hidden_size // config.num_attention_heads
+        return self.setting.resolved((channels, channels))
+
+    def config(self, name: str, backend: str | None = None) -> RFAConfig:
+        """A preset at this size.
+
+        Raises:
+            ValueError: for an unknown preset, or fields that do not fit it.
+        """
+        config = preset(name, **{**self.model, "train_length": self.length})
+        if "backend" not in config.without_effect():
+            config.backend = backend or self.setting.backend
+        return config
+
+    def _step(self, name: str, tokens: Tensor) -> Callable[[], None]:
+        """A closure that makes one step as `rfa.training` does: two groups of parameters, two clips, Adam."""
+        model = self._model(name)
+        optimizer = make_optimizer(model, learning_rate=1e-3)
+
+        def step() -> None:
+            with self._autocast():
+                loss = model(tokens, labels=tokens).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for group in optimizer.param_groups[1:]:
+                nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    def _model(self, name: str, backend: str | None = None) -> RFAForCausalLM:
+        torch.manual_seed(0)
+        model = RFAForCausalLM(self.config(name, backend)).train()
+        return model.to(torch.device(self.setting.device))  # type: ignore[arg-type]
+
+    def _tokens(self, batch: int, length: int) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = self.config(PEER).vocab_size
+        return torch.randint(vocabulary, (batch, length), generator=generator).to(self.setting.device)
+
+    def _autocast(self) -> torch.autocast:
+        half = self.setting.dtype != "float32"
+        return torch.autocast(self.setting.device, self.setting.torch_dtype if half else None, enabled=half)
+
+
+def _gradient(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.cat([p.grad.flatten().double() for p in parameters if p.grad is not None])

@@ -1,0 +1,217 @@
+"""What is measured, one case after another, and the file of JSON lines that it is written to."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rfa.models import PRESETS
+from rfa.nn.checks import check_range, require
+from rfa.progress import Stage, StageProgress
+from rfa.training.environment import cpu_name, environment
+
+from .decode import DecodingCase
+from .measurement import LARGEST, Setting, StateShape, Tick
+from .memory import MemoryCase
+from .operator import OperatorCase, filter_layer
+from .step import PEER, TrainingStepCase
+
+WHAT = ("operator", "step", "decode", "memory", "all")
+PRESET = "m2-sc-rfa"
+TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths of the operator
+CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+DECODED, HELD, TRAINED = 8192, 32768, 512  # lengths of decoding, memory and training
+SMALL = {"vocab_size": 4096, "num_hidden_layers": 2}  # a training step of a second
+
+
+class Case(Protocol):
+    """Something to measure: `lines` checks, measures, ticks `rounds` times, and yields lines of results."""
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+
+    @property
+    def rounds(self) -> int:
+        """How often `lines` ticks, unless the check fails."""
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """What was measured."""
+
+
+def cases(
+    what: str | None,
+    setting: Setting,
+    *,
+    lengths: Sequence[int] = (),
+    batch: int | None = None,
+    heads: int = 8,
+    channels: int = 64,
+    presets: Sequence[str] = (),
+    model: Mapping[str, Any] | None = None,
+) -> list[Case]:
+    """The cases of a command.
+
+    Args:
+        what: one of `WHAT`; None is the operator at the lengths of the targets and a small training step.
+        setting: where and how.
+        lengths: tokens, or cached tokens; by default those of the targets, for "all" up to 32,768.
+        batch: by default so many that short sequences fill the machine, 16 in training.
+        heads, channels: of the states; a model's width is `heads * channels / 2`.
+        presets: `m2-sc-rfa` by default; "all" is every one that is not the peer of training steps.
+        model: further fields of the trained models.
+
+    Raises:
+        ValueError: for anything unknown, or sizes that do not fit.
+    """
+    require(what is None or what in WHAT, "bench", what, f"one of {', '.join(WHAT)}")
+    for field, given in (("batch", 1 if batch is None else batch), ("heads", heads), ("channels", channels)):
+        check_range(field, given, 1, LARGEST)
+    for length in lengths:
+        check_range("lengths", length, 1, LARGEST)
+    chosen = [name for name in PRESETS if name != PEER] if "all" in presets else list(presets) or [PRESET]
+    require(what in (None, "step", "all") or not model, "--set", model, "a training step with it")
+    for name in chosen:
+        require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
+    found: list[Case] = []
+    for name in chosen:
+        # a baseline has no operator of ours: asked for by name that is an error, among others it is left out
+        if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
+            filter_layer(name, heads, channels)
+            found += _of_attention(what, name, setting, lengths, batch, heads, channels)
+        if what in (None, "step", "all"):
+            size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
+            size |= {**(SMALL if what is None else {}), **(model or {})}
+            found += _of_training(name, setting, lengths, batch or (4 if what is None else 16), size)
+    if setting.backend != "auto":  # which would compile kernels now
+        setting.resolved((channels, channels))
+    return found
+
+
+def _of_attention(
+    what: str | None,
+    name: str,
+    setting: Setting,
+    lengths: Sequence[int],
+    batch: int | None,
+    heads: int,
+    channels: int,
+) -> Iterator[Case]:
+    if what in (None, "operator", "all"):
+        for length in lengths or (CURVE if what == "all" else TARGETS[setting.device]):
+            # on a CPU at least 2,048 tokens with at most 4 sequences
+            usual = 16 if setting.device == "cuda" else min(4, max(1, 2048 // length))
+            yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting)
+    if what in ("decode", "all"):
+        for length in lengths or [DECODED]:
+            yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting)
+    if what in ("memory", "all"):
+        for length in lengths or [HELD]:
+            yield MemoryCase(StateShape(batch or 1, heads, length, channels), name, setting)
+
+
+def _of_training(
+    name: str, setting: Setting, lengths: Sequence[int], batch: int, size: Mapping[str, Any]
+) -> Iterator[Case]:
+    for length in lengths or [TRAINED]:
+        require(length >= 2, "lengths", length, "at least 2 tokens in training")
+        step = TrainingStepCase(name, batch, length, size, setting)
+        for trained in (name, PEER):
+            step.config(trained)  # raises now rather than after the other cases
+        yield step
+
+
+def _is_filter(name: str) -> bool:
+    return PRESETS[name].get("score") != "dot_product"
+
+
+def run(
+    made: Sequence[Case], out: Path, setting: Setting, progress: StageProgress = lambda *_: None
+) -> Iterator[dict[str, Any]]:
+    """Measure each case, and append each of its lines to `out` before it is yielded.
+
+    Args:
+        made: of `cases`.
+        out: the result file.
+        setting: the one that they were made with.
+        progress: called with the stage (a case's title, in the end "done"), how many rounds are done, and of how many.
+
+    Raises:
+        OSError: if nothing can be written to `out`.
+    """
+    require(not out.exists() or out.is_file(), "--out", str(out), "the path of a file")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("ab"):  # now, rather than after the first measurement
+        pass
+    threads = torch.get_num_threads()
+    torch.set_num_threads(setting.threads or threads)
+    total, done = sum(case.rounds for case in made), 0
+    try:
+        place = {"processor": processor(setting.device), "environment": environment()}
+        for case in made:
+            begun = done
+            progress(Stage(case.title), done, total)
+
+            def tick(case: Case = case) -> None:
+                nonlocal done
+                done += 1
+                progress(Stage(case.title), done, total)
+
+            for line in case.lines(tick):
+                line |= {**place, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+                append(out, line)
+                yield line
+            done = begun + case.rounds
+        progress(Stage("done"), total, total)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def processor(device: str) -> str:
+    """The name of the processor or of the GPU."""
+    if device == "cuda":
+        card = torch.cuda.get_device_properties(0)
+        return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
+    return cpu_name()
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Add one line in one write, so that neither a crash nor another process leaves half of it among the others.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(line, allow_nan=False) + "\n"
+    with path.open("ab+", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # what was there stays a line of its own
+                text = "\n" + text
+        data = text.encode()
+        if file.write(data) != len(data):
+            raise OSError(f"{path}: the disk took only a part of the last line")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file.
+
+    Raises:
+        ValueError: for a line that is no JSON object, by its number.
+        OSError: if the file cannot be read.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            line = json.loads(text) if text.strip() else {}
+        except json.JSONDecodeError:
+            line = None
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}: line {number} is no JSON object")
+        if line:
+            lines.append(line)
+    return lines

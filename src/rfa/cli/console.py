@@ -1,0 +1,163 @@
+"""Results and progress on a terminal: tables, bars, and the words for numbers."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import progress as rich_progress
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from rfa.progress import Stage
+from rfa.report.speed import COLUMNS, Line, speed_cells
+
+_STAGES = {
+    "text": "reading text",
+    "trial_steps": "trying each model",
+    "evaluation": "evaluating",
+    "by_position": "by position",
+}
+_LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
+
+
+def evaluation_table(result: Mapping[str, Any]) -> Table:
+    """The rows of `rfa.evaluation.evaluate`."""
+    protocol = result["rows"][0]["protocol"]
+    unfinished = "" if result["finished"] else f", not finished: {result['weights']}"
+    of = f"{result['preset']} ({result['run']}{unfinished})"
+    table = Table(title=Text(f"{of} on {result['data']}, protocol {protocol}"))
+    for column in ("length", "targets", "loss (nats)", "standard error", "perplexity"):
+        table.add_column(column, justify="right")
+    for row in result["rows"]:
+        stderr = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
+        table.add_row(
+            str(row["length"]), f"{row['targets']:,}", f"{row['loss']:.4f}", stderr, f"{row['perplexity']:.2f}"
+        )
+    return table
+
+
+def comparison_table(results: Mapping[str, Any]) -> Table:
+    """Models by context lengths, with parameters and training speed."""
+    models = results["models"]
+    lengths = [row["length"] for row in next(iter(models.values()))["rows"]]
+    table = Table(title=f"test perplexity by context length (trained on {results['train_length']} tokens)")
+    table.add_column("model")
+    for column in (*map(str, lengths), "parameters", "tokens/s"):
+        table.add_column(column, justify="right")
+    for name, model in models.items():
+        result = model["record"]["result"]
+        figures = [f"{row['perplexity']:.2f}" for row in model["rows"]]
+        table.add_row(name, *figures, f"{result['parameters']:,}", tokens_per_second(result))
+    return table
+
+
+def plan_table(title: str, states: Sequence[Any]) -> Table:
+    """The runs of a recipe (`rfa.experiments.RunState`): how far each is, tokens, and the time left where known."""
+    table = Table(title=Text(title))
+    for column in ("run", "state", "tokens", "time left"):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
+    for state in states:
+        at = f" at step {state.step:,} of {state.steps or '?'}" if state.state == "half done" else ""
+        tokens = "?" if state.tokens is None else f"{state.tokens:,}"
+        table.add_row(Text(state.run.name), state.state + at, tokens, _duration(state.seconds))
+    known = [state.seconds for state in states if state.seconds is not None]
+    sized = [state.tokens for state in states if state.tokens is not None]
+    more = " and more" if len(sized) < len(states) else ""
+    size = f"{sum(sized):,}{more} tokens" if sized else "tokens not known yet"
+    unknown = " and more" if len(known) < len(states) and any(known) else ""
+    done = sum(state.state == "done" for state in states)
+    table.caption = Text(
+        f"{done} of {len(states)} runs done; {size}"
+        + (f"; left to train: {_duration(sum(known))}{unknown}" if any(known) else "")
+    )
+    return table
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
+
+
+def tokens_per_second(result: Mapping[str, Any]) -> str:
+    """A run's training speed, where it was measured: a run that was resumed after its last step made none."""
+    speed = result["tokens_per_second"]
+    return "?" if speed is None else f"{speed:,.0f}"
+
+
+def metrics_words(metrics: Mapping[str, float]) -> str:
+    """What training reports with a step, to follow the name of what is being done."""
+    shown = {"loss": ", loss {:.3f}", "valid_perplexity": ", valid ppl {:.3f}", "validated": ", validating {:.0%}"}
+    return "".join(form.format(metrics[name]) for name, form in shown.items() if name in metrics)
+
+
+def stage_words(stage: Stage) -> str:
+    """A stage of a long call in words, with its run and the latest metrics where it has them."""
+    words = _STAGES.get(stage.name, stage.name) + metrics_words(stage.metrics or {})
+    return f"{stage.run}: {words}" if stage.run else words
+
+
+def speed_tables(lines: Sequence[Line]) -> Group:
+    """For a terminal of 80 columns: a table for each of what, data type and peer, without the range.
+
+    A size or model that all its lines share stands above it.
+    """
+    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    for line in lines:
+        what, size, dtype, against, *figures = speed_cells(line)
+        named, _, peer = against.partition(" / ")
+        groups.setdefault((what, peer, dtype), []).append([named, size, *figures])
+    return Group(
+        "time or memory over the peer's, medians; times are indicative", *map(_speed_table, groups, groups.values())
+    )
+
+
+def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
+    """Of one group: model and size of each row, those that differ, and its figures."""
+    what, peer, dtype = title
+    own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
+    shared = [rows[0][index] for index in (0, 1) if index not in own]
+    above = [" / ".join(filter(None, (what, peer))), dtype, *shared]
+    heads = " ".join(("model", "size")[index] for index in own)
+    table = Table(heads, title=Text(", ".join(above)), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
+    for column in ("ratio", "quartiles", *COLUMNS[-3:]):
+        table.add_column(column, justify="right")
+    for row in rows:
+        ratio, quartiles, _, *rest = row[2:]
+        table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
+    return table
+
+
+@contextmanager
+def progress_bars() -> Iterator[Callable[..., None]]:
+    """Progress bars on standard error: call with a description, how far, and how far it goes.
+
+    Where it is no terminal, as in a batch job's log, a line a minute says how far, and the bars come at the end.
+    """
+    description = rich_progress.TextColumn("{task.description}", markup=False)
+    columns = rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), rich_progress.TimeRemainingColumn()
+    progress = rich_progress.Progress(description, *columns, console=Console(stderr=True))
+    tasks: dict[str, Any] = {}
+    said = time.monotonic()
+
+    def bar(description: str, done: int, total: int, key: str | None = None) -> None:
+        key = key or description
+        if not tasks:  # not before: an early error stands alone
+            progress.start()
+        if key not in tasks:
+            tasks[key] = progress.add_task(description, total=total)
+        progress.update(tasks[key], completed=done, total=total, description=description)
+        nonlocal said
+        if not progress.console.is_terminal and time.monotonic() - said > _LINE_SECONDS:
+            said = time.monotonic()
+            progress.console.print(f"{description}: {done}/{total}", highlight=False, markup=False, soft_wrap=True)
+
+    try:
+        yield bar
+    finally:
+        if tasks:
+            progress.stop()

@@ -1,0 +1,123 @@
+"""The result of a run of a recipe, collected from its run folder and its evaluation."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rfa.results import RESULT_FORMAT, read_result
+from rfa.training import RunFolder
+from rfa.training.callbacks import read_metrics
+
+from .recipe import PlannedRun, Recipe
+
+_POINTS = 64  # of each head's course through training
+
+
+def result_path(out: Path, run: PlannedRun) -> Path:
+    """The path of the result of a run."""
+    return out / "results" / f"{run.name}.json"
+
+
+def make_result(
+    recipe: Recipe, run: PlannedRun, folder: RunFolder, record: Mapping[str, Any], evaluated: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that is known of a finished run.
+
+    Args:
+        recipe: the recipe.
+        run: of the recipe.
+        folder: its run folder, for `metrics.jsonl`.
+        record: its run.json.
+        evaluated: what `rfa.evaluation.full_evaluation` returned.
+    """
+    measured, lines = record["result"], read_metrics(folder)
+    speed = measured["tokens_per_second"]
+    return {
+        **evaluated,
+        "format": RESULT_FORMAT,
+        "recipe": recipe.name,
+        "run": run.name,
+        "label": run.label,
+        "preset": run.spec.preset,
+        "seed": run.spec.seed,
+        "train_length": run.spec.length,
+        **_entry(recipe, run),
+        "training": {
+            "valid_perplexity": measured["valid_perplexity"],
+            "tokens": measured["tokens"],
+            "tokens_per_second": speed,
+            "parameters": measured["parameters"],
+            "steps": record["steps"],
+            "seconds": round(measured["tokens"] / speed, 1) if speed else None,
+        },
+        "config": record["config"],
+        "environment": record["environment"],
+        "resumed": record.get("resumed", []),
+        "evaluation_environment": evaluated.get("environment"),
+        "data": {**record["data"], "corpus": Path(record["data"]["corpus"]).name},
+        "curve": [
+            {name: line[name] for name in ("step", "tokens", "valid_loss")} for line in lines if "valid_loss" in line
+        ],
+        "dynamics": dynamics_over_training(lines),
+    }
+
+
+def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The parameters of each layer and head over training, at no more than 64 steps, the first and the last among them.
+
+    Args:
+        lines: of `metrics.jsonl`.
+
+    Returns:
+        `steps`, `tokens`, and `layers`: for each layer and parameter (`process_noise` sigma^2, `key_noise` eta^2,
+        `query_noise` gamma^2, `robustness` nu_s, `inverse_temperature` beta_s, `decay` mu, `noise_floor` sigma_0^2 and
+        the regime's `alpha`) a list over these steps of lists over heads. The steady state `sigma~^2` is
+        `process_noise / (2 decay)`. Empty for a model without dynamics.
+    """
+    by_step = {line["step"]: line for line in lines if line.get("dynamics")}
+    steps = sorted(by_step)
+    last = len(steps) - 1
+    if last >= _POINTS:
+        steps = [steps[round(index * last / (_POINTS - 1))] for index in range(_POINTS)]
+    if not steps:
+        return {"steps": [], "tokens": [], "layers": {}}
+    first = by_step[steps[0]]["dynamics"]
+    return {
+        "steps": steps,
+        "tokens": [by_step[step]["tokens"] for step in steps],
+        "layers": {
+            layer: {name: [by_step[step]["dynamics"][layer][name] for step in steps] for name in parameters}
+            for layer, parameters in first.items()
+        },
+    }
+
+
+def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:
+    """The result of a run, None where there is none yet.
+
+    Raises:
+        ValueError: as `read_result`, or if it is of another entry than the recipe's.
+    """
+    path = result_path(out, run)
+    if not path.exists():
+        return None
+    result, wanted = read_result(path), {"recipe": recipe.name, "run": run.name, **_entry(recipe, run)}
+    for name, value in wanted.items():
+        if result[name] != value:
+            differs = _difference(result[name], value)
+            raise ValueError(f"result: {path} is of another {name} than {recipe.path} names: {name}{differs}")
+    return result
+
+
+def _difference(found: Any, wanted: Any) -> str:
+    """Where two values first differ, in words."""
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in [*wanted, *found]:
+            if found.get(key) != wanted.get(key):
+                return f".{key}{_difference(found.get(key), wanted.get(key))}"
+    return f": got {found!r}, expected {wanted!r}"
+
+
+def _entry(recipe: Recipe, run: PlannedRun) -> dict[str, Any]:
+    """What the recipe asks of a run; paths as it writes them, so that a result may move with it."""
+    return {"spec": run.spec.to_dict(), "evaluation": recipe.asked_of(run)}

@@ -1,0 +1,231 @@
+"""Which figures belong to results: those of the paper's theory, which need no results, and those of measurements."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rfa.evaluation import MAP_LENGTHS
+
+from . import figures
+from .runs import (
+    MissingData,
+    Run,
+    is_sweep,
+    labels_with_dynamics,
+    other_differences,
+    perplexity_by_length,
+    run_with_dynamics,
+    train_lengths,
+)
+from .summary import protocols
+
+_SEEDS = "mean over seeds; band: lowest to highest seed; each panel has its own scale"
+
+
+class ListedFigure(NamedTuple):
+    """A figure of a report.
+
+    Args:
+        name: of its files.
+        caption: what it shows.
+        draw: of all runs, those that have nothing to show among them; may raise `MissingData` with a reason.
+        has: whether a run has anything to show; the figure is drawn where one has.
+        what: that is, in words, for the runs that lack it; empty where not every run is meant to have it.
+    """
+
+    name: str
+    caption: str
+    draw: Callable[[Sequence[Run]], Figure]
+    has: Callable[[Run], object]
+    what: str
+
+
+def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
+    """The figures that belong to these results, in their order on the page."""
+    measured = [
+        *(drawing for protocol in protocols(runs) for drawing in _evaluated(runs, protocol)),
+        ListedFigure(
+            "training",
+            f"Validation perplexity over training: {_SEEDS}.",
+            figures.training_curves,
+            lambda run: run["curve"],
+            "validations",
+        ),
+        ListedFigure(
+            "position",
+            "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
+            f"factors: {_SEEDS}. {_noise(runs)}".rstrip(),
+            figures.loss_over_position,
+            lambda run: (run["by_position"] or {}).get("loss"),
+            "losses by position",
+        ),
+        ListedFigure(
+            "retrieval",
+            "How much likelier a key is because it stands in the past, by its distance: nats a token, with the "
+            "standard error over trials. A model that does not use what lies that far back scores 0.",
+            figures.retrieval,
+            lambda run: run["passkey"],
+            "retrieval probes",
+        ),
+        *_heads(runs),
+        *_maps(runs),
+    ]
+    return [*measured, *THEORY]
+
+
+def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
+    return ListedFigure(name, f"{caption} From the closed forms; no run has a part in it.", lambda _: draw(), bool, "")
+
+
+THEORY = (
+    _of_theory(
+        "theory-trajectory",
+        "A simulated latent trajectory, its noisy measurements, and all of them transported to each of five times "
+        "(the paper's fig. 1).",
+        figures.transported_measurements,
+    ),
+    _of_theory(
+        "theory-transport",
+        "The transport between two times as a product of what each time needs alone.",
+        figures.transport_factorization,
+    ),
+    _of_theory(
+        "theory-rotate",
+        "Rotate, aggregate, rotate back: attention in one frame.",
+        figures.rotate_aggregate_counter_rotate,
+    ),
+    _of_theory(
+        "theory-regimes",
+        "Bias and gate in the diffusive and the integrative regime.",
+        figures.diffusive_and_integrative,
+    ),
+    _of_theory("theory-decay", "Bias and gate over the decay.", figures.bias_and_gate_over_decay),
+    _of_theory(
+        "theory-spectra",
+        "Eigenvalues of RFA's and SC-RFA's dynamics by head, at b = 1 and with decay in every head.",
+        figures.eigenvalue_spectra,
+    ),
+    _of_theory(
+        "theory-time-scales", "How SC-RFA's heads part the time scales among them.", figures.temporal_scale_separation
+    ),
+)
+
+
+def _evaluated(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
+    """The figures of perplexities by one protocol."""
+
+    def drawing(name: str, caption: str, draw: Callable[..., Figure]) -> ListedFigure:
+        def has(run: Run) -> object:
+            return perplexity_by_length(run, protocol)
+
+        return ListedFigure(
+            f"{name}-{protocol}", caption, partial(draw, protocol=protocol), has, f"evaluations by {protocol}"
+        )
+
+    by = f"protocol {protocol}"
+    found = [
+        drawing("length", f"Test perplexity over context length, {by}: {_SEEDS}.", figures.perplexity_over_length),
+        drawing(
+            "differences",
+            f"Differences of log perplexity to b1-rope at the training length and at the longest, {by}; intervals: "
+            "nominal 95 % bootstrap over books, too narrow where books or authors are few, and silent about other "
+            "seeds; grey: single seeds.",
+            figures.differences,
+        ),
+    ]
+    if is_sweep(runs):
+        also = other_differences(runs)
+        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey. {also}".rstrip()
+        found.append(drawing("damping", caption, figures.damping_sweep))
+    return found
+
+
+def _heads(runs: Sequence[Run]) -> list[ListedFigure]:
+    """Parameters of each head over training: of the paper's two models, and where a start is in the other regime."""
+    found = []
+    for label in labels_with_dynamics(runs):
+        paper, kinds = label in ("m1-rfa", "m2-sc-rfa"), {}
+        if paper:
+            kinds["noises"] = ("Measurement and process noises", figures.noises_over_training)
+            kinds["robustness"] = ("Robustness and inverse temperature", figures.robustness_over_training)
+        run = run_with_dynamics(runs, label)
+        if paper or (run["config"]["prior"] == "lyapunov" and _starts_diffusive(run)):
+            kinds["regime"] = ("The regime's alpha", figures.regimes_over_training)
+        for name, (words, draw) in kinds.items():
+            caption = f"{words} of each head over training: {label}, its first seed."
+            of = partial(_has_label, label)
+            found.append(ListedFigure(f"{name}-{label.replace(' ', '-')}", caption, partial(draw, label=label), of, ""))
+    return found
+
+
+def _noise(runs: Sequence[Run]) -> str:
+    """How far a single position's mean is off, in a sentence; the same tokens move all models alike."""
+    errors = [np.median(run["by_position"]["stderr"]) for run in runs if (run["by_position"] or {}).get("stderr")]
+    if not errors:
+        return ""
+    return (
+        f"At a single position the standard error over windows is {np.median(errors):.2g} nats, much the same for all."
+    )
+
+
+def _starts_diffusive(run: Run) -> bool:
+    """Whether any head begins with a negative alpha; those without decay have none."""
+    first = [layer["alpha"][0] for layer in run["dynamics"]["layers"].values()]
+    return any(alpha is not None and alpha < 0 for heads in first for alpha in heads)
+
+
+def _block(runs: Sequence[Run]) -> str:
+    """How many neighbouring tokens a map takes together."""
+    mapped = [run for run in runs if _holds("maps", run)]
+    return " or ".join(sorted({str(-(-MAP_LENGTHS * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
+
+
+def _has_label(label: str, run: Run) -> bool:
+    return run["label"] == label
+
+
+def _maps(runs: Sequence[Run]) -> list[ListedFigure]:
+    """Where the heads of the last layer look, in blocks over the whole window and by single tokens at its end."""
+    share = (
+        "what reaches the estimate: the softmax weight times the decay (the paper's figures leave the decay out). "
+        f"Last layer, a window of {MAP_LENGTHS} training lengths"
+    )
+    kinds = (
+        (
+            "attention",
+            "maps",
+            figures.attention_maps,
+            f"in blocks of {_block(runs)} tokens, which hide shorter periods",
+        ),
+        ("attention-near", "near", figures.near_attention, "its end, by single tokens"),
+    )
+    return [
+        ListedFigure(
+            name,
+            f"Where each head looks, {share}, {words}.",
+            partial(_of_first_seeds, held, draw),
+            partial(_holds, held),
+            "",
+        )
+        for name, held, draw, words in kinds
+        if any(_holds(held, run) for run in runs)
+    ]
+
+
+def _holds(held: str, run: Run) -> bool:
+    return run.get(held) is not None
+
+
+def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
+    """A figure of the first run of each label that has maps."""
+    mapped = [run for run in runs if _holds(held, run)]
+    lengths = train_lengths(mapped)
+    if len(lengths) > 1:
+        raise MissingData(f"runs: got maps of training lengths {lengths}, expected one")
+    first: dict[str, np.ndarray] = {}
+    for run in mapped:
+        first.setdefault(run["label"], run[held])
+    return draw(first, lengths[0])

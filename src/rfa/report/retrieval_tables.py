@@ -1,0 +1,97 @@
+"""Tables of long range: what the retrieval probes found, and where the heads look."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .layout import Cell, NumberCell, Table
+from .runs import MissingData, Run
+from .summary import distinct_values
+
+ScoresByDistance = tuple[str, str, dict[int, NumberCell]]
+
+
+def probe_table(runs: Sequence[Run], kind: str) -> Table:
+    """How much likelier a key is because it stands in the past, by distance, for each run that was probed.
+
+    Args:
+        runs: result files.
+        kind: "passkey" or "repeat", see `rfa.evaluation.probe`.
+
+    Raises:
+        MissingData: where no run was probed.
+    """
+    rows = _probed(runs, kind, lambda row: NumberCell(row["score"], error=row["stderr"], digits=3))
+    sought = {"passkey": "three words named in the past", "repeat": "a passage repeated from the past"}[kind]
+    caption = f"Retrieval probe {kind}: gain in nats a token for {sought}, by distance D in tokens."
+    notes = (
+        "Mean ± standard error over trials. A model that does not use what stands D tokens back scores exactly 0. "
+        "Of a passkey's words the first alone needs its naming, the others follow those before them.",
+    )
+    return _by_distance(f"probe-{kind}", caption, rows, notes)
+
+
+def accuracy_table(runs: Sequence[Run]) -> Table:
+    """How often the passkey's first word is the likeliest of those to choose among. Raises as `probe_table`."""
+    probed = [run for run in runs if (run["passkey"] or {}).get("passkey")]
+    rows = _probed(probed, "passkey", _accuracy)
+    chances = sorted({run["passkey"]["passkey"]["chance"] for run in probed})
+    trials = distinct_values(run["passkey"]["passkey"]["trials"] for run in probed)
+    note = (
+        f"By chance: {', '.join(f'{chance:.3f}' for chance in chances)}. ± standard error of {trials} trials, "
+        "which are the same for all models: columns move together."
+    )
+    caption = "Retrieval probe passkey: share of trials with the right first word, by distance D in tokens."
+    return _by_distance("probe-accuracy", caption, rows, (note,))
+
+
+def attention_table(runs: Sequence[Run]) -> Table:
+    """Where each head of the last layer looks, beyond its training length above all.
+
+    Raises:
+        MissingData: where no run has attention maps.
+    """
+    seen = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
+    if not seen:
+        raise MissingData("runs: got none with attention maps, expected at least one (attention in the recipe)")
+    figures = {"beyond_training": ("share beyond", 3), "mean_lag": ("mean lag", 0), "kept": ("kept", 3)}
+    heads = max(len(summary["heads"]) for _, summary in seen)
+    rows: list[tuple[Cell, ...]] = []
+    for name, (words, digits) in figures.items():
+        for run, summary in seen:
+            cells = [NumberCell(head[name], digits=digits) for head in summary["heads"]]
+            rows.append((run["label"], str(run["seed"]), words, *cells, *(heads - len(cells)) * [None]))
+    columns = ("run", "seed", "of the weights", *(f"head {head}" for head in range(heads)))
+    windows = distinct_values(summary["length"] for _, summary in seen)
+    note = (
+        "Share beyond: what of the weights lies more than one training length before the query. Mean lag in tokens. "
+        "Kept: what the decay leaves of weights that sum to one."
+    )
+    return Table(
+        "attention", f"Heads of the last layer on a window of {windows} tokens.", columns, tuple(rows), (note,)
+    )
+
+
+def _accuracy(row: Mapping[str, Any]) -> NumberCell:
+    share = row["accuracy"]
+    return NumberCell(share, error=(share * (1 - share) / len(row["scores"])) ** 0.5, digits=3)
+
+
+def _probed(
+    runs: Sequence[Run], kind: str, number: Callable[[Mapping[str, Any]], NumberCell]
+) -> list[ScoresByDistance]:
+    probes = ((run, (run["passkey"] or {}).get(kind)) for run in runs)
+    rows = [
+        (run["label"], str(run["seed"]), {row["distance"]: number(row) for row in probe["rows"]})
+        for run, probe in probes
+        if probe
+    ]
+    if not rows:
+        raise MissingData(f"runs: got none with the probe {kind}, expected at least one (passkey: true in the recipe)")
+    return rows
+
+
+def _by_distance(name: str, caption: str, rows: Sequence[ScoresByDistance], notes: tuple[str, ...]) -> Table:
+    distances = sorted({distance for _, _, found in rows for distance in found})
+    columns = ("run", "seed", *(f"D = {distance}" for distance in distances))
+    cells = tuple((label, seed, *(found.get(each) for each in distances)) for label, seed, found in rows)
+    return Table(name, caption, columns, cells, notes)

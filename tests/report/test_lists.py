@@ -1,0 +1,196 @@
+"""Which tables and figures belong to results, and what is said where one is not there."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+
+from rfa.report.figure_list import THEORY, listed_figures
+from rfa.report.layout import markdown, text_of
+from rfa.report.summary import facts
+from rfa.report.table_list import listed_tables
+
+from .results import whole_result
+
+
+def names(planned):
+    return [each.name for each in planned]
+
+
+def table(runs, name):
+    return next(each for each in listed_tables(runs) if each.name == name).make()
+
+
+def swept(b, **changes):
+    run = whole_result(f"m2-sc-rfa b={b}", preset="m2-sc-rfa", **changes)
+    run["config"]["damping"] = b
+    return {**run, "spec": {**run["spec"], "preset": "m2-sc-rfa", "model": {"damping": b}}}
+
+
+RUNS = [whole_result("b1-rope"), whole_result("m2-sc-rfa")]
+HEADS = ["noises-m2-sc-rfa", "robustness-m2-sc-rfa", "regime-m2-sc-rfa"]
+PROBES = ["probe-passkey", "probe-repeat", "probe-accuracy", "runs"]
+
+
+def test_models():
+    assert names(listed_tables(RUNS)) == [
+        "table1-blocks",
+        "differences-blocks",
+        "table1-matched",
+        "differences-matched",
+        *PROBES,
+    ]
+    evaluated = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
+    assert names(listed_figures(RUNS))[: -len(THEORY)] == [*evaluated, "training", "position", "retrieval"]
+
+
+@pytest.mark.parametrize(("recipe", "data"), [("table3-babylm", "../mine"), ("mine", "babylm-2025")])
+def test_babylm_stands_beside_table_3(recipe, data):
+    runs = [whole_result("b1-rope", recipe=recipe, data=data)]
+    assert names(listed_tables(runs))[:2] == ["table3-blocks", "differences-blocks"]
+    assert "17.70" in markdown(table(runs, "table3-blocks"))
+
+
+def test_other_text_stands_beside_table_1():
+    assert "28.48" in markdown(table(RUNS, "table1-blocks"))
+
+
+def test_the_papers_protocol_is_said():
+    aside = "The paper's figures are of the protocol blocks."
+    assert aside not in table(RUNS, "table1-blocks").notes
+    assert aside in table(RUNS, "table1-matched").notes
+    assert aside not in table(RUNS, "differences-matched").notes
+    assert table(RUNS, "differences-matched").caption.endswith("Protocol matched.")
+
+
+def test_a_sweep_alone_has_table_2_only():
+    runs = [whole_result("b1-rope"), swept(0.05), swept(5.0), swept(0.5)]
+    assert names(listed_tables(runs))[:2] == ["table2-blocks", "differences-blocks"]
+    assert {"damping-blocks", "damping-matched"} <= set(names(listed_figures(runs)))
+    made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
+    assert made == ["b1-rope", "b = 0.05", "b = 0.5", "b = 5"]
+    assert "m3-sc-rfa" not in " ".join(table(runs, "table2-blocks").notes)
+
+
+def test_what_else_the_papers_sweep_changes():
+    runs = [whole_result("m2-sc-rfa"), swept(0.5), whole_result("m3-sc-rfa")]
+    said = "b = 5 is m3-sc-rfa, which differs in steady_state and zero_heads, too."
+    assert said in table(runs, "table2-blocks").notes
+
+
+def test_tables_say_what_was_trained_on_what():
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 128}
+    runs = [{**run, "config": {**run["config"], **config}} for run in RUNS]
+    runs[1]["training"] = {**runs[1]["training"], "tokens": 4_096_000}
+    assert table(runs, "table1-blocks").notes[0] == (
+        "Here: text corpus, tokenizer bytes, sizes 4 layers of 128, 8 heads, "
+        "training tokens a run 192 (1 run); 4,096,000 (1 run)."
+    )
+
+
+def test_a_sweep_beside_models_has_both():
+    runs = [*RUNS, swept(0.5), swept(0.005)]
+    assert names(listed_tables(runs))[:3] == ["table1-blocks", "table2-blocks", "differences-blocks"]
+    rows = {row[0]: row[1] for row in table(runs, "table1-blocks").rows}
+    assert rows["m2-sc-rfa"] == "1"
+    assert "m2-sc-rfa b=0.5" not in rows
+    made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
+    assert made == ["b1-rope", "b = 0.005", "b = 0.05", "b = 0.5"]
+
+
+def test_two_values_of_b_are_no_sweep():
+    assert "table2-blocks" not in names(listed_tables([*RUNS, swept(0.5)]))
+    assert "damping-blocks" not in names(listed_figures([*RUNS, swept(0.5)]))
+
+
+def test_two_labels_of_one_b_are_a_reason_not_a_table():
+    with pytest.raises(ValueError, match=r"labels m2-sc-rfa and m2-sc-rfa b=0.05 both of b = 0.05"):
+        table([*RUNS, swept(0.05), swept(0.5), swept(5.0)], "table2-blocks")
+
+
+def test_heads_of_the_papers_models_and_of_another_start():
+    runs = []
+    for label, alpha in (("m2-sc-rfa", 0.9), ("m2-sc-rfa wide", -1.0), ("m2-sc-rfa b=0.5", 0.9)):
+        layers = {"0": {"alpha": [[None, alpha], [None, -alpha]]}}  # the first head does not decay
+        runs.append({**RUNS[1], "label": label, "dynamics": {"steps": [1, 2], "tokens": [1, 2], "layers": layers}})
+    riccati = {
+        **runs[1],
+        "label": "m2-sc-rfa riccati",
+        "config": {**runs[1]["config"], "prior": "riccati"},
+    }  # whose bias knows no alpha
+    runs.append(riccati)
+    found = [name for name in names(listed_figures(runs)) if "m2-sc-rfa" in name]
+    assert found == [*HEADS, "regime-m2-sc-rfa-wide"]
+    assert not [name for name in names(listed_figures(RUNS)) if "m2-sc-rfa" in name]
+
+
+def test_maps_of_the_first_seed():
+    mapped = [{**run, "maps": np.full((2, 4, 4), 0.1 * place)} for place, run in enumerate(RUNS)]
+    again = {**mapped[0], "seed": 1, "maps": np.full((2, 4, 4), 0.9)}
+    (attention,) = [each for each in listed_figures([*mapped, again]) if each.name == "attention"]
+    figure = attention.draw([*mapped, again])
+    images = [axes.images[0].get_array() for axes in figure.axes if axes.images]
+    assert [round(float(image[3, 0]), 6) for image in images] == [1e-5, 1e-5, 0.1, 0.1]
+    plt.close(figure)
+    assert "attention" not in names(listed_figures(RUNS))
+
+
+def test_an_unknown_protocol_names_no_file():
+    run = whole_result("b1-rope")
+    run["evaluations"] = {"../../elsewhere": run["evaluations"]["blocks"]}
+    assert names(listed_tables([run])) == PROBES
+    assert names(listed_figures([run]))[:2] == ["training", "position"]
+
+
+def test_probes():
+    other = whole_result("b2-alibi")
+    other["passkey"]["passkey"]["rows"].pop()
+    bare = {**whole_result("c1-nope"), "passkey": None}
+    made = table([*RUNS, other, bare], "probe-passkey")
+    assert made.columns == ("run", "seed", "D = 8", "D = 16", "D = 32")
+    assert [row[0] for row in made.rows] == ["b1-rope", "m2-sc-rfa", "b2-alibi"]
+    assert (made.rows[0][2].value, made.rows[0][2].error) == (0.25, 0.125)
+    assert made.rows[2][4] is None
+    accuracy = table([*RUNS, bare], "probe-accuracy")
+    assert accuracy.rows[0][2].value == 0.5
+    assert accuracy.rows[0][2].error == pytest.approx((0.5 * 0.5 / 2) ** 0.5)
+    assert accuracy.notes[0].startswith("By chance: 0.062. ± standard error of 2 trials")
+    for name in PROBES[:3]:
+        with pytest.raises(ValueError, match="got none with the probe"):
+            table([bare], name)
+
+
+def test_how_far_a_single_position_is_off():
+    runs = [whole_result("b1-rope"), whole_result("m2-sc-rfa"), whole_result("b2-alibi")]
+    for run, errors in zip(runs, ([0.1, 0.3, 0.2], [0.25, 0.23, 0.24], None), strict=True):
+        run["by_position"]["stderr"] = errors
+    (caption,) = (each.caption for each in listed_figures(runs) if each.name == "position")
+    assert "the standard error over windows is 0.22 nats" in caption  # of the medians 0.2 and 0.24
+    (caption,) = (each.caption for each in listed_figures(runs[2:]) if each.name == "position")
+    assert "standard error" not in caption
+
+
+def test_where_heads_look():
+    one, two = whole_result("b1-rope", maps=True), whole_result("m2-sc-rfa", maps=True)
+    two["attention_summary"]["heads"] = [{"kept": 0.5, "mean_lag": 7.0, "beyond_training": 0.125}]
+    rows = table([one, two, RUNS[0]], "attention").rows
+    assert [text_of(cell) for cell in rows[0]] == ["b1-rope", "0", "share beyond", "0.500", "0.500"]
+    assert [text_of(cell) for cell in rows[1]] == ["m2-sc-rfa", "0", "share beyond", "0.125", text_of(None)]
+    assert [[text_of(cell) for cell in row[2:4]] for row in rows[3::2]] == [["mean lag", "7"], ["kept", "0.500"]]
+    assert "attention" not in names(listed_tables(RUNS))
+
+
+def test_runs():
+    """A speed that no process measured from its first step to its last is no time."""
+    resumed, unmeasured = whole_result("b2-alibi", 1), whole_result("m1-rfa")
+    resumed["resumed"] = [{"step": 1}]
+    unmeasured["training"] |= {"tokens_per_second": None, "seconds": None}
+    unmeasured["spec"] = {**unmeasured["spec"], "one_group": True}
+    made = table([RUNS[0], resumed, unmeasured], "runs")
+    assert [list(map(text_of, row)) for row in made.rows] == [
+        ["b1-rope", "0", "98,765", "192", "1,234", "1.5", "50.00"],
+        ["b2-alibi", "1", "98,765", "192", "1,234", text_of(None), "51.00"],
+        ["m1-rfa", "0", "98,765", "192", text_of(None), text_of(None), "50.00"],
+    ]
+    assert "not of the models" in made.notes[0]
+    assert "like all others (one parameter group): m1-rfa." in made.notes[1]
+    assert dict(facts([RUNS[0], resumed, unmeasured]))["trained on"] == "576 tokens in all, 1.5 minutes for 1 of 3 runs"

@@ -1,0 +1,85 @@
+"""Tables and bars on a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rfa.cli import console
+from rfa.cli.console import comparison_table, evaluation_table, progress_bars
+
+
+def printed(table):
+    out = io.StringIO()
+    Console(file=out, width=200).print(table)
+    return out.getvalue()
+
+
+def row(length, perplexity, stderr=0.01):
+    return {
+        "protocol": "matched",
+        "length": length,
+        "targets": 12345,
+        "loss": 4.5,
+        "stderr": stderr,
+        "perplexity": perplexity,
+    }
+
+
+def test_comparison_table():
+    record = {"result": {"parameters": 1234567, "tokens_per_second": 4321.4}}
+    models = {
+        "b1-rope": {"record": record, "rows": [row(16, 90.123), row(32, 123.456)]},
+        "m2-sc-rfa": {"record": record, "rows": [row(16, 88.0), row(32, 87.5)]},
+    }
+    lines = printed(comparison_table({"train_length": 16, "models": models})).splitlines()
+    (head,) = [line for line in lines if "model" in line]
+    assert [word for word in head.split() if word.isalnum() or "/" in word] == [
+        "model",
+        "16",
+        "32",
+        "parameters",
+        "tokens/s",
+    ]
+    for name, figures in {"b1-rope": ["90.12", "123.46"], "m2-sc-rfa": ["88.00", "87.50"]}.items():
+        (line,) = [line for line in lines if name in line]
+        assert [word for word in line.split() if word not in "│|"] == [name, *figures, "1,234,567", "4,321"]
+
+
+def test_evaluation_table():
+    result = {"preset": "b1-rope", "run": "runs/a", "data": "stdlib", "rows": [row(16, 90.0), row(32, 95.0, None)]}
+    result |= {"finished": True, "weights": "model"}
+    text = printed(evaluation_table(result))
+    for expected in ("b1-rope", "runs/a", "stdlib", "matched", "12,345", "4.5000", "0.0100", "90.00", "95.00"):
+        assert expected in text
+    assert "None" not in text
+    assert "not finished" not in text
+    text = printed(evaluation_table({**result, "finished": False, "weights": "checkpoints/checkpoint-500"}))
+    assert "not finished: checkpoints/checkpoint-500" in text
+
+
+def test_progress_is_on_standard_error(capsys):
+    with progress_bars() as bar:
+        bar("reading", 1, 4)
+        bar("reading", 4, 4)
+        bar("training, loss 4.2", 2, 2, key="train")
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "reading" in err
+    assert "4/4" in err
+
+
+@pytest.mark.parametrize(("every", "lines"), [(-1.0, ["training: 1/3", "training: 2/3", "training: 3/3"]), (60.0, [])])
+def test_a_log_has_a_line_now_and_then(capsys, monkeypatch, every, lines):
+    monkeypatch.setattr(console, "_LINE_SECONDS", every)
+    with progress_bars() as bar:
+        for step in (1, 2, 3):
+            bar("training", step, 3)
+    found = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert [line for line in found if line.startswith("training:")] == lines
+
+
+def test_no_bar_no_output(capsys):
+    with pytest.raises(KeyError), progress_bars():
+        raise KeyError
+    assert capsys.readouterr() == ("", "")
