@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import rfa.version
+from rfa.models.flat import flat_record
 
 from .schema import check_result
 
@@ -21,6 +22,8 @@ def read_result(path: str | Path) -> dict[str, Any]:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         written = result["format"]
         if written == RESULT_FORMAT:
+            if "config" in result:  # older files have flat names there
+                result["config"] = flat_record(result["config"])
             check_result(result)
             # refuses half a character, which JSON can name and no page can hold
             json.dumps(result, ensure_ascii=False).encode()
