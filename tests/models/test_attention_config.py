@@ -80,6 +80,8 @@ def test_flat_names_choose_the_kind():
         rotate_values=False,
         innovation=False,
     )
+    start = preset("x3-rotation-riccati", score="exponential").attention
+    assert (start.prior, start.initial_slopes) == ("riccati", "alibi")
 
 
 def test_a_riccati_prior_of_dot_products_starts_at_alibis_slopes():
@@ -122,6 +124,7 @@ def test_a_flat_name_cannot_be_assigned():
         ({"kind": "filter", "decay": {"rate": 1}}, "attention.decay: got the field 'rate'"),
         ({"kind": "filter", "decay": 5}, "attention.decay: got 5, expected an object with kind, damping, zero_heads"),
         ({"kind": "filter", "frequencies": {"kind": "yarn"}}, "frequencies: got 'yarn'"),
+        ({"kind": "filter", "horizon": 10**400}, "horizon: got 1000000"),
         ({"kind": "filter", "gate": None}, "gate: got None, expected bool"),
         ({"kind": "filter", "horizon": True}, "horizon: got True, expected float or None"),
         ({"kind": "filter", "backend": "gpu"}, "backend: got 'gpu'"),

@@ -16,6 +16,11 @@ from rfa.models.flat import FLAT_NAMES, flat_record
 from rfa.training.loading import read_config
 
 OLD = json.loads((Path(__file__).parent / "old_configs" / "presets.json").read_text("utf-8"))
+READERS = {
+    "transformers": AutoConfig.from_pretrained,
+    "ours": read_config,
+    "one file": lambda folder: RFAConfig.from_json_file(folder / "config.json"),
+}
 SIZES = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "train_length": 8}
 
 
@@ -39,11 +44,11 @@ def test_there_is_one_of_each():
     assert all(entry["config"].keys() >= FLAT_NAMES for entry in OLD.values())
 
 
-@pytest.mark.parametrize("read", [AutoConfig.from_pretrained, read_config], ids=["transformers", "ours"])
+@pytest.mark.parametrize("read", READERS)
 @pytest.mark.parametrize("name", OLD)
 def test_an_old_file_is_the_preset(name, read, tmp_path):
     write(tmp_path, OLD[name]["config"])
-    config = read(tmp_path)
+    config = READERS[read](tmp_path)
     assert isinstance(config, RFAConfig)
     assert config.attention == PRESETS[name]
     assert {size: getattr(config, size) for size in SIZES} == SIZES

@@ -1,7 +1,10 @@
 """The one configuration of the one decoder: its sizes, and what its attention computes."""
 
 import functools
+import json
 import re
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -122,6 +125,11 @@ class RFAConfig(PreTrainedConfig):
             given["attention"] = from_flat({name: given.pop(name) for name in FLAT_NAMES & given.keys()})
         given |= {name: kwargs.pop(name) for name in FLAT_NAMES & kwargs.keys()}
         return super().from_dict(given, **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
+        """The configuration of one file, read as `from_dict` reads it."""
+        return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FLAT_NAMES:  # it would change nothing in silence

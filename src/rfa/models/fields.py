@@ -2,9 +2,13 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+
+from typing_extensions import Self
 
 from rfa.nn.checks import require
+
+_LARGEST = 10**300  # of the whole numbers that become a float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,7 @@ class CheckedFields:
     def __post_init__(self) -> None:
         for name, kind in hints(type(self)).items():
             value = getattr(self, name)
-            if type(value) is int and float in (kind, *get_args(kind)):
+            if type(value) is int and float in (kind, *get_args(kind)) and abs(value) < _LARGEST:
                 object.__setattr__(self, name, float(value))
             elif not has_kind(value, kind):
                 require(False, self.flat_name(name), value, kind_in_words(kind))

@@ -41,9 +41,10 @@ def change(attention: AttentionConfig | None, changes: Mapping[str, Any]) -> Att
     Raises:
         ValueError: for a name that the kind does not have, or values that do not fit together.
     """
-    kept = {} if attention is None else flatten(attention)
-    flat = {**DEFAULTS, **kept, **changes}
+    flat = {**DEFAULTS, **({} if attention is None else flatten(attention)), **changes}
     kind = _kind(flat)
+    if isinstance(attention, DotProductAttentionConfig) and kind is FilterAttentionConfig:
+        flat = {**flat, "initial_slopes": _start_of_dot_products(attention.prior), **changes}
     served = _names(kind) | kind.chosen_by.keys()
     for name in changes:
         if name not in served:
@@ -60,14 +61,12 @@ def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
     """
     flat = {**DEFAULTS, **flat}
     kind = _kind(flat)
-    for name in FLAT_NAMES - _names(kind) - kind.chosen_by.keys():
-        neutral = [DEFAULTS[name]]
-        if kind is DotProductAttentionConfig:
-            if name == "steady_state":  # which dot products never read
-                continue
-            if name == "initial_slopes" and "riccati" in str(flat["prior"]):  # which start there
-                neutral.append("alibi")
-        require(flat[name] in neutral, name, flat[name], f"{neutral[-1]!r} for {kind.kind} attention")
+    neutral: dict[str, Any] = dict(DEFAULTS)
+    if kind is DotProductAttentionConfig:  # which has never read a steady state
+        start = _start_of_dot_products(flat["prior"]) if flat["initial_slopes"] is not None else None
+        neutral |= {"steady_state": flat["steady_state"], "initial_slopes": start}
+    for name in sorted(FLAT_NAMES - _names(kind) - kind.chosen_by.keys()):
+        require(flat[name] == neutral[name], name, flat[name], f"{neutral[name]!r} for {kind.kind} attention")
     return _build(kind, flat)
 
 
@@ -104,6 +103,11 @@ def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
     if flat["score"] == "dot_product":
         return DotProductAttentionConfig
     return RoutingAttentionConfig if flat["aggregation"] == "routing" else FilterAttentionConfig
+
+
+def _start_of_dot_products(prior: object) -> str | None:
+    """What dot products of a prior have for the initial slopes of a filter."""
+    return "alibi" if prior in ("riccati", "content_riccati") else None
 
 
 def _names(kind: type[CheckedFields]) -> set[str]:

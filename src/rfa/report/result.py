@@ -22,7 +22,7 @@ def read_result(path: str | Path) -> dict[str, Any]:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         written = result["format"]
         if written == RESULT_FORMAT:
-            if "config" in result:  # older files have flat names there
+            if "config" in result:  # in the form of older files, which the report reads
                 result["config"] = flat_record(result["config"])
             check_result(result)
             # refuses half a character, which JSON can name and no page can hold
