@@ -61,7 +61,7 @@ class RFAConfig(PreTrainedConfig):
         train_length: tokens of a training block, T_train.
         layer_norm_eps, use_cache: as elsewhere in transformers.
         attention: what attention computes: a `FilterAttentionConfig`, `RoutingAttentionConfig` or
-            `DotProductAttentionConfig`, or such a one as `to_dict` writes it.
+            `DotProductAttentionConfig`, or the dictionary that its `to_dict` gives.
         **kwargs: attention's fields by flat names, such as `damping=0.2`; the attention given is changed by them.
 
     Raises:

@@ -1,12 +1,14 @@
 """Attention's fields by flat names, as overrides, recipes and files of older versions have them.
 
-`damping=0.2` stands for the damping of the decay rates of whatever kind of attention there is.
+The flat name `damping` is the field `damping` of the attention's `decay`, whatever the kind of attention.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from rfa.nn.checks import require
+from rfa.nn.filter_attention import Aggregation
+from rfa.ops.inputs import Weight
 
 from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
 from .dot_product import DotProductAttentionConfig
@@ -15,7 +17,8 @@ from .fields import CheckedFields, hints, is_part
 KINDS: dict[str, type[AttentionConfig]] = {
     kind.kind: kind for kind in (FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig)
 }
-_AGGREGATIONS = ("consensus", "routing")
+# the values of the flat names that choose a kind
+_CHOICES = {"score": (*get_args(Weight), DotProductAttentionConfig.kind), "aggregation": get_args(Aggregation)}
 
 
 def flatten(part: CheckedFields) -> dict[str, Any]:
@@ -98,15 +101,16 @@ def flat_record(record: Any) -> Any:
 
 
 def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
-    for name, chosen in (("score", ("student_t", "exponential", "dot_product")), ("aggregation", _AGGREGATIONS)):
-        require(flat[name] in chosen, name, flat[name], f"one of {', '.join(map(repr, chosen))}")
+    """The kind that the values of `score` and `aggregation` choose."""
+    for name, choices in _CHOICES.items():
+        require(flat[name] in choices, name, flat[name], f"one of {', '.join(map(repr, choices))}")
     if flat["score"] == "dot_product":
         return DotProductAttentionConfig
     return RoutingAttentionConfig if flat["aggregation"] == "routing" else FilterAttentionConfig
 
 
 def _start_of_dot_products(prior: object) -> str | None:
-    """What dot products of a prior have for the initial slopes of a filter."""
+    """The value that a filter's `initial_slopes` would have for dot products with this prior."""
     return "alibi" if prior in ("riccati", "content_riccati") else None
 
 
