@@ -2,11 +2,11 @@
 
 import torch
 
-from rfa.models import PRESETS, RFAForCausalLM, preset
+from rfa.models import PRESETS, DotProductAttentionConfig, RFAForCausalLM, preset
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "train_length": 16}
 NAMES = list(PRESETS)
-FILTERS = [name for name in NAMES if PRESETS[name].get("score") != "dot_product"]
+FILTERS = [name for name in NAMES if not isinstance(PRESETS[name], DotProductAttentionConfig)]
 # Its scores depend on more than the lag, and so on the padding before a text; that is what it is kept to show.
 RELATIVE = [name for name in NAMES if name != "b1-rope-as-released"]
 # float32 (eps 1.2e-7) through two blocks on logits of order one

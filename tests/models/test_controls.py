@@ -184,7 +184,6 @@ def test_riccati_slopes_are_learned_as_dynamics():
         ("m2-sc-rfa", {"prior": "window"}, "prior: got 'window', expected 'lyapunov'"),
         ("m2-sc-rfa", {"prior": "forget_gate"}, "prior: got 'forget_gate', expected 'lyapunov'"),
         ("m2-sc-rfa", {"frequencies": "yarn"}, "frequencies: got 'yarn', expected score='dot_product'"),
-        ("m2.6-pure-rotation", {"prior": "riccati"}, "initial_slopes: got None, expected 'alibi'"),
         ("m2.6-pure-rotation", {"prior": "window"}, "rotate_values: got True, expected False"),
         ("m2.6-pure-rotation", {"frequencies": "yarn"}, "rotate_values: got True, expected frequencies that turn"),
         ("b3-decayed-rope", {"prior": "window"}, "decay: got 'spectral', expected 'none'"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rfa.models import RFAConfig, preset
-from rfa.models.attention import build_attention
+from rfa.models.flat import flatten
 
 from .small import NAMES, SIZES, small, tokens
 
@@ -112,9 +112,10 @@ def test_every_field_with_an_effect_has_one(name):
     """A number that is accepted changes the attention layer."""
     config = preset(name, **SIZES)
     changes = {"damping": 0.7, "zero_heads": 1, "frequency_base": 500.0, "steady_state": 0.3}
-    for field in changes.keys() - config.without_effect():
-        changed = build_attention(preset(name, **SIZES, **{field: changes[field]})).state_dict()
-        fixed = {key: value for key, value in build_attention(config).state_dict().items() if "projection" not in key}
+    served = flatten(config.attention).keys() - config.attention.without_effect()
+    for field in changes.keys() & served:
+        changed = preset(name, **SIZES, **{field: changes[field]}).build_attention().state_dict()
+        fixed = {key: value for key, value in config.build_attention().state_dict().items() if "projection" not in key}
         assert any(not torch.equal(changed[key], value) for key, value in fixed.items()), field
 
 
@@ -136,7 +137,9 @@ def test_unknown_field(field):
 
 
 def test_a_whole_number_is_a_number():
-    assert preset("m2-sc-rfa", damping=5, frequency_base=500, steady_state=1, horizon=2).damping == 5.0
+    attention = preset("m2-sc-rfa", damping=5, frequency_base=500, steady_state=1, horizon=2).attention
+    assert (attention.decay.damping, attention.frequencies.base, attention.horizon) == (5.0, 500.0, 2.0)
+    assert {type(value) for value in (attention.decay.damping, attention.steady_state)} == {float}
 
 
 @pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])

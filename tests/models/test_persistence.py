@@ -98,7 +98,9 @@ def test_the_file_says_what_it_is(tmp_path):
     preset("m3-sc-rfa", **SIZES).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["model_type"] == "rfa"
-    assert (written["damping"], written["steady_state"], written["zero_heads"]) == (5.0, 0.5, 0)
+    attention = written["attention"]
+    assert (attention["kind"], attention["steady_state"]) == ("filter", 0.5)
+    assert attention["decay"] == {"kind": "spectral", "damping": 5.0, "zero_heads": 0}
 
 
 def test_a_damaged_file_is_refused(tmp_path):

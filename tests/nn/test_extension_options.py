@@ -6,6 +6,8 @@ from models.small import small, tokens
 from shapes import only_our_own_checks
 
 from rfa.models import RFAForCausalLM, preset
+from rfa.models.flat import DEFAULTS as FLAT
+from rfa.models.flat import flatten
 from rfa.nn import FilterCache, RobustFilterAttention
 
 from .by_hand import EXACT, SINGLE, hidden
@@ -121,7 +123,7 @@ def test_in_the_model(override, tmp_path):
     assert all(parameter.grad is not None for parameter in model.parameters())
     model.eval().save_pretrained(tmp_path)
     again = RFAForCausalLM.from_pretrained(tmp_path)
-    assert {name: getattr(again.config, name) for name in DEFAULTS} == {**DEFAULTS, **override}
+    assert {name: (FLAT | flatten(again.config.attention))[name] for name in DEFAULTS} == {**DEFAULTS, **override}
     assert torch.equal(again(ids).logits, model(ids).logits)
     with pytest.raises(ValueError, match=next(iter(override))):
         preset("b1-rope", **override)

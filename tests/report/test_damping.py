@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from rfa.models import preset as build
+from rfa.models.flat import flat_record
 from rfa.report.figures import damping_sweep
 from rfa.report.layout import NumberCell
 from rfa.report.runs import damping_by_label, damping_of
@@ -19,7 +20,7 @@ RECIPES = Path(__file__).parents[2] / "recipes"
 
 def run(label, preset, loss=4.0, **model):
     written = {"spec": {"preset": preset, "model": {"hidden_size": 256, **model}}}
-    return {**result(label, loss=loss), **written, "config": build(preset, **model).to_dict()}
+    return {**result(label, loss=loss), **written, "config": flat_record(build(preset, **model).to_dict())}
 
 
 SWEEP = [run("b1-rope", "b1-rope"), run("b=5.0", "m3-sc-rfa", 3.8), run("low", "m2-sc-rfa", 3.9, damping=0.0005)]

@@ -169,7 +169,7 @@ def test_record(finished, corpus):
     assert TrainingSpec.from_dict(record["spec"]) == tiny_spec(corpus)
     assert record["config"]["vocab_size"] == 257
     assert record["config"]["train_length"] == 16
-    assert record["config"]["prior"] == "lyapunov"
+    assert record["config"]["attention"]["prior"] == "lyapunov"
     assert {name: record["config"][name] for name in MODEL} == MODEL
     data = prepare(str(corpus), "bytes", splits=("train", "valid"))
     assert record["data"]["fingerprint"] == data.fingerprint

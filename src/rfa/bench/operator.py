@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rfa.models import preset
-from rfa.models.attention import build_attention
 from rfa.nn import RobustFilterAttention
 from rfa.nn.checks import require
 from rfa.ops import robust_filter_attention
@@ -41,7 +40,7 @@ def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
     """
     require(heads >= 1, "heads", heads, "at least 1")
     require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
-    layer = build_attention(preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads))
+    layer = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
     require(isinstance(layer, RobustFilterAttention), "preset", name, "a filter, for anything but a training step")
     return cast(RobustFilterAttention, layer)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rfa.models import RFAConfig, RFAForCausalLM, preset
+from rfa.models import DotProductAttentionConfig, RFAConfig, RFAForCausalLM, preset
 from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer
 
 from .measurement import Setting, Tick, compare, compare_with_tolerances, in_turns
@@ -84,9 +84,11 @@ class TrainingStepCase:
         Raises:
             ValueError, RuntimeError: as `Setting.resolved`.
         """
-        biased = config.prior not in ("flat", "window") or config.decay != "none"
-        if config.score == "dot_product" and not (biased or config.rotate_values):
-            return "none"
+        attention = config.attention
+        if isinstance(attention, DotProductAttentionConfig):
+            biased = attention.prior not in ("flat", "window") or attention.decay.kind != "none"
+            if not (biased or attention.rotate_values):
+                return "none"
         channels = 2 * config.hidden_size // config.num_attention_heads
         return self.setting.resolved((channels, channels))
 
@@ -96,10 +98,8 @@ class TrainingStepCase:
         Raises:
             ValueError: for an unknown preset, or fields that do not fit it.
         """
-        config = preset(name, **{**self.model, "train_length": self.length})
-        if "backend" not in config.without_effect():
-            config.backend = backend or self.setting.backend
-        return config
+        chosen = {"train_length": self.length, "backend": backend or self.setting.backend}
+        return preset(name, **{**self.model, **chosen})
 
     def _step(self, name: str, tokens: Tensor) -> Callable[[], None]:
         """A closure that makes one step as `rfa.training` does: two groups of parameters, two clips, Adam."""

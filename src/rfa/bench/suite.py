@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rfa.models import PRESETS
+from rfa.models import PRESETS, DotProductAttentionConfig
 from rfa.nn.checks import check_range, require
 from rfa.progress import Stage, StageProgress
 from rfa.training.environment import cpu_name, environment
@@ -126,7 +126,7 @@ def _of_training(
 
 
 def _is_filter(name: str) -> bool:
-    return PRESETS[name].get("score") != "dot_product"
+    return not isinstance(PRESETS[name], DotProductAttentionConfig)
 
 
 def run(

@@ -1,87 +1,285 @@
-"""From a configuration to its attention layer."""
+"""What attention computes: one small configuration a kind, each with its own fields, rules and builder."""
+
+import dataclasses
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from rfa.nn import Attention, DotProductAttention, RobustFilterAttention, Yarn, alibi_slopes
-from rfa.nn.dot_product_attention import Gates
+from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
+from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, require
+from rfa.nn.dynamics import LayerPrior, Noise
+from rfa.nn.filter_attention import Step
+from rfa.ops.inputs import Weight
 
-from .configuration import RFAConfig
+from .fields import CheckedFields
 
-_GATES: dict[str, Gates] = {"forget_gate": "forget", "content_riccati": "gain"}
+_PAIRED = ("paired_rope", "partitioned")
 
 
-def build_attention(config: RFAConfig) -> Attention:
-    """The layer that `config` describes."""
-    heads, frequency, decay = config.num_attention_heads, frequencies(config), decays(config)
-    slopes = None
-    if config.prior == "alibi" or config.initial_slopes == "alibi":
-        with torch.device("cpu" if config.prior == "content_riccati" else torch.get_default_device()):
-            slopes = alibi_slopes(heads)  # gains start at its numbers, which a model on "meta" has not
-    if slopes is not None and config.initial_slopes == "alibi":  # head 0 is the slowest
-        slopes = slopes.sort().values
-    if config.score == "dot_product":
-        return DotProductAttention(
-            config.hidden_size,
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrequencyBank(CheckedFields):
+    """The frequencies of all heads.
+
+    Args:
+        kind: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, equal in all heads), "rope"
+            (as published, for dot products), "yarn" (that with YaRN where a sequence is longer than in training),
+            "as_released" (the map of the paper's code), "none".
+        base: ratio of the fastest to the slowest frequency.
+
+    Raises:
+        ValueError: for an unknown kind, or a base that is no number above 1.
+    """
+
+    flat_names: ClassVar[Mapping[str, str]] = {"kind": "frequencies", "base": "frequency_base"}
+
+    kind: Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
+    base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 < self.base < math.inf, "frequency_base", self.base, "a number above 1")
+
+    def build(self, heads: int, modes: int) -> Tensor:
+        """`(heads, modes)`, radians per token."""
+        if self.kind == "partitioned":
+            return partitioned_frequencies(heads, modes, self.base)
+        if self.kind == "paired_rope":
+            return rope_frequencies(heads, modes, self.base)
+        if self.kind == "none":
+            return torch.zeros(heads, modes, dtype=torch.float32)
+        return rotary_frequencies(heads, modes, self.base)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecayRates(CheckedFields):
+    """The decay of each head.
+
+    Args:
+        kind: "spectral" (`damping` times the fastest frequency of a head's band of the partitioned bank),
+            "length_scaled" (that times `5 / (train_length - 1)`), "none".
+        damping: the dimensionless coefficient b.
+        zero_heads: this many first heads do not decay.
+
+    Raises:
+        ValueError: for an unknown kind, or a negative number.
+    """
+
+    flat_names: ClassVar[Mapping[str, str]] = {"kind": "decay"}
+
+    kind: Literal["none", "spectral", "length_scaled"] = "spectral"
+    damping: float = 0.05
+    zero_heads: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.damping < math.inf, "damping", self.damping, "a finite number >= 0")
+        require(self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
+
+    def build(self, heads: int, modes: int, base: float, train_length: int) -> Tensor:
+        """`(heads,)`, per token; `base` is the frequency bank's."""
+        if self.kind == "none":
+            return torch.zeros(heads, dtype=torch.float32)
+        damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
+        return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AttentionConfig(CheckedFields, ABC):
+    """What every kind of attention has.
+
+    Args:
+        frequencies: of queries and keys.
+        decay: of each head.
+        rotate_values: transport values by rotation too.
+        innovation: attention returns the correction toward its estimate, not the estimate.
+        backend: of the operator.
+    """
+
+    kind: ClassVar[str]
+    chosen_by: ClassVar[Mapping[str, str]]  # the flat names and values that choose this kind
+
+    frequencies: FrequencyBank = FrequencyBank()
+    decay: DecayRates = DecayRates()
+    rotate_values: bool = True
+    innovation: bool = True
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_backend(self.backend)
+
+    @abstractmethod
+    def build(self, hidden_size: int, heads: int, train_length: int) -> Attention:
+        """The layer, with initial weights; `train_length` in tokens."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The kind and the fields for JSON."""
+        return {"kind": self.kind, **super().to_dict()}
+
+    def check_heads(self, hidden_size: int, heads: int) -> None:
+        """Raise `ValueError` where the heads of a model do not fit."""
+        require(self.decay.zero_heads <= heads, "zero_heads", self.decay.zero_heads, f"a number from 0 to {heads}")
+        even = (hidden_size // heads) % 2 == 0
+        expected = "an even number of modes (hidden_size / heads) for pairs"
+        require(even or not self.has_paired_modes(), "hidden_size", hidden_size, expected)
+
+    def has_paired_modes(self) -> bool:
+        """Whether modes come in conjugate pairs, whose number is even."""
+        return self.frequencies.kind in _PAIRED or self.decay.kind != "none"
+
+    def has_head_dynamics(self) -> bool:
+        """Whether the layer has parameters of the SDE, head by head."""
+        return True
+
+    def without_effect(self) -> set[str]:
+        """The fields, by their flat names, that the choice of the others leaves unread."""
+        unread = set()
+        if self.decay.kind == "none":
+            unread |= {"damping", "zero_heads"}
+            if self.frequencies.kind == "none":
+                unread |= {"frequency_base"}
+        return unread
+
+    def bank(self, hidden_size: int, heads: int, train_length: int) -> tuple[Tensor, Tensor]:
+        """Frequencies `(heads, modes)` in radians per token, and decays `(heads,)` per token."""
+        modes = hidden_size // heads
+        decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
+        return self.frequencies.build(heads, modes), decay
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StateSpaceConfig(AttentionConfig):
+    """What the robust filter and posterior routing share: a linear SDE with noises.
+
+    Args:
+        steady_state: initial steady-state process variance.
+        learn_frequencies, learn_decay: train what is fixed by default.
+        tie_key_value: the values are the keys, with one projection fewer.
+        noise: "constant", or "time_dependent": exponential and periodic parts beside the white one.
+    """
+
+    steady_state: float = 0.1
+    learn_frequencies: bool = False
+    learn_decay: bool = False
+    tie_key_value: bool = False
+    noise: Noise = "constant"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = self.frequencies.kind
+        require(kind not in ("as_released", "yarn"), "frequencies", kind, "score='dot_product' with it")
+        paired = kind != "rope" or not self.learn_frequencies
+        require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
+
+    def has_paired_modes(self) -> bool:
+        """Learned frequencies keep their pairs."""
+        return super().has_paired_modes() or self.learn_frequencies
+
+    def build(self, hidden_size: int, heads: int, train_length: int) -> RobustFilterAttention:
+        """The layer, with initial weights; `train_length` in tokens."""
+        frequency, decay = self.bank(hidden_size, heads, train_length)
+        return RobustFilterAttention(
+            hidden_size,
             heads,
-            frequency=None if config.frequencies == "none" else frequency,
-            decay=None if config.decay == "none" else decay,
-            slopes=slopes,
-            learn_slopes=config.prior == "riccati",
-            window=config.train_length if config.prior == "window" else None,
-            gates=_GATES.get(config.prior),
-            yarn=Yarn(config.train_length, config.frequency_base) if config.frequencies == "yarn" else None,
-            rotate_values=config.rotate_values,
-            innovation=config.innovation,
-            rotary_map="as_released" if config.frequencies == "as_released" else "complex",
-            backend=config.backend,
+            frequency=frequency,
+            decay=decay,
+            rotate_values=self.rotate_values,
+            innovation=self.innovation,
+            steady_state=self.steady_state,
+            learn_frequency=self.learn_frequencies,
+            learn_decay=self.learn_decay,
+            tie_key_value=self.tie_key_value,
+            noise=self.noise,
+            backend=self.backend,
+            **self.options(heads),
         )
-    assert config.prior in ("lyapunov", "riccati", "flat")  # the configuration sees to it
-    return RobustFilterAttention(
-        config.hidden_size,
-        heads,
-        frequency=frequency,
-        decay=decay,
-        weight=config.score,
-        prior=config.prior,
-        steady_state=config.steady_state,
-        slopes=slopes,
-        gate=config.gate,
-        rotate_values=config.rotate_values,
-        innovation=config.innovation,
-        query_noise_in_bias=config.query_noise_in_bias,
-        horizon=config.horizon,
-        learn_frequency=config.learn_frequencies,
-        learn_decay=config.learn_decay,
-        learn_horizon=config.learn_horizon,
-        tie_key_value=config.tie_key_value,
-        step=config.step,
-        noise=config.noise,
-        aggregation=config.aggregation,
-        backend=config.backend,
-    )
+
+    @abstractmethod
+    def options(self, heads: int) -> dict[str, Any]:
+        """The layer's arguments beside those that both kinds have."""
 
 
-def frequencies(config: RFAConfig) -> Tensor:
-    """`(heads, modes)`, radians per token."""
-    heads, modes = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    if config.frequencies == "partitioned":
-        return partitioned_frequencies(heads, modes, config.frequency_base)
-    if config.frequencies == "paired_rope":
-        return rope_frequencies(heads, modes, config.frequency_base)
-    if config.frequencies == "none":
-        return torch.zeros(heads, modes, dtype=torch.float32)
-    return rotary_frequencies(heads, modes, config.frequency_base)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FilterAttentionConfig(StateSpaceConfig):
+    """Robust filter attention. The defaults are `m2-sc-rfa`.
+
+    Args:
+        score: the robust weight of a residual, "student_t" or "exponential".
+        prior: what a lag adds to the score: "lyapunov", "riccati" or "flat".
+        initial_slopes: "alibi" starts a Riccati prior at ALiBi's slopes.
+        gate: off, the residual is not divided by its variance.
+        query_noise_in_bias: the query's noise counts in the additive prior too, as in the released code.
+        horizon: initial time added to each lag; None for none.
+        learn_horizon: train the horizon.
+        step: "learned", or "precision": the innovation times a gain from the posterior precision.
+        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
+        steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
+
+    Raises:
+        ValueError: if values do not fit together.
+    """
+
+    kind: ClassVar[str] = "filter"
+    chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "consensus"}
+
+    score: Weight = "student_t"
+    prior: LayerPrior = "lyapunov"
+    initial_slopes: Literal["alibi"] | None = None
+    gate: bool = True
+    query_noise_in_bias: bool = False
+    horizon: float | None = None
+    learn_horizon: bool = False
+    step: Step = "learned"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
+        riccati = self.prior == "riccati"
+        require(
+            riccati or self.initial_slopes is None, "initial_slopes", self.initial_slopes, "prior='riccati' with it"
+        )
+        check_filter({**vars(self), "aggregation": "consensus"})
+
+    def without_effect(self) -> set[str]:
+        """A flat prior has no variance, and initial slopes decide it."""
+        unread = super().without_effect()
+        return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
+
+    def options(self, heads: int) -> dict[str, Any]:
+        """The layer's arguments beside those that both kinds have."""
+        # head 0 is the slowest
+        slopes = None if self.initial_slopes is None else alibi_slopes(heads).sort().values
+        names = ("prior", "gate", "query_noise_in_bias", "horizon", "learn_horizon", "step")
+        return {"weight": self.score, "slopes": slopes, **{name: getattr(self, name) for name in names}}
 
 
-def decays(config: RFAConfig) -> Tensor:
-    """`(heads,)`, per token: `b` times the fastest frequency of each head's band of the partitioned bank."""
-    heads, modes = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    if config.decay == "none":
-        return torch.zeros(heads, dtype=torch.float32)
-    damping = config.damping
-    if config.decay == "length_scaled":
-        damping *= 5 / (config.train_length - 1)
-    bands = partitioned_frequencies(heads, modes, config.frequency_base)
-    return spectral_decay(bands, damping, config.zero_heads)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RoutingAttentionConfig(StateSpaceConfig):
+    """Posterior routing: a responsibility and a gain for each past token (appendix E.8).
+
+    Its likelihood fixes what a filter can choose: Gaussian weights, the Lyapunov variances, no horizon.
+
+    Args:
+        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
+        steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
+
+    Raises:
+        ValueError: if values do not fit together.
+    """
+
+    kind: ClassVar[str] = "routing"
+    chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "routing"}
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dynamics("lyapunov", self.steady_state, self.noise)
+        check_routing("student_t", self.backend)
+
+    def options(self, heads: int) -> dict[str, Any]:
+        """The layer's arguments beside those that both kinds have."""
+        return {"aggregation": "routing"}

@@ -17,7 +17,6 @@ from rfa.nn.checks import check_ids, check_states, require
 from rfa.nn.precision import FullPrecision
 from rfa.ops.transforms import readable
 
-from .attention import build_attention
 from .configuration import RFAConfig
 
 NOT_SCORED = -100  # the label that transformers' loss passes over
@@ -31,7 +30,7 @@ class RFABlock(GradientCheckpointingLayer):
         size, inner = config.hidden_size, cast(int, config.intermediate_size)
         self.layer_index = layer_index
         self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.attention = build_attention(config)
+        self.attention = config.build_attention()
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.feed_forward = nn.Sequential(NormalLinear(size, inner), nn.GELU(), NormalLinear(inner, size))
 
@@ -80,7 +79,7 @@ class RFAPreTrainedModel(PreTrainedModel):
             nn.init.zeros_(module.bias)
         elif isinstance(module, FullPrecision):  # what a checkpoint lacks starts as the configuration has it
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-                fresh = build_attention(cast(RFAConfig, self.config))
+                fresh = cast(RFAConfig, self.config).build_attention()
             initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
             for name, tensor in module.state_dict().items():
                 initialization.copy_(tensor, initial[name])

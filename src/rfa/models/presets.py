@@ -1,63 +1,49 @@
-"""The models of the paper (SPEC section 3, appendix F.2) and controls that it lacks: choices of `RFAConfig` fields."""
+"""The models of the paper (section 3, appendix F.2), and controls that it lacks: one expression a preset."""
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from .attention import AttentionConfig, DecayRates, FilterAttentionConfig, FrequencyBank
 from .configuration import RFAConfig
+from .dot_product import DotProductAttentionConfig
+from .flat import FLAT_NAMES
 
-_DOT_PRODUCT = {
-    "score": "dot_product",
-    "prior": "flat",
-    "frequencies": "rope",
-    "decay": "none",
-    "zero_heads": 0,
-    "rotate_values": False,
-    "innovation": False,
-}
-_DECAYED = {**_DOT_PRODUCT, "decay": "spectral", "damping": 0.05}
-_M2: dict[str, Any] = {}  # the configuration's defaults
-_X1 = {**_M2, "prior": "riccati"}
-_ROPER = {  # an ablation of m2, which keeps m2's step
-    **_DOT_PRODUCT,
-    "frequencies": "partitioned",
-    "rotate_values": True,
-    "innovation": True,
-}
+_NO_ROTATION, _PARTITIONED = FrequencyBank(kind="none"), FrequencyBank(kind="partitioned")
+_DECAYED = DecayRates(damping=0.05, zero_heads=0)
+_M2 = FilterAttentionConfig()
+# an ablation of m2, which keeps m2's step
+_ROPER = DotProductAttentionConfig(frequencies=_PARTITIONED, rotate_values=True, innovation=True)
 
-PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
     {
-        "b1-rope": _DOT_PRODUCT,
-        "b2-alibi": {**_DOT_PRODUCT, "frequencies": "none", "prior": "alibi"},
-        "b3-decayed-rope": _DECAYED,
-        "b4-sc-rope": {**_DECAYED, "frequencies": "partitioned"},
-        "m1-rfa": {**_M2, "frequencies": "paired_rope", "decay": "length_scaled"},
+        "b1-rope": DotProductAttentionConfig(),
+        "b2-alibi": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi"),
+        "b3-decayed-rope": DotProductAttentionConfig(decay=_DECAYED),
+        "b4-sc-rope": DotProductAttentionConfig(frequencies=_PARTITIONED, decay=_DECAYED),
+        "m1-rfa": replace(_M2, frequencies=FrequencyBank(kind="paired_rope"), decay=DecayRates(kind="length_scaled")),
         "m2-sc-rfa": _M2,
-        "m3-sc-rfa": {**_M2, "damping": 5.0, "zero_heads": 0, "steady_state": 0.5},
-        "m2.1-exponential": {**_M2, "score": "exponential"},
-        "m2.2-flat-prior": {**_M2, "prior": "flat"},
-        "m2.3-no-gate": {**_M2, "gate": False},
-        "m2.4-no-value-rotation": {**_M2, "rotate_values": False},
-        "m2.5-no-rotation": {**_M2, "frequencies": "none"},
+        "m3-sc-rfa": replace(_M2, decay=DecayRates(damping=5.0, zero_heads=0), steady_state=0.5),
+        "m2.1-exponential": replace(_M2, score="exponential"),
+        "m2.2-flat-prior": replace(_M2, prior="flat"),
+        "m2.3-no-gate": replace(_M2, gate=False),
+        "m2.4-no-value-rotation": replace(_M2, rotate_values=False),
+        "m2.5-no-rotation": replace(_M2, frequencies=_NO_ROTATION),
         "m2.6-pure-rotation": _ROPER,
-        "b1-rope-as-released": {**_DOT_PRODUCT, "frequencies": "as_released"},
-        "x1-riccati": _X1,
-        "x2-riccati-alibi": {**_X1, "initial_slopes": "alibi"},
-        "x3-rotation-riccati": {**_ROPER, "prior": "riccati", "initial_slopes": "alibi"},
-        "x4-content-riccati": {
-            **_DOT_PRODUCT,
-            "prior": "content_riccati",
-            "initial_slopes": "alibi",
-            "innovation": True,
-        },
-        "m2-no-innovation": {**_M2, "innovation": False},
-        "m2-released-bias": {**_M2, "query_noise_in_bias": True},
-        "c1-nope": {**_DOT_PRODUCT, "frequencies": "none"},
-        "c2-window": {**_DOT_PRODUCT, "prior": "window"},
-        "c3-yarn": {**_DOT_PRODUCT, "frequencies": "yarn"},
-        "c4-fox": {**_DOT_PRODUCT, "frequencies": "none", "prior": "forget_gate"},
-        "c5-rope-innovation": {**_DOT_PRODUCT, "innovation": True},
-        "c6-alibi-innovation": {**_DOT_PRODUCT, "frequencies": "none", "prior": "alibi", "innovation": True},
-        "c7-rope-alibi-innovation": {**_DOT_PRODUCT, "prior": "alibi", "innovation": True},
+        "b1-rope-as-released": DotProductAttentionConfig(frequencies=FrequencyBank(kind="as_released")),
+        "x1-riccati": replace(_M2, prior="riccati"),
+        "x2-riccati-alibi": replace(_M2, prior="riccati", initial_slopes="alibi"),
+        "x3-rotation-riccati": replace(_ROPER, prior="riccati"),
+        "x4-content-riccati": DotProductAttentionConfig(prior="content_riccati", innovation=True),
+        "m2-no-innovation": replace(_M2, innovation=False),
+        "m2-released-bias": replace(_M2, query_noise_in_bias=True),
+        "c1-nope": DotProductAttentionConfig(frequencies=_NO_ROTATION),
+        "c2-window": DotProductAttentionConfig(prior="window"),
+        "c3-yarn": DotProductAttentionConfig(frequencies=FrequencyBank(kind="yarn")),
+        "c4-fox": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="forget_gate"),
+        "c5-rope-innovation": DotProductAttentionConfig(innovation=True),
+        "c6-alibi-innovation": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi", innovation=True),
+        "c7-rope-alibi-innovation": DotProductAttentionConfig(prior="alibi", innovation=True),
     }
 )
 
@@ -102,7 +88,8 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
 
     Args:
         name: one of `PRESETS`.
-        overrides: fields of `RFAConfig` that replace the preset's, such as `hidden_size=128`.
+        overrides: fields of `RFAConfig` that replace the preset's, such as `hidden_size=128`, and fields of its
+            attention by flat names, such as `damping=0.2`.
 
     Raises:
         ValueError: for an unknown preset or field, a value of the wrong kind, values that do not fit together, or a
@@ -110,13 +97,11 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
-    kinds = RFAConfig.__annotations__
-    for field, value in overrides.items():
-        if field not in kinds:
-            raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(kinds)}")
-        if type(value) is int and "float" in str(kinds[field]):  # 5 is a fine way to write 5.0
-            overrides[field] = float(value)
-    config = RFAConfig(**{**PRESETS[name], **overrides})
-    for field in sorted(overrides.keys() & config.without_effect()):
+    known = [*RFAConfig.__annotations__, *sorted(FLAT_NAMES)]
+    for field in overrides:
+        if field not in known:
+            raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(known)}")
+    config = RFAConfig(**{"attention": PRESETS[name], **overrides})
+    for field in sorted(overrides.keys() & config.attention.without_effect()):
         raise ValueError(f"{field}: got {overrides[field]!r}, expected nothing: it has no effect in {name}")
     return config

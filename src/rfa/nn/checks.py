@@ -1,5 +1,6 @@
 """Checks of what a layer is built from: each message names the argument, what was given and what was expected."""
 
+import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -41,11 +42,36 @@ def check_range(name: str, given: float | int, least: float | int, most: float |
     require(given <= most, name, given, f"at most {most}")
 
 
-def check_extensions(chosen: Mapping[str, object]) -> None:
-    """Raise `ValueError` where a layer's choices, by their names, exclude each other."""
+def check_dynamics(
+    prior: str, steady_state: float, noise: str, horizon: float | None = None, learn_horizon: bool = False
+) -> None:
+    """Raise `ValueError` where the choices of `HeadDynamics` exclude each other, or a number is out of range."""
+    require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
+    require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
+    require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
+    require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
+
+
+def check_filter(chosen: Mapping[str, object]) -> None:
+    """Raise `ValueError` where the choices of a filter layer, by their names, exclude each other."""
+    lyapunov, flat = chosen["prior"] == "lyapunov", chosen["prior"] == "flat"
+    require(bool(chosen["gate"]) or not flat, "gate", chosen["gate"], "a prior other than 'flat' with it")
+    biased = bool(chosen["query_noise_in_bias"])
+    require(lyapunov or not biased, "query_noise_in_bias", True, "prior='lyapunov' with it")
     for (extension, choice), needs in _NEEDS.items():
         for name, wanted in needs.items() if chosen[extension] == choice else ():
             require(chosen[name] == wanted, name, chosen[name], f"{wanted!r} with {extension}={choice!r}")
+
+
+def check_routing(weight: str, backend: str) -> None:
+    """Raise `ValueError` for a weight or a backend that posterior routing does not have."""
+    for name, given, served in (("weight", weight, ("student_t",)), ("backend", backend, ("auto", "reference"))):
+        require(given in served, name, given, f"one of {served} with aggregation='routing'")
+
+
+def check_turned_values(rotate_values: bool, turns: bool) -> None:
+    """Raise `ValueError` where dot products would turn values by frequencies that cannot turn them back."""
+    require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
 
 
 def check_backend(name: str) -> None:

@@ -16,7 +16,7 @@ from rfa.ops.window import windowed_attention
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates, checked_positions, require
+from .checks import check_backend, check_frequencies, check_rates, check_turned_values, checked_positions, require
 from .dynamics import HeadDynamics
 from .precision import FullPrecision
 from .projections import NormalLinear
@@ -119,8 +119,7 @@ class DotProductAttention(Attention):
         super().__init__(hidden_size, num_heads, innovation)
         if rotary_map not in get_args(RotaryMap):
             raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
-        if rotate_values and (frequency is None or rotary_map != "complex"):
-            raise ValueError("rotate_values: got True, expected frequencies and rotary_map='complex' with it")
+        check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
         check_backend(backend)
         self.rotate_values, self.rotary_map, self.backend = rotate_values, rotary_map, backend
         turned = frequency is not None and rotary_map == "complex" and not rotate_values

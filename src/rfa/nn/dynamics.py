@@ -1,6 +1,5 @@
 """The learned dynamics and noises of a layer's heads."""
 
-import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
-from .checks import check_frequencies, check_learnable, check_rates, require
+from .checks import check_dynamics, check_frequencies, check_learnable, check_rates, require
 from .positive import PositiveParameters, softplus_inverse
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
@@ -129,12 +128,9 @@ class HeadDynamics(PositiveParameters):
             check_learnable("learn_frequency", "frequency", frequency)
         check_rates("decay", decay, heads)
         require(prior in get_args(LayerPrior), "prior", prior, f"one of {get_args(LayerPrior)}")
-        require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
-        require(horizon is None or 0 <= horizon < math.inf, "horizon", horizon, "None or a number >= 0")
-        require(horizon is not None or not learn_horizon, "learn_horizon", learn_horizon, "a horizon to start from")
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
         require(noise in get_args(Noise), "noise", noise, f"one of {get_args(Noise)}")
-        require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
+        check_dynamics(prior, steady_state, noise, horizon, learn_horizon)
         noisy = prior != "flat"
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:

@@ -14,7 +14,7 @@ from rfa.ops.transforms import transformed
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_extensions, checked_positions, require
+from .checks import check_backend, check_filter, check_routing, checked_positions, require
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 from .step import precision_gain
 
@@ -84,16 +84,13 @@ class RobustFilterAttention(Attention):
         super().__init__(hidden_size, num_heads, innovation, tie_key_value)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
         check_backend(backend)
-        require(gate or prior != "flat", "gate", gate, "a prior other than 'flat' with it")
-        lyapunov = prior == "lyapunov"
-        require(lyapunov or not query_noise_in_bias, "query_noise_in_bias", True, "prior='lyapunov' with it")
         require(step in get_args(Step), "step", step, f"one of {get_args(Step)}")
         require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
-        check_extensions({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
         precise, routed = step == "precision", aggregation == "routing"
-        for name, given, served in (("weight", weight, ("student_t",)), ("backend", backend, ("auto", "reference"))):
-            require(given in served or not routed, name, given, f"one of {served} with aggregation='routing'")
+        if routed:
+            check_routing(weight, backend)
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = HeadDynamics(
             frequency,

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 import rfa.version
 from rfa.files import write_text_whole
+from rfa.models.flat import flat_record
 
 from .schema import RESULT_FORMAT, check_result
 
@@ -26,6 +27,8 @@ def read_result(path: str | Path) -> dict[str, Any]:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         written = result["format"]
         if written == RESULT_FORMAT:
+            if "config" in result:  # in the form of older files, which the report reads
+                result["config"] = flat_record(result["config"])
             check_result(result)
             # refuses half a character, which JSON can name and no page can hold
             json.dumps(result, ensure_ascii=False).encode()

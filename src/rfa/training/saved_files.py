@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rfa.files import sha256, write_text_whole
 from rfa.models import RFAConfig, RFAForCausalLM
+from rfa.models.flat import FLAT_NAMES
 
 DIGESTS = "digests.json"
 
@@ -83,15 +84,18 @@ def read_model(folder: Path) -> RFAForCausalLM:
 def read_config(folder: Path) -> RFAConfig:
     """The configuration of `config.json`: the fields of `RFAConfig` and the precision of the weights, no others.
 
+    Files of older versions have attention's fields beside the others.
+
     Raises:
         ValueError: for values that are none of its, or code.
     """
     given = _read_json(folder / "config.json")
-    fields = {name: value for name, value in given.items() if name in RFAConfig.__annotations__}
+    known = RFAConfig.__annotations__.keys() | FLAT_NAMES
+    fields = {name: value for name, value in given.items() if name in known}
     dtype = given.get("dtype", given.get("torch_dtype"))  # the latter from older versions of transformers
     if dtype is not None and dtype not in PRECISIONS:
         raise ValueError(f"dtype: got {dtype!r:.80}, expected one of {', '.join(PRECISIONS)}")
-    return RFAConfig(**fields, dtype=dtype)
+    return cast(RFAConfig, RFAConfig.from_dict({**fields, "dtype": dtype}))
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -31,7 +31,7 @@ class TrainingSpec:
 
     Args:
         preset: one of `rfa.models.PRESETS`.
-        model: fields of `RFAConfig` that replace the preset's.
+        model: fields of `RFAConfig` that replace the preset's, attention's by flat names such as `damping`.
         data: a corpus, file or folder, as for `rfa.data.load_corpus`.
         split_by: how an unsplit corpus is split.
         tokenizer: as for `rfa.data.load_tokenizer`.
@@ -85,7 +85,7 @@ class TrainingSpec:
         config = self.model_config(vocab_size=2)
         if self.one_group and not config.has_head_dynamics():
             raise ValueError(f"one_group: got True, expected False: {self.preset} has none of the SDE's parameters")
-        backend = config.backend
+        backend = config.attention.backend
         if backend != "auto":  # one asked for by name has to run here
             choose_backend(backend)
 

@@ -197,7 +197,7 @@ def _train(
         return (epochs * batches + min(rest * spec.accumulate, batches)) * at_once * spec.length
 
     # kernels are compiled where Ctrl-C still stops all at once: later it would stop the compiler alone
-    choose_backend(model.config.backend, arguments.device)
+    choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
     with quiet_transformers(), tensor_float_32(), StopOnSignal() as stop, logger:
         trainer = ProtocolTrainer(

@@ -1,0 +1,86 @@
+"""The baselines and controls: dot products with what a lag adds to them."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rfa.nn import DotProductAttention, Yarn, alibi_slopes
+from rfa.nn.checks import check_turned_values, require
+from rfa.nn.dot_product_attention import Gates
+
+from .attention import AttentionConfig, DecayRates, FrequencyBank
+
+_GATES: dict[str, Gates] = {"forget_gate": "forget", "content_riccati": "gain"}
+_ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
+_RICCATI = ("riccati", "content_riccati")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DotProductAttentionConfig(AttentionConfig):
+    """Dot-product attention. The defaults are `b1-rope`.
+
+    Args:
+        prior: what a lag adds to the score: "flat", "alibi", "window" (nothing below the training length, all else is
+            out of sight), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati"
+            (slopes from learned noises, without decay), "content_riccati" (Kalman gains that depend on the content,
+            without decay). Both Riccati priors start at ALiBi's slopes.
+        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`. Decays multiply the weights
+            after the softmax.
+
+    Raises:
+        ValueError: if values do not fit together.
+    """
+
+    kind: ClassVar[str] = "dot_product"
+    chosen_by: ClassVar[Mapping[str, str]] = {"score": "dot_product"}
+
+    frequencies: FrequencyBank = _ROPE
+    decay: DecayRates = _NO_DECAY
+    rotate_values: bool = False
+    innovation: bool = False
+    prior: Literal["flat", "alibi", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        alone = self.prior not in (*_RICCATI, "window") or self.decay.kind == "none"
+        require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
+        require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")
+        check_turned_values(self.rotate_values, self.frequencies.kind not in ("none", "as_released", "yarn"))
+
+    def has_head_dynamics(self) -> bool:
+        """Only learned slopes are parameters of the SDE."""
+        return self.prior == "riccati"
+
+    def build(self, hidden_size: int, heads: int, train_length: int) -> DotProductAttention:
+        """The layer, with initial weights; `train_length` in tokens."""
+        kind = self.frequencies.kind
+        frequency, decay = self.bank(hidden_size, heads, train_length)
+        return DotProductAttention(
+            hidden_size,
+            heads,
+            frequency=None if kind == "none" else frequency,
+            decay=None if self.decay.kind == "none" else decay,
+            slopes=self._slopes(heads),
+            learn_slopes=self.prior == "riccati",
+            window=train_length if self.prior == "window" else None,
+            gates=_GATES.get(self.prior),
+            yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
+            rotate_values=self.rotate_values,
+            innovation=self.innovation,
+            rotary_map="as_released" if kind == "as_released" else "complex",
+            backend=self.backend,
+        )
+
+    def _slopes(self, heads: int) -> Tensor | None:
+        """ALiBi's slopes; head 0 is the slowest where they are only the start."""
+        if self.prior == "alibi":
+            return alibi_slopes(heads)
+        if self.prior == "riccati":
+            return alibi_slopes(heads).sort().values
+        if self.prior == "content_riccati":
+            with torch.device("cpu"):  # gains start at its numbers, which a model on "meta" has not
+                return alibi_slopes(heads).sort().values
+        return None

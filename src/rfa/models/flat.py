@@ -1,0 +1,131 @@
+"""Attention's fields by flat names, as overrides, recipes and files of older versions have them.
+
+The flat name `damping` is the field `damping` of the attention's `decay`, whatever the kind of attention.
+"""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from rfa.nn.checks import require
+from rfa.nn.filter_attention import Aggregation
+from rfa.ops.inputs import Weight
+
+from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
+from .dot_product import DotProductAttentionConfig
+from .fields import CheckedFields, hints, is_part
+
+KINDS: dict[str, type[AttentionConfig]] = {
+    kind.kind: kind for kind in (FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig)
+}
+# the values of the flat names that choose a kind
+_CHOICES = {"score": (*get_args(Weight), DotProductAttentionConfig.kind), "aggregation": get_args(Aggregation)}
+
+
+def flatten(part: CheckedFields) -> dict[str, Any]:
+    """All fields by their flat names, and for attention those that choose its kind."""
+    flat = dict(part.chosen_by) if isinstance(part, AttentionConfig) else {}
+    for name in hints(type(part)):
+        value = getattr(part, name)
+        flat |= flatten(value) if isinstance(value, CheckedFields) else {part.flat_name(name): value}
+    return flat
+
+
+DEFAULTS = flatten(FilterAttentionConfig())  # what a flat name means that is not given
+FLAT_NAMES = frozenset(DEFAULTS)
+
+
+def change(attention: AttentionConfig | None, changes: Mapping[str, Any]) -> AttentionConfig:
+    """An attention with other values of some fields, and of another kind where they choose one.
+
+    Args:
+        attention: what to change; None for the defaults.
+        changes: values by flat names.
+
+    Raises:
+        ValueError: for a name that the kind does not have, or values that do not fit together.
+    """
+    flat = {**DEFAULTS, **({} if attention is None else flatten(attention)), **changes}
+    kind = _kind(flat)
+    if isinstance(attention, DotProductAttentionConfig) and kind is FilterAttentionConfig:
+        flat = {**flat, "initial_slopes": _start_of_dot_products(attention.prior), **changes}
+    served = _names(kind) | kind.chosen_by.keys()
+    for name in changes:
+        if name not in served:
+            expected = f"nothing: it has no effect in {kind.kind} attention, which takes {', '.join(sorted(served))}"
+            raise ValueError(f"{name}: got {changes[name]!r}, expected {expected}")
+    return from_flat(flat)
+
+
+def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
+    """The attention of a file of an older version, which has a value for every flat name.
+
+    Raises:
+        ValueError: for values that do not fit together, or that the kind has no field for and that would change it.
+    """
+    flat = {**DEFAULTS, **flat}
+    kind = _kind(flat)
+    neutral: dict[str, Any] = dict(DEFAULTS)
+    if kind is DotProductAttentionConfig:  # which has never read a steady state
+        start = _start_of_dot_products(flat["prior"]) if flat["initial_slopes"] is not None else None
+        neutral |= {"steady_state": flat["steady_state"], "initial_slopes": start}
+    for name in sorted(FLAT_NAMES - _names(kind) - kind.chosen_by.keys()):
+        require(flat[name] == neutral[name], name, flat[name], f"{neutral[name]!r} for {kind.kind} attention")
+    return _build(kind, flat)
+
+
+def read_attention(given: object) -> AttentionConfig:
+    """The attention of a file's nested form.
+
+    Raises:
+        ValueError: for an unknown kind or field, or values that do not fit together.
+    """
+    if not isinstance(given, Mapping):
+        raise ValueError(f"attention: got {given!r:.80}, expected an object with kind and its fields")
+    fields = dict(given)
+    kind = fields.pop("kind", None)
+    known = isinstance(kind, str) and kind in KINDS
+    require(known, "attention.kind", kind, f"one of {', '.join(map(repr, KINDS))}")
+    return KINDS[str(kind)].from_dict(fields, "attention")
+
+
+def flat_record(record: Any) -> Any:
+    """A configuration's dictionary with attention's fields by flat names, as older versions wrote it.
+
+    Raises:
+        ValueError: for an attention that cannot be read.
+    """
+    if not isinstance(record, Mapping) or "attention" not in record:
+        return record
+    sizes = {name: value for name, value in record.items() if name != "attention"}
+    return sizes | flatten(read_attention(record["attention"]))
+
+
+def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
+    """The kind that the values of `score` and `aggregation` choose."""
+    for name, choices in _CHOICES.items():
+        require(flat[name] in choices, name, flat[name], f"one of {', '.join(map(repr, choices))}")
+    if flat["score"] == "dot_product":
+        return DotProductAttentionConfig
+    return RoutingAttentionConfig if flat["aggregation"] == "routing" else FilterAttentionConfig
+
+
+def _start_of_dot_products(prior: object) -> str | None:
+    """The value that a filter's `initial_slopes` would have for dot products with this prior."""
+    return "alibi" if prior in ("riccati", "content_riccati") else None
+
+
+def _names(kind: type[CheckedFields]) -> set[str]:
+    """The flat names of a kind's fields."""
+    found: set[str] = set()
+    for name, type_ in hints(kind).items():
+        found |= _names(type_) if is_part(type_) else {kind.flat_name(name)}
+    return found
+
+
+def _build(kind: type[Any], flat: Mapping[str, Any]) -> Any:
+    return kind(
+        **{
+            name: _build(type_, flat) if is_part(type_) else flat[kind.flat_name(name)]
+            for name, type_ in hints(kind).items()
+        }
+    )
