@@ -5,7 +5,6 @@ import dataclasses
 import json
 
 import pytest
-from rfa.training.loading import read_config
 from transformers import AutoConfig
 
 from rfa.models import (
@@ -19,6 +18,7 @@ from rfa.models import (
     preset,
 )
 from rfa.models.flat import KINDS, change, flatten, from_flat, read_attention
+from rfa.training.saved_files import read_config
 
 from .small import NAMES, SIZES
 

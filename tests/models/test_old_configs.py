@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from rfa.training.loading import read_config
 from transformers import AutoConfig
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
 from rfa.models.flat import FLAT_NAMES, flat_record
+from rfa.training.saved_files import read_config
 
 OLD = json.loads((Path(__file__).parent / "old_configs" / "presets.json").read_text("utf-8"))
 READERS = {

@@ -18,8 +18,6 @@ from .robust import robust_estimate
 FREE = ("decay", "diffusion", "observation_noise")
 WEIGHT = ("nu", "kappa")  # of the robust weight, which may be free too
 _FURTHEST = math.log(1e24)  # a parameter that has moved by that will go on for ever: the likelihood has no maximum
-
-
 _STEP = 1e-4  # of a parameter's logarithm: differences lose half the digits
 _FLAT = 1e-4  # nats for a parameter's logarithm squared: less is rounding
 
@@ -288,9 +286,8 @@ def _standard_errors(curvature: Tensor) -> Tensor:
     A parameter along which it is flat by itself, at zero say, takes no part in the errors of the others.
     """
     found = torch.full_like(curvature[0], torch.inf)
-    size = curvature.diagonal().abs()
-    shared = (curvature - curvature.diagonal().diag()).abs().square() > _FLAT * size.clamp(min=_FLAT) * 1e-4
-    curved = ~(size <= _FLAT) | shared.any(-1)
+    size, shared = curvature.diagonal().abs(), (curvature - curvature.diagonal().diag()).abs()
+    curved = ~(size <= _FLAT) | (shared.square() > 1e-4 * _FLAT * size.clamp(min=_FLAT)).any(-1)
     curvature = curvature[curved][:, curved]
     scale = curvature.diagonal().sqrt()
     relative = curvature / scale / scale[:, None]
