@@ -398,3 +398,16 @@ def test_a_step_at_the_end_of_a_record_is_no_fill_value():
     values = 1e-9 * values + (torch.arange(40)[:, None] >= 30)
     found = robust_estimate(sde, times, values, direction="smooth")
     assert (found.mean[33:, 0] - 1).abs().max() < 1e-8
+
+
+def test_two_exact_sensors_of_one_state():
+    """Beside a process a million times as large as their noise, the variance of a forecast is singular by rounding."""
+    generator = torch.Generator().manual_seed(1)
+    walk = torch.randn(30, 1, generator=generator, dtype=torch.float64).cumsum(0)
+    values = walk + 1e-9 * torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    values[10] += 50
+    noise = 1e-18 * torch.eye(2, dtype=torch.float64)
+    found = robust_estimate(
+        LinearSDE(matrix([[0]]), matrix([[1]]), matrix([[1], [1]]), noise), torch.arange(30.0), values
+    )
+    assert (found.mean - walk)[20:].abs().max() < 1e-8

@@ -190,7 +190,8 @@ def _misfit(before: Gaussian, grid: Grid, k: int) -> Tensor:
     missed = values - (rows @ before.mean[..., None])[..., 0]
     variance = rows @ before.covariance @ rows.mT
     variance = variance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
-    distance = (missed * torch.linalg.solve(variance, missed)).sum(-1)
+    solved, singular = torch.linalg.solve_ex(variance, missed[..., None])  # by rounding, beside two rows that are one
+    distance = (missed * solved[..., 0]).sum(-1).masked_fill(singular > 0, 1.0)
     return (distance / rows.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
 
 
