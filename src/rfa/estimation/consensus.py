@@ -40,6 +40,9 @@ class Consensus(Protocol):
     def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
         """By what distances are measured, and each source's weight in the objective, `(b, j)`."""
 
+    def start_cost(self, state: Tensor) -> Tensor | float:
+        """What is known from before adds to the objective, `(b,)`."""
+
 
 @dataclass(frozen=True)
 class Independent:
@@ -74,6 +77,10 @@ class Independent:
         """As `Consensus`."""
         return alone, torch.ones_like(alone.values[..., 0])
 
+    def start_cost(self, state: Tensor) -> Tensor | float:
+        """Nothing: no step of independent sources is cut short."""
+        return 0.0
+
     def _sum(self, alone: Measurement, weight: Tensor) -> Information:
         each = alone.information()
         return Information(
@@ -97,6 +104,7 @@ class Correlated:
         rest: M_0 and v_0.
         settled: the stationary covariance, where it stands for nothing seen.
         seen, elsewhere: how many observations count, `(b,)`; and how many of them at other moments.
+        origin: the state had nothing been seen; None where nothing is known of it.
     """
 
     before: Gaussian
@@ -106,6 +114,7 @@ class Correlated:
     settled: Tensor | None
     seen: Tensor
     elsewhere: Tensor
+    origin: Gaussian | None
 
     def mean(self, weight: Tensor) -> Tensor:
         """As `Consensus`."""
@@ -184,6 +193,16 @@ class Correlated:
         share = _trace(self.shares.matrix) / told.clamp(min=torch.finfo(torch.float64).tiny)
         return judged, share.clamp(min=0.0)
 
+    def start_cost(self, state: Tensor) -> Tensor | float:
+        """`d^2` of the start, measured with its covariance and P_i, times its share as of any other source."""
+        if self.origin is None:
+            return 0.0
+        missed, own = (state - self.origin.mean)[..., None], self.state.covariance
+        variance = self.origin.covariance + own
+        told = torch.linalg.solve_ex(variance, own)[0].diagonal(dim1=-2, dim2=-1).sum(-1)
+        share = (_trace(self.rest[0]) / told.clamp(min=torch.finfo(torch.float64).tiny)).clamp(min=0.0)
+        return share * (missed * torch.linalg.solve_ex(variance, missed)[0]).sum((-2, -1)).nan_to_num(nan=_FURTHEST)
+
 
 def estimate_row(
     consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool, state: Tensor | None = None
@@ -204,7 +223,7 @@ def estimate_row(
 
     def measured(state: Tensor) -> tuple[Tensor, Tensor]:
         distance = judged.distance(state[:, None]).nan_to_num(nan=_FURTHEST, posinf=_FURTHEST)
-        return distance, (share * plan.belief.cost(distance) * present).sum(-1)
+        return distance, (share * plan.belief.cost(distance) * present).sum(-1) + consensus.start_cost(state)
 
     weight = ones
     distance, cost = measured(state)

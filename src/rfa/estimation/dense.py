@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .consensus import Consensus, Correlated, Independent, estimate_row
-from .gaussian import Correction
+from .gaussian import Correction, Gaussian
 from .information import Information
 from .kalman import first_state, joined, kalman_future, sources_seen
 from .linear_sde import LinearSDE
@@ -31,12 +31,13 @@ def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> R
         states = _states(recursion, plan)
     if plan.riccati:
         recursion = recursion or nominal(grid, steps, begin)
-        correlated = _correlated(sde, grid, plan, recursion, prior)
+        origins = None if known is None else _unseen(begin, steps, grid)
+        correlated = _correlated(sde, grid, plan, recursion, prior, origins)
         grid = recursion.judged(grid)
     future = _futures(grid, steps) if plan.smooth else None
     start = Information(*(torch.zeros_like(part[:, 0]) for part in grid.seen)) if known is None else known.information()
     past, wanted, rows = Sources.none(grid), set(moments.tolist()), []
-    guarded = plan.riccati and known is None  # else no step raises it, or the start, which it leaves out, does
+    guarded = plan.riccati  # else no step raises the objective
     for k in range(grid.times.shape[1]):
         if k:
             past, start = past.ahead(parts, k - 1), parts.ahead(k - 1, start)
@@ -70,8 +71,16 @@ def _states(recursion: Recursion, plan: Plan) -> list[Tensor]:
     return [state.mean for state in states]
 
 
+def _unseen(state: Gaussian, steps: Steps, grid: Grid) -> list[Gaussian]:
+    """The state at each moment had nothing been seen."""
+    states = [state]
+    for k in range(grid.times.shape[1] - 1):
+        states.append(states[-1].moved(*steps[k]))
+    return states
+
+
 def _correlated(
-    sde: LinearSDE, grid: Grid, plan: Plan, recursion: Recursion, prior: Tensor | None
+    sde: LinearSDE, grid: Grid, plan: Plan, recursion: Recursion, prior: Tensor | None, origins: list[Gaussian] | None
 ) -> Iterator[Correlated]:
     """Moment by moment, with the Riccati prior: shares in the Kalman filter, or in the robust one."""
     weighted, steps = recursion.grid, recursion.steps
@@ -94,7 +103,8 @@ def _correlated(
             state, correction = joined(state, information)
             each = shares.kept(correction.keep).beside(future.kept(correction.gain))
         elsewhere = seen[:, k] - grid.present[:, k].to(seen.dtype)
-        yield Correlated(before, state, each.whole(), each.rest(state), prior, seen[:, k], elsewhere)
+        origin = None if origins is None else origins[k]
+        yield Correlated(before, state, each.whole(), each.rest(state), prior, seen[:, k], elsewhere, origin)
 
 
 def _future_shares(recursion: Recursion) -> list[tuple[Information, Shares]]:

@@ -114,10 +114,11 @@ def robust_estimate(
         unlike ways, N_ij and u_ij count times the two numbers of a whole row over those of theirs. With the Riccati
         prior and several states the weighted N_ij may add up to a matrix that is not positive: as much of the
         filter's own estimate is added as makes it so, and no covariance is smaller than the largest weight allows.
-        The objective, of observations alone, is `sum_j rho(d_ij^2)`, with the same factor; with the Riccati prior each
-        term also has the weight `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative. Neither rises
-        without `initial`: with the Riccati prior and dynamics that are not isotropic a step that would raise it is
-        halved until it does not, at last not taken.
+        The objective is `sum_j rho(d_ij^2)`, with the same factor; with the Riccati prior each term also has the weight
+        `tr P_i N_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative, and `initial` is one more term, its
+        rho the identity. With the Riccati prior and dynamics that are not isotropic a step that would raise it is
+        halved until it does not, at last not taken. With the Lyapunov prior the objective leaves `initial` out, and
+        does not rise without it.
 
     Raises:
         ValueError: naming the argument, what was given and what was expected; also `observation_noise` where the R of
