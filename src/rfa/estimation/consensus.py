@@ -219,11 +219,12 @@ def estimate_row(
     present = grid.present[:, sources.moments]
     calibration = plan.belief.calibration(grid.seen_components[:, sources.moments])
     # a row counts by what was seen of it: rows that show less have smaller distances, and weights nearer 1
-    share = share * math.prod(plan.belief.consistency()) / calibration
+    whole = math.prod(plan.belief.consistency())
+    share = share * whole / calibration
 
     def measured(state: Tensor) -> tuple[Tensor, Tensor]:
         distance = judged.distance(state[:, None]).nan_to_num(nan=_FURTHEST, posinf=_FURTHEST)
-        return distance, (share * plan.belief.cost(distance) * present).sum(-1) + consensus.start_cost(state)
+        return distance, (share * plan.belief.cost(distance) * present).sum(-1) + whole * consensus.start_cost(state)
 
     weight = ones
     distance, cost = measured(state)
