@@ -23,7 +23,7 @@ from rfa.models import RFAForCausalLM
 from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.environment import environment
-from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer, one_cycle
+from rfa.training.trainer import DYNAMICS_CLIP, make_optimizer, one_cycle
 
 
 def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tuple[float, list[float]]:

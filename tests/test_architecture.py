@@ -14,7 +14,7 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["files", "cache", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
+ORDER = ["files", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
 ORDER += ["evaluation", "report", "experiments", "bench", "cli"]
 LONGEST_FILE = 300
 

@@ -4,8 +4,8 @@ import resource
 import filelock
 import pytest
 
-from rfa import cache
-from rfa.cache import cache_folder, cached_file
+from rfa import files
+from rfa.files import cache_folder, cached_file
 
 
 def test_cache_folder(monkeypatch, tmp_path):
@@ -77,4 +77,4 @@ def test_right_without_locks(tmp_path, monkeypatch, error):
 
     monkeypatch.setattr(filelock.FileLock, "__enter__", refuse)
     assert cached_file(tmp_path / "file", write_good).read_bytes() == b"good" * 1000
-    assert cache._is_intact(tmp_path / "file")
+    assert files._is_intact(tmp_path / "file")

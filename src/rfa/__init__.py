@@ -11,7 +11,7 @@ __all__ = ["__version__", "models", "robust_filter_attention", "tensor_filter_at
 
 
 def __getattr__(name: str) -> ModuleType:
-    """`rfa.estimation`, loaded when it is first asked for: importing rfa stays light."""
+    """Load `rfa.estimation` when it is first used, so that `import rfa` stays fast."""
     if name == "estimation":
         return importlib.import_module("rfa.estimation")
     raise AttributeError(f"module 'rfa' has no attribute {name!r}")

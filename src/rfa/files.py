@@ -1,4 +1,6 @@
-"""Files and folders that are whole or absent, and locks that one process holds."""
+"""Files and folders that are whole or absent, locks that one process holds, and the cache folder."""
+
+from __future__ import annotations
 
 import hashlib
 import os
@@ -6,19 +8,22 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
+import platformdirs
 from filelock import FileLock, Timeout
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` make a file or folder under a temporary name beside `path`, then rename it to `path`.
 
-    A file replaces a file and a folder a folder.
+    A file replaces a file, and a folder replaces a folder.
 
     Raises:
-        OSError: if it cannot be written, or `path` is of the other kind; what was there stays, and nothing else.
+        OSError: if it cannot be written, or if one would replace the other. The old content stays then, and nothing
+            else is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
@@ -39,13 +44,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def whole_name(path: Path) -> str:
-    """The name under which `write_whole` would have left this file or folder, had it not been killed."""
+    """The final name of a file or folder that a killed `write_whole` left under its temporary name."""
     unfinished = re.fullmatch(r"\.(.+)\.[0-9a-f]{8}(\.old)?", path.name)
     return unfinished[1] if unfinished else path.name
 
 
 def write_text_whole(path: Path, text: str) -> None:
-    """Write a UTF-8 text file, whole; raises as `write_whole`."""
+    """Write a UTF-8 text file, whole. Raises as `write_whole`."""
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
@@ -60,9 +65,9 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def held(path: Path) -> Iterator[bool]:
-    """Whether this process alone holds the lock file, until the block ends, or the process.
+    """Yield whether this process alone holds the lock file. It holds it until the block or the process ends.
 
-    A file system without locks serves one process: it always holds.
+    On a file system without locks the answer is always True.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, timeout=0)
@@ -78,3 +83,59 @@ def held(path: Path) -> Iterator[bool]:
         yield True
     finally:
         lock.release()
+
+
+def cache_folder(cache_dir: str | Path | None = None) -> Path:
+    """Return the cache folder: `cache_dir`, else `$RFA_CACHE`, else the user's cache folder for `rfa`."""
+    return Path(cache_dir or os.environ.get("RFA_CACHE") or platformdirs.user_cache_dir("rfa"))
+
+
+def cached_file(path: Path, write: Callable[[BinaryIO], object]) -> Path:
+    """Return `path`, written by `write` unless an intact file is there already.
+
+    A file is intact if its sha256 is the one in `<name>.sha256` beside it. A damaged file is written again. Of several
+    processes one writes, and the others wait for it. On a file system without locks each process writes its own file,
+    and the last one stays. Therefore `write` must be deterministic.
+
+    Args:
+        path: of the file. Its folder is made.
+        write: writes the content to a binary file.
+
+    Returns:
+        `path`.
+
+    Raises:
+        OSError: if the file cannot be written, for example because the disk is full. No part of it is left.
+    """
+    with ExitStack() as stack:
+        with suppress(OSError, NotImplementedError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(FileLock(f"{path}.lock"))
+        if not _is_intact(path):
+            digest = _replace(path, write)
+            _replace(_checksum(path), lambda file: file.write(digest.encode()))
+    return path
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object]) -> str:
+    """Write a file under a temporary name, move it to `path` in one step, and return its sha256."""
+    digests = []
+
+    def write_and_hash(temporary: Path) -> None:
+        with temporary.open("xb") as file:
+            write(file)
+        digests.append(sha256(temporary))
+
+    write_whole(path, write_and_hash)
+    return digests[0]
+
+
+def _is_intact(path: Path) -> bool:
+    try:
+        return _checksum(path).read_bytes() == sha256(path).encode()
+    except FileNotFoundError:
+        return False
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")

@@ -1,14 +1,14 @@
-"""How callers learn how far a long call is: the types of its callbacks, which carry numbers and names, never text.
+"""The types of progress callbacks. They carry numbers and names, never text for a reader.
 
 This file stands alone because `data`, `training`, `evaluation`, `report` and `experiments` all need it. The module
-`rfa.cli.console` turns what the callbacks get into words and bars.
+`rfa.cli.console` turns the numbers into words and bars.
 """
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-Progress = Callable[[int, int], None]  # how much is done, of how much: bytes, tokens, files
-TrainingProgress = Callable[[int, int, dict[str, float]], None]  # step, steps in all, the latest metrics
+Progress = Callable[[int, int], None]  # the amount done and the total: bytes, tokens or files
+TrainingProgress = Callable[[int, int, dict[str, float]], None]  # step, total number of steps, latest metrics
 
 
 class Stage(NamedTuple):
@@ -16,8 +16,8 @@ class Stage(NamedTuple):
 
     Args:
         name: of the part: "text" while text is read, "training", a protocol, a probe, the title of a benchmark.
-        run: of which run of a recipe; empty where it belongs to all of them.
-        metrics: in "training" the latest metrics, as `TrainingProgress` gets them.
+        run: name of the recipe's run that the part belongs to; empty if it belongs to all runs.
+        metrics: the latest metrics during "training", as `TrainingProgress` gets them.
     """
 
     name: str
@@ -25,4 +25,4 @@ class Stage(NamedTuple):
     metrics: Mapping[str, float] | None = None
 
 
-StageProgress = Callable[[Stage, int, int], None]  # the part, how much of it is done, of how much
+StageProgress = Callable[[Stage, int, int], None]  # the part, the amount done, the total

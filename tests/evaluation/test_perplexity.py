@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.evaluation import loss as loss_module
 from rfa.evaluation import loss_by_position, perplexities, windows
-from rfa.evaluation.loss import token_losses
+from rfa.evaluation.perplexity import token_losses
 from rfa.models import RFAForCausalLM, preset
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}

@@ -9,7 +9,7 @@ from rfa.dynamics import rotary_frequencies
 from rfa.models import preset
 from rfa.nn import Yarn
 from rfa.ops.inputs import locate
-from rfa.training.optimization import make_optimizer
+from rfa.training.trainer import make_optimizer
 
 from .small import EXACT, SIZES, assert_same, small, tokens
 

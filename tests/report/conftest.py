@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from rfa.report.figure_list import THEORY
+from rfa.report.contents import THEORY
 from rfa.report.write import write_report
 
 from .results import whole_result
@@ -52,7 +52,7 @@ def one_of_theory():
 
     def doing(do, *arguments):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("rfa.report.figure_list.THEORY", THEORY[:1])
+            patch.setattr("rfa.report.contents.THEORY", THEORY[:1])
             return do(*arguments)
 
     return doing

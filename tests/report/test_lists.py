@@ -4,10 +4,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
-from rfa.report.figure_list import THEORY, listed_figures
+from rfa.report.contents import THEORY, listed_figures, listed_tables
 from rfa.report.layout import markdown, text_of
 from rfa.report.summary import facts
-from rfa.report.table_list import listed_tables
 
 from .results import whole_result
 

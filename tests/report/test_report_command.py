@@ -7,7 +7,7 @@ import pytest
 from training.runs import contents, messages
 
 from rfa.report import write
-from rfa.report.figure_list import THEORY
+from rfa.report.contents import THEORY
 
 from .results import whole_result, write_results
 

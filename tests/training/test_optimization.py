@@ -11,8 +11,8 @@ from rfa.data import TokenBlocks, prepare
 from rfa.models import PRESETS, RFAForCausalLM, preset
 from rfa.training import TrainingSpec, train
 from rfa.training.callbacks import read_metrics
-from rfa.training.optimization import make_optimizer, one_cycle
 from rfa.training.run_folder import RunFolder
+from rfa.training.trainer import make_optimizer, one_cycle
 from training.runs import MODEL, tiny_spec
 
 FILTERS = {

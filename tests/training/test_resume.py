@@ -8,7 +8,7 @@ import torch
 
 from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
-from rfa.training.checkpoints import checkpoints_in
+from rfa.training.saved_files import checkpoints_in
 from training.runs import STOPPING, at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
 

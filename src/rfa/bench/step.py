@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rfa.models import DotProductAttentionConfig, RFAConfig, RFAForCausalLM, preset
-from rfa.training.optimization import DYNAMICS_CLIP, make_optimizer
+from rfa.training.trainer import DYNAMICS_CLIP, make_optimizer
 
 from .measurement import Setting, Tick, compare, compare_with_tolerances, in_turns
 

@@ -1,6 +1,6 @@
 """Corpora, tokenizers and token blocks."""
 
-from rfa.cache import cache_folder
+from rfa.files import cache_folder
 
 from .corpora import Corpus, is_path, load_corpus, load_documents
 from .documents import Document, check_text, fingerprint, text_document

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from rfa.cache import cache_folder, cached_file
+from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .documents import Document, fingerprint

@@ -11,7 +11,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from rfa.cache import cache_folder, cached_file
+from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .documents import Document, fingerprint

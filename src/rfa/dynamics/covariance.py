@@ -1,20 +1,27 @@
-"""How uncertainty grows along a lag: the differential Lyapunov equation and the steady Riccati gain, per mode."""
+"""How uncertainty grows along a lag, per mode.
+
+The file holds the solution of the differential Lyapunov equation for constant noise and for noise that depends on the
+time since a key, and the steady-state Kalman gain of the Riccati equation.
+"""
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .moment import exponential_moment
+from .integrals import unit_decay_integral
+from .transition import decay_kernel, time_dtype
 
 
 def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
     """`phi(tau) = integral_0^tau exp(-2 mu s) ds = (1 - exp(-2 mu tau)) / (2 mu)`, and `tau` at mu = 0.
 
-    The variance that unit process noise accumulates over a lag (appendix A.2). Values and derivatives of every
-    order are right at and near mu = 0, where the quotient cancels.
+    This is the variance that unit process noise accumulates over a lag (appendix A.2). The quotient cancels at and
+    near mu = 0; values and derivatives of every order are accurate there too.
 
     Args:
-        decay: mu, per unit of time; broadcasts against `lag`. A negative one grows.
+        decay: mu, per unit of time; broadcasts against `lag`. A negative value means growth.
         lag: tau >= 0, in units of time.
 
     Returns:
@@ -22,8 +29,9 @@ def accumulated_variance(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#
     """
     rate = 2 * decay
     x = rate * lag
-    long = x > 1  # there the product would leave a rounding of exp(-x), the derivative by the lag
-    near = lag * exponential_moment(torch.where(long, 1.0, x))
+    # for x > 1 the product below would round exp(-x), which is the derivative by the lag
+    long = x > 1
+    near = lag * unit_decay_integral(torch.where(long, 1.0, x))
     return torch.where(long, (1 - torch.exp(-x.where(long, 1.0))) / torch.where(long, rate, 1.0), near)
 
 
@@ -36,7 +44,8 @@ def covariance(
 ) -> Float[Tensor, "*shape"]:
     """`Sigma(tau) = sigma^2 phi(tau) + eta^2 exp(-2 mu tau) + sigma_0^2`, the variance of a transported key.
 
-    Equation `isotropic_covariance` of the paper, with `sigma^2` the noise per unit of time, so that mu = 0 is legal.
+    This is equation `isotropic_covariance` of the paper. Here `sigma^2` is the noise per unit of time, so that mu = 0
+    is allowed.
 
     Args:
         decay: mu >= 0, per unit of time.
@@ -55,18 +64,18 @@ def covariance(
 def steady_state_variance(
     decay: Float[Tensor, "*#shape"], process_noise: Float[Tensor, "*#shape"]
 ) -> Float[Tensor, "*shape"]:
-    """`sigma~^2 = sigma^2 / (2 mu)`, the limit of `sigma^2 phi(tau)` (appendix A.2).
+    """`sigma~^2 = sigma^2 / (2 mu)`, the stationary variance: the limit of `sigma^2 phi(tau)` (appendix A.2).
 
     Args:
         decay: mu >= 0, per unit of time.
         process_noise: sigma^2 >= 0, variance per unit of time. Both broadcast against each other.
 
     Returns:
-        A variance; infinite at mu = 0 unless there is no noise.
+        A variance. It is infinite at mu = 0, and 0 without process noise.
     """
-    settles, noisy = decay > 0, process_noise > 0
-    settled = process_noise / torch.where(settles, 2 * decay, 1.0)  # the gradient, too, keeps clear of 0 / 0
-    return torch.where(noisy, torch.where(settles, settled, torch.inf), 0.0)
+    has_limit, noisy = decay > 0, process_noise > 0
+    stationary = process_noise / torch.where(has_limit, 2 * decay, 1.0)  # the gradient must not meet 0 / 0 either
+    return torch.where(noisy, torch.where(has_limit, stationary, torch.inf), 0.0)
 
 
 def riccati_gain(
@@ -75,10 +84,10 @@ def riccati_gain(
     measurement_noise: Float[Tensor, "*#shape"],
     interval: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """The steady-state Kalman gain of one mode observed every `interval` (SPEC section 7).
+    """The steady-state Kalman gain of one mode that is observed every `interval`.
 
-    `K = x / (x + r)` with the predicted variance `x` the positive root of
-    `x^2 + x (r (1 - F^2) - q) - q r = 0`, `F = exp(-mu dt)`, `q = sigma^2 phi(dt)`.
+    `K = x / (x + r)`. The predicted variance `x` is the positive root of the discrete Riccati equation
+    `x^2 + x (r (1 - F^2) - q) - q r = 0`, with `F = exp(-mu dt)` and `q = sigma^2 phi(dt)`.
 
     Args:
         decay: mu >= 0, per unit of time.
@@ -99,15 +108,15 @@ def riccati_log_gain(
     interval: Float[Tensor, "*#shape"],
     smallest: float | None = None,
 ) -> tuple[Float[Tensor, "*shape"], Float[Tensor, "*shape"]]:
-    """`log K` and `log(1 - K)` of `riccati_gain`, each accurate where the gain is near 0 or 1, and finite.
+    """`log K` and `log(1 - K)` of `riccati_gain`. Both are finite, and accurate where the gain is near 0 or 1.
 
-    With `c = 1 - F^2` and `g = q / r`, `y = x / r` is the root of `y^2 + y (c - g) - g = 0` and `K = y / (1 + y)`. Only
-    ratios and square roots of the noises are formed, never a product or a square: value and gradient are right down
-    to the smallest normal number. Noises of zero stand for that number and have no gradient; without process noise the
-    gain is tiny, without measurement noise nearly 1.
+    With `c = 1 - F^2` and `g = q / r`, `y = x / r` is the root of `y^2 + y (c - g) - g = 0`, and `K = y / (1 + y)`.
+    Only ratios and square roots of the noises are formed, never a product or a square. Value and gradient are
+    therefore accurate down to the smallest normal number. A noise of zero counts as that number and has no gradient.
+    Without process noise the gain is tiny; without measurement noise it is nearly 1.
 
     Args: as `riccati_gain`, and
-        smallest: the variance that stands for zero; by default the dtype's smallest normal number. That of float32
+        smallest: the variance that replaces zero; by default the dtype's smallest normal number. Float32's number
             keeps gradients in float32's range when the work is done in float64.
 
     Returns:
@@ -120,7 +129,7 @@ def riccati_log_gain(
     log_g = noise.log() + grown.log() - r.log()
     roots = noise.sqrt(), grown.sqrt(), r.sqrt()
     small = roots[0] * (roots[1] / roots[2]) < 1
-    # g < 1: y itself, in the form without cancellation
+    # g < 1: compute y itself, in the form without cancellation
     q, w, m = (torch.where(small, root, 1.0) for root in roots)
     root = q * (w / m)
     half = 0.5 * (contraction - root.square())
@@ -129,9 +138,100 @@ def riccati_log_gain(
     below = torch.where(falling, log_g - both.log(), both.log())
     # g >= 1: y / g is the root of z^2 + z (c / g - 1) - 1 / g = 0
     q, w, m = (torch.where(small, 1.0, root) for root in roots)
-    root = (m / w) / q  # its gradient divides by roots that are not small beside m
+    root = (m / w) / q  # in this order the gradient divides only by roots that are not small beside m
     half = 0.5 * (1 - contraction * root.square())
     above = log_g + torch.log(torch.hypot(half, root) + half)
     logit = torch.where(small, below, above)  # K = y / (1 + y) = sigmoid(log y)
     zero = torch.zeros_like(logit)
     return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)
+
+
+class TimeDependentNoise(NamedTuple):
+    """The exponential and the periodic part of a noise rate, per head. The white part is the process noise.
+
+        q(s) = sigma^2 + sigma_e^2 exp(-kappa s) + sigma_p^2 (1 + cos(nu s + psi)),     s >= 0 since the key
+
+    The periodic part has a constant part as large as its amplitude. No choice of the parameters makes q negative.
+
+    Fields:
+        transient_noise: sigma_e^2 >= 0, variance per unit of time, at the key's time.
+        transient_rate: kappa >= 0, per unit of time.
+        periodic_noise: sigma_p^2 >= 0, variance per unit of time, its mean over a period.
+        periodic_frequency: nu, radians per unit of time.
+        periodic_phase: psi, radians.
+    """
+
+    transient_noise: Tensor
+    transient_rate: Tensor
+    periodic_noise: Tensor
+    periodic_frequency: Tensor
+    periodic_phase: Tensor
+
+
+def noise_rate(
+    process_noise: Float[Tensor, "*#shape"], noise: TimeDependentNoise, elapsed: Float[Tensor, "*#shape"]
+) -> Float[Tensor, "*shape"]:
+    """`q(s) >= 0` of `TimeDependentNoise`: the variance that is added per unit of time.
+
+    Args:
+        process_noise: sigma^2 >= 0, the white part, variance per unit of time.
+        noise: the other parts. All broadcast against each other.
+        elapsed: s >= 0, the time since the key, in units of time.
+
+    Returns:
+        A variance per unit of time.
+    """
+    transient = noise.transient_noise * torch.exp(-noise.transient_rate * elapsed)
+    wave = 1 + torch.cos(noise.periodic_frequency * elapsed + noise.periodic_phase)
+    return process_noise + transient + noise.periodic_noise * wave
+
+
+def time_dependent_variance(
+    decay: Float[Tensor, "*#shape"],
+    process_noise: Float[Tensor, "*#shape"],
+    noise: TimeDependentNoise,
+    lag: Float[Tensor, "*#shape"],
+) -> Float[Tensor, "*shape"]:
+    """`V(tau) = integral_0^tau exp(-2 mu (tau - s)) q(s) ds`, the variance that time-dependent noise accumulates.
+
+    With `phi` from `accumulated_variance`, this is appendix E.5 for `gamma_j = 0, -kappa, +-i nu`:
+
+        V = (sigma^2 + sigma_p^2) phi(tau)
+            + sigma_e^2 (exp(-kappa tau) - exp(-2 mu tau)) / (2 mu - kappa)
+            + sigma_p^2 Re[exp(i psi) (exp(i nu tau) - exp(-2 mu tau)) / (2 mu + i nu)]
+
+    Values and gradients are accurate where a denominator vanishes: the limits are `tau exp(-2 mu tau)` at
+    `kappa = 2 mu` and `tau cos psi` at `mu = nu = 0`.
+
+    V is never negative. With sigma^2, sigma_e^2, sigma_p^2 >= 0 no term of q is negative, because `exp > 0` and
+    `1 + cos >= 0`, and V integrates q times an exponential. Therefore `V + eta^2 E^2 + sigma_0^2` is positive wherever
+    the key's own noise or the floor is positive.
+
+    Args:
+        decay: mu >= 0, per unit of time.
+        process_noise: sigma^2 >= 0, the white part, variance per unit of time.
+        noise: the other parts.
+        lag: tau >= 0, in units of time. All broadcast against each other; phases are formed in `time_dtype`.
+
+    Returns:
+        A variance, 0 at lag 0, in the dtype of `lag`.
+    """
+    dtype = time_dtype(lag.device)
+    mu, white, tau = (x.to(dtype) for x in (decay, process_noise, lag))
+    transient, kappa, periodic, nu, psi = (x.to(dtype) for x in noise)
+    slower = torch.minimum(2 * mu, kappa)  # what remains under the integral decays, so neither factor can overflow
+    faded = decay_kernel(slower, tau) * accumulated_variance((mu - 0.5 * kappa).abs(), tau)
+    wave = accumulated_variance(mu, tau) + _cosine_integral(mu, nu, psi, tau)
+    # rounding can make the wave negative
+    variance = white * accumulated_variance(mu, tau) + transient * faded + periodic * wave.clamp(min=0)
+    return variance.to(lag.dtype)
+
+
+def _cosine_integral(mu: Tensor, nu: Tensor, psi: Tensor, tau: Tensor) -> Tensor:
+    """`integral_0^tau exp(-2 mu (tau - s)) cos(nu s + psi) ds`.
+
+    It equals `tau Re[exp(i (nu tau + psi)) g(z)]` with `g(z) = (1 - exp(-z)) / z` and `z = (2 mu + i nu) tau`.
+    """
+    mu, nu, psi, tau = torch.broadcast_tensors(mu, nu, psi, tau)
+    mean, phase = unit_decay_integral(torch.complex(2 * mu * tau, nu * tau)), nu * tau + psi
+    return tau * (torch.cos(phase) * mean.real - torch.sin(phase) * mean.imag)

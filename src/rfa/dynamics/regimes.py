@@ -1,4 +1,4 @@
-"""What a head's noises make of a lag: bias, gate, regime, prior response and its peak (section 3.5, appendix C.2)."""
+"""How the noises of a head weigh a lag: bias, gate, regime, prior response and its peak (section 3.5, appendix C.2)."""
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ def gate(
     query_noise: Float[Tensor, "*#shape"],
     lag: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`P~(tau) = 1 / (Sigma(tau) + gamma^2)`, how sharply residuals at a lag are judged (section 3.5).
+    """`P~(tau) = 1 / (Sigma(tau) + gamma^2)`, the precision that scales squared residuals at a lag (section 3.5).
 
     Args: as `covariance`, and
         query_noise: gamma^2 >= 0, variance.
@@ -49,7 +49,7 @@ def regime(
     process_noise: Float[Tensor, "*#shape"],
     key_noise: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`alpha = eta^2 - sigma~^2`: negative is the diffusive regime, positive the integrative one (appendix C.2).
+    """`alpha = eta^2 - sigma~^2`: negative in the diffusive regime, positive in the integrative one (appendix C.2).
 
     Args:
         decay: mu >= 0, per unit of time.
@@ -57,7 +57,7 @@ def regime(
         key_noise: eta^2 >= 0, variance. All broadcast against each other.
 
     Returns:
-        A difference of variances; `-inf` at mu = 0, where a noisy process never settles.
+        A difference of variances. It is `-inf` at mu = 0, where a noisy process has no stationary variance.
     """
     return key_noise - steady_state_variance(decay, process_noise)
 
@@ -69,12 +69,12 @@ def prior_response(
     noise_floor: Float[Tensor, "*#shape"],
     lag: Float[Tensor, "*#shape"],
 ) -> Float[Tensor, "*shape"]:
-    """`exp(-mu tau) / Sigma(tau)`, what a lag contributes before content is looked at (section 3.7).
+    """`exp(-mu tau) / Sigma(tau)`, the weight of a lag before the content is compared (section 3.7).
 
     Args: as `covariance`.
 
     Returns:
-        A precision times a share of the state.
+        A precision times the remaining fraction of the state.
     """
     return decay_kernel(decay, lag) / covariance(decay, process_noise, key_noise, noise_floor, lag)
 
@@ -87,8 +87,8 @@ def peak_lag(
 ) -> Float[Tensor, "*shape"]:
     """`tau* = log(alpha / beta) / (2 mu)`, the lag at which `prior_response` is largest (section 3.7).
 
-    With `alpha <= beta = sigma_0^2 + sigma~^2` the response falls from the start and the peak is at lag 0. At
-    mu = 0 it never rises either, and the answer is 0.
+    With `alpha <= beta = sigma_0^2 + sigma~^2` the response falls from the start, and the peak is at lag 0. At mu = 0
+    the response never rises either, and the result is 0.
 
     Args: as `covariance`, without the lag.
 

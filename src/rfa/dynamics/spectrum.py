@@ -1,4 +1,4 @@
-"""Frequency banks, spectral bands and damping: which modes a head has and how fast it forgets (section 3.7)."""
+"""Frequency banks and damping: which modes a head has, and how fast its states decay (section 3.7)."""
 
 import math
 
@@ -17,7 +17,7 @@ def _geometric(base: float, count: int) -> Tensor:
 
 
 def _with_conjugates(positive: Tensor) -> Tensor:
-    """`(w, -w)` adjacent: a real process has its eigenvalues in conjugate pairs (appendix D.1)."""
+    """`(w, -w)` side by side: the eigenvalues of a real process come in conjugate pairs (appendix D.1)."""
     return torch.stack([positive, -positive], dim=-1).flatten(-2).float()
 
 
@@ -74,18 +74,18 @@ def partitioned_frequencies(heads: int, modes: int, base: float = 10000.0) -> Fl
 def spectral_decay(
     frequency: Float[Tensor, "heads modes"], damping: float, zero_heads: int = 0
 ) -> Float[Tensor, " heads"]:
-    """`mu_h = b max_k |omega_hk|`: over a cycle of its fastest mode, each head loses the same share.
+    """`mu_h = b max_k |omega_hk|`: over a cycle of its fastest mode, every head loses the same fraction of its state.
 
     Args:
         frequency: omega of each head, radians per unit of time.
         damping: the dimensionless coefficient b >= 0.
-        zero_heads: this many first (slowest) heads do not decay at all.
+        zero_heads: this many heads, the first and slowest ones, do not decay.
 
     Returns:
         Decay rates per unit of time.
 
     Raises:
-        ValueError: if `damping` or `zero_heads` is negative or no number.
+        ValueError: if `damping` or `zero_heads` is negative, or `damping` is infinite or NaN.
     """
     if not 0 <= damping < math.inf:
         raise ValueError(f"damping: got {damping}, expected a finite number >= 0")

@@ -1,4 +1,4 @@
-"""How a state moves: rotation and decay, the two factors of exp(Lambda t) with Lambda = -mu + i omega."""
+"""How a state moves in time: rotation and decay, the two factors of exp(Lambda t) with Lambda = -mu + i omega."""
 
 import torch
 from jaxtyping import Float, Int
@@ -6,9 +6,10 @@ from torch import Tensor
 
 
 def time_dtype(device: torch.device) -> torch.dtype:
-    """The dtype in which times and phases are formed: float64 wherever the device has it.
+    """The dtype in which times and phases are computed: float64 wherever the device has it.
 
-    A phase `omega t` of 1e6 radians has an error of 0.06 in float32; cosine and sine are taken before rounding.
+    In float32 a phase `omega t` of 1e6 radians has an error of 0.06. Cosine and sine are therefore taken first, and
+    rounded afterwards.
     """
     return torch.float32 if device.type == "mps" else torch.float64
 
@@ -40,7 +41,7 @@ def rotate(
     """`exp(+i omega t) x`, or `exp(-i omega t) x` when `inverse`.
 
     The first half of the channels holds the real parts, the second half the imaginary parts (appendix D.1).
-    The inverse rotation brings states of different times into the common frame of t = 0; it is RoPE's map.
+    The inverse rotation is RoPE's map. It brings states of different times into the common frame of t = 0.
 
     Args:
         x: complex states as `2 * modes` real channels.
@@ -60,7 +61,10 @@ def turn(
     cos: Float[Tensor, "*b heads length modes"],
     sin: Float[Tensor, "*b heads length modes"],
 ) -> Float[Tensor, "*batch heads length channels"]:
-    """`x` turned by phases whose cosine and sine are known, as `rotation` gives them; half precisions round once."""
+    """`x` rotated by phases with known cosine and sine, as `rotation` gives them.
+
+    States in half precision are rounded only once, at the end.
+    """
     dtype = torch.promote_types(x.dtype, torch.float32)
     cos, sin = cos.to(dtype), sin.to(dtype)
     real, imaginary = x.to(dtype).chunk(2, dim=-1)
@@ -68,13 +72,13 @@ def turn(
 
 
 def decay_kernel(decay: Float[Tensor, "*#shape"], lag: Float[Tensor, "*#shape"]) -> Float[Tensor, "*shape"]:
-    """`E(tau) = exp(-mu tau)`, how much of a state is left after a lag (section 3.2).
+    """`E(tau) = exp(-mu tau)`, the fraction of a state that remains after a lag (section 3.2).
 
     Args:
         decay: mu >= 0, per unit of time; broadcasts against `lag`.
         lag: tau >= 0, in units of time.
 
     Returns:
-        A share in (0, 1].
+        A fraction in (0, 1].
     """
     return torch.exp(-decay * lag)

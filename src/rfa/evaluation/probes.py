@@ -12,7 +12,7 @@ from torch import Tensor
 from rfa.models import RFAForCausalLM
 from rfa.progress import Progress
 
-from .loss import LOGITS_HELD, batch_tokens
+from .perplexity import LOGITS_HELD, batch_tokens
 
 ProbeKind = Literal["passkey", "repeat"]
 CUE, STOP = " The secret words are", "."

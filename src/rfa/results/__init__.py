@@ -4,9 +4,18 @@
 and `folder.py` reads all results of a recipe. `evaluation` and `experiments` write them, `report` reads them.
 """
 
-from .files import PLANNED, Planned, read_planned, read_result, write_planned, write_result
+from .files import (
+    PLANNED,
+    Planned,
+    check_maps,
+    read_maps,
+    read_planned,
+    read_result,
+    write_maps,
+    write_planned,
+    write_result,
+)
 from .folder import Results, read_results
-from .maps import check_maps, read_maps, write_maps
 from .schema import RESULT_FORMAT, check_result
 
 __all__ = [

@@ -8,8 +8,7 @@ import numpy as np
 from rfa.models import PRESETS
 from rfa.progress import Progress
 
-from .files import PLANNED, read_planned, read_result
-from .maps import read_maps
+from .files import PLANNED, read_maps, read_planned, read_result
 
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 

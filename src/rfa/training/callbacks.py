@@ -1,4 +1,4 @@
-"""What happens beside the steps: metrics on disk and for TensorBoard, a stop on Ctrl-C, progress."""
+"""Callbacks of training: metrics on disk and for TensorBoard, the stop on Ctrl-C, progress."""
 
 import json
 import logging
@@ -26,36 +26,37 @@ from .run_folder import RunFolder
 class Board:
     """Scalars for TensorBoard.
 
-    Where they cannot be written (a full disk) they are given up with one warning: `metrics.jsonl` is the record.
+    If they cannot be written, for example because the disk is full, one warning is given and no more are written.
+    `metrics.jsonl` is the complete record.
 
     Args:
         folder: of the event files.
-        purge_step: hide what an earlier, stopped process wrote from this step on.
+        purge_step: TensorBoard hides what an earlier, stopped process wrote from this step on.
     """
 
     def __init__(self, folder: Path, purge_step: int):
         self._writer: SummaryWriter | None = None
         self._excepthook = threading.excepthook
         threading.excepthook = self._quiet_writer
-        with self._forgiving():
+        with self._disabled_on_error():
             self._writer = SummaryWriter(str(folder), purge_step=purge_step)
 
     def add(self, scalars: dict[str, float], step: int) -> None:
         """Write numbers by name."""
         if self._writer is not None:
-            with self._forgiving():
+            with self._disabled_on_error():
                 for name, value in scalars.items():
                     self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Write what is pending."""
+        """Write all pending scalars."""
         if self._writer is not None:
-            with self._forgiving():
+            with self._disabled_on_error():
                 self._writer.close()
         threading.excepthook = self._excepthook
 
     @contextmanager
-    def _forgiving(self) -> Iterator[None]:
+    def _disabled_on_error(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -65,25 +66,25 @@ class Board:
             )
 
     def _quiet_writer(self, args: threading.ExceptHookArgs) -> None:
-        """TensorBoard's thread hands its error on to the next call; it need not print it as well."""
+        """Keep TensorBoard's thread from printing an error that the next call raises anyway."""
         if type(args.thread).__name__ != "_AsyncWriterThread":
             self._excepthook(args)
 
 
-REPEATED = 1.0  # seconds within which a signal is the same one, passed on
+REPEATED = 1.0  # seconds; a second signal within them is the same one, passed on by a launcher
 _log = logging.getLogger(__name__)
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
 class MetricsLogger(TrainerCallback):
-    """`metrics.jsonl` and TensorBoard: losses, rates, and the dynamics of each layer and head.
+    """Write `metrics.jsonl` and TensorBoard files: losses, learning rates, and the dynamics of each layer and head.
 
     Args:
-        run: where to write.
+        run: the run folder to write to.
         model: its dynamics are logged.
-        tokens_at: how many tokens a number of steps reads.
-        progress: called with the step, the steps in all and the latest figures; while validating, these have
-            `validated`, the share that is done.
+        tokens_at: number of tokens that training reads up to a step.
+        progress: called with the step, the total number of steps and the latest metrics. During validation the metrics
+            contain `validated`, the fraction that is done.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class MetricsLogger(TrainerCallback):
         progress: TrainingProgress | None,
     ):
         self.run, self.model, self.progress = run, model, progress
-        self._tokens_at = tokens_at  # the Trainer's own count waits for the device at each step
+        self._tokens_at = tokens_at  # the Trainer's own count would wait for the device at each step
         self._seconds, self._mark, self._tokens_at_start = 0.0, 0.0, 0
         self.tokens = 0
         self._validated = 0  # batches
@@ -102,16 +103,16 @@ class MetricsLogger(TrainerCallback):
         self._latest: dict[str, float] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        """Drop what was logged after the checkpoint that a resumed run starts from."""
+        """Remove lines that were logged after the checkpoint from which a resumed run starts."""
         self._mark = time.perf_counter()
         self._tokens_at_start = self.tokens = self._tokens_at(state.global_step)
         if state.is_world_process_zero:
-            kept = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
-            write_text_whole(self.run.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+            lines = [line for line in read_metrics(self.run) if line["step"] <= state.global_step]
+            write_text_whole(self.run.metrics, "".join(json.dumps(line) + "\n" for line in lines))
             self._board = Board(self.run.tensorboard, purge_step=state.global_step + 1)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Read the clock, show the progress."""
+        """Measure the time of the step, and report progress."""
         self._seconds += time.perf_counter() - self._mark
         self._mark, self._validated = time.perf_counter(), 0
         self.tokens = self._tokens_at(state.global_step)
@@ -119,7 +120,7 @@ class MetricsLogger(TrainerCallback):
             self.progress(state.global_step, state.max_steps, self._latest)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Write a line and the board's scalars."""
+        """Write a line of `metrics.jsonl` and TensorBoard's scalars."""
         figures = {name: logs[name] for name in _LOGGED if name in (logs or {})}
         if not figures or not state.is_world_process_zero:
             return
@@ -148,14 +149,14 @@ class MetricsLogger(TrainerCallback):
             self._board.add(figures | by_head, state.global_step)
 
     def on_prediction_step(self, args, state, control, **kwargs):
-        """Show how far a validation is."""
+        """Report the progress of a validation."""
         self._validated += 1
         if self.progress is not None:
             share = self._validated / len(kwargs["eval_dataloader"])
             self.progress(state.global_step, state.max_steps, {**self._latest, "validated": share})
 
     def on_evaluate(self, args, state, control, **kwargs):
-        """Leave validation out of the training speed."""
+        """Exclude validation and saving from the training speed."""
         self._mark = time.perf_counter()
 
     on_save = on_evaluate
@@ -169,18 +170,22 @@ class MetricsLogger(TrainerCallback):
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Training speed over all devices, with data loading, without validation and saving; None before any step."""
+        """Training speed over all devices; None before the first step.
+
+        Loading data counts; validation and saving do not.
+        """
         return round((self.tokens - self._tokens_at_start) / self._seconds, 1) if self._seconds else None
 
 
 class StopOnSignal(TrainerCallback):
-    """Ctrl-C or SIGTERM finishes the step, saves and stops; a second one, not before a second, stops at once.
+    """On Ctrl-C or SIGTERM finish the step, save and stop. A later second signal stops immediately.
 
-    Launchers pass the terminal's signal on, so that it comes to each process twice.
+    Launchers pass the terminal's signal on, so each process gets it twice. Therefore a signal within one second of the
+    first one does not count.
     """
 
     def __init__(self):
-        self.stopped = self._said = False
+        self.stopped = self._announced = False
         self._since = 0.0
         self._previous = {}
 
@@ -199,37 +204,37 @@ class StopOnSignal(TrainerCallback):
         if not self.stopped:
             self.stopped, self._since = True, time.monotonic()
 
-    def _say(self, state):
-        """That the signal was heard: in the next callback, for a handler must not write."""
-        if self.stopped and not self._said and state.is_world_process_zero:
-            self._said = True
+    def _announce(self, state):
+        """Tell the user that the signal was received. A callback does this, because a signal handler must not write."""
+        if self.stopped and not self._announced and state.is_world_process_zero:
+            self._announced = True
             _log.warning("stopping when this step is done and saved; a second signal stops at once, unsaved")
 
     def on_substep_end(self, args, state, control, **kwargs):
-        """Say that the signal was heard."""
-        self._say(state)
+        """Tell the user that the signal was received."""
+        self._announce(state)
 
     on_step_begin = on_prediction_step = on_substep_end
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask the Trainer to save and stop."""
         stopped = self.stopped
-        if args.world_size > 1:  # the signal reaches processes at different steps; they must stop at the same one
+        if args.world_size > 1:  # the signal can reach processes at different steps, but they must stop at the same one
             flag = torch.tensor(int(stopped), device=args.device)
             torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
             stopped = bool(flag)
-            if stopped and not self.stopped:  # another process was told; this one will be in a moment
+            if stopped and not self.stopped:  # another process got the signal; this one will get it soon
                 self.stopped, self._since = True, time.monotonic()
         if stopped:
-            self._say(state)  # saving may take long
-            # logged first: figures that are no numbers raise before such weights are saved
+            self._announce(state)  # now, because saving may take long
+            # the Trainer logs before it saves: a loss that is not finite raises before such weights are saved
             control.should_log = control.should_save = control.should_training_stop = True
 
-    on_evaluate = on_step_end  # its loss was a number; the checkpoint comes first, then the line
+    on_evaluate = on_step_end  # a stop during validation saves after the validation
 
 
 def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
-    """The lines of `metrics.jsonl`; one that was cut off in the middle of writing is left out."""
+    """The lines of `metrics.jsonl`. A line that was not written to its end is left out."""
     if not run.metrics.is_file():
         return []
     lines = []
@@ -244,7 +249,10 @@ def read_metrics(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def _per_head(parameters: dict[str, Any]) -> dict[str, list[float | None]]:
-    """The logged dynamics: decay, noises, robustness, temperature, and the regime's alpha, None without decay."""
+    """The logged dynamics by name, each a list over heads: decay, noises, robustness, temperature, the regime's alpha.
+
+    Alpha is None for a head without decay.
+    """
     noise = parameters.get("noise")
     parameters = {**parameters, **({} if noise is None else noise._asdict())}
     values = {name: given.detach() for name, given in parameters.items() if name not in ("frequency", "noise")}

@@ -1,4 +1,4 @@
-"""What a result was made with: versions, commit and machine."""
+"""The versions, the commit and the machine that a result was made with."""
 
 import os
 import platform
@@ -33,7 +33,7 @@ def environment() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor as its maker calls it."""
+    """The maker's name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -43,7 +43,7 @@ def cpu_name() -> str:
 
 
 def _accelerated() -> dict[str, Any]:
-    """Versions on which measurements on a GPU depend as well."""
+    """Further versions on which measurements on a GPU depend."""
     if not torch.cuda.is_available():
         return {}
     try:
@@ -54,8 +54,8 @@ def _accelerated() -> dict[str, Any]:
 
 
 def _commit(checkout: Path) -> str | None:
-    """The commit of a source checkout, `-dirty` where files differ from it; None for an installed package."""
-    if not (checkout / ".git").exists():  # or it would be the commit of whatever repository lies around
+    """The commit of a source checkout, with `-dirty` if files differ from it; None for an installed package."""
+    if not (checkout / ".git").exists():  # git would report the commit of an unrelated repository around it
         return None
     try:
         head, changes = (

@@ -1,14 +1,14 @@
-"""The run folder: what joins training, evaluation and reports.
+"""The run folder. Training writes it; evaluation and reports read it.
 
-run.json         what was asked, resolved; versions, commit, data; how far it came and what it measured
+run.json         specification, versions, commit, data, progress, and the measured result
 metrics.jsonl    a line for each logged step
 tensorboard/     the same for TensorBoard
 tokenizer/       as transformers saves it
-checkpoints/     the newest two, each whole
+checkpoints/     the newest two, each of them whole
 model/           the trained model, as transformers saves it
 
-The last three kinds of folder hold `digests.json` too, the sha256 of each file. Nothing of a run is read that could run
-code: JSON, safetensors, and tensors and numbers of PyTorch (`weights_only`).
+The last three folders hold `digests.json` too, with the sha256 of each file. Nothing is read that could run code: only
+JSON, safetensors, and tensors and numbers of PyTorch (`weights_only`).
 """
 
 import json
@@ -24,8 +24,7 @@ import rfa.version
 from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 
-from .checkpoints import checkpoints_in, missing_files, read_all
-from .saved_files import read_model, read_tokenizer
+from .saved_files import checkpoints_in, missing_files, read_all, read_model, read_tokenizer
 from .spec import TrainingSpec
 from .trainer import quiet_transformers
 
@@ -51,28 +50,28 @@ class RunFolder:
         self.tokenizer = self.path / "tokenizer"
 
     def check_free(self, overwrite: bool = False) -> None:
-        """Raise `ValueError` if something is there already, unless it is a run and `overwrite` is given."""
+        """Raise `ValueError` if the folder exists and is not empty, unless it is a run and `overwrite` is given."""
         if not self.path.exists():
             return
         own = {_LOCK, *(path.name for path in self._own())}
         begun = self.path.is_dir() and not self.record.exists()
         if begun and all(whole_name(path) in own for path in self.path.iterdir()):
-            return  # empty, or what a process left that was killed before its run began
+            return  # empty, or left by a process that was killed before its run began
         if not self._is_run():
             raise ValueError(f"out: {self.path} exists and is no run folder, expected a new or an empty folder")
         if not overwrite:
             raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
 
     def _own(self) -> tuple[Path, ...]:
-        """What a run writes. Its record comes last, because without it a folder is no run."""
+        """All paths that a run writes. The record comes last, because a folder without a record is no run."""
         return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
 
     def owns(self, path: Path) -> bool:
-        """Whether a path is that of a file or folder of the run, or lies in one."""
+        """Whether a path is a file or folder of the run, or lies in such a folder."""
         return any(path.resolve().is_relative_to(own.resolve()) for own in self._own())
 
     def clear(self) -> None:
-        """Delete what a run writes; anything else in the folder stays, as does what a link leads to."""
+        """Delete all that a run writes. Other files in the folder stay, and so do the targets of links."""
         own = {path.name for path in self._own()}
         unfinished = [path for path in self.path.glob(".*") if path.name not in own and whole_name(path) in own]
         for path in (*unfinished, *self._own()):
@@ -86,7 +85,7 @@ class RunFolder:
         """Keep other processes from writing to the run.
 
         Raises:
-            ValueError: if another one does.
+            ValueError: if another process holds the lock.
         """
         with held(self.path / _LOCK) as mine:
             if not mine:
@@ -107,7 +106,7 @@ class RunFolder:
         """The contents of run.json.
 
         Raises:
-            ValueError: if the folder is no run, is damaged or was written by another version.
+            ValueError: if the folder is no run, is damaged, or was written by an incompatible version.
         """
         if not self.record.is_file():
             raise ValueError(f"run: {self.path} holds no run.json, expected a folder made by `rfa train`")
@@ -130,10 +129,10 @@ class RunFolder:
         write_text_whole(self.record, json.dumps({"format": FORMAT, **record}, indent=2) + "\n")
 
     def latest_checkpoint(self) -> Path | None:
-        """The newest whole checkpoint; None where there is none at all.
+        """The newest whole checkpoint; None if there is no checkpoint at all.
 
         Raises:
-            ValueError: if there are some, but each lacks a file.
+            ValueError: if there are checkpoints, but each of them lacks a file.
         """
         found = checkpoints_in(self.checkpoints)
         whole = [path for path in found if not missing_files(path)]
@@ -143,12 +142,12 @@ class RunFolder:
         return whole[-1] if whole else None
 
     def check_checkpoint(self, checkpoint: Path, model: PreTrainedModel) -> None:
-        """Raise `ValueError` where a file of a checkpoint cannot be read or does not belong to the model."""
+        """Raise `ValueError` if a file of a checkpoint cannot be read or does not fit the model."""
         hint = "delete it to go on from the one before"
         _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: read_all(checkpoint, model))
 
     def weights(self) -> Path:
-        """The folder of the trained model, or of the newest checkpoint where the run is not finished.
+        """The folder of the trained model, or of the newest checkpoint if the run is not finished.
 
         Raises:
             ValueError: if there is none.
@@ -186,7 +185,7 @@ class RunFolder:
 
 
 def _check_record(record: dict[str, Any]) -> None:
-    """Raise an error where something that will be read is missing or of another kind."""
+    """Raise an error if a value that is read later is missing or of another type."""
     missing = {"spec", "data", "config", "steps", "finished"} - record.keys()
     if missing:
         raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -207,6 +206,6 @@ def _load(what: str, load: Callable[[], Any]) -> Any:
     try:
         with quiet_transformers():
             return load()
-    except Exception as error:  # the libraries beneath raise anything from OSError to SafetensorError
+    except Exception as error:  # the libraries raise many types, from OSError to SafetensorError
         first, _, _ = str(error).partition("\n")
         raise ValueError(f"{what} cannot be read ({type(error).__name__}: {first})") from error

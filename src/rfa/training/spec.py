@@ -1,4 +1,4 @@
-"""The specification of a run, one value that is written to the run folder."""
+"""The specification of a run. It is one value, and is written to the run folder."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -9,15 +9,15 @@ from rfa.models import RFAConfig, preset
 from rfa.nn.checks import check_range, require
 from rfa.ops import choose_backend
 
-_ADDED = {"one_group"}  # since records were first written, which do not have it
-LARGEST = 2**31 - 1  # of what is counted
+_ADDED = {"one_group"}  # fields that the oldest records do not have
+LARGEST = 2**31 - 1  # of counts
 _RANGES: dict[str, tuple[float, float]] = {
     "length": (2, LARGEST),
     "batch_size": (1, LARGEST),
     "accumulate": (1, LARGEST),
     "epochs": (1e-9, 1e6),
     "max_steps": (1, LARGEST),
-    "learning_rate": (1e-12, 1e3),  # beyond, no weight in float32 moves, or all of them leave it
+    "learning_rate": (1e-12, 1e3),  # below it no float32 weight changes, above it all of them overflow
     "seed": (0, 2**32 - 1),
     "valid_tokens": (2, 2**63 - 1),
     "eval_steps": (1, LARGEST),
@@ -33,24 +33,24 @@ class TrainingSpec:
         preset: one of `rfa.models.PRESETS`.
         model: fields of `RFAConfig` that replace the preset's, attention's by flat names such as `damping`.
         data: a corpus, file or folder, as for `rfa.data.load_corpus`.
-        split_by: how an unsplit corpus is split.
+        split_by: how a corpus without splits is split, as for `rfa.data.load_corpus`.
         tokenizer: as for `rfa.data.load_tokenizer`.
         length: tokens of a training block.
-        batch_size: blocks of a step on one device.
+        batch_size: blocks of a batch on one device.
         accumulate: batches of one optimiser step.
         epochs: passes over the training split, unless `max_steps` is given.
-        max_steps: optimiser steps in all.
-        learning_rate: the peak.
+        max_steps: total number of optimiser steps.
+        learning_rate: peak rate.
         seed: of initialisation and data order.
-        valid_tokens: at most so many tokens of the validation split, in blocks spread over it; None for all.
-        eval_steps: validate and save every so many steps; None for each epoch.
-        log_steps: write a line of metrics every so many steps.
-        bf16: train in bfloat16 autocast; else in float32, whose matrix products a GPU makes in TensorFloat-32.
-        one_group: train the SDE's parameters like all others, as the paper's released code did; else at half the rate,
-            without momentum, clipped to 1e-4. Only for models that have some.
+        valid_tokens: maximum number of tokens of the validation split, in blocks spread over it; None for all.
+        eval_steps: number of steps between validations, each with a checkpoint; None for once an epoch.
+        log_steps: number of steps between lines of metrics.
+        bf16: train in bfloat16 autocast; otherwise in float32, with matrix products in TensorFloat-32 on a GPU.
+        one_group: train the SDE's parameters like all others, as the paper's released code did. Otherwise they have
+            half the rate, no momentum, and gradients clipped to 1e-4. Only for models that have such parameters.
 
     Raises:
-        ValueError: for a number out of range, an unknown preset, field or tokenizer, or no way to split.
+        ValueError: for a number out of range, or an unknown preset, field, tokenizer or way to split.
     """
 
     preset: str
@@ -86,7 +86,7 @@ class TrainingSpec:
         if self.one_group and not config.has_head_dynamics():
             raise ValueError(f"one_group: got True, expected False: {self.preset} has none of the SDE's parameters")
         backend = config.attention.backend
-        if backend != "auto":  # one asked for by name has to run here
+        if backend != "auto":  # a backend that is named has to run on this machine
             choose_backend(backend)
 
     def model_config(self, vocab_size: int, **more: Any) -> RFAConfig:
@@ -94,22 +94,22 @@ class TrainingSpec:
         return preset(self.preset, **{**self.model, **more, "vocab_size": vocab_size, "train_length": self.length})
 
     def with_absolute_paths(self) -> "TrainingSpec":
-        """The same, meant from any working folder."""
+        """The same specification with absolute paths, which is valid in any working folder."""
         form, _, folder = self.tokenizer.partition(":")
         tokenizer = f"{form}:{Path(folder).resolve()}" if form == "gpt2" and folder else self.tokenizer
         return replace(self, data=_absolute(self.data), tokenizer=tokenizer)
 
     def to_dict(self) -> dict[str, Any]:
-        """A dictionary for JSON; without those of `_ADDED` that say nothing new."""
+        """A dictionary for JSON. Fields of `_ADDED` are left out where they have their default."""
         defaults = {each.name: each.default for each in fields(self)}
         return {n: value for n, value in asdict(self).items() if n not in _ADDED or value != defaults[n]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainingSpec":
-        """From `to_dict`'s dictionary.
+        """The specification of `to_dict`'s dictionary.
 
         Raises:
-            ValueError: for a missing or unknown key, or a value of another kind.
+            ValueError: for a missing or unknown key, or a value of another type.
         """
         kinds = get_type_hints(cls)
         if not isinstance(values, dict) or not kinds.keys() - _ADDED <= values.keys() <= kinds.keys():

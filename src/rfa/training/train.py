@@ -21,17 +21,23 @@ from rfa.progress import Progress, TrainingProgress
 
 from .callbacks import MetricsLogger, StopOnSignal
 from .environment import environment
-from .optimization import ClipDynamics
 from .run_folder import RunFolder
 from .saved_files import write_digests
 from .spec import TrainingSpec
-from .trainer import ProtocolTrainer, full_disk_as_os_error, quiet_transformers, tensor_float_32, trial_step
+from .trainer import (
+    ClipDynamics,
+    ProtocolTrainer,
+    full_disk_as_os_error,
+    quiet_transformers,
+    tensor_float_32,
+    trial_step,
+)
 
-TRAINED_ON = ("train", "valid")  # splits that a run reads, and its data fingerprint covers
+TRAINED_ON = ("train", "valid")  # the splits that a run reads, and that its data fingerprint covers
 
 
 class Stopped(Exception):
-    """The run was stopped by Ctrl-C or SIGTERM after saving; `step` says where."""
+    """The run was saved and stopped at `step`, because of Ctrl-C or SIGTERM."""
 
     def __init__(self, step: int, steps: int):
         super().__init__(f"stopped at step {step} of {steps}")
@@ -49,38 +55,38 @@ def train(
     """Train a model in a new run folder.
 
     Args:
-        spec: what to train on what.
+        spec: the model, the data and the protocol.
         out: the run folder.
-        overwrite: replace a run folder that is there.
-        data_progress: called with bytes of text read and in all.
-        progress: called after each step with the step, the steps in all and the latest figures; while validating,
-            these have `validated`, the share that is done.
+        overwrite: replace an existing run folder.
+        data_progress: called with the bytes of text read so far and their total.
+        progress: called after each step with the step, the total number of steps and the latest metrics. During
+            validation the metrics contain `validated`, the fraction that is done.
 
     Returns:
         The run's record, as in run.json.
 
     Raises:
-        ValueError: for bad data, a run folder that exists, a loss that is no number.
-        OSError: if the disk is full; the last complete checkpoint stays.
-        Stopped: on Ctrl-C, after saving; in the last step too, when the run is finished.
-        Exception: with `overwrite`, before anything is deleted, from a model that cannot make a step on this machine.
+        ValueError: for bad data, a run folder that exists, or a loss that is not finite.
+        OSError: if the disk is full. The last complete checkpoint stays.
+        Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
+        Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
     """
     spec = spec.with_absolute_paths()
     run = RunFolder(out)
     run.check_free(overwrite)
-    arguments = _arguments(run, spec)  # early: it sets up the processes of a distributed run
+    arguments = _arguments(run, spec)  # this sets up the processes of a distributed run
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     test = load_corpus(spec.data, spec.split_by).documents("test")
-    check_text(test)  # it is read after training
-    blocks, _ = _blocks(data, spec)  # complain before anything is written
+    check_text(test)  # now, because it is read only after training
+    blocks, _ = _blocks(data, spec)  # errors come before anything is written
     if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
             f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
     record = _new_record(spec, data, fingerprint(test), arguments.world_size)
-    if overwrite and run.path.exists():  # nothing is lost to a kernel that cannot be built here
+    if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         trial_step(spec, arguments.device)
     with _alone(run, arguments):
         if arguments.process_index == 0:
@@ -96,13 +102,13 @@ def resume(
     data_progress: Progress | None = None,
     progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
-    """Go on with a run from its newest checkpoint, or from its start where there is none yet.
+    """Continue a run from its newest checkpoint, or from its start if it has none yet.
 
-    Args, returns and raises as `train`; a finished run's record is returned as it is.
+    Args, returns and raises as `train`. The record of a finished run is returned unchanged.
 
     Raises:
-        ValueError: if the folder is no run, its data are no longer what they were, or other than as many processes as
-            began it work together: they would read other batches.
+        ValueError: if the folder is no run, if its data have changed, or if the number of processes differs from that
+            at the start of the run: they would read other batches.
     """
     run = RunFolder(out)
     record = run.read()
@@ -113,7 +119,7 @@ def resume(
     processes = record.get("processes", 1)
     if arguments.world_size != processes:
         raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
-    tokenizer = run.load_tokenizer()  # the run's own: checkpoints know its ids
+    tokenizer = run.load_tokenizer()  # checkpoints need the ids of the run's own tokenizer
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
@@ -128,12 +134,12 @@ def resume(
 
 
 def _alone(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
-    """The processes of one launch share a run; its first one keeps others away."""
+    """A lock against other launches. The processes of one launch share the run; the first of them holds the lock."""
     return run.lock() if arguments.process_index == 0 else nullcontext()
 
 
 def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
-    """Record and tokenizer of a new run: both, or neither."""
+    """Write the record and the tokenizer of a new run, both or neither."""
     run.clear()
     try:
         with full_disk_as_os_error(run.path):
@@ -146,7 +152,7 @@ def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
 
 
 def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:
-    """Those of the training split, and of the validation split all or as many as the specification asks for."""
+    """All blocks of the training split, and those of the validation split that the specification asks for."""
     train_blocks = TokenBlocks(data.streams["train"], spec.length, "training split")
     valid_blocks = TokenBlocks(data.streams["valid"], spec.length, "validation split")
     if spec.valid_tokens is None:
@@ -159,7 +165,7 @@ def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
 
 
 def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, processes: int) -> dict[str, Any]:
-    """The record of a new run. Its fingerprints tell a later evaluation whether the test split is still the same."""
+    """The record of a new run. A later evaluation compares its fingerprint of the test split."""
     return {
         "spec": spec.to_dict(),
         "config": _config(spec, data).to_diff_dict(),
@@ -196,7 +202,7 @@ def _train(
         epochs, rest = divmod(step, steps_an_epoch)
         return (epochs * batches + min(rest * spec.accumulate, batches)) * at_once * spec.length
 
-    # kernels are compiled where Ctrl-C still stops all at once: later it would stop the compiler alone
+    # compile the kernels here, where Ctrl-C still stops everything; later it would stop only the compiler
     choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
     with quiet_transformers(), tensor_float_32(), StopOnSignal() as stop, logger:
@@ -239,13 +245,13 @@ def _train(
     _save_model(trainer, run)
     if trainer.is_world_process_zero():
         run.write(record)
-    if stop.stopped:  # in the last step or after it: the run is whole, and what was to follow is not wanted
+    if stop.stopped:  # in the last step or after it: the run is complete, but the caller must not go on
         raise Stopped(trainer.state.global_step, trainer.state.max_steps)
     return record
 
 
 def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
-    """All processes take part, because the weights may be sharded; the first one moves the folder into place."""
+    """Save the trained model. All processes take part, because weights may be sharded; the first one renames."""
     staging = run.path / ".model"
     with quiet_transformers(), full_disk_as_os_error(run.path):
         try:
@@ -272,7 +278,7 @@ def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
         seed=spec.seed,
         bf16=spec.bf16,
         eval_strategy="steps",
-        eval_steps=1,  # both set when the length of an epoch is known
+        eval_steps=1,  # `_train` sets it and save_steps, when it knows the length of an epoch
         save_strategy="steps",
         save_steps=1,
         logging_steps=spec.log_steps,

@@ -1,9 +1,12 @@
-"""transformers' Trainer as the protocol wants it: optimiser, precision, checkpoints that are whole or absent, no noise.
+"""The training protocol on transformers' Trainer (the paper's appendix F).
 
-`trial_step` says whether a machine can train a model, before hours are spent on it or an old run is deleted for it.
+It has its own optimiser with two parameter groups and a second gradient clip, a one-cycle schedule, and checkpoints
+that are whole or absent. `trial_step` tests whether a machine can train a model, before hours are spent on a run or an
+old run is deleted.
 """
 
 import errno
+import math
 import os
 import shutil
 from collections.abc import Iterator
@@ -15,23 +18,78 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
 from rfa.models import RFAForCausalLM
 from rfa.models.modeling import RFAPreTrainedModel
 
-from .checkpoints import checkpoints_in, read_state
-from .optimization import make_optimizer, one_cycle
-from .saved_files import write_digests
+from .saved_files import checkpoints_in, read_state, write_digests
 from .spec import TrainingSpec
+
+DYNAMICS_CLIP = 1e-4
+
+
+def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: bool = False) -> torch.optim.Adam:
+    """Adam without weight decay. The SDE's parameters have half the rate, no momentum, and `eps = 1e-7`.
+
+    Args:
+        model: its learned `head_dynamics` form the second group, if it has any.
+        learning_rate: peak rate of the first group.
+        one_group: no second group, as in the paper's released code.
+
+    Returns:
+        The optimiser, its groups named "features" and "dynamics".
+    """
+    sde_modules = () if one_group else model.head_dynamics().values()
+    dynamics = {id(p) for module in sde_modules for p in module.parameters()}
+    features = [p for p in model.parameters() if p.requires_grad and id(p) not in dynamics]
+    groups: list[dict] = [{"params": features, "lr": learning_rate, "name": "features"}]
+    if dynamics:
+        sde = [p for p in model.parameters() if p.requires_grad and id(p) in dynamics]
+        groups.append({"params": sde, "lr": learning_rate / 2, "betas": (0.0, 0.999), "eps": 1e-7, "name": "dynamics"})
+    return torch.optim.Adam(groups, betas=(0.9, 0.999))
+
+
+def one_cycle(step: int, total: int, warmup: float = 0.05, start: float = 1 / 25, end: float = 1 / 1000) -> float:
+    """The learning rate of a step over the peak rate: a cosine from `start` up to 1, then a cosine down to `end`.
+
+    Args:
+        step: from 0 to `total - 1`.
+        total: number of steps of the run.
+        warmup: fraction of the steps before the peak.
+        start: the factor at the first step.
+        end: the factor at the last step.
+
+    Returns:
+        A factor of the learning rate.
+    """
+    top = warmup * total - 1
+    if step < top:
+        return _cosine(start, 1.0, step / top)
+    last = max(total - 1, 1)
+    return _cosine(1.0, end, min(1.0, (step - max(top, 0.0)) / max(last - max(top, 0.0), 1.0)))
+
+
+def _cosine(first: float, last: float, fraction: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * fraction)) / 2
+
+
+class ClipDynamics(TrainerCallback):
+    """The second, stricter clip of the SDE's gradients, after the Trainer's own clip of all gradients."""
+
+    def on_pre_optimizer_step(self, args, state, control, *, optimizer=None, **kwargs):
+        """Clip the gradient norm of the group named "dynamics"."""
+        for group in optimizer.param_groups if optimizer is not None else ():
+            if group.get("name") == "dynamics":
+                nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
 
 
 @contextmanager
 def tensor_float_32() -> Iterator[None]:
-    """Float32 matrix products in TensorFloat-32 (10 bits of mantissa, sums in float32) on GPUs that have it.
+    """Compute float32 matrix products in TensorFloat-32 (10 bits of mantissa, sums in float32) on GPUs that have it.
 
-    It is several times as fast; the fused filter's own products stay in float32. Elsewhere nothing changes.
+    This is several times as fast. The fused filter's own products stay in float32. On other devices nothing changes.
     """
     before = torch.get_float32_matmul_precision()
     if torch.cuda.is_available():
@@ -44,7 +102,7 @@ def tensor_float_32() -> Iterator[None]:
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Errors only and no bars inside; afterwards as the caller had it."""
+    """Show only errors of transformers and no bars inside the block. Restore the caller's choice afterwards."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -56,18 +114,21 @@ def quiet_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-_KEPT = 2
+_CHECKPOINTS = 2  # that stay on disk
 
 
 class ProtocolTrainer(Trainer):
-    """The Trainer does steps, devices, precision and resuming; the protocol has its own optimiser and saving."""
+    """The Trainer with the protocol's optimiser, schedule and saving.
+
+    Steps, devices, precision and resuming are transformers' own.
+    """
 
     def __init__(self, *args, one_group: bool = False, **kwargs):
         self._one_group = one_group
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, model=None):
-        """Adam with the two parameter groups, or one."""
+        """Adam with two parameter groups, or with one."""
         if self.optimizer is None:
             model = cast(RFAPreTrainedModel, self.model)
             self.optimizer = make_optimizer(model, self.args.learning_rate, self._one_group)
@@ -81,7 +142,7 @@ class ProtocolTrainer(Trainer):
         return self.lr_scheduler
 
     def get_eval_dataloader(self, eval_dataset=None):
-        """All validation blocks: only training drops a batch that is not full."""
+        """A loader of all validation blocks. Only training drops a batch that is not full."""
         self.args.dataloader_drop_last = False
         try:
             return super().get_eval_dataloader(eval_dataset)
@@ -89,12 +150,12 @@ class ProtocolTrainer(Trainer):
             self.args.dataloader_drop_last = True
 
     def is_last(self, checkpoint: Path, max_steps: int | None) -> bool:
-        """Whether a run that was stopped at this checkpoint had made all its steps."""
+        """Whether this checkpoint is the one after the last step of the run."""
         state = read_state(checkpoint)
         return state.global_step >= (max_steps or state.max_steps)
 
     def load_last(self, checkpoint: Path) -> None:
-        """Stand where `train` would after its last step; the Trainer itself would make one more."""
+        """Load the state that `train` has after its last step. The Trainer itself would make one step more."""
         self._load_from_checkpoint(str(checkpoint))
         self.state = read_state(checkpoint)
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -102,7 +163,7 @@ class ProtocolTrainer(Trainer):
         self.callback_handler.on_train_begin(self.args, self.state, self.control)
 
     def _save_checkpoint(self, model, trial):
-        """Save under a temporary name, rename, and only then drop the checkpoints that are too old."""
+        """Save under a temporary name, rename, and only then delete the oldest checkpoints."""
         folder = Path(cast(str, self.args.output_dir))
         staging = folder / ".saving"
         name = f"checkpoint-{self.state.global_step}"
@@ -123,40 +184,40 @@ class ProtocolTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(staging, ignore_errors=True)
         if self.args.should_save:
-            for old in checkpoints_in(folder)[:-_KEPT]:
+            for old in checkpoints_in(folder)[:-_CHECKPOINTS]:
                 shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager
 def full_disk_as_os_error(folder: Path) -> Iterator[None]:
-    """Let a failed write of torch, safetensors or tokenizers come out as the `OSError` that it is."""
+    """Raise a failed write of torch, safetensors or tokenizers as `OSError`."""
     try:
         yield
     except (OSError, ValueError):
         raise
-    except Exception as error:  # tokenizers raises a bare one
-        writing = ("PytorchStreamWriter", "inline_container", "(os error")
-        if not (isinstance(error, SafetensorError) or any(sign in str(error) for sign in writing)):
+    except Exception as error:  # tokenizers raises plain `Exception`
+        signs = ("PytorchStreamWriter", "inline_container", "(os error")
+        if not (isinstance(error, SafetensorError) or any(sign in str(error) for sign in signs)):
             raise
         number = errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
         raise OSError(number, f"{os.strerror(number)} ({error})", str(folder)) from error
 
 
-_WORDS = 64
+_VOCABULARY = 64  # of the trial's model
 
 
 def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
-    """Forward and backward of one block through one layer of a run's model, in its precision.
+    """Run one block forward and backward through one layer of a run's model, in the run's precision.
 
-    Its kernels are compiled and loaded on the way, so that one that cannot be is found here.
+    This compiles and loads the kernels, so a kernel that cannot be compiled is found here.
 
     Args:
         spec: of the run.
-        device: the run's; the accelerator by default, the CPU where there is none.
+        device: of the run. By default the accelerator, or the CPU if there is none.
 
     Raises:
-        RuntimeError: for a loss or a gradient that is not finite; from the layers below, for a kernel that cannot be
-            compiled or a device that has no memory left. Triton has exceptions of its own.
+        RuntimeError: for a loss or a gradient that is not finite, a kernel that cannot be compiled, or a device without
+            enough memory. Triton raises exceptions of its own.
     """
     device = device or torch.accelerator.current_accelerator() or torch.device("cpu")
     with torch.random.fork_rng(devices=[]), tensor_float_32():

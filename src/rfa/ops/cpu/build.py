@@ -13,8 +13,7 @@ from pathlib import Path
 from subprocess import PIPE, STDOUT
 from typing import BinaryIO
 
-from rfa.cache import cache_folder, cached_file
-from rfa.files import write_text_whole
+from rfa.files import cache_folder, cached_file, write_text_whole
 
 SOURCES = Path(__file__).parent / "kernels"
 MEND = "install a C++17 compiler (g++ or clang++) or name one in CXX"

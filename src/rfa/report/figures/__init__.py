@@ -1,15 +1,17 @@
 """Figures in one style: of the theory, from its closed forms, and of what was measured, from result files."""
 
-from .closed_forms import (
+from .comparison import differences, retrieval, speed_over_length
+from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
+from .style import COLOURS, COLUMN, PAGE, save
+from .theory import (
     bias_and_gate_over_decay,
     diffusive_and_integrative,
     eigenvalue_spectra,
+    rotate_aggregate_counter_rotate,
     temporal_scale_separation,
+    transport_factorization,
+    transported_measurements,
 )
-from .comparison import differences, retrieval, speed_over_length
-from .dynamics import noises_over_training, regimes_over_training, robustness_over_training
-from .maps import attention_maps, near_attention
-from .style import COLOURS, COLUMN, PAGE, save
 from .training import (
     damping_sweep,
     loss_over_position,
@@ -17,7 +19,6 @@ from .training import (
     training_and_extrapolation,
     training_curves,
 )
-from .transport import rotate_aggregate_counter_rotate, transport_factorization, transported_measurements
 
 __all__ = [
     "COLOURS",
