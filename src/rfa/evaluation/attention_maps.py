@@ -1,4 +1,4 @@
-"""Maps of a layer's attention, read off its own operator."""
+"""Maps of a layer's attention, computed with the layer's own operator."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from rfa.models import RFAForCausalLM
 from rfa.nn import DotProductAttention
 
 MAP_SIZE = 128
-MAP_LENGTHS = 8  # of the window that a record maps, in training lengths
+MAP_LENGTHS = 8  # length of the mapped window, in training lengths
 
 
 def middle_window(tokens: int, length: int) -> slice:
-    """The window of `length` in the middle of a text of `tokens`: far from title pages.
+    """The window of `length` tokens in the middle of a text of `tokens`, far from title pages.
 
     Raises:
         ValueError: if the text is too short.
@@ -31,33 +31,36 @@ def middle_window(tokens: int, length: int) -> slice:
 def attention_maps(
     model: RFAForCausalLM, ids: np.ndarray, train_length: int, size: int = MAP_SIZE
 ) -> tuple[dict[str, Float[np.ndarray, "heads queries keys"]], dict[str, Any]]:
-    """What each head of the last layer takes from where, on one window.
+    """The weight of each key in each query's estimate, for every head of the last layer, on one window.
 
-    An estimate is linear in the values: `out_i = sum_j W_ij R_ij v_j`, with the rotation R where values turn. W_ij is
-    what is mapped: the softmax weight times the decay, `A_ij exp(-mu tau)`, which is what reaches the estimate. Rows
-    of A sum to one; those of W to the share `kept` that did not decay, one in a head without decay. Values that are
-    one on a block of keys and zero elsewhere give the sums of W over blocks from the layer's own operator, in linear
-    memory, whatever its prior; where it turns values, they are turned against it.
+    An estimate is linear in the values: `out_i = sum_j W_ij R_ij v_j`, with a rotation R if the layer rotates values.
+    The map shows `W_ij = A_ij exp(-mu tau)`, the softmax weight times the decay. A row of A sums to one. A row of W
+    sums to `kept`, the fraction that did not decay; it is one in a head without decay.
+
+    The maps need linear memory and work for every prior. The layer's own operator gets values that are one on a block
+    of keys and zero elsewhere, and returns sums of W over blocks. The rotation of values is undone.
 
     Args:
         model: in evaluation mode.
         ids: the window's tokens.
-        train_length: of the model.
-        size: at most so many blocks of queries, and of keys.
+        train_length: training length of the model, in tokens.
+        size: maximum number of blocks of queries, and of keys.
 
     Returns:
-        `weights`, means over blocks of queries of sums over blocks of keys, `(heads, blocks, blocks)`, and `near`, the
-        last `size` queries and `2 size` keys one by one, which alone shows periods shorter than two blocks, both in
-        float16; and a summary: `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (tokens, of what is
-        kept) and `beyond_training` (the share of what is kept that lies more than the training length back), the last
-        two to the width of a block.
+        Two maps in float16 and a summary. `weights` is `(heads, blocks, blocks)`: sums over blocks of keys, averaged
+        over blocks of queries. `near` is `(heads, size, 2 size)`: the last queries and keys one by one; only this map
+        shows periods shorter than two blocks.
+
+        The summary has `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (in tokens, weighted with W)
+        and `beyond_training` (the fraction of W that lies more than the training length back). The last two are
+        accurate to the width of a block.
     """
     layer = len(model.model.layers) - 1
     attention = model.model.layers[layer].attention
     block = -(-len(ids) // size)
-    given = _states(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
-    weights = _over_keys(attention, given, 0, block)
-    near = _over_keys(attention, given, max(len(ids) - 2 * size, 0), 1)[:, -size:]
+    arguments = _estimate_arguments(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
+    weights = _block_sums(attention, arguments, 0, block)
+    near = _block_sums(attention, arguments, max(len(ids) - 2 * size, 0), 1)[:, -size:]
     _, length, blocks = weights.shape
     starts = block * torch.arange(blocks)
     centre = (starts + (starts + block).clamp(max=length) - 1) / 2
@@ -82,36 +85,38 @@ def attention_maps(
     return {name: of.numpy().astype(np.float16) for name, of in maps.items()}, summary
 
 
-def _states(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:
+def _estimate_arguments(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:
     """The arguments of a layer's `estimate` on these tokens."""
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     estimate = attention.estimate
 
-    def keep(query: Tensor, key: Tensor, value: Tensor, **rest: Any) -> Tensor:
-        given.update(query=query, key=key, value=value, rest=rest)
+    def record(query: Tensor, key: Tensor, value: Tensor, **rest: Any) -> Tensor:
+        arguments.update(query=query, key=key, value=value, rest=rest)
         return estimate(query, key, value, **rest)
 
-    attention.estimate = keep  # of this instance, for one forward pass
+    attention.estimate = record  # of this instance, for one forward pass
     try:
         model.model(ids, use_cache=False)
     finally:
         del attention.estimate
-    return given
+    return arguments
 
 
-def _over_keys(attention: Any, given: dict[str, Any], start: int, block: int) -> Float[Tensor, "heads length blocks"]:
-    """W summed over blocks of keys from `start` on."""
-    estimate, value = attention.estimate, given["value"]
+def _block_sums(
+    attention: Any, arguments: dict[str, Any], start: int, block: int
+) -> Float[Tensor, "heads length blocks"]:
+    """W summed over blocks of keys, from key `start` on."""
+    estimate, value = attention.estimate, arguments["value"]
     length = value.shape[2]
     times = torch.arange(length, device=value.device)
-    frequency, horizon = _turning(attention)
+    frequency, horizon = _value_rotation(attention)
     parts = []
     for first in range(start, length, block * value.shape[-1]):
         of_block = (times - first).div(block, rounding_mode="floor")[:, None]
         ones = (of_block == torch.arange(value.shape[-1], device=value.device)).to(value.dtype).expand_as(value)
         if frequency is not None:
             ones = rotate(ones, frequency, times)
-        sums = estimate(given["query"], given["key"], ones.contiguous(), **given["rest"])
+        sums = estimate(arguments["query"], arguments["key"], ones.contiguous(), **arguments["rest"])
         if frequency is not None:
             sums = rotate(sums, frequency, times, inverse=True)
             if horizon is not None:
@@ -120,11 +125,11 @@ def _over_keys(attention: Any, given: dict[str, Any], start: int, block: int) ->
     return torch.cat(parts, dim=-1)[0, ..., : -(-(length - start) // block)].double().cpu()
 
 
-def _turning(attention: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The frequencies that turn a layer's values, and its horizon; None where there are none."""
+def _value_rotation(attention: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The frequencies that rotate a layer's values, and its horizon. Each is None if the layer has none."""
     if not attention.rotate_values:
         return None, None
-    if isinstance(attention, DotProductAttention):  # its dynamics, where it learns slopes, do not turn
+    if isinstance(attention, DotProductAttention):  # learned slopes are its only dynamics, and do not rotate
         return attention.geometry.frequency, None
-    held = attention.dynamics()
-    return held["frequency"], held.get("horizon")
+    dynamics = attention.dynamics()
+    return dynamics["frequency"], dynamics.get("horizon")

@@ -25,17 +25,17 @@ from .windows import check_protocol, windows
 
 @dataclass(frozen=True)
 class EvaluationInput:
-    """A run and a text, ready to be evaluated.
+    """A run and a text, ready for evaluation.
 
     Args:
-        folder: the run's.
-        record: its run.json.
-        spec: what it was asked to do.
-        weights: folder of the model, or of a checkpoint where the run is not finished.
-        tokenizer: the run's.
-        names: of the text's documents.
+        folder: the run folder.
+        record: content of its run.json.
+        spec: specification of the run.
+        weights: folder of the model, or of a checkpoint if the run is not finished.
+        tokenizer: of the run.
+        names: names of the text's documents.
         fingerprint: of the text.
-        stream: its tokens.
+        stream: token ids of the text.
     """
 
     folder: RunFolder
@@ -48,33 +48,33 @@ class EvaluationInput:
     stream: np.ndarray
 
     def check(self, protocol: str, lengths: Sequence[int], max_tokens: int | None = None) -> None:
-        """Raise `ValueError` for a protocol or a length that does not fit the text, before any work."""
+        """Raise `ValueError` if the protocol or a length does not fit the text."""
         for length in lengths:
             windows(protocol, len(self.stream[:max_tokens]), length, list(lengths))
 
     def model(self, device: str | None = None) -> RFAForCausalLM:
-        """The run's model in evaluation mode, on a device; on the GPU where there is one."""
+        """The run's model in evaluation mode on a device, by default on the GPU if there is one."""
         model = self.folder.load_model(self.weights)
         cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         return model
 
     def by_document(self) -> LossByDocument:
-        """An observer of losses on the stream."""
+        """A new observer that sums losses by document of the stream."""
         return LossByDocument(self.names, document_of_token(self.stream, self.tokenizer.eos_token_id))
 
 
 def load_evaluation_input(
     run: str | Path, data: str | None = None, data_progress: Progress | None = None
 ) -> EvaluationInput:
-    """A run and its test split, or all of another text.
+    """Load a run and its test split, or another text as a whole.
 
     Args:
         run: a run folder.
-        data: a corpus, file or folder; the run's own test split by default.
-        data_progress: called with bytes of text read and in all.
+        data: a corpus, file or folder; by default the run's own test split.
+        data_progress: called with the bytes of text read so far and their total.
 
     Raises:
-        ValueError: for a folder that is no run, bad data, or a test split that has changed since.
+        ValueError: for a folder that is no run, bad data, or a test split that has changed.
     """
     folder = RunFolder(run)
     record = folder.read()
@@ -90,7 +90,7 @@ def load_evaluation_input(
     return EvaluationInput(folder, record, spec, weights, tokenizer, names, content, stream)
 
 
-FACTORS = (1, 2, 4, 8)  # context lengths, in training lengths
+FACTORS = (1, 2, 4, 8)  # default context lengths, in training lengths
 
 
 def evaluate(
@@ -109,19 +109,19 @@ def evaluate(
 
     Args:
         run: a run folder.
-        data: a corpus, file or folder, all of it; the run's own test split by default.
-        lengths: context lengths; 1, 2, 4 and 8 times the training length by default.
-        protocol: "blocks", "matched" or "strided".
-        max_tokens: at most so many of the text's first tokens.
-        by_position: also the loss at each position of the longest length.
-        device: "cuda" or "cpu"; the GPU where there is one.
-        data_progress: called with bytes of text read and in all.
-        progress: called with tokens scored and in all.
+        data: a corpus, file or folder, which is read as a whole; by default the run's own test split.
+        lengths: context lengths in tokens; by default 1, 2, 4 and 8 times the training length.
+        protocol: "blocks", "matched" or "strided", as in `windows`.
+        max_tokens: use only this many tokens from the start of the text.
+        by_position: also compute the loss at each position of the longest length.
+        device: "cuda" or "cpu"; by default the GPU if there is one.
+        data_progress: called with the bytes of text read so far and their total.
+        progress: called with the tokens scored so far and their total.
 
     Returns:
-        `rows` of `perplexities`, `books` as `full_evaluation` has them, and what they are of: run, its weights
-        (`model`, or a checkpoint where it is not finished), preset, seed, data, training length, parameters,
-        environment.
+        `rows` as from `perplexities`, `books` as from `full_evaluation`, and the description of the run: its folder,
+        weights (`model`, or a checkpoint of an unfinished run), preset, seed, data, training length, number of
+        parameters and environment.
 
     Raises:
         ValueError: for a folder that is no run, bad data, or a length that does not fit the text.
@@ -167,25 +167,28 @@ def full_evaluation(
     device: str | None = None,
     progress: StageProgress | None = None,
 ) -> dict[str, Any]:
-    """All that a record needs of a run on its test split, from one loading.
+    """Everything that a result file needs from a run on its test split, with the run loaded once.
 
     Args:
         folder: a run folder.
-        lengths: context lengths.
-        protocols: each protocol with the number of tokens that it scores, spread evenly over the text; None for all.
-        by_position: also the loss at each position of the longest length, under `blocks`.
-        passkey: also the probes of `rfa.evaluation.probe`, at distances up to the longest length.
-        attention: where to write what `attention_maps` makes of 8 times the training length (`.npz`); None for none.
-        device: "cuda" or "cpu"; the GPU where there is one.
-        progress: called with the stage ("text", a protocol, "by_position", a probe), how much of it is done, and of how
-            much.
+        lengths: context lengths in tokens.
+        protocols: the number of tokens that each protocol scores, spread evenly over the text; None for all.
+        by_position: also compute the loss at each position of the longest length, under `blocks`.
+        passkey: also run the probes of `rfa.evaluation.probe`, at distances up to the longest length.
+        attention: file to which the maps of `attention_maps` are written (`.npz`), for a window of 8 training lengths;
+            None for no maps.
+        device: "cuda" or "cpu"; by default the GPU if there is one.
+        progress: called with the stage ("text", a protocol, "by_position" or a probe), the amount done and the total.
 
     Returns:
-        `evaluations`, by protocol: `rows` of `perplexities`, and `books`, for each test document and length the
-        summed loss and the number of scored targets, which add up to the row's. `by_position` as `evaluate` has it,
-        with the number of windows and the standard errors over them.
-        `passkey`: `{"passkey": ..., "repeat": ...}`, what `probe` returns. `attention`: the file's name, with
-        `attention_summary`. All of these None where they were not asked for. `fingerprint` of the text, `environment`.
+        A dictionary with
+        - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
+          summed loss and the number of scored targets, which add up to those of the row;
+        - `by_position` as from `evaluate`, with the number of windows and the standard errors over windows;
+        - `passkey`: `{"passkey": ..., "repeat": ...}` as from `probe`;
+        - `attention`, the name of the file of maps, and `attention_summary`;
+        - `fingerprint` of the text, and `environment`.
+        An entry that was not asked for is None.
 
     Raises:
         ValueError: for a folder that is no run, a changed test split, or a length that does not fit the text.

@@ -1,4 +1,4 @@
-"""Samples from a run: a file of its own, because it measures nothing and shares nothing with what does."""
+"""Text samples from a run. This file stands alone because sampling shares no code with measuring."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from rfa.nn.checks import check_range, require
 from rfa.training import RunFolder
 
-COLDEST = 1e-6  # scores over it are still numbers in float32
+COLDEST = 1e-6  # logits divided by a smaller temperature could overflow in float32
 
 
 def generate(
@@ -25,21 +25,21 @@ def generate(
 
     Args:
         run: a run folder.
-        prompt: its beginning; the end-of-text token where it is empty.
-        max_new_tokens: tokens to add.
-        temperature: of the sampling, at least 1e-6; 0 takes the likeliest token.
-        top_k: sample among so many tokens; 0 is all.
-        seed: of the sampling, from 0, less than 2^64.
+        prompt: beginning of the text; an empty prompt counts as the end-of-text token.
+        max_new_tokens: number of tokens to add.
+        temperature: of the sampling, at least 1e-6; with 0 the most likely token is taken.
+        top_k: sample among this many most likely tokens; 0 for all.
+        seed: of the sampling, from 0 to 2^64 - 1.
 
     Raises:
-        ValueError: for a folder that is no run, a prompt that is no text, or a number out of range.
+        ValueError: for a folder that is no run, a prompt that is not valid text, or a number out of range.
     """
     check_range("max_new_tokens", max_new_tokens, 1, 2**31 - 1)
     check_range("temperature", temperature, 0, sys.float_info.max)
     check_range("top_k", top_k, 0, 2**31 - 1)
     check_range("seed", seed, 0, 2**64 - 1)
     require(not 0 < temperature < COLDEST, "temperature", temperature, f"0 or at least {COLDEST}")
-    surrogates = [letter for letter in prompt if "\ud800" <= letter <= "\udfff"]  # bytes that were no UTF-8
+    surrogates = [letter for letter in prompt if "\ud800" <= letter <= "\udfff"]  # stand for bytes that were not UTF-8
     require(not surrogates, "prompt", prompt[:80], "text that UTF-8 can write")
     folder = RunFolder(run)
     model, tokenizer = folder.load_model(), folder.load_tokenizer()

@@ -15,19 +15,21 @@ from rfa.progress import Progress
 
 from .windows import Window, spread, windows
 
-LOGITS_HELD = 2**25  # logits held at once: 128 MB in float32
+LOGITS_HELD = 2**25  # maximum number of logits in memory: 128 MB in float32
 
 
 @torch.inference_mode()
 def token_losses(
     model: RFAForCausalLM, input_ids: Int64[Tensor, "batch length"], targets: int
 ) -> Float[Tensor, "batch targets"]:
-    """Negative log likelihood, in nats, of the last `targets` tokens given all before them in the window.
+    """Negative log likelihood, in nats, of the last `targets` tokens given all tokens before them in the window.
+
+    Logits are computed in parts: memory does not grow with the vocabulary times the length.
 
     Args:
         model: in evaluation mode.
         input_ids: windows of one length.
-        targets: how many of the last tokens to score, at most `length - 1`.
+        targets: number of last tokens to score, at most `length - 1`.
 
     Returns:
         The losses, in float32.
@@ -46,16 +48,16 @@ def token_losses(
 def batches(
     stream: np.ndarray, windows: Iterable[Window], tokens: int, device: torch.device
 ) -> Iterator[tuple[Int64[Tensor, "batch length"], int]]:
-    """Neighbouring windows of one length and number of targets, as many at a time as hold about `tokens`.
+    """Batches of about `tokens` tokens, each of consecutive windows of one length and one number of targets.
 
     Args:
         stream: token ids.
         windows: of the stream.
-        tokens: of a batch, unless one window alone is longer.
-        device: where the ids go.
+        tokens: of a batch; a single longer window is a batch too.
+        device: device of the returned ids.
 
-    Returns:
-        `(input_ids, targets)`, one after the other.
+    Yields:
+        `(input_ids, targets)` of one batch after the other.
     """
     group: list[Window] = []
     for window in windows:
@@ -69,7 +71,7 @@ def batches(
 
 
 def batch_tokens(device: torch.device) -> int:
-    """Tokens read at once: as many as keep a device busy."""
+    """Number of tokens in a batch that keeps a device busy."""
     return 4096 if device.type == "cpu" else 32_768
 
 
@@ -83,13 +85,13 @@ def _stack(stream: np.ndarray, group: list[Window], device: torch.device) -> Ten
 
 
 class LossByDocument:
-    """Adds up losses by document and context length: an `observe` of `perplexities` under any one protocol.
+    """Sums of losses by document and context length: an `observe` of `perplexities` under one protocol.
 
-    Windows may cross from one document into the next; a loss belongs to the document of its target.
+    A window may cross from one document into the next. A loss belongs to the document of its target.
 
     Args:
         names: of the documents.
-        document_of_token: the place among them of each token of the stream.
+        document_of_token: index of the document of each token of the stream.
     """
 
     def __init__(self, names: Sequence[str], document_of_token: np.ndarray):
@@ -97,30 +99,30 @@ class LossByDocument:
         self._totals: dict[int, np.ndarray] = {}
 
     def __call__(self, length: int, tokens: np.ndarray, losses: np.ndarray) -> None:
-        """Add the losses of the tokens at these places."""
+        """Add the losses of the tokens at these positions of the stream."""
         where = self.document_of_token[tokens.ravel()]
         totals = self._totals.setdefault(length, np.zeros((2, len(self.names))))
         totals[0] += np.bincount(where, losses.ravel(), len(self.names))
         totals[1] += np.bincount(where, minlength=len(self.names))
 
     def totals(self) -> dict[str, dict[str, list[float]]]:
-        """`{document: {length: [summed loss in nats, scored targets]}}`, of documents that have any."""
+        """`{document: {length: [summed loss in nats, scored targets]}}` of all documents with scored targets."""
         return {
             name: {
-                str(length): [float(losses[place]), int(targets[place])]
+                str(length): [float(losses[index]), int(targets[index])]
                 for length, (losses, targets) in self._totals.items()
-                if targets[place]
+                if targets[index]
             }
-            for place, name in enumerate(self.names)
-            if any(targets[place] for _, targets in self._totals.values())
+            for index, name in enumerate(self.names)
+            if any(targets[index] for _, targets in self._totals.values())
         }
 
 
 class LossByPosition:
-    """Means of losses by their place in the window: an `observe` of `perplexities` under `blocks`.
+    """Mean losses by position in the window: an `observe` of `perplexities` under `blocks`.
 
     Args:
-        length: the context length that is observed; others are passed over.
+        length: the observed context length in tokens; losses of other lengths are ignored.
     """
 
     def __init__(self, length: int):
@@ -128,7 +130,7 @@ class LossByPosition:
         self._sum, self._squares, self.windows = np.zeros(max(length - 1, 0)), np.zeros(max(length - 1, 0)), 0
 
     def __call__(self, length: int, tokens: np.ndarray, losses: np.ndarray) -> None:
-        """Add windows' losses."""
+        """Add the losses of windows, `(windows, targets)`."""
         if length == self.length:
             self._sum += losses.sum(0)
             self._squares += np.square(losses).sum(0)
@@ -139,7 +141,7 @@ class LossByPosition:
         return (self._sum / self.windows).tolist()
 
     def errors(self) -> list[float] | None:
-        """The means' standard errors over windows; None where there is one window only."""
+        """Standard errors of the means over windows; None for a single window."""
         if self.windows < 2:
             return None
         variance = np.maximum(self._squares / self.windows - np.square(self._sum / self.windows), 0.0)
@@ -159,22 +161,22 @@ def perplexities(
     observe: Observe | None = None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """One row a context length: the token-weighted mean loss of the scored tokens, and its exponential.
+    """One row for each context length: the mean loss over all scored tokens, and its exponential.
 
     Args:
-        model: moved to its device, in evaluation mode.
+        model: on its device, in evaluation mode.
         stream: token ids.
-        lengths: tokens of a window.
+        lengths: context lengths, in tokens of a window.
         protocol: "blocks", "matched" or "strided", see `windows`.
-        scored: about so many tokens only, in segments of the longest length spread evenly over the stream; at least
-            the longest length.
-        observe: sees every loss that the rows sum up: called with the length, the places of scored tokens in the
-            stream and their losses, both `(windows, targets)`.
-        progress: called with tokens read and in all.
+        scored: score about this many tokens, in segments of the longest length that are spread evenly over the stream.
+            At least the longest length; None for all tokens.
+        observe: called with the length, the positions of scored tokens in the stream and their losses, both
+            `(windows, targets)`. It gets every loss that a row sums up.
+        progress: called with the tokens read so far and their total.
 
     Returns:
-        Rows with `protocol`, `length`, `targets` (scored tokens), `loss` in nats, `stderr` of the loss over windows,
-        and `perplexity`.
+        Rows with `protocol`, `length`, `targets` (number of scored tokens), `loss` in nats, `stderr` (standard error of
+        the loss over windows) and `perplexity`.
 
     Raises:
         ValueError: for an unknown protocol or a length that does not fit.
@@ -211,7 +213,7 @@ def perplexities(
 def loss_by_position(
     model: RFAForCausalLM, stream: np.ndarray, length: int, *, progress: Progress | None = None
 ) -> list[float]:
-    """Mean loss of the token at each position 1 .. length - 1 of non-overlapping windows of `length`.
+    """Mean loss, in nats, of the tokens at positions 1 .. length - 1 of non-overlapping windows of `length`.
 
     Args and raises as `perplexities`.
     """
@@ -221,7 +223,7 @@ def loss_by_position(
 
 
 def _summary(sums: np.ndarray, counts: np.ndarray) -> dict[str, Any]:
-    """Targets, mean loss, its standard error over windows, and perplexity, from the summed losses of windows."""
+    """Targets, mean loss, its standard error over windows, and perplexity, from the sums and counts of windows."""
     loss = sums.sum() / counts.sum()
     windows_count = len(sums)
     spread = np.sqrt(np.square(sums - loss * counts).sum() / max(windows_count - 1, 1) * windows_count) / counts.sum()

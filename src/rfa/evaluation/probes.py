@@ -1,4 +1,4 @@
-"""Whether a model uses its past at a distance: retrieval probes that need no training of their own."""
+"""Retrieval probes: whether a model uses tokens at a distance. They need no training."""
 
 import re
 from collections.abc import Sequence
@@ -18,11 +18,16 @@ ProbeKind = Literal["passkey", "repeat"]
 CUE, STOP = " The secret words are", "."
 KEY_TOKENS, PASSAGE_TOKENS, CANDIDATES, TRIALS = 3, 32, 16, 64
 SHARES = (0.25, 0.5, 1, 2, 4, 8)  # distances, in training lengths
-_WORDS = (r" [a-z]{3,}", r"[A-Za-z]", r"(?s).*")  # what keys are made of: the first kind of which there are enough
+_WORDS = (r" [a-z]{3,}", r"[A-Za-z]", r"(?s).*")  # tokens for keys: the first pattern with enough matches is used
 
 
 class Trial(NamedTuple):
-    """Tokens with the key in the past, the same with another key there, and the first tokens to choose among."""
+    """One trial.
+
+    ids: tokens with the key at a distance and again at the end.
+    control: the same tokens, with another key at the distance.
+    candidates: first tokens of keys among which the model chooses; the right one comes first.
+    """
 
     ids: np.ndarray
     control: np.ndarray
@@ -30,7 +35,13 @@ class Trial(NamedTuple):
 
 
 class ProbeLayout(NamedTuple):
-    """What surrounds a key, in tokens, and what the keys are made of: `words`, or passages of the text if empty."""
+    """The tokens around a key, and the source of keys.
+
+    lead: number of text tokens before the first cue.
+    cue, stop: tokens before and after the first key; the cue stands before the second key too.
+    key: number of tokens of a key.
+    words: tokens that keys are drawn from; if empty, keys are passages of the text.
+    """
 
     lead: int
     cue: list[int]
@@ -55,46 +66,47 @@ def probe(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    r"""How much likelier a key is because it stands in the past, `distance` tokens back.
+    r"""The gain in log likelihood of a key because the same key stands `distance` tokens before.
 
-    Each trial puts a key x of n tokens into real text and asks for it again at the end:
+    Each trial puts a key x of n tokens into real text, and the key stands again at the end:
 
-        past(x)  = text, cue, x, stop, more text, cue
-        score    = mean_k [ log p(x_k | past(x), x_<k) - log p(x_k | past(y), x_<k) ]
+        context(x) = text, cue, x, stop, more text, cue
+        score      = mean_k [ log p(x_k | context(x), x_<k) - log p(x_k | context(y), x_<k) ]
 
-    y is another key in x's place, so that what a model makes of the text, the cue and the words themselves cancels.
-    A model that does not use what lies `distance` back scores 0, not merely on average: exactly, in each trial. A
-    flat curve of perplexity that ignores the distant past shows as 0 here, one that uses it does not.
+    y is another key at the position of x. The influence of the text, the cue and the words themselves cancels.
+    A model that does not use tokens at this distance scores exactly 0 in every trial, not only on average. So the
+    probe tells two models with a flat curve of perplexity apart: only a model that uses distant tokens scores above 0.
 
-    - `passkey`: x is three random words of the text, named by a sentence. The first word needs the sentence to be
-      understood as a pointer, the others only that the one before them is found again; `by_token` keeps them apart.
-      `accuracy` is how often x's first word is the likeliest of 16 random words; `chance` is 1/16.
-    - `repeat`: x is a passage of real text, 32 tokens or an eighth of the training length, and there is no cue: what
-      a second copy is easier than it would be without the first (induction at a distance). The plain difference from
-      the first copy's loss would also count that the second has more text before it; y in the first copy's place
-      does not.
+    - `passkey`: x is three random words of the text, which a sentence announces. To predict the first word, a model
+      must understand the sentence as a pointer. For the other words it only has to find the word before them again.
+      `by_token` gives the score of each word. `accuracy` is the fraction of trials in which x's first word is the most
+      likely of 16 random words; `chance` is 1/16.
+    - `repeat`: x is a passage of real text, of 32 tokens or an eighth of the training length, without a cue. The score
+      is the gain of a second copy from the first one (induction at a distance). The difference of the two copies'
+      losses would be no such measure, because the second copy has more text before it.
 
-    Keys, text and candidates depend on the seed, the distance and the trial alone: models of one tokenizer and test
-    text see the same, and their `scores` can be compared in pairs.
+    Keys, text and candidates depend only on the seed, the distance and the trial. Models with the same tokenizer and
+    test text get the same trials, and their `scores` can be compared in pairs.
 
     Args:
         kind: "passkey" or "repeat".
         model: in evaluation mode.
-        stream: token ids of a text that it never saw.
-        train_length: distances are 1/4, 1/2, 1, 2, 4 and 8 times that.
-        longest: distances up to that only; the whole text read is up to half a training length longer.
+        stream: token ids of a text that the model was not trained on.
+        train_length: in tokens; distances are 1/4, 1/2, 1, 2, 4 and 8 times this length.
+        longest: the largest distance; a trial is up to half a training length longer.
         tokenizer: of the stream.
-        trials: at each distance.
+        trials: number of trials at each distance.
         seed: of keys and text.
-        progress: called with tokens read and in all.
+        progress: called with the tokens read so far and their total.
 
     Returns:
-        `kind`, `trials`, `seed`, `key_tokens`, `chance`, and `rows`, one a distance, with `distance`, `context` (tokens
-        read), `score` in nats a token, its standard error `stderr` over trials, `by_token`, `accuracy`, and `scores`
-        of the trials. `chance` and `accuracy` are None for `repeat`. Distances too short for the sentence are left out.
+        `kind`, `trials`, `seed`, `key_tokens`, `chance`, and `rows`, one for each distance. A row has `distance`,
+        `context` (tokens read), `score` in nats per token, its standard error `stderr` over trials, `by_token`,
+        `accuracy`, and the `scores` of the trials. `chance` and `accuracy` are None for `repeat`. Distances that are
+        too short for the sentence are left out.
 
     Raises:
-        ValueError: for an unknown kind, fewer than two trials, or where no distance fits.
+        ValueError: for an unknown kind, fewer than two trials, or if no distance fits.
     """
     if kind not in get_args(ProbeKind):
         raise ValueError(f"kind: got {kind!r}, expected one of {', '.join(get_args(ProbeKind))}")
@@ -111,14 +123,14 @@ def probe(
         gains, right = [], 0
         for first in range(0, trials, size):
             part = plan[first : first + size]
-            found = _log_probabilities(model, [trial.ids for trial in part], layout.key)
+            with_key = _log_probabilities(model, [trial.ids for trial in part], layout.key)
             without = _log_probabilities(model, [trial.control for trial in part], layout.key)
-            key = torch.from_numpy(np.stack([trial.ids for trial in part])[:, -layout.key :]).to(found.device)
-            gains.append((found - without).gather(-1, key[..., None])[..., 0].double().cpu().numpy())
+            key = torch.from_numpy(np.stack([trial.ids for trial in part])[:, -layout.key :]).to(with_key.device)
+            gains.append((with_key - without).gather(-1, key[..., None])[..., 0].double().cpu().numpy())
             if len(layout.words):
-                choices = torch.from_numpy(np.stack([trial.candidates for trial in part])).to(found.device)
-                likely = found[:, 0].gather(-1, choices)
-                right += int((likely[:, 0] > likely[:, 1:].amax(-1)).sum())  # a tie is no answer
+                choices = torch.from_numpy(np.stack([trial.candidates for trial in part])).to(with_key.device)
+                likely = with_key[:, 0].gather(-1, choices)
+                right += int((likely[:, 0] > likely[:, 1:].amax(-1)).sum())  # a tie counts as wrong
             done += 2 * len(part) * context
             if progress is not None:
                 progress(done, total)
@@ -149,7 +161,7 @@ def probe(
 def probe_layout(
     kind: ProbeKind, stream: np.ndarray, train_length: int, longest: int, tokenizer: Any
 ) -> tuple[ProbeLayout, list[int]]:
-    """How the keys of a probe stand in a text, and the distances that fit it.
+    """The layout of a probe's keys in a text, and the distances that fit the text.
 
     Args and raises as `probe`.
     """
@@ -163,7 +175,7 @@ def probe_layout(
 
 
 def make_trial(layout: ProbeLayout, stream: np.ndarray, distance: int, seed: Sequence[int]) -> Trial:
-    """One trial: the key's first token stands `distance` tokens before the query's answer."""
+    """One trial, in which the two copies of the key are `distance` tokens apart."""
     random = np.random.default_rng(seed)
     filler = layout.filler(distance)
     start = random.integers(len(stream) - layout.lead - filler + 1)
@@ -173,12 +185,12 @@ def make_trial(layout: ProbeLayout, stream: np.ndarray, distance: int, seed: Seq
         key, other, rest = np.split(drawn, [layout.key, 2 * layout.key])
         candidates = np.concatenate([key[:1], rest])
     else:
-        places = random.integers(len(stream) - layout.key + 1, size=2)
-        key, other = (stream[place : place + layout.key].astype(np.int64) for place in places)
+        starts = random.integers(len(stream) - layout.key + 1, size=2)
+        key, other = (stream[first : first + layout.key].astype(np.int64) for first in starts)
         candidates = key[:1]
     cue, stop = np.array(layout.cue, np.int64), np.array(layout.stop, np.int64)
     before, between = text[: layout.lead], text[layout.lead :]
-    ids, control = (np.concatenate([before, cue, past, stop, between, cue, key]) for past in (key, other))
+    ids, control = (np.concatenate([before, cue, first, stop, between, cue, key]) for first in (key, other))
     return Trial(ids, control, candidates)
 
 
@@ -191,7 +203,7 @@ def _layout(kind: ProbeKind, stream: np.ndarray, train_length: int, tokenizer: A
 
 
 def _words(stream: np.ndarray, tokenizer: Any) -> np.ndarray:
-    """The tokens of the text that are whole words; letters, or any tokens, where there are too few of these."""
+    """The tokens of the text that are whole words. If there are too few: single letters, or any tokens."""
     there = (int(token) for token in np.unique(stream) if token != tokenizer.eos_token_id)
     texts = {token: tokenizer.decode([token]) for token in there}
     needed = 2 * KEY_TOKENS + CANDIDATES - 1

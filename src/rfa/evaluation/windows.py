@@ -1,6 +1,7 @@
-"""Which tokens are scored with how much context: each protocol as a list of windows.
+"""Evaluation protocols: which tokens are scored, and with how much context, as a list of windows.
 
-`blocks` is the paper's protocol (appendix F); `matched` and `strided` are this library's own."""
+`blocks` is the paper's protocol (appendix F). `matched` and `strided` are additions of this library.
+"""
 
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, get_args
@@ -12,7 +13,7 @@ PROTOCOLS: tuple[str, ...] = get_args(Protocol)
 
 
 class Window(NamedTuple):
-    """Tokens `start .. stop - 1`, of which the last `targets` are scored."""
+    """The tokens `start .. stop - 1`, of which the last `targets` are scored."""
 
     start: int
     stop: int
@@ -28,16 +29,16 @@ def check_protocol(protocol: str) -> None:
 def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iterator[Window]:
     """The windows of a protocol at one context length.
 
-    - `blocks`: non-overlapping windows of `length`; all targets but the first token (the paper's).
-    - `matched`: windows that end at the same places for every length in `lengths` and score the same targets, the
-      last half of the shortest length, so that only the context differs.
-    - `strided`: windows every half `length`; each scores the tokens that the one before it did not.
+    - `blocks`: non-overlapping windows of `length`. All tokens but the first are scored (the paper's protocol).
+    - `matched`: for every length in `lengths` the windows end at the same tokens and score the same targets: the last
+      half of the shortest length. Only the context differs.
+    - `strided`: a window starts every `length / 2` tokens, and scores the tokens that the window before it did not.
 
     Args:
         protocol: one of these.
         tokens: length of the stream.
         length: tokens of a window.
-        lengths: all lengths that are compared.
+        lengths: all lengths that are compared with each other.
 
     Raises:
         ValueError: for an unknown protocol, a length below 2 or a stream that is too short.
@@ -53,15 +54,15 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
 
 
 def spread(plan: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
-    """The windows of a protocol that end in evenly spaced segments of the text, so that each document is represented.
+    """The windows of a protocol that end in evenly spaced segments of the text, so that every part is represented.
 
-    Lengths that divide the segment score the same tokens under `blocks`, and all lengths do under `matched`.
+    Under `blocks`, all lengths that divide the segment score the same tokens. Under `matched`, all lengths do.
 
     Args:
         plan: windows of the whole stream.
         tokens: length of the stream.
         segment: tokens of a segment: the longest of the compared lengths.
-        scored: score about so many tokens, in whole segments, at least one.
+        scored: score about this many tokens, in whole segments, at least one.
     """
     segments = tokens // segment
     if scored // segment >= segments:

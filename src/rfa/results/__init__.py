@@ -1,7 +1,7 @@
-"""What a result file is: its schema, its reader and its writer, and the attention maps beside it.
+"""Result files: their schema, reader and writer, and the attention maps beside them.
 
-`schema.py` says what a result file holds, `files.py` reads and writes one, `maps.py` does the same for attention maps,
-and `folder.py` reads all results of a recipe. `evaluation` and `experiments` write them, `report` reads them.
+`schema.py` defines the content of a result file, `files.py` reads and writes result files and attention maps, and
+`folder.py` reads all results of a recipe. `evaluation` and `experiments` write them, `report` reads them.
 """
 
 from .files import (

@@ -1,4 +1,4 @@
-"""RESULTSDOC"""
+"""Read and write one result file, the list of a recipe's runs, and the attention maps of a run."""
 
 import json
 import zipfile
@@ -24,16 +24,16 @@ def read_result(path: str | Path) -> dict[str, Any]:
     """The contents of a result file.
 
     Raises:
-        ValueError: if it was cut off, is no result or was written by another version.
+        ValueError: if the file is not complete, is no result, or was written by an incompatible version.
     """
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
         written = result["format"]
         if written == RESULT_FORMAT:
-            if "config" in result:  # in the form of older files, which the report reads
+            if "config" in result:  # the report reads the flat form of older files
                 result["config"] = flat_record(result["config"])
             check_result(result)
-            # refuses half a character, which JSON can name and no page can hold
+            # raises for half of a surrogate pair, which JSON can contain but UTF-8 cannot
             json.dumps(result, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
@@ -46,13 +46,13 @@ def read_result(path: str | Path) -> dict[str, Any]:
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result whole, a line for each of its parts."""
+    """Write a result file, whole, with one line for each of its entries."""
     parts = (f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in result.items())
     write_text_whole(path, "{\n" + ",\n".join(parts) + "\n}\n")
 
 
 class Planned(TypedDict):
-    """The recipe of a folder: its name and title, and the names of its runs."""
+    """The content of a folder's recipe.json: name and title of the recipe, and the names of its runs."""
 
     name: str
     title: str
@@ -63,15 +63,15 @@ _PLANNED = TypeAdapter(Planned)
 
 
 def write_planned(folder: Path, planned: Planned) -> None:
-    """Write which runs a folder is to hold in the end, so that a report can say which are missing."""
+    """Write the list of all runs of a folder's recipe, so that a report can name those without a result."""
     write_text_whole(folder / PLANNED, json.dumps(planned, indent=1) + "\n")
 
 
 def read_planned(folder: Path) -> Planned | None:
-    """Which runs `rfa experiment` is to make in a folder; None where it holds no such list.
+    """The list of all runs that `rfa experiment` makes in a folder; None if the folder has no such list.
 
     Raises:
-        ValueError: if the file that says it is damaged.
+        ValueError: if the file is damaged.
     """
     path = folder / PLANNED
     if not path.exists():
@@ -84,7 +84,7 @@ def read_planned(folder: Path) -> Planned | None:
         ) from error
 
 
-_ROUNDING = 1e-2  # of maps in float16, and of values turned there and back
+_ROUNDING = 1e-2  # error of maps in float16, and of values that are rotated and rotated back
 
 
 def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
@@ -95,18 +95,18 @@ def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
 
 
 def read_maps(path: str | Path, name: str = "weights") -> np.ndarray:
-    """The maps of a run's last layer: weight by head, query and key.
+    """The attention maps of a run's last layer, `(heads, queries, keys)`.
 
     Args:
         path: of the file.
-        name: "weights", by block of queries and block of keys, as many of both; or "near", of single tokens.
+        name: "weights" for blocks of queries and of keys, the same number of both; "near" for single tokens.
 
     Raises:
-        ValueError: where the file is missing, damaged, or holds no such maps.
+        ValueError: if the file is missing, is damaged, or holds no such maps.
     """
     try:
-        with np.load(path, allow_pickle=False) as held:
-            maps = held[name].astype(np.float32)
+        with np.load(path, allow_pickle=False) as arrays:
+            maps = arrays[name].astype(np.float32)
     except FileNotFoundError:
         raise ValueError(f"maps: got no file {path}, expected one beside the results") from None
     except (
@@ -133,5 +133,5 @@ def check_maps(maps: np.ndarray, of: str, square: bool = True) -> None:
         expected = "(heads, blocks, blocks)" if square else "(heads, queries, keys), no fewer keys than queries"
         raise ValueError(f"maps: got shape {maps.shape} of {of}, expected {expected}")
     low, high = float(maps.min()), float(maps.max())
-    if not -_ROUNDING <= low <= high <= 1 + _ROUNDING:  # false for NaN, too
+    if not -_ROUNDING <= low <= high <= 1 + _ROUNDING:  # the comparison is false for NaN too
         raise ValueError(f"maps: got weights from {low:g} to {high:g} of {of}, expected shares from 0 to 1")

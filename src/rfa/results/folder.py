@@ -1,4 +1,4 @@
-"""All results in a folder: runs that can be reported, and what is missing and why."""
+"""All results in a folder: the runs that can be reported, and why others are missing."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,14 +14,14 @@ _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
 
 class Results(NamedTuple):
-    """What a folder holds.
+    """The results in a folder.
 
     Args:
         folder: of the result files.
-        runs: contents of whole result files, by preset, label and seed; each with `maps`, its attention maps
-            `(heads, queries, keys)` or None.
-        refused: why a file could not be read, by its name.
-        unfinished: why runs of the recipe have no result, by name.
+        runs: contents of all valid result files, sorted by preset, label and seed. Each has its attention maps as
+            `maps` and `near`, `(heads, queries, keys)` or None.
+        refused: the reason why a file could not be read, by the file's name.
+        unfinished: the reason why a run of the recipe has no result, by the run's name.
     """
 
     folder: Path
@@ -31,7 +31,7 @@ class Results(NamedTuple):
 
     @property
     def missing(self) -> dict[str, str]:
-        """Why a file or a run is not among `runs`, by its name."""
+        """The reason why a file or a run is not among `runs`, by its name."""
         return {**self.refused, **self.unfinished}
 
 
@@ -39,11 +39,12 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     """All result files of one recipe.
 
     Args:
-        folder: what `rfa experiment RECIPE --out FOLDER` made, or a folder of result files itself.
-        progress: called with how many files are read, and how many there are.
+        folder: a folder made by `rfa experiment RECIPE --out FOLDER`, or a folder of result files.
+        progress: called with the number of files read so far, and their total number.
 
     Raises:
-        ValueError: where there is no folder, or one of files of several recipes, or of one run twice.
+        ValueError: if there is no such folder, if its files belong to several recipes or texts, or if two files are of
+            the same label and seed.
     """
     folder = Path(folder)
     source = folder / "results" if (folder / "results").is_dir() else folder
@@ -55,8 +56,8 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     for done, file in enumerate(files, 1):
         try:
             run = read_result(file)
-            for held, name in (("maps", "weights"), ("near", "near")):
-                run[held], fault = _maps(file, run["attention"], name)
+            for entry, name in (("maps", "weights"), ("near", "near")):
+                run[entry], fault = _maps(file, run["attention"], name)
                 refused.update(fault)
             runs[file] = run
         except (ValueError, OSError) as error:
@@ -68,13 +69,13 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     refused.update(fault)
     if not (runs or refused or unfinished):
         refused["results"] = f"none in {source}, expected {_FILES}"
-    places = {preset: place for place, preset in enumerate(PRESETS)}
-    ordered = sorted(runs.values(), key=lambda run: (places.get(run["preset"], len(places)), run["label"], run["seed"]))
+    order = {preset: index for index, preset in enumerate(PRESETS)}
+    ordered = sorted(runs.values(), key=lambda run: (order.get(run["preset"], len(order)), run["label"], run["seed"]))
     return Results(source, ordered, refused, unfinished)
 
 
 def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Runs without a result, and what is wrong with the list of them."""
+    """The reasons why runs have no result, and the fault of the list of runs, each by name."""
     begun = sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
     planned, fault = None, {}
     try:
@@ -109,11 +110,11 @@ def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:
             raise ValueError(f"folder: got {other} and {file.name} of the same label and seed, expected one of them")
 
 
-def _maps(file: Path, beside: str | None, name: str) -> tuple[np.ndarray | None, dict[str, str]]:
-    """The attention maps that lie beside a result, and what is wrong with them."""
-    if beside is None:
+def _maps(file: Path, maps_name: str | None, name: str) -> tuple[np.ndarray | None, dict[str, str]]:
+    """The attention maps in the folder of a result file, and their fault by the file's name."""
+    if maps_name is None:
         return None, {}
-    path = file.with_name(Path(beside).name)
+    path = file.with_name(Path(maps_name).name)
     try:
         return read_maps(path, name), {}
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What the parts of a result file hold, as far as tables and figures read them; more is allowed everywhere."""
+"""The schema of a result file: all entries that tables and figures read. Further entries are allowed everywhere."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
@@ -11,7 +11,7 @@ _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 _LARGEST = 2**63 - 1  # of NumPy's integers
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]  # rounded: 0 for a run of moments
+NonNegative = Annotated[float, Field(ge=0)]  # a very short run can have 0 after rounding
 Share = Annotated[float, Field(ge=0, le=1)]
 ValuesByStep = list[list[float | None]]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,249}$")]  # it becomes part of file names
@@ -28,7 +28,7 @@ class EvaluationRow(TypedDict):
 
 
 class Evaluation(TypedDict):
-    """One protocol; `books` has loss sums and targets by book and context length."""
+    """The evaluation by one protocol. `books` holds the sum of losses and the targets by book and context length."""
 
     rows: list[EvaluationRow]
     books: dict[str, dict[str, Annotated[list[float], Field(min_length=2, max_length=2)]]]
@@ -52,7 +52,7 @@ class ProbeRow(TypedDict):
 
 
 class Probe(TypedDict):
-    """A retrieval probe. One without candidate answers has neither accuracy nor chance."""
+    """A retrieval probe. A probe without candidate answers has neither accuracy nor chance."""
 
     trials: Annotated[int, Field(ge=2, le=_LARGEST)]
     chance: Share | None
@@ -60,7 +60,7 @@ class Probe(TypedDict):
 
 
 class TrainingOutcome(TypedDict):
-    """The outcome of training."""
+    """The result of training."""
 
     valid_perplexity: Positive | None
     tokens: Count
@@ -71,7 +71,7 @@ class TrainingOutcome(TypedDict):
 
 
 class CurvePoint(TypedDict):
-    """A validation."""
+    """One validation during training."""
 
     step: Count
     tokens: Count
@@ -79,7 +79,7 @@ class CurvePoint(TypedDict):
 
 
 class LayerDynamics(TypedDict):
-    """Parameters of one layer over training. Parameters that a model does not have are absent."""
+    """Parameters of one layer over training. A parameter that the model does not have is absent."""
 
     process_noise: ValuesByStep
     decay: ValuesByStep
@@ -87,7 +87,7 @@ class LayerDynamics(TypedDict):
 
 
 class Dynamics(TypedDict):
-    """Parameters by layer and name, at each of `steps` a list over heads; empty where a model has none."""
+    """Parameters by layer and name: for each of `steps` a list over heads. Empty for a model without dynamics."""
 
     steps: list[Count]
     tokens: list[Count]
@@ -115,14 +115,14 @@ class SpecFields(TypedDict):
 
 
 class TextFingerprints(TypedDict):
-    """Which text the run was trained and tested on."""
+    """The texts that the run was trained and tested on."""
 
     fingerprint: str
     test_fingerprint: str | None
 
 
 class HeadSummary(TypedDict):
-    """Where a head looks: the share of its weights that did not decay, their mean lag, how much lies far back."""
+    """The weights of a head: the fraction that did not decay, its mean lag, the fraction beyond the training length."""
 
     kept: float
     mean_lag: float
@@ -130,36 +130,36 @@ class HeadSummary(TypedDict):
 
 
 class AttentionSummary(TypedDict):
-    """Where the heads of the last layer look, on one window."""
+    """The weights of the last layer's heads on one window."""
 
     length: Count
     heads: list[HeadSummary]
 
 
 class RequestedEvaluation(TypedDict):
-    """What the recipe asked of the evaluation."""
+    """The evaluation that the recipe asked for."""
 
     lengths: list[Count]
     protocols: dict[str, Count | None]
 
 
-def _one_value_a_head(dynamics: Dynamics) -> Dynamics:
+def _check_one_value_a_head(dynamics: Dynamics) -> Dynamics:
     steps = len(dynamics["steps"])
     if len(dynamics["tokens"]) != steps:
         raise ValueError(f"tokens: expected one for each of {steps} steps")
     if steps and not dynamics["layers"]:
         raise ValueError(f"expected a layer of {steps} steps")
     for layer, parameters in dynamics["layers"].items():
-        courses = cast("Mapping[str, ValuesByStep]", parameters).values()
-        shapes = {(len(values), *{len(heads) for heads in values}) for values in courses}
+        values_by_step = cast("Mapping[str, ValuesByStep]", parameters).values()
+        shapes = {(len(values), *{len(heads) for heads in values}) for values in values_by_step}
         if len(shapes) > 1 or any(len(shape) != 2 or shape[0] != steps for shape in shapes):
             raise ValueError(f"layer {layer}: expected {steps} steps of one number a head")
     return dynamics
 
 
-def _with_accuracy(probes: dict[str, Probe]) -> dict[str, Probe]:
-    chosen = probes.get("passkey")
-    if chosen is not None and None in (chosen["chance"], *(row["accuracy"] for row in chosen["rows"])):
+def _check_accuracy(probes: dict[str, Probe]) -> dict[str, Probe]:
+    passkey = probes.get("passkey")
+    if passkey is not None and None in (passkey["chance"], *(row["accuracy"] for row in passkey["rows"])):
         raise ValueError("passkey: expected its chance, and an accuracy at every distance")
     return probes
 
@@ -185,10 +185,10 @@ class Result(TypedDict):
     data: TextFingerprints
     fingerprint: str
     curve: list[CurvePoint]
-    dynamics: Annotated[Dynamics, AfterValidator(_one_value_a_head)]
+    dynamics: Annotated[Dynamics, AfterValidator(_check_one_value_a_head)]
     evaluations: dict[str, Evaluation]
     by_position: ByPosition | None
-    passkey: Annotated[dict[str, Probe], AfterValidator(_with_accuracy)] | None
+    passkey: Annotated[dict[str, Probe], AfterValidator(_check_accuracy)] | None
     attention: str | None
     attention_summary: NotRequired[AttentionSummary | None]
 
@@ -202,5 +202,5 @@ def check_result(result: Any) -> None:
         _RESULT.validate_python(result)
     except ValidationError as error:
         first, *others = error.errors(include_url=False)
-        place, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""
-        raise ValueError(f"{place}: {first['msg']}{more}") from error
+        entry, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""
+        raise ValueError(f"{entry}: {first['msg']}{more}") from error

@@ -222,9 +222,9 @@ def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
     device = device or torch.accelerator.current_accelerator() or torch.device("cpu")
     with torch.random.fork_rng(devices=[]), tensor_float_32():
         torch.manual_seed(0)
-        model: nn.Module = RFAForCausalLM(spec.model_config(_WORDS, num_hidden_layers=1))
+        model: nn.Module = RFAForCausalLM(spec.model_config(_VOCABULARY, num_hidden_layers=1))
         model = model.to(device)
-        ids = torch.randint(_WORDS, (1, spec.length)).to(device)
+        ids = torch.randint(_VOCABULARY, (1, spec.length)).to(device)
         with torch.autocast(device.type, torch.bfloat16, enabled=spec.bf16):
             loss = model(ids, labels=ids).loss
         loss.backward()
