@@ -12,7 +12,7 @@ from rfa.bench import append, read
 from rfa.bench.bound import Peaks, attention_work, bound, decoding_work
 from rfa.bench.measurement import StateShape, compare, in_turns, summary
 from rfa.cli.console import speed_tables
-from rfa.report.speed import latest, markdown_tables, operator_curves, share_of_bound
+from rfa.report.speed import latest, markdown_tables, operator_curves, fraction_of_bound
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 
@@ -93,8 +93,8 @@ def test_bound():
     assert bound(work, peaks, "cuda") == pytest.approx(3)  # units side by side
     assert bound(work, peaks._replace(logarithms=None), "cuda") == pytest.approx(2)
     assert bound(work, peaks._replace(bytes=work.bytes / 10), "cpu") == pytest.approx(10)
-    assert share_of_bound(line()) == pytest.approx(0.05 / 0.2)
-    assert share_of_bound(line(), "peer") == pytest.approx(0.1)
+    assert fraction_of_bound(line()) == pytest.approx(0.05 / 0.2)
+    assert fraction_of_bound(line(), "peer") == pytest.approx(0.1)
 
 
 def test_the_newest_line_of_a_configuration_counts():

@@ -1,1 +1,1 @@
-"""Figures and tables from result files."""
+"""Reports: figures, tables and one HTML page from result files."""

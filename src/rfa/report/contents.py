@@ -1,4 +1,4 @@
-"""CONTENTSDOC"""
+"""The tables and figures that belong to results, in their order on the page."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ from .tables import BASELINES, difference_table, published_results, table1, tabl
 
 
 class ListedTable(NamedTuple):
-    """A table of a report: its name, and what makes it, or raises `MissingData` with a reason."""
+    """A table of a report: its name, and a function that makes it or raises `MissingData` with the reason."""
 
     name: str
     make: Callable[[], Table]
@@ -38,9 +38,9 @@ class ListedTable(NamedTuple):
 def listed_tables(runs: Sequence[Run]) -> list[ListedTable]:
     """The tables that belong to these results, in their order on the page.
 
-    Where three values of the damping b are there, they stand in table 2, and those set by the recipe only there; all
-    others stand in table 3 where the recipe's name begins with table3 or the text is BabyLM's, else in table 1.
-    Without runs: what the paper published.
+    Results with at least three values of the damping b have table 2. Runs whose damping the recipe sets appear only
+    there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's, and otherwise
+    in table 1. Without runs the tables show the paper's published numbers.
     """
     published = published_results()
     if not runs:
@@ -70,14 +70,15 @@ def _is_babylm(run: Run) -> bool:
 
 
 def _of_protocol(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> ListedTable:
-    """The table of a protocol, with the protocol in its name and caption and the set-up in its notes."""
+    """The table of one protocol. Name and caption contain the protocol, and the notes contain the runs' setting."""
     name = f"{of}-{protocol}"
 
     def named() -> Table:
         table = make()
-        aside = ("The paper's figures are of the protocol blocks.",) * (of != "differences" and protocol != "blocks")
-        caption, here = f"{table.caption} Protocol {protocol}.", (setting(runs),) if runs else ()
-        return replace(table, name=name, caption=caption, notes=(*here, *table.notes, *aside))
+        notes = ((setting(runs),) if runs else ()) + table.notes
+        if of != "differences" and protocol != "blocks":
+            notes += ("The paper's figures are of the protocol blocks.",)
+        return replace(table, name=name, caption=f"{table.caption} Protocol {protocol}.", notes=notes)
 
     return ListedTable(name, named)
 
@@ -90,10 +91,10 @@ class ListedFigure(NamedTuple):
 
     Args:
         name: of its files.
-        caption: what it shows.
-        draw: of all runs, those that have nothing to show among them; may raise `MissingData` with a reason.
-        has: whether a run has anything to show; the figure is drawn where one has.
-        what: that is, in words, for the runs that lack it; empty where not every run is meant to have it.
+        caption: description of the content.
+        draw: draws the figure from all runs, with or without data. It may raise `MissingData` with the reason.
+        has: whether a run has data for the figure. The figure is drawn if any run has.
+        what: name of these data, used to report runs without them; empty if not every run is meant to have them.
     """
 
     name: str
@@ -104,7 +105,7 @@ class ListedFigure(NamedTuple):
 
 
 def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
-    """The figures that belong to these results, in their order on the page."""
+    """The figures that belong to these results, in their order on the page: measurements first, then the theory."""
     measured = [
         *(drawing for protocol in protocols(runs) for drawing in _evaluated(runs, protocol)),
         ListedFigure(
@@ -117,7 +118,7 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
         ListedFigure(
             "position",
             "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
-            f"factors: {_SEEDS}. {_noise(runs)}".rstrip(),
+            f"factors: {_SEEDS}. {_position_error(runs)}".rstrip(),
             figures.loss_over_position,
             lambda run: (run["by_position"] or {}).get("loss"),
             "losses by position",
@@ -130,7 +131,7 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
             lambda run: run["passkey"],
             "retrieval probes",
         ),
-        *_heads(runs),
+        *_head_parameters(runs),
         *_maps(runs),
     ]
     return [*measured, *THEORY]
@@ -203,8 +204,8 @@ def _evaluated(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
     return found
 
 
-def _heads(runs: Sequence[Run]) -> list[ListedFigure]:
-    """Parameters of each head over training: of the paper's two models, and where a start is in the other regime."""
+def _head_parameters(runs: Sequence[Run]) -> list[ListedFigure]:
+    """Parameters of each head over training: of the paper's two models, and of models that start diffusive."""
     found = []
     for label in labels_with_dynamics(runs):
         paper, kinds = label in ("m1-rfa", "m2-sc-rfa"), {}
@@ -221,8 +222,8 @@ def _heads(runs: Sequence[Run]) -> list[ListedFigure]:
     return found
 
 
-def _noise(runs: Sequence[Run]) -> str:
-    """How far a single position's mean is off, in a sentence; the same tokens move all models alike."""
+def _position_error(runs: Sequence[Run]) -> str:
+    """A sentence with the standard error of a single position's mean. All models share the tokens and most of it."""
     errors = [np.median(run["by_position"]["stderr"]) for run in runs if (run["by_position"] or {}).get("stderr")]
     if not errors:
         return ""
@@ -232,14 +233,14 @@ def _noise(runs: Sequence[Run]) -> str:
 
 
 def _starts_diffusive(run: Run) -> bool:
-    """Whether any head begins with a negative alpha; those without decay have none."""
+    """Whether any head starts with a negative alpha. Heads without decay have no alpha."""
     first = [layer["alpha"][0] for layer in run["dynamics"]["layers"].values()]
     return any(alpha is not None and alpha < 0 for heads in first for alpha in heads)
 
 
-def _block(runs: Sequence[Run]) -> str:
-    """How many neighbouring tokens a map takes together."""
-    mapped = [run for run in runs if _holds("maps", run)]
+def _block_lengths(runs: Sequence[Run]) -> str:
+    """The number of neighbouring tokens in one block of a map, in words."""
+    mapped = [run for run in runs if _has_entry("maps", run)]
     return " or ".join(sorted({str(-(-MAP_LENGTHS * run["train_length"] // run["maps"].shape[-1])) for run in mapped}))
 
 
@@ -248,8 +249,8 @@ def _has_label(label: str, run: Run) -> bool:
 
 
 def _maps(runs: Sequence[Run]) -> list[ListedFigure]:
-    """Where the heads of the last layer look, in blocks over the whole window and by single tokens at its end."""
-    share = (
+    """Attention maps of the last layer: in blocks over the whole window, and by single tokens at its end."""
+    what = (
         "what reaches the estimate: the softmax weight times the decay (the paper's figures leave the decay out). "
         f"Last layer, a window of {MAP_LENGTHS} training lengths"
     )
@@ -258,34 +259,34 @@ def _maps(runs: Sequence[Run]) -> list[ListedFigure]:
             "attention",
             "maps",
             figures.attention_maps,
-            f"in blocks of {_block(runs)} tokens, which hide shorter periods",
+            f"in blocks of {_block_lengths(runs)} tokens, which hide shorter periods",
         ),
         ("attention-near", "near", figures.near_attention, "its end, by single tokens"),
     )
     return [
         ListedFigure(
             name,
-            f"Where each head looks, {share}, {words}.",
-            partial(_of_first_seeds, held, draw),
-            partial(_holds, held),
+            f"Where each head looks, {what}, {words}.",
+            partial(_draw_first_seeds, entry, draw),
+            partial(_has_entry, entry),
             "",
         )
-        for name, held, draw, words in kinds
-        if any(_holds(held, run) for run in runs)
+        for name, entry, draw, words in kinds
+        if any(_has_entry(entry, run) for run in runs)
     ]
 
 
-def _holds(held: str, run: Run) -> bool:
-    return run.get(held) is not None
+def _has_entry(entry: str, run: Run) -> bool:
+    return run.get(entry) is not None
 
 
-def _of_first_seeds(held: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
+def _draw_first_seeds(entry: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
     """A figure of the first run of each label that has maps."""
-    mapped = [run for run in runs if _holds(held, run)]
+    mapped = [run for run in runs if _has_entry(entry, run)]
     lengths = train_lengths(mapped)
     if len(lengths) > 1:
         raise MissingData(f"runs: got maps of training lengths {lengths}, expected one")
     first: dict[str, np.ndarray] = {}
     for run in mapped:
-        first.setdefault(run["label"], run[held])
+        first.setdefault(run["label"], run[entry])
     return draw(first, lengths[0])

@@ -1,6 +1,6 @@
-"""One table, three forms: Markdown, LaTeX (booktabs) and CSV; and its place on a page that is written by hand.
+"""A table and its three forms, Markdown, LaTeX (booktabs) and CSV, and the insertion of text into a page.
 
-All text of a table is plain text, some of it from result files: no form takes any of it for markup or a formula.
+All text of a table is plain text, some of it from result files. In no form can it act as markup or as a formula.
 """
 
 import csv
@@ -22,21 +22,21 @@ _MARKDOWN = {
     **{letter: "\\" + letter for letter in "\\`*_[]#|"},
     **{letter: f"&{name};" for letter, name in (("<", "lt"), (">", "gt"), ("&", "amp"), ("$", "#36"), ("~", "#126"))},
 }
-_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # what a spreadsheet takes for its beginning, full-width forms too
+_FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # a spreadsheet reads text that begins so as a formula
 
 
 @dataclass(frozen=True)
 class NumberCell:
-    """A number with its standard error or the two ends of an interval.
+    """A number with its standard error or an interval.
 
     Args:
         value: the number.
         error: its standard error.
-        interval: its lower and upper end.
-        digits: behind the point.
-        best: set in bold.
-        signed: with a plus where it is positive.
-        grouped: thousands apart.
+        interval: lower and upper end of the interval.
+        digits: number of decimal places.
+        best: whether to set it in bold.
+        signed: whether a positive number has a plus sign.
+        grouped: whether commas separate the thousands.
     """
 
     value: float
@@ -65,14 +65,14 @@ Cell = NumberCell | str | None
 
 @dataclass(frozen=True)
 class Table:
-    """Columns, rows and what must be said below them.
+    """A table with its caption and notes.
 
     Args:
-        name: short, for file names and labels.
-        caption: what the numbers are.
-        columns: the heads.
-        rows: as many cells a row as there are columns; None where there is no number.
-        notes: what is missing or not as in the rest.
+        name: a short name, for file names and labels.
+        caption: description of the numbers.
+        columns: headings of the columns.
+        rows: cells of each row, one for each column; None for a missing number.
+        notes: remarks below the table, for example on missing runs.
     """
 
     name: str
@@ -88,10 +88,10 @@ class Table:
 
 
 def replace_between(page: str, begin: str, end: str, text: str) -> str:
-    """The page with this text, and nothing else, between its two marks.
+    """The page with `text` between its marks `begin` and `end`, in place of what was there.
 
     Raises:
-        ValueError: for a page without the marks in this order.
+        ValueError: for a page without both marks in this order.
     """
     before, begun, rest = page.partition(begin)
     _, ended, after = rest.partition(end)
@@ -104,8 +104,8 @@ def markdown(table: Table, caption: str | None = None) -> str:
     """A Markdown table with the caption above and the notes below.
 
     Args:
-        table: whose text is plain text.
-        caption: instead of the table's, in Markdown; it holds no text from a result file.
+        table: all its text is plain text.
+        caption: replaces the table's caption. It is Markdown and must not contain text from a result file.
     """
 
     def line(cells: Iterable[str]) -> str:
@@ -114,7 +114,7 @@ def markdown(table: Table, caption: str | None = None) -> str:
     def cell(of: Cell) -> str:
         if not isinstance(of, NumberCell):
             return _escaped(text_of(of), _MARKDOWN)
-        return f"**{of}**" if of.best else str(of)  # whose brackets are no link
+        return f"**{of}**" if of.best else str(of)  # the brackets of an interval make no link
 
     rules = ["---" if aligned == "l" else "---:" for aligned in alignment(table)]
     lines = [line(_escaped(column, _MARKDOWN) for column in table.columns), line(rules)]
@@ -125,7 +125,7 @@ def markdown(table: Table, caption: str | None = None) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table environment that needs the package booktabs, and no other."""
+    """A LaTeX table environment. It needs only the package booktabs."""
 
     def cell(of: Cell) -> str:
         text = _escaped(text_of(of), _LATEX)
@@ -154,9 +154,9 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """A CSV table of unrounded numbers. Errors and intervals follow their column in columns of their own.
+    """A CSV table of unrounded numbers. Errors and intervals are in columns of their own after the number's column.
 
-    Text that a spreadsheet would take for a formula begins with an apostrophe.
+    Text that a spreadsheet would read as a formula begins with an apostrophe.
     """
     columns: list[str] = []
     rows: list[list[str]] = [[] for _ in table.rows]
@@ -169,8 +169,8 @@ def comma_separated(table: Table) -> str:
             parts.append((f"{name} standard error", errors))
         if any(number.interval is not None for number in numbers):
             ends = [cell.interval if isinstance(cell, NumberCell) else None for cell in cells]
-            for place, end in enumerate(("low", "high")):
-                parts.append((f"{name} {end}", [_float(each[place]) if each else "" for each in ends]))
+            for side, end in enumerate(("low", "high")):
+                parts.append((f"{name} {end}", [_float(each[side]) if each else "" for each in ends]))
         for head, values in parts:
             columns.append(_no_formula(head))
             for row, value in zip(rows, values, strict=True):
@@ -183,7 +183,7 @@ def comma_separated(table: Table) -> str:
 
 
 def text_of(cell: Cell) -> str:
-    """A cell as it is read; a dash where there is no number."""
+    """The text of a cell; a dash for a missing number."""
     return _DASH if cell is None else str(cell)
 
 
@@ -201,7 +201,7 @@ def _float(value: float | None) -> str:
 
 
 def alignment(table: Table) -> list[str]:
-    """For each column `l` where it holds text, `r` where it holds numbers."""
+    """The alignment of each column: `l` (left) for text, `r` (right) for numbers."""
     texts = [any(isinstance(row[k], str) for row in table.rows) for k in range(len(table.columns))]
     return ["l" if text or k == 0 else "r" for k, text in enumerate(texts)]
 
@@ -211,5 +211,5 @@ def _escaped(text: str, signs: Mapping[str, str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """The text on one line, without unprintable characters, which a terminal, an editor or TeX would act on."""
+    """The text on one line, without the control characters on which a terminal, an editor or TeX would act."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -1,4 +1,4 @@
-"""Tables of long range: what the retrieval probes found, and where the heads look."""
+"""Tables on distant tokens: the scores of the retrieval probes, and the weights of the last layer's heads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,14 +11,14 @@ ScoresByDistance = tuple[str, str, dict[int, NumberCell]]
 
 
 def probe_table(runs: Sequence[Run], kind: str) -> Table:
-    """How much likelier a key is because it stands in the past, by distance, for each run that was probed.
+    """The score of a retrieval probe by distance, for each run with probes.
 
     Args:
         runs: result files.
         kind: "passkey" or "repeat", see `rfa.evaluation.probe`.
 
     Raises:
-        MissingData: where no run was probed.
+        MissingData: if no run has this probe.
     """
     rows = _probed(runs, kind, lambda row: NumberCell(row["score"], error=row["stderr"], digits=3))
     sought = {"passkey": "three words named in the past", "repeat": "a passage repeated from the past"}[kind]
@@ -31,7 +31,7 @@ def probe_table(runs: Sequence[Run], kind: str) -> Table:
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:
-    """How often the passkey's first word is the likeliest of those to choose among. Raises as `probe_table`."""
+    """The fraction of trials in which the passkey's first word is the likeliest candidate. Raises as `probe_table`."""
     probed = [run for run in runs if (run["passkey"] or {}).get("passkey")]
     rows = _probed(probed, "passkey", _accuracy)
     chances = sorted({run["passkey"]["passkey"]["chance"] for run in probed})
@@ -45,23 +45,23 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
 
 
 def attention_table(runs: Sequence[Run]) -> Table:
-    """Where each head of the last layer looks, beyond its training length above all.
+    """The weights of each head of the last layer: the fraction beyond the training length, the mean lag, the total.
 
     Raises:
-        MissingData: where no run has attention maps.
+        MissingData: if no run has attention maps.
     """
-    seen = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
-    if not seen:
+    mapped = [(run, run["attention_summary"]) for run in runs if run.get("attention_summary")]
+    if not mapped:
         raise MissingData("runs: got none with attention maps, expected at least one (attention in the recipe)")
     figures = {"beyond_training": ("share beyond", 3), "mean_lag": ("mean lag", 0), "kept": ("kept", 3)}
-    heads = max(len(summary["heads"]) for _, summary in seen)
+    heads = max(len(summary["heads"]) for _, summary in mapped)
     rows: list[tuple[Cell, ...]] = []
     for name, (words, digits) in figures.items():
-        for run, summary in seen:
+        for run, summary in mapped:
             cells = [NumberCell(head[name], digits=digits) for head in summary["heads"]]
             rows.append((run["label"], str(run["seed"]), words, *cells, *(heads - len(cells)) * [None]))
     columns = ("run", "seed", "of the weights", *(f"head {head}" for head in range(heads)))
-    windows = distinct_values(summary["length"] for _, summary in seen)
+    windows = distinct_values(summary["length"] for _, summary in mapped)
     note = (
         "Share beyond: what of the weights lies more than one training length before the query. Mean lag in tokens. "
         "Kept: what the decay leaves of weights that sum to one."

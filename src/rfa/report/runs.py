@@ -1,4 +1,4 @@
-"""Result files of runs: grouped by label, by family and by damping, and averaged over seeds."""
+"""Result files of runs: grouped by label, by family and by damping, and combined over seeds."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,9 +8,9 @@ import numpy as np
 
 
 class MissingData(ValueError):
-    """Results lack what a table or figure shows.
+    """Results lack the data of a table or figure.
 
-    The message is the reason, which a report prints in place of the table or figure. Any other error is a fault.
+    A report prints the message instead of the table or figure. Any other exception is a bug.
     """
 
 
@@ -20,7 +20,7 @@ Run = Mapping[str, Any]
 
 
 class SeedBand(NamedTuple):
-    """One label's measurements over x: mean, lowest and highest over its seeds; seeds that have none are `missing`."""
+    """One label's measurements over x: mean, lowest and highest over seeds. `missing` lists seeds without any."""
 
     x: list[float]
     mean: list[float]
@@ -31,7 +31,10 @@ class SeedBand(NamedTuple):
 
 
 class Retrieval(NamedTuple):
-    """Scores in nats a token over distance in tokens: mean, and its standard error over trials; seeds averaged."""
+    """Scores in nats per token over the distance in tokens: the mean over seeds and trials, and its standard error.
+
+    The standard error is over trials, with seeds averaged first.
+    """
 
     distances: list[float]
     mean: list[float]
@@ -39,10 +42,10 @@ class Retrieval(NamedTuple):
 
 
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs of each label by seed, labels in the order in which they first came.
+    """The runs of each label, sorted by seed. Labels keep the order of their first runs.
 
     Raises:
-        MissingData: where two runs share label and seed: their mean would count one seed twice.
+        MissingData: if two runs have the same label and seed. Their mean would count one seed twice.
     """
     groups: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -55,26 +58,26 @@ def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def train_lengths(runs: Iterable[Run]) -> list[int]:
-    """The different training lengths of runs, ascending."""
+    """The different training lengths of runs, in tokens, ascending."""
     return sorted({run["train_length"] for run in runs})
 
 
 def shared_train_length(runs: Iterable[Run]) -> int | None:
-    """The training length of all runs, None where they differ."""
+    """The training length of all runs, in tokens; None if they differ."""
     lengths = train_lengths(runs)
     return lengths[0] if len(lengths) == 1 else None
 
 
 def labels_with_dynamics(runs: Iterable[Run]) -> list[str]:
-    """Labels of which a run has the parameters of its heads over training."""
+    """Labels with a run that has the parameters of its heads over training."""
     return list(dict.fromkeys(run["label"] for run in runs if _has_dynamics(run)))
 
 
 def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
-    """The first seed of a label that has the parameters of its heads over training.
+    """The run with the lowest seed of a label that has the parameters of its heads over training.
 
     Raises:
-        MissingData: where there is none.
+        MissingData: if there is no such run.
     """
     found = [run for run in runs if run["label"] == label and _has_dynamics(run)]
     if not found:
@@ -83,7 +86,7 @@ def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
 
 
 def training_series(runs: Sequence[Run]) -> SeedBand:
-    """Validation perplexity over tokens, where every seed that was measured at all has a value."""
+    """Validation perplexity over training tokens, at the points that all measured seeds have."""
     curves = {
         run["seed"]: {point["tokens"]: _exp(point["valid_loss"]) for point in run.get("curve") or ()} for run in runs
     }
@@ -91,7 +94,7 @@ def training_series(runs: Sequence[Run]) -> SeedBand:
 
 
 def perplexity_series(runs: Sequence[Run], protocol: str) -> SeedBand:
-    """Test perplexity over context length, where every seed that was evaluated has a value."""
+    """Test perplexity over context length, at the lengths that all evaluated seeds have."""
     return _series({run["seed"]: perplexity_by_length(run, protocol) for run in runs})
 
 
@@ -101,32 +104,32 @@ def position_series(runs: Sequence[Run]) -> SeedBand:
 
 
 def log_bins(losses: Sequence[float], per_octave: int = 4) -> dict[float, float]:
-    """Means over bins of positions that grow by equal factors, at the geometric middle of each bin.
+    """Means over bins of positions, by the geometric middle of each bin. The bins' widths grow by equal factors.
 
     Args:
-        losses: of the positions 1, 2, ...; a bin holds at least one.
-        per_octave: bins from a position to its double.
+        losses: of the positions 1, 2, ...; each bin has at least one position.
+        per_octave: number of bins from a position to its double.
     """
     if not len(losses):
         return {}
-    past = len(losses) + 1
-    edges = 2.0 ** (np.arange(math.ceil(per_octave * math.log2(past)) + 1) / per_octave)
-    starts = [int(edge) for edge in dict.fromkeys(edges.round()) if edge < past]
-    parts = zip(starts, [*starts[1:], past], strict=True)
+    end = len(losses) + 1
+    edges = 2.0 ** (np.arange(math.ceil(per_octave * math.log2(end)) + 1) / per_octave)
+    starts = [int(edge) for edge in dict.fromkeys(edges.round()) if edge < end]
+    parts = zip(starts, [*starts[1:], end], strict=True)
     return {math.sqrt(start * (stop - 1)): float(np.mean(losses[start - 1 : stop - 1])) for start, stop in parts}
 
 
 def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
-    """Perplexities of one run by context length; empty where it was not evaluated by this protocol."""
+    """Perplexities of one run by context length; empty if the run was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
 
 
 def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
-    """Retrieval scores of one label, at the distances that every probed seed has.
+    """Retrieval scores of one label, at the distances that all probed seeds have.
 
     Raises:
-        MissingData: where seeds had different trials.
+        MissingData: if seeds have different numbers of trials.
     """
     probed = [run["passkey"][kind]["rows"] for run in runs if (run.get("passkey") or {}).get(kind)]
     scores = [{row["distance"]: row["scores"] for row in rows} for rows in probed]
@@ -163,7 +166,7 @@ def _exp(loss: float) -> float:
     return math.exp(min(loss, 700.0))
 
 
-BASELINE = "b1-rope"  # what every group is held against
+BASELINE = "b1-rope"  # every group is compared with it
 _PRESETS = {
     "the paper's models": ("b1-rope", "b2-alibi", "b3-decayed-rope", "b4-sc-rope", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
     "the paper's ablations of m2": ("m2.",),
@@ -174,7 +177,7 @@ _OTHERS = "others"
 
 
 def by_group(runs: Iterable[Run]) -> dict[str, list[str]]:
-    """Labels by group, both in order; a label belongs where its preset does, labels of unknown presets come last."""
+    """Labels by group, both in order. The preset decides the group; labels of unknown presets come last."""
     found: dict[str, list[str]] = {group: [] for group in (*_PRESETS, _OTHERS)}
     for label, preset in {run["label"]: run["preset"] for run in runs}.items():
         found[_group(preset)].append(label)
@@ -187,14 +190,16 @@ def _group(preset: str) -> str:
     return exact or begins
 
 
-_SWEPT = ("m2-sc-rfa", "m3-sc-rfa")  # as in the paper, whose b = 5 is m3
-_LEAST_SWEEP = 3  # values of b: m2 and m3 alone are no sweep
+_SWEPT = ("m2-sc-rfa", "m3-sc-rfa")  # the paper's sweep of the damping has m3 at b = 5
+_LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
 
 
 def damping_of(run: Run) -> float | None:
-    """The damping b of a run of SC-RFA; None for another model, one that differs in more than b and its size, or in
-    how its SDE is trained."""
+    """The damping b of a run of SC-RFA.
+
+    None for another model, and for one that differs in more than b and its size or trains its SDE in another way.
+    """
     spec = run.get("spec") or {}
     model: dict[str, Any] = spec.get("model") or {}
     if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"} or spec.get("one_group"):
@@ -203,7 +208,7 @@ def damping_of(run: Run) -> float | None:
 
 
 def is_sweep(runs: Sequence[Run]) -> bool:
-    """Whether at least three values of the damping b were run, enough for a table and a figure."""
+    """Whether the runs have at least three values of the damping b, which is enough for a table and a figure."""
     return len({damping_of(run) for run in runs} - {None}) >= _LEAST_SWEEP
 
 
@@ -211,7 +216,7 @@ def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
     """The damping b of each label of the sweep, smallest first.
 
     Raises:
-        MissingData: where two labels have one b, or one label has two: a row of the table holds one.
+        MissingData: if two labels have the same b, or one label has two values. A row of the table has one of each.
     """
     found: dict[str, float] = {}
     for run in runs:
@@ -226,7 +231,7 @@ def damping_by_label(runs: Iterable[Run]) -> dict[str, float]:
 
 
 def other_differences(runs: Iterable[Run]) -> str:
-    """A sentence that says in what the sweep's m3 differs from its m2 besides b; empty where one of them is missing."""
+    """A sentence on how m3 of the sweep differs from m2 besides b; empty if one of them is missing."""
     configs = {run["spec"]["preset"]: run["config"] for run in runs if damping_of(run) is not None}
     if len(configs) < len(_SWEPT):
         return ""

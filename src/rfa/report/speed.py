@@ -1,4 +1,4 @@
-"""Lines of `rfa bench` as tables and curves: ratios first, times beside them."""
+"""Lines of `rfa bench` as tables and curves. Ratios come first, times beside them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
@@ -12,7 +12,7 @@ _PASSES = {"forward_backward": "forward + backward"}
 
 
 def latest(lines: Iterable[Line]) -> list[Line]:
-    """The newest line of each configuration, in the order in which these first came."""
+    """The newest line of each configuration, in the order of each configuration's first line."""
     found: dict[tuple, Line] = {}
     for line in sorted(lines, key=lambda line: line["time"]):
         found[_configuration(line)] = line
@@ -20,13 +20,13 @@ def latest(lines: Iterable[Line]) -> list[Line]:
 
 
 def machine_of(line: Line) -> str:
-    """The machine of a line, for the heading of a table."""
+    """The machine on which a line was measured, for the heading of a table."""
     threads = "" if line["device"] == "cuda" else f", {line['threads']} thread" + "s" * (line["threads"] > 1)
     return f"{line['processor']}{threads}"
 
 
 def markdown_tables(lines: Sequence[Line]) -> str:
-    """One table a machine, each under a heading of the third level with the versions that it is of."""
+    """One Markdown table for each machine, under a heading of the third level, with versions and commits."""
     parts = []
     for machine in dict.fromkeys(map(machine_of, lines)):
         here = [line for line in lines if machine_of(line) == machine]
@@ -40,7 +40,10 @@ def markdown_tables(lines: Sequence[Line]) -> str:
 
 
 def instruction_table(lines: Sequence[Line]) -> str:
-    """Counts of benchmarks/instructions.py, and what share of them products, exponentials and logarithms need."""
+    """Instruction counts of benchmarks/instructions.py as a Markdown table.
+
+    The column "share" is the fraction of instructions that products, exponentials and logarithms need.
+    """
     head = ("what", "size", "compiled for", "instructions", "a pair", "products", "exp, log", "share", "commit")
     rows = [head, ["---"] * len(head)]
     for line in lines:
@@ -54,7 +57,7 @@ def instruction_table(lines: Sequence[Line]) -> str:
 
 
 def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """The lines of the operator that make one curve over the length each, by its name."""
+    """The lines of the operator, grouped into curves over the length, by the curve's name."""
     measured = [line for line in lines if line["benchmark"] == "operator" and "ratio" in line]
     several = len({(machine_of(line), line["dtype"], line["preset"]) for line in measured}) > 1
     curves: dict[str, dict[int, Line]] = {}
@@ -66,15 +69,15 @@ def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
     return {name: [of[length] for length in sorted(of)] for name, of in curves.items()}
 
 
-def share_of_bound(line: Line, contestant: str = "rfa") -> float | None:
-    """The least time that the work can take, over the median time that it took."""
+def fraction_of_bound(line: Line, contestant: str = "rfa") -> float | None:
+    """The shortest possible time of the work over its median time; None for a line without a bound."""
     if "bound" not in line:
         return None
     return line["bound"][contestant]["seconds"] / median(line["seconds"][contestant])
 
 
 def speed_cells(line: Line) -> list[str]:
-    """A line's cells under `COLUMNS`."""
+    """The cells of a line under `COLUMNS`."""
     what = str(_NAMES.get(line["benchmark"], line["benchmark"]))
     if "pass" in line and line["benchmark"] in ("operator", "memory"):
         what += f", {_PASSES.get(line['pass'], line['pass'])}"
@@ -92,8 +95,8 @@ def speed_cells(line: Line) -> list[str]:
         figures = [f"{line['bytes'][name] / 1e6:,.0f} MB" for name in ("rfa", "peer")]
     else:
         figures = [_time(median(line["seconds"][name])) for name in ("rfa", "peer")]
-    shares = [share_of_bound(line, name) for name in ("rfa", "peer")]
-    bound = "" if None in shares else f"{shares[0]:.0%}, {shares[1]:.0%}"
+    fractions = [fraction_of_bound(line, name) for name in ("rfa", "peer")]
+    bound = "" if None in fractions else f"{fractions[0]:.0%}, {fractions[1]:.0%}"
     return [what, size, line["dtype"], f"{named} / {line['peer']}", f"{ratio['median']:.3f}", *spread, *figures, bound]
 
 
@@ -108,7 +111,7 @@ def _size(line: Line) -> str:
 
 
 def _configuration(line: Line) -> tuple:
-    """The configuration of a line. Of two lines with the same one, the newer counts."""
+    """The configuration of a line: its fields without the measurements and the time."""
     names = ("benchmark", "pass", "preset", "batch", "heads", "length", "channels", "dtype", "backend", "peer")
     more = ("contestant", "march", "model", "device", "threads", "processor")
     return tuple(str(line.get(name)) for name in names + more)

@@ -1,4 +1,4 @@
-"""Means over seeds, and paired differences of log perplexity with a bootstrap interval clustered by book."""
+"""Means over seeds, and paired differences of log perplexity with a bootstrap interval over books."""
 
 import functools
 import math
@@ -9,11 +9,11 @@ import numpy as np
 
 from .runs import MissingData, Run
 
-LossByBook = Mapping[str, tuple[float, float]]  # of one context length: summed loss in nats, and scored tokens
+LossByBook = Mapping[str, tuple[float, float]]  # at one context length: sum of losses in nats, number of scored tokens
 
 
 class Mean(NamedTuple):
-    """A mean over seeds; its standard error is None where there is one seed only."""
+    """A mean over seeds. Its standard error is None for a single seed."""
 
     value: float
     error: float | None
@@ -24,9 +24,9 @@ class Difference(NamedTuple):
     """A difference of log perplexity in nats.
 
     value: over all seeds and books.
-    low, high: ends of the interval over books, None where one book says nothing of others.
-    books: how many there are.
-    error: standard error over seeds, None where there is one seed only.
+    low, high: ends of the interval over books; None for a single book.
+    books: number of books.
+    error: standard error over seeds; None for a single seed.
     """
 
     value: float
@@ -56,22 +56,23 @@ def paired_difference(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> Difference:
-    """`log perplexity(model) - log perplexity(baseline)` on the same books, negative where the model is better.
+    """`log perplexity(model) - log perplexity(baseline)` on the same books. It is negative if the model is better.
 
-    Seeds are averaged, then books are drawn with replacement, the same ones for both; the interval is that of the
-    percentiles. It says how far the difference would move with other books of this kind, not with other seeds: that is
-    what the standard error over seeds says. With few books it is too narrow: of differences that are normal numbers, a
-    nominal 95 % of 8 independent books hold 87 %, and fewer where books of one author are alike.
+    The interval is a percentile bootstrap. Seeds are averaged first. Then books are drawn with replacement, the same
+    ones for both sides. The interval describes other books of this kind. For other seeds see the standard error.
+
+    With few books the interval is too narrow. With 8 independent books and normal differences, a nominal 95 % interval
+    covers 87 %. It covers less if books of one author are alike.
 
     Args:
-        model, baseline: for each seed the loss sums and targets by book, the same seed in the same place of both.
-        level: of the interval, replace_between 0 and 1.
-        resamples: bootstrap samples.
-        seed: of the random numbers; the same input has the same interval.
+        model, baseline: for each seed the sums of losses and the targets by book; seeds in the same order in both.
+        level: of the interval, between 0 and 1.
+        resamples: number of bootstrap samples.
+        seed: of the random numbers. The same input gives the same interval.
 
     Raises:
-        MissingData: for books that are not the same, or not of the same targets, for every seed and both sides.
-        ValueError: for no seeds or books, not as many seeds of both sides, or a level that is none.
+        MissingData: if the books or their targets differ between seeds or sides.
+        ValueError: for no seeds, no books, different numbers of seeds, or a level outside 0 to 1.
     """
     if not 0 < level < 1:
         raise ValueError(f"level: got {level}, expected a number between 0 and 1")
@@ -103,7 +104,7 @@ def paired_difference(
 
 @functools.lru_cache(maxsize=4)
 def _draws(books: int, resamples: int, seed: int) -> np.ndarray:
-    """How often each book is in each sample."""
+    """The number of times that each book is in each bootstrap sample, `(resamples, books)`."""
     return np.random.default_rng(seed).multinomial(books, np.full(books, 1 / books), size=resamples)
 
 
@@ -115,28 +116,28 @@ RunPairs = Sequence[tuple[Run, Run]]
 
 
 class Comparison(NamedTuple):
-    """A difference, or None, and a remark about it, which may be empty."""
+    """A difference or None, and a remark about it, which may be empty."""
 
     difference: Difference | None
     problem: str
 
 
 def pairs_of(runs: Sequence[Run], baseline: Sequence[Run]) -> RunPairs:
-    """Runs of one label beside the baseline's of the same seed."""
+    """Pairs of a run of one label and the baseline's run of the same seed."""
     against = {run["seed"]: run for run in baseline}
     return [(run, against[run["seed"]]) for run in runs if run["seed"] in against]
 
 
 def compare(pairs: RunPairs, length: int, protocol: str, level: float = 0.95, resamples: int = 10_000) -> Comparison:
-    """`log perplexity(run) - log perplexity(baseline)` at a context length, by `paired_difference`."""
+    """`paired_difference` of pairs of runs at one context length, on the books that all runs have."""
     sides = [[_books(pair[side], protocol, length) for pair in pairs] for side in (0, 1)]
     every = [each for side in sides for each in side]
     common, known = set.intersection(*map(set, every)), set.union(*map(set, every))
     if not common:
         return Comparison(None, "no losses by book" if not known else "no book in common")
-    kept = [[{book: each[book] for book in common} for each in side] for side in sides]
+    compared = [[{book: each[book] for book in common} for each in side] for side in sides]
     try:
-        found = paired_difference(*kept, level=level, resamples=resamples)
+        found = paired_difference(*compared, level=level, resamples=resamples)
     except MissingData as error:
         return Comparison(None, str(error))
     if known - common:

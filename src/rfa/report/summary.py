@@ -1,4 +1,4 @@
-"""What was run, with what and where, from result files."""
+"""A summary of the runs: models, data, sizes, versions and machines, from result files."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ _SPEC = {"data": "text", "split_by": "split by", "tokenizer": "tokenizer"}
 
 
 def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """What holds of all runs, as names and values; where runs differ, each value with the number of its runs."""
+    """Facts about all runs, as names and values. If runs differ, each value has its number of runs."""
     if not runs:
         return []
     seeds = sorted({run["seed"] for run in runs})
@@ -47,12 +47,15 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 
 def _seconds(run: Run) -> float | None:
-    """Seconds of training; None for a run that was resumed, whose time was not all measured."""
+    """Seconds of training; None for a resumed run, because not all of its time was measured."""
     return None if run.get("resumed") else run["training"].get("seconds")
 
 
 def setting(runs: Sequence[Run]) -> str:
-    """Text, tokenizer, sizes and training tokens of a run, in a sentence; where runs differ, with how many each."""
+    """A sentence with the text, tokenizer, sizes and training tokens of the runs.
+
+    If runs differ, each value has its number of runs.
+    """
     found = {
         "text": distinct_values(PurePath(run["spec"]["data"]).name for run in runs),
         "tokenizer": distinct_values(run["spec"]["tokenizer"] for run in runs),
@@ -63,16 +66,16 @@ def setting(runs: Sequence[Run]) -> str:
 
 
 def protocols(runs: Sequence[Run]) -> list[str]:
-    """The protocols by which any run was evaluated. Only known ones count, because they name files.
+    """The protocols by which any run was evaluated; without runs the paper's protocol.
 
-    Without runs: the paper's.
+    Unknown protocols are left out, because a protocol becomes part of file names.
     """
     found = {name for run in runs for name in run["evaluations"] or {}} if runs else {"blocks"}
     return [name for name in PROTOCOLS if name in found]
 
 
 def runs_table(runs: Sequence[Run]) -> Table:
-    """Each run: its size, what it was trained on, how fast, and where it ended."""
+    """A table of all runs: number of parameters, training tokens, speed, time, and validation perplexity at the end."""
     columns = ("run", "seed", "parameters", "tokens", "tokens/s", "minutes", "validation perplexity")
     rows: list[tuple[Cell, ...]] = []
     for run in runs:
@@ -96,7 +99,7 @@ def runs_table(runs: Sequence[Run]) -> Table:
 
 
 def distinct_values(values: Iterable[Any]) -> str:
-    """The value that all runs share; where they differ, each value with its number of runs."""
+    """The value that all runs share. If they differ, each value with its number of runs."""
     counts = Counter(str(value) for value in values if value is not None)
     if len(counts) < 2:
         return "".join(counts)

@@ -1,4 +1,4 @@
-"""The paper's tables with this library's numbers beside the published ones, and paired differences to the baselines."""
+"""The paper's tables, with this library's numbers beside the published ones, and paired differences to baselines."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,15 +28,15 @@ def table1(runs: Sequence[Run], published: Mapping[str, Any], protocol: str = "b
     """Perplexity over context length of all models, beside the paper's on WikiText-103.
 
     Args:
-        runs: result files, any number of seeds a label; a label that the paper does not have stands below its rows.
-        published: the paper's figures, `lengths` and a mapping a table.
+        runs: result files, with any number of seeds for a label. Labels that the paper does not have come last.
+        published: the paper's numbers, from `published_results`.
         protocol: which evaluation.
 
     Returns:
-        The table, whose notes name what is missing.
+        The table. Its notes name missing runs.
 
     Raises:
-        MissingData: for runs of several training lengths, or two of the same label and seed.
+        MissingData: for runs of several training lengths, or two runs of the same label and seed.
     """
     caption = "Test perplexity over context length, beside the paper's on WikiText-103 (its table 1)."
     return perplexity_table("table1", caption, runs, published["wikitext-103"], published["lengths"], protocol=protocol)
@@ -51,8 +51,8 @@ def table2(
     """Perplexity by damping coefficient, beside the paper's on WikiText-103.
 
     Args, returns and raises as `table1`, and
-        damping: the coefficient b of each label of the sweep, by default as `damping_by_label` reads it off the runs;
-            of the other labels the two baselines are kept.
+        damping: the coefficient b of each label of the sweep, by default from `damping_by_label`. Of the other labels
+            only the two baselines are shown.
     """
     damping = damping_by_label(runs) if damping is None else damping
     paper = {label: published["wikitext-103"][label] for label in BASELINES}
@@ -63,8 +63,8 @@ def table2(
         label = names.get(b, f"b = {b:g}")
         paper[label] = sweep.get(b, ())
     caption = "Test perplexity by damping coefficient b of SC-RFA, beside the paper's on WikiText-103 (its table 2)."
-    kept = [run for run in runs if run["label"] in paper]
-    table = perplexity_table("table2", caption, kept, paper, published["lengths"], protocol=protocol, display=display)
+    shown = [run for run in runs if run["label"] in paper]
+    table = perplexity_table("table2", caption, shown, paper, published["lengths"], protocol=protocol, display=display)
     return replace(table, notes=(*table.notes, *filter(None, [other_differences(runs)])))
 
 
@@ -85,21 +85,21 @@ def perplexity_table(
     protocol: str = "blocks",
     display: Mapping[str, str] | None = None,
 ) -> Table:
-    """Mean and standard error over seeds beside published figures, matched by multiples of the training length.
+    """Mean and standard error over seeds, beside published numbers at the same multiple of the training length.
 
     Args:
         name, caption: of the table.
         runs: result files.
         published: perplexities by label, in the order of the rows.
-        published_lengths: their context lengths, the training length first.
+        published_lengths: context lengths of the published numbers, the training length first.
         protocol: which evaluation.
-        display: what a row is called if not by its label.
+        display: names of rows that differ from their labels.
     """
     groups = by_label(runs)
     trained = _train_length(runs) or published_lengths[0]
     ours = {label: {run["seed"]: perplexity_by_length(run, protocol) for run in of} for label, of in groups.items()}
     lengths = {length for seeds in ours.values() for row in seeds.values() for length in row}
-    theirs = {length / published_lengths[0]: place for place, length in enumerate(published_lengths)}
+    theirs = {length / published_lengths[0]: index for index, length in enumerate(published_lengths)}
     multiples = sorted({length / trained for length in lengths} | theirs.keys())
 
     columns: list[str] = ["model", "seeds"]
@@ -117,8 +117,8 @@ def perplexity_table(
             row.append(_mean(values))
             if multiple in theirs:
                 paper = published.get(label, ())
-                place = theirs[multiple]
-                row.append(NumberCell(paper[place]) if place < len(paper) else None)
+                index = theirs[multiple]
+                row.append(NumberCell(paper[index]) if index < len(paper) else None)
         rows.append(row)
     notes = [f"Protocol {protocol}; mean ± standard error over seeds; bold: the lowest of its column."]
     if trained != published_lengths[0]:
@@ -138,7 +138,7 @@ def difference_table(
     level: float = 0.95,
     resamples: int = 10_000,
 ) -> Table:
-    """Differences of log perplexity to each baseline, on the same books, with intervals clustered by book.
+    """Differences of log perplexity to each baseline on the same books, with bootstrap intervals over books.
 
     Args:
         runs: result files with losses by book. Only seeds that both sides have are compared.
@@ -147,7 +147,7 @@ def difference_table(
         level, resamples: as `paired_difference`.
 
     Returns:
-        The table, whose notes name what could not be compared.
+        The table. Its notes name runs and books that could not be compared.
     """
     groups = by_label(runs)
     lengths = sorted({length for run in runs for length in perplexity_by_length(run, protocol)})
@@ -199,7 +199,7 @@ def _mean(values: Sequence[float]) -> NumberCell | None:
 
 
 def _with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    """The lowest number of each column in bold, where there are two to choose from; ties as printed."""
+    """Set the lowest number of each column in bold, if the column has at least two. Numbers are compared as printed."""
     done = [list(row) for row in rows]
     for column in range(len(rows[0]) if rows else 0):
         numbers = {k: row[column] for k, row in enumerate(rows) if isinstance(row[column], NumberCell)}
@@ -223,7 +223,7 @@ def _train_length(runs: Iterable[Run]) -> int | None:
 def _missing(
     labels: Sequence[str], ours: Mapping[str, Mapping[int, Mapping[int, float]]], lengths: set[int], protocol: str
 ) -> list[str]:
-    """Labels without a run, seeds that only others have, runs without an evaluation or without a length of it."""
+    """Notes on labels without a run, missing seeds, and runs without an evaluation or without some lengths of it."""
     notes = []
     absent = [label for label in labels if label not in ours]
     if absent:

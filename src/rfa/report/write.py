@@ -1,4 +1,4 @@
-"""A report on disk: every table in three forms, every figure in two, and one page."""
+"""Write a report: every table in three formats, every figure in two, and one HTML page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +17,12 @@ FORMS = {"md": markdown, "tex": latex, "csv": comma_separated}
 
 
 class Report(NamedTuple):
-    """What was written.
+    """The written files.
 
     Args:
         page: path of `index.html`.
-        tables, figures: their names.
-        missing: why another table, figure or run is not there, by its name.
+        tables, figures: names of all that were written.
+        missing: the reason why another table, figure or run is missing, by its name.
     """
 
     page: Path
@@ -39,13 +39,13 @@ def write_report(
 ) -> Report:
     """Write `tables/*.{md,tex,csv}`, `figures/*.{png,pdf}` and, last, `index.html`, each of them whole.
 
-    The same runs give the same files, to the byte. Files of other names stay.
+    The same runs give the same files, byte for byte. Other files in the folder stay.
 
     Args:
-        runs: contents of result files; where there are none, what the paper published and its theory are the report.
-        out: a folder, made where it is not there.
-        missing: what the page is to name as missing, and why.
-        progress: called with how many tables and figures are made, and how many there are.
+        runs: contents of result files. Without runs the report shows the paper's published numbers and its theory.
+        out: a folder, which is made if it does not exist.
+        missing: names and reasons of further missing runs or files, which the page lists.
+        progress: called with the number of tables and figures made so far, and their total number.
 
     Raises:
         OSError: if it cannot be written.
@@ -82,7 +82,7 @@ def write_report(
 
 
 def _draw(listed: ListedFigure, runs: Sequence[Run], folder: Path) -> DrawnFigure:
-    """Draw and save a figure; `MissingData` where no run has what it shows."""
+    """Draw and save a figure. Raises `MissingData` if no run has its data."""
     without = [run["run"] for run in runs if not listed.has(run)]
     if listed.what and len(without) == len(runs):
         raise MissingData(f"no run has {listed.what}")

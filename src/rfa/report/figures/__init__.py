@@ -1,4 +1,4 @@
-"""Figures in one style: of the theory, from its closed forms, and of what was measured, from result files."""
+"""Figures in one style: the theory from its closed forms, and measurements from result files."""
 
 from .comparison import differences, retrieval, speed_over_length
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training

@@ -1,4 +1,4 @@
-"""What each choice is worth: differences to a baseline, what is retrieved at a distance, and speed."""
+"""Comparisons of models: differences to a baseline, retrieval at a distance, and speed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +16,7 @@ from ..runs import (
     retrieval_scores,
     shared_train_length,
 )
-from ..speed import Line, operator_curves, share_of_bound
+from ..speed import Line, fraction_of_bound, operator_curves
 from ..statistics import RunPairs, compare, pairs_of
 from .style import COLOURS, MUTED, PAGE, draw_lines, lengths_axis, looks, styled
 
@@ -27,9 +27,9 @@ _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, see
 def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "blocks") -> Figure:
     """`log perplexity - log perplexity(baseline)` of each label, at the training length and at the longest context.
 
-    Negative is better. Bars are nominal 95 % bootstrap intervals over books, points the mean over the seeds that both
-    have, grey ticks the single seeds where there are several. Grouped, and sorted by the difference at the longer
-    context.
+    A negative difference is better than the baseline. Points are means over the seeds that both have. Bars are nominal
+    95 % bootstrap intervals over books. Grey ticks are single seeds, if there are several. Labels are grouped, and
+    sorted by the difference at the longer context.
 
     Args:
         runs: result files with losses by book.
@@ -37,7 +37,7 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
         protocol: which evaluation.
 
     Raises:
-        MissingData: where there is no run of the baseline, or nothing else.
+        MissingData: if there is no run of the baseline, or no other run.
     """
     grouped = by_label(runs)
     if baseline not in grouped or len(grouped) == 1:
@@ -59,42 +59,43 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
     for axes, (length, found) in zip(panels[0], values.items(), strict=True):
         axes.axvline(0, color=MUTED, linewidth=0.8, zorder=0)
         for label, each in found.items():
-            place = rows.index(label)
+            row = rows.index(label)
             if each is None:
-                axes.text(0, place, " no results", va="center")
+                axes.text(0, row, " no results", va="center")
                 continue
             if len(pairs[label]) > 1:
                 for pair in pairs[label]:
                     alone = compare([pair], length, protocol, resamples=1).difference
                     if alone is not None:
-                        axes.plot(alone.value, place, "|", color=MUTED, markersize=6)
+                        axes.plot(alone.value, row, "|", color=MUTED, markersize=6)
             if each.low is not None and each.high is not None:
-                axes.plot((each.low, each.high), (place, place), color=COLOURS[0], linewidth=1.2)
-            axes.plot(each.value, place, "o", color=COLOURS[0], label=label)
+                axes.plot((each.low, each.high), (row, row), color=COLOURS[0], linewidth=1.2)
+            axes.plot(each.value, row, "o", color=COLOURS[0], label=label)
         axes.set_title(f"L = {length}" + (" (training length)" if length == trained else ""))
         axes.set_xlabel("difference (nats / token)")
         axes.grid(visible=False, axis="y")
     figure.suptitle(f"log perplexity minus that of {baseline} ({protocol}; negative: better)")
     panels[0, 0].tick_params(axis="y", length=0)
-    panels[0, 0].set_yticks(range(len(rows)), [_name(row, pairs) for row in rows])
+    panels[0, 0].set_yticks(range(len(rows)), [_name(name, pairs) for name in rows])
     panels[0, 0].set_ylim(len(rows) - 0.4, -0.6)
-    for row, text in zip(rows, panels[0, 0].get_yticklabels(), strict=True):
-        text.set_fontweight("normal" if row in pairs else "bold")
+    for name, text in zip(rows, panels[0, 0].get_yticklabels(), strict=True):
+        text.set_fontweight("normal" if name in pairs else "bold")
     return figure
 
 
 @styled
 def retrieval(runs: Sequence[Run]) -> Figure:
-    """How much likelier a key is because it stands in the past, over its distance, by `rfa.evaluation.probe`.
+    """The score of the retrieval probes over the distance of the key (see `rfa.evaluation.probe`).
 
-    The score is in nats a token, 0 where what lies that far back is not used; bars are one standard error over trials,
-    seeds averaged. A row a group of models, each with the baseline in grey.
+    The score is the gain in log likelihood, in nats per token. It is 0 if the model does not use tokens at this
+    distance. Bars are one standard error over trials, with seeds averaged. Each group of models has a row, with the
+    baseline in grey.
 
     Args:
-        runs: result files; a label that was not probed is named in the legend.
+        runs: result files. A label without probes is named in the legend.
 
     Raises:
-        MissingData: where nothing was probed.
+        MissingData: if no run has probes.
     """
     grouped = by_label(runs)
     if not any(run.get("passkey") for run in runs):
@@ -119,8 +120,8 @@ def retrieval(runs: Sequence[Run]) -> Figure:
                     scores.distances, scores.mean, scores.error, label=name, linewidth=1, capsize=1.5, **style
                 )
         row[0].set_ylabel("score (nats / token)")
-        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "alignment": "left"}
-        row[1].legend(title=group, title_fontproperties={"weight": "bold", "size": 7}, **place)
+        beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "alignment": "left"}
+        row[1].legend(title=group, title_fontproperties={"weight": "bold", "size": 7}, **beside)
     for axes in panels.flat:
         lengths_axis(axes, sorted(map(int, distances)), length)
         axes.set_xlabel("")
@@ -138,12 +139,12 @@ def _name(row: str, pairs: Mapping[str, RunPairs]) -> str:
 
 @styled
 def speed_over_length(lines: Sequence[Line]) -> Figure:
-    """The operator's time over its peer's, and how near both are to their bounds, by length.
+    """The operator's time over its peer's time, and the percentages of their bounds that both reach, by length.
 
     Args:
-        lines: of `rfa bench`, the operator's among them.
+        lines: of `rfa bench`, with lines of the operator.
     """
-    figure, (ratios, shares) = plt.subplots(1, 2, figsize=(PAGE, 2.7))
+    figure, (ratios, percents) = plt.subplots(1, 2, figsize=(PAGE, 2.7))
     curves = operator_curves(lines)
     lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
     draw_lines(ratios, {name: (lengths[name], [line["ratio"]["median"] for line in of]) for name, of in curves.items()})
@@ -152,15 +153,17 @@ def speed_over_length(lines: Sequence[Line]) -> Figure:
         ends = ([line["ratio"][end] for line in curve] for end in ("q1", "q3"))
         ratios.fill_between(lengths[name], *ends, color=look[name]["color"], alpha=0.2, linewidth=0)
         for contestant, style in (("rfa", "-"), ("peer", ":")):
-            points = [share_of_bound(line, contestant) for line in curve]
-            percents = [100 * share if share is not None else float("nan") for share in points]
-            shares.plot(lengths[name], percents, **{**look[name], "linestyle": style})
+            fractions = [fraction_of_bound(line, contestant) for line in curve]
+            values = [float("nan") if fraction is None else 100 * fraction for fraction in fractions]
+            percents.plot(lengths[name], values, **{**look[name], "linestyle": style})
     ratios.axhline(1, color=MUTED, linestyle=":", linewidth=1)
     ratios.set(ylabel="time / peer's time (band: quartiles)", ylim=(0, None))
-    shares.axhline(100, color=MUTED, linestyle=":", linewidth=1)  # a point above it tells of a peak measured too low
-    shares.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
+    percents.axhline(
+        100, color=MUTED, linestyle=":", linewidth=1
+    )  # a point above means that a peak was measured too low
+    percents.set(ylabel="percent of the bound (dotted: peer)", ylim=(0, None))
     ticks = sorted({length for each in lengths.values() for length in each})
-    for axes in (ratios, shares):
+    for axes in (ratios, percents):
         lengths_axis(axes, ticks)
         axes.set_xlabel("length (tokens)")
     ratios.legend()

@@ -1,4 +1,4 @@
-"""HEADSDOC"""
+"""What the heads of a model learned over training, and the attention maps of its last layer."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -34,28 +34,28 @@ _SHARPNESS = {
 
 @styled
 def noises_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
-    """Variances of each head over training, a column a layer: of keys, queries, the process, and its steady state.
+    """Variances of each head over training, with one column for each layer.
 
-    These are `eta^2`, `gamma^2`, `sigma^2` per token (logarithmic) and `sigma~^2 = sigma^2 / (2 mu)`, which heads
-    without decay do not have.
+    The rows are `eta^2` (keys), `gamma^2` (queries), `sigma^2` per token (process, logarithmic), and the stationary
+    variance `sigma~^2 = sigma^2 / (2 mu)`. Heads without decay have no stationary variance.
 
     Args:
         runs: result files.
-        label: whose; the first seed that has its parameters over training is drawn.
+        label: of the model. Its first seed with parameters over training is drawn.
 
     Raises:
-        MissingData: where there is none.
+        MissingData: if no run of the label has them.
     """
     figure = _by_layer(runs, label, _NOISES, height=5.0)
     for axes in figure.axes:
         if axes.get_ylabel() == _NOISES["process_noise"]:
-            axes.set_yscale("log")  # the row shares it
+            axes.set_yscale("log")  # the whole row shares this axis
     return figure
 
 
 @styled
 def robustness_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
-    """Robustness `nu_s` and inverse temperature `beta_s` of each head over training, a column a layer.
+    """Robustness `nu_s` and inverse temperature `beta_s` of each head over training, with one column for each layer.
 
     Args and raises as `noises_over_training`.
     """
@@ -64,26 +64,26 @@ def robustness_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> F
 
 @styled
 def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figure:
-    """The phase parameter `alpha = eta^2 - sigma~^2`: of all heads at the first step that was logged and the
-    last, and over training (appendix C.2).
+    """The phase parameter `alpha = eta^2 - sigma~^2` of each head (appendix C.2).
 
-    Negative is the diffusive regime, positive the integrative one. Heads without decay never settle: their alpha is
-    minus infinity, and they are named where their points would be. The second panel is of the last layer.
+    The first panel shows all layers at the first logged step and at the last step, the second panel the last layer over
+    training. Alpha is negative in the diffusive regime and positive in the integrative one. Heads without decay have no
+    stationary variance: their alpha is minus infinity, which a text at their position says.
 
     Args and raises as `noises_over_training`.
     """
     run = run_with_dynamics(runs, label)
     figure, (by_head, over_training) = plt.subplots(1, 2, figsize=(PAGE, 2.7), width_ratios=(1.3, 1), sharey=True)
-    courses = {name: _course(layer, "alpha") for name, layer in run["dynamics"]["layers"].items()}
-    last, alpha = list(courses.items())[-1]
+    alphas = {name: _values(layer, "alpha") for name, layer in run["dynamics"]["layers"].items()}
+    last, alpha = list(alphas.items())[-1]
     heads = alpha.shape[1]
     for head, colour in enumerate(shades(heads)):
-        for place, (marker, course) in enumerate(zip(itertools.cycle(MARKERS), courses.values(), strict=False)):
-            x = head + 0.7 * (place + 0.5 - len(courses) / 2) / len(courses)
-            by_head.plot(x, course[0, head], "_", color=MUTED, markersize=5)
-            by_head.plot(x, course[-1, head], marker, color=colour)
+        for index, (marker, values) in enumerate(zip(itertools.cycle(MARKERS), alphas.values(), strict=False)):
+            x = head + 0.7 * (index + 0.5 - len(alphas) / 2) / len(alphas)
+            by_head.plot(x, values[0, head], "_", color=MUTED, markersize=5)
+            by_head.plot(x, values[-1, head], marker, color=colour)
         over_training.plot(run["dynamics"]["tokens"], alpha[:, head], color=colour, label=f"head {head}")
-        if not any(np.isfinite(course[:, head]).any() for course in courses.values()):
+        if not any(np.isfinite(values[:, head]).any() for values in alphas.values()):
             words = r"$\leftarrow$ $\alpha = -\infty$ ($\mu$ = 0)"
             at: dict[str, Any] = {"transform": by_head.get_xaxis_transform(), "ha": "center", "va": "center"}
             by_head.text(head, 0.55, words, rotation=90, **at)
@@ -94,7 +94,7 @@ def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figu
     _tokens_axis(over_training)
     looks = {
         f"step {run['dynamics']['steps'][0]:,}": ("_", MUTED),
-        **{f"layer {name}": (m, "0.3") for name, m in zip(courses, itertools.cycle(MARKERS))},
+        **{f"layer {name}": (m, "0.3") for name, m in zip(alphas, itertools.cycle(MARKERS))},
     }
     points = [Line2D([], [], color=c, marker=m, linestyle="", label=name) for name, (m, c) in looks.items()]
     lines = over_training.get_legend_handles_labels()[0]
@@ -105,7 +105,7 @@ def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figu
 
 
 def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: float) -> Figure:
-    """A row a parameter, a column a layer, a line a head."""
+    """A figure with a row for each parameter, a column for each layer, and a line for each head."""
     run = run_with_dynamics(runs, label)
     layers = run["dynamics"]["layers"]
     look: dict[str, Any] = {"sharex": True, "sharey": "row", "squeeze": False}
@@ -114,9 +114,9 @@ def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: 
         column[0].set_title(f"layer {name}")
         _tokens_axis(column[-1])
         for axes, parameter in zip(column, rows, strict=True):
-            course = _course(parameters, parameter)
-            for head, colour in enumerate(shades(course.shape[1])):
-                axes.plot(run["dynamics"]["tokens"], course[:, head], color=colour, linewidth=1, label=f"head {head}")
+            values = _values(parameters, parameter)
+            for head, colour in enumerate(shades(values.shape[1])):
+                axes.plot(run["dynamics"]["tokens"], values[:, head], color=colour, linewidth=1, label=f"head {head}")
     for axes, words in zip(panels[:, 0], rows.values(), strict=True):
         axes.set_ylabel(words)
     figure.align_ylabels(panels[:, 0])
@@ -126,8 +126,8 @@ def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: 
     return figure
 
 
-def _course(parameters: Mapping[str, Any], name: str) -> np.ndarray:
-    """A parameter over `(steps, heads)`; NaN where a head without decay has none."""
+def _values(parameters: Mapping[str, Any], name: str) -> np.ndarray:
+    """A parameter over training, `(steps, heads)`; NaN where a head without decay has none."""
     if absent := {"decay", "process_noise" if name == "steady_state" else name} - parameters.keys():
         raise MissingData(f"dynamics: got none of {', '.join(sorted(absent))}, expected it of each layer")
     decay = np.array(parameters["decay"], dtype=float)
@@ -139,7 +139,7 @@ def _course(parameters: Mapping[str, Any], name: str) -> np.ndarray:
 
 
 def _mark_regimes(*panels: Axes) -> None:
-    """Name the two sides of zero, and leave room for the names on both; panels share the axis."""
+    """Write the names of the regimes on the two sides of zero, and leave room for them. The panels share the y-axis."""
     low = min(0.0, *(axes.dataLim.y0 for axes in panels))
     high = max(0.0, *(axes.dataLim.y1 for axes in panels))
     room = 0.13 * (high - low)
@@ -147,9 +147,9 @@ def _mark_regimes(*panels: Axes) -> None:
     for axes in panels:
         axes.axhline(0, color="0.3", linewidth=0.8, zorder=0)
         axes.axhspan(axes.get_ylim()[0], 0, color="0.93", linewidth=0, zorder=-1)
-        for words, place, side in (("integrative", 2, "bottom"), ("diffusive", -2, "top")):
+        for words, offset, side in (("integrative", 2, "bottom"), ("diffusive", -2, "top")):
             at: dict[str, Any] = {"textcoords": "offset points", "va": side, "ha": "left", "color": "0.3"}
-            axes.annotate(words, (0.02, 0), (0, place), xycoords=axes.get_yaxis_transform(), **at)
+            axes.annotate(words, (0.02, 0), (0, offset), xycoords=axes.get_yaxis_transform(), **at)
 
 
 def _tokens_axis(axes: Axes) -> None:
@@ -162,26 +162,26 @@ def _title(run: Run) -> str:
     return f"{run['label']}, seed {run['seed']}"
 
 
-_FAINTEST = 1e-5  # of a row's weight in a block of keys; an even spread over 128 blocks is 8e-3
-_ALONE = 4  # heads in a row where there is one model
+_FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
+_HEADS_PER_ROW = 4  # if the figure shows one model
 
 
 @styled
 def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: int, length: int | None = None) -> Figure:
-    """The share of each query's weight that lies on each block of keys, by head, on one logarithmic colour scale.
+    """The weight of each block of keys for each block of queries, by head, on one logarithmic colour scale.
 
-    The weights are those that reach the estimate, `A_ij exp(-mu tau)`, summed over the block's keys and averaged over
-    a block of queries. What lies left of the dotted line is more than the training length back, farther than any key
-    in training; what is fainter than the scale has its faintest colour, keys after the query have none.
+    The weights are those of the estimate, `A_ij exp(-mu tau)`, summed over a block's keys and averaged over a block of
+    queries. Keys left of the dotted line are more than the training length back, farther than any key in training.
+    Weights below the scale have its faintest colour. Keys after the query are white.
 
     Args:
-        maps: by label, as `rfa.evaluation.attention_maps` returns them, or the `.npz` file that holds them. Of one
-            model heads stand in rows of four, of several each has its row.
+        maps: by label, as `rfa.evaluation.attention_maps` returns them, or the `.npz` file that holds them. The heads
+            of a single model are in rows of four. Of several models each has its own row.
         train_length: in tokens.
-        length: of the mapped window, in tokens; 8 times the training length.
+        length: of the mapped window, in tokens; by default 8 times the training length.
 
     Raises:
-        ValueError: for no maps, or a file or array that holds none.
+        ValueError: for no maps, or a file or array that holds no maps.
     """
     if not maps:
         raise ValueError("maps: got none, expected those of at least one model")
@@ -189,7 +189,7 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
     length = 8 * train_length if length is None else length
     most = max(len(of) for of in shown.values())
     alone = len(shown) == 1
-    columns = min(most, _ALONE) if alone else most
+    columns = min(most, _HEADS_PER_ROW) if alone else most
     rows = -(-most // columns) if alone else len(shown)
     size = (PAGE - 0.6) / columns
     look: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False, "layout": "compressed"}
@@ -198,31 +198,31 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
     for axes in panels.flat:
         axes.set_visible(False)
     for row, (label, of) in enumerate(shown.items()):
-        places = panels.ravel() if alone else panels[row]
+        panels_of_model = panels.ravel() if alone else panels[row]
         blocks = of.shape[1]
         after = np.triu(np.ones((blocks, blocks), dtype=bool), 1)
         end = blocks * -(-length // blocks)  # the last block may be short
-        for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
+        for head, (weights, axes) in enumerate(zip(of, panels_of_model, strict=False)):
             axes.set_visible(True)
             image = _draw(axes, weights, after, norm, extent=(0, end, end, 0))
             _frame(axes, (0, length), (0, length), since=((0, length - train_length), (train_length, length)))
             if alone or row == 0:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
-        places[0].set_ylabel(label)
-    _explain(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys")
+        panels_of_model[0].set_ylabel(label)
+    _label_axes(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys")
     return figure
 
 
 @styled
 def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
-    """The same for the window's last queries and the keys nearest to them, one by one: what short periods there are.
+    """The weights of single keys for the window's last queries, by head. This map shows short periods.
 
     Args:
-        maps: `near` by label, as `rfa.evaluation.attention_maps` returns it; a row a model.
+        maps: `near` by label, as `rfa.evaluation.attention_maps` returns it. Each model has its own row.
         train_length: in tokens.
 
     Raises:
-        ValueError: for no maps, or an array that holds none.
+        ValueError: for no maps, or an array that holds no maps.
     """
     if not maps:
         raise ValueError("maps: got none, expected those of at least one model")
@@ -234,38 +234,38 @@ def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
     figure, panels = plt.subplots(len(maps), heads, figsize=(PAGE, len(maps) + 0.95), **look)
     norm, first = LogNorm(_FAINTEST, 1), -queries - train_length
     after = np.triu(np.ones((queries, keys), dtype=bool), keys - queries + 1)
-    for row, (places, (label, of)) in enumerate(zip(panels, maps.items(), strict=True)):
-        for axes in places[len(of) :]:
+    for row, (panels_of_model, (label, of)) in enumerate(zip(panels, maps.items(), strict=True)):
+        for axes in panels_of_model[len(of) :]:
             axes.set_visible(False)
-        for head, (weights, axes) in enumerate(zip(of, places, strict=False)):
+        for head, (weights, axes) in enumerate(zip(of, panels_of_model, strict=False)):
             image = _draw(axes, weights, after, norm, extent=(-keys, 0, queries, 0), aspect="auto")
             _frame(axes, (-keys, 0), (0, queries), since=((first, first + queries), (0, queries)))
             if row == 0:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
-        places[0].set_ylabel(label)
-    marked = train_length < keys  # or the line lies before the first key
-    _explain(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key", marked)
+        panels_of_model[0].set_ylabel(label)
+    marked = train_length < keys  # otherwise the line lies before the first key
+    _label_axes(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key", marked)
     return figure
 
 
 def _draw(axes: Axes, weights: np.ndarray, after: np.ndarray, norm: LogNorm, **look: Any) -> AxesImage:
-    """One head's weights, nothing for keys after the query."""
+    """Draw one head's weights. Keys after the query stay white."""
     drawn = np.ma.array(np.clip(weights.astype(np.float32), _FAINTEST, None), mask=after)
     scale = matplotlib.colormaps["viridis"].with_extremes(bad="white")
     return axes.imshow(drawn, cmap=scale, norm=norm, interpolation="nearest", **look)
 
 
 def _frame(axes: Axes, keys: tuple[int, int], queries: tuple[int, int], since: Sequence[tuple[int, int]]) -> None:
-    """The ends of both axes, queries downwards, and a dotted line one training length before the query."""
+    """Set the limits of both axes, queries downwards, and draw a dotted line one training length before the query."""
     axes.plot(*since, color="white", linestyle=":", linewidth=0.9)
     axes.set(xlim=keys, ylim=queries[::-1], xticks=keys, yticks=queries)
     axes.grid(visible=False)
 
 
-def _explain(
+def _label_axes(
     figure: Figure, panels: np.ndarray, image: AxesImage, keys: str, queries: str, share: str, marked: bool = True
 ) -> None:
-    """What both axes and the colours of all panels are."""
+    """Label both axes and the colours of all panels."""
     dotted = "; dotted: one training length before the query" if marked else ""
     figure.supxlabel(f"key ({keys}){dotted}", fontsize=7.5)
     figure.supylabel(f"query ({queries})", fontsize=7.5)

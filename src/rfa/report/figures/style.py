@@ -1,4 +1,4 @@
-"""One style for every figure: set for print at its own width, colour-blind-safe, no text below seven points."""
+"""One style for every figure: sized for print, safe for colour-blind readers, no text below seven points."""
 
 import functools
 import math
@@ -17,13 +17,13 @@ from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator, Nul
 
 from rfa.files import write_whole
 
-COLUMN, PAGE = 3.3, 6.8  # inches: the width of one column of text, and of a page's two
-# Okabe and Ito's palette, its yellow last before black: on white it is the hardest to see
+COLUMN, PAGE = 3.3, 6.8  # inches: the width of one column of text, and of a page with two columns
+# Okabe and Ito's palette; yellow comes late, because it is the hardest to see on white
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vPX*"
-LINES = ("-", "--", "-.", ":")  # the second eight, the third ...
+LINES = ("-", "--", "-.", ":")  # each for eight colours
 _ROUND = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
-MUTED = "0.55"  # grey of what is there to compare with
+MUTED = "0.55"  # grey, for baselines
 _SMALLEST = 7
 _PRINT = 300  # dots per inch
 _STYLE: dict[Any, Any] = {
@@ -54,13 +54,13 @@ _Arguments = ParamSpec("_Arguments")
 
 
 def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
-    """A function that draws in this style, whatever the caller's matplotlib is set to."""
+    """A function that draws in this style, whatever the settings of the caller's matplotlib are."""
 
     @functools.wraps(draw)
     def drawing(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> Figure:
         with plt.rc_context(_STYLE):
             figure = draw(*args, **kwargs)
-            for axes in figure.axes:  # ticks are made when they are shown, by then in another style
+            for axes in figure.axes:  # ticks are made later, when the caller's style is in force again
                 axes.tick_params(which="both", labelsize=_SMALLEST)
             return figure
 
@@ -68,13 +68,13 @@ def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
 
 
 def shades(count: int) -> list[tuple[float, ...]]:
-    """Colours for ordered values, from dark to light. They differ in grey and for colour-blind readers as well."""
+    """Colours for ordered values, from dark to light. They also differ in grey and for colour-blind readers."""
     scale = matplotlib.colormaps["viridis"]
     return [scale(0.92 * index / max(count - 1, 1)) for index in range(count)]
 
 
 def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour, marker and line for values without an order. The position of a name decides, whatever is drawn of it."""
+    """Colour, marker and line style for values without an order. Only the position of a name decides."""
     return {
         name: {"color": COLOURS[k % 8], "marker": MARKERS[(k + k // 8) % 8], "linestyle": LINES[k // 8 % 4]}
         for k, name in enumerate(names)
@@ -82,7 +82,7 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def draw_lines(axes: Axes, lines: Mapping[str, Sequence[Sequence[float]]]) -> None:
-    """Draw `(x, y)` by name; an empty line keeps its colour for the other panels."""
+    """Draw `(x, y)` by name. An empty line uses up a colour, so that all panels have the same colours."""
     look = looks(list(lines))
     for name, line in lines.items():
         if line:
@@ -90,7 +90,7 @@ def draw_lines(axes: Axes, lines: Mapping[str, Sequence[Sequence[float]]]) -> No
 
 
 def lengths_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = None) -> None:
-    """Context lengths in powers of two, each with its number, the training length dotted."""
+    """A logarithmic x-axis with the given context lengths as ticks, and the training length as a dotted line."""
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [str(length) for length in lengths])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -102,7 +102,7 @@ def lengths_axis(axes: Axes, lengths: Sequence[int], train_length: int | None = 
 
 
 def plain_numbers(axes: Axes) -> None:
-    """A logarithmic y-axis with numbers, not powers of ten: four or more of the roundest that lie within its limits."""
+    """A logarithmic y-axis with plain numbers, not powers of ten: at least four round ones within the limits."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axes.yaxis.set_minor_formatter(NullFormatter())
@@ -114,22 +114,22 @@ def plain_numbers(axes: Axes) -> None:
         if len(ticks) >= 4:
             axes.yaxis.set_major_locator(FixedLocator(ticks.tolist()))
             return
-    axes.yaxis.set_major_locator(MaxNLocator(6))  # so near one another that logarithms are lines
+    axes.yaxis.set_major_locator(MaxNLocator(6))  # in so short a range a logarithmic axis is nearly linear
     axes.yaxis.set_minor_locator(NullLocator())
 
 
 def letter(axes: Sequence[Axes]) -> None:
-    """Name the panels (a), (b), ... before their titles."""
+    """Put (a), (b), ... before the titles of the panels."""
     for index, each in enumerate(axes):
         each.set_title(f"({chr(ord('a') + index)}) {each.get_title()}".strip(), loc="left")
         each.set_title("", loc="center")
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Write a figure, each file whole, in the format that its name says; the same figure gives the same files.
+    """Write a figure, each file whole, in the format that the file's name ends with.
 
-    It is laid out once, for print, so that all formats show the same; in two passes, for what stands beside the axes
-    finds its place in the second.
+    The same figure gives the same files. It is laid out once, for print, so that all formats look the same. The layout
+    needs two passes, because labels and legends beside the axes get their position in the second one.
     """
     figure.set_dpi(_PRINT)
     layout = figure.get_layout_engine()

@@ -1,4 +1,4 @@
-"""What training and evaluation measured: curves over tokens, perplexity over context length, the damping sweep."""
+"""Results of training and evaluation: curves over tokens, perplexity over context length, the damping sweep."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,8 +24,8 @@ from ..runs import (
 from ..tables import BASELINES
 from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
 
-_TOLD_APART = 9  # labels of one panel
-_LINE = 0.13  # inches, of a legend
+_MAX_LABELS = 9  # in one panel
+_LINE = 0.13  # inches, height of a line in a legend
 
 
 @styled
@@ -39,7 +39,7 @@ def training_and_extrapolation(
     Args:
         curves: for each model, `(tokens seen, validation perplexity)`.
         rows: for each model, the rows of `rfa.evaluation.perplexities`.
-        train_length: marked on the length axis.
+        train_length: in tokens, marked on the length axis.
     """
     figure, (over_training, over_length) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
     draw_lines(over_training, {name: list(zip(*points, strict=True)) for name, points in curves.items()})
@@ -104,11 +104,11 @@ def loss_over_position(runs: Sequence[Run]) -> Figure:
 
 @styled
 def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = None, protocol: str = "blocks") -> Figure:
-    """Perplexity over context length by damping coefficient, dark the smallest (the paper's table 2 as a figure).
+    """Perplexity over context length by damping coefficient (the paper's table 2 as a figure). Dark is small.
 
     Args:
-        runs: result files; of those whose label is not in `damping`, the two baselines stand beside it, in grey.
-        damping: the coefficient b of each label of the sweep, by default as `damping_by_label` reads it off the runs.
+        runs: result files. The two baselines are drawn in grey; other labels that are not in `damping` are left out.
+        damping: the coefficient b of each label of the sweep, by default from `damping_by_label`.
         protocol: which evaluation.
     """
     damping = damping_by_label(runs) if damping is None else damping
@@ -129,12 +129,12 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = Non
 
 
 def _draw_panels(runs: Sequence[Run], series: Mapping[str, SeedBand], **look: Any) -> tuple[Figure, list[Axes]]:
-    """All labels in one panel where there are at most nine, else one panel for each group; legends below."""
-    groups = by_group(runs) if len(series) > _TOLD_APART else {"": list(series)}
+    """Draw at most nine labels in one panel, otherwise each group in its own panel. Legends are below the panels."""
+    groups = by_group(runs) if len(series) > _MAX_LABELS else {"": list(series)}
     columns = min(len(groups), 2)
     rows = -(-len(groups) // columns)
     size = (PAGE, 2.2 * rows) if columns > 1 else (COLUMN, 2.7)
-    lines = [0] * rows  # of the longest legend in each row
+    lines = [0] * rows  # number of lines of the longest legend in each row
     figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
     used = list(zip(panels.flat, groups.items(), strict=False))
     for axes in panels.flat[len(groups) :]:
@@ -159,7 +159,7 @@ def _draw_panels(runs: Sequence[Run], series: Mapping[str, SeedBand], **look: An
 
 
 def _draw_series(axes: Axes, label: str, series: SeedBand, **look: Any) -> None:
-    """A mean and its band. A label without results keeps its place in the legend, which says so."""
+    """Draw a mean and its band. A label without results is named in the legend."""
     name = label if series.x else f"{label} (no results)"
     if series.x and series.missing:
         name += f" (without seed {', '.join(map(str, series.missing))})"
@@ -193,7 +193,10 @@ def _legend_below(axes: Axes) -> None:
 
 
 def _legend_size(labels: Sequence[str], width: float) -> tuple[int, int]:
-    """Its lines and columns, up to four that fit a width in inches: a line takes half an inch, a letter 0.055."""
+    """Number of lines and columns of a legend: at most four columns that fit a width in inches.
+
+    The sample of a line takes half an inch, a letter 0.055 inches.
+    """
     for columns in (4, 3, 2):
         lines = -(-len(labels) // columns)
         letters = sum(max(map(len, labels[start : start + lines])) for start in range(0, len(labels), lines))

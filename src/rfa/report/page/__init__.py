@@ -1,4 +1,4 @@
-"""One self-contained HTML page: what was run, tables, figures, and an explorer of one head."""
+"""The report's self-contained HTML page: facts about the runs, tables, figures, and an explorer of one head."""
 
 import base64
 import hashlib
@@ -19,11 +19,11 @@ from ..tables import published_results
 __all__ = ["DrawnFigure", "render_page"]
 
 _DISTANT = ("position", "retrieval")
-_CSS_INCH = 120  # pixels of the page for an inch of a figure, whose smallest letters have seven points
+_CSS_INCH = 120  # pixels on the page for an inch of a figure; a figure's smallest letters have seven points
 
 
 class DrawnFigure(NamedTuple):
-    """A figure that was drawn: its name, caption, the runs missing in it, the PNG's bytes and its width in inches."""
+    """A drawn figure: name, caption, a sentence on runs without data, the bytes of the PNG, and the width in inches."""
 
     name: str
     caption: str
@@ -35,13 +35,13 @@ class DrawnFigure(NamedTuple):
 def render_page(
     runs: Sequence[Run], tables: Sequence[Table], figures: Sequence[DrawnFigure], missing: Mapping[str, str]
 ) -> str:
-    """The page, with script, style and images in it; it asks nothing of any network.
+    """The HTML page. Script, style and images are inside the page, so it loads nothing from a network.
 
     Args:
         runs: contents of result files.
-        tables, figures: in their order; the tables `attention` and those whose names begin with `probe-`, and the
-            figures `position` and `retrieval`, make the section on the distant past.
-        missing: what is not there and why, by name.
+        tables, figures: in their order on the page. The section on distant tokens has the table `attention`, the tables
+            whose names begin with `probe-`, and the figures `position` and `retrieval`.
+        missing: the reason why a table, figure or run is missing, by name.
     """
     environment = Environment(
         loader=PackageLoader("rfa.report.page", "."),
@@ -75,12 +75,12 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """The hash by which the page's content policy admits its own script and style, and no others."""
+    """The sha256 of the page's own script or style. The page's content security policy allows no others."""
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _view(table: Table) -> dict[str, object]:
-    """A table as the template sets it: cells as text, their alignment, and whether they are the best."""
+    """A table for the template: each cell as its text, its alignment, and whether it is the best."""
     sides = alignment(table)
     rows = [
         [
@@ -100,7 +100,7 @@ def _image(figure: DrawnFigure) -> dict[str, object]:
 
 
 def _webp(png: bytes) -> bytes:
-    """The same pixels in half the bytes, which a phone has to fetch."""
+    """The same pixels as lossless WebP, which has half the bytes."""
     packed = io.BytesIO()
     with Image.open(io.BytesIO(png)) as image:
         image.convert("RGB").save(packed, "webp", lossless=True)
