@@ -12,7 +12,7 @@ from rfa.bench import append, read
 from rfa.bench.bound import Peaks, attention_work, bound, decoding_work
 from rfa.bench.measurement import StateShape, compare, in_turns, summary
 from rfa.cli.console import speed_tables
-from rfa.report.speed import latest, markdown_tables, operator_curves, fraction_of_bound
+from rfa.report.speed import fraction_of_bound, latest, markdown_tables, operator_curves
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 

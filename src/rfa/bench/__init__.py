@@ -1,8 +1,8 @@
-"""Speed and memory against PyTorch's attention: measured in turns, each after its correctness check.
+"""Speed and memory compared with PyTorch's attention, measured in turns, each after a correctness check.
 
-Read `suite.py` first (what is measured, case by case, and the result file), then `operator.py`, `step.py`, `decode.py`
-and `memory.py` (each case: its check and its contestants), then `measurement.py` (where it runs, the tolerances, timing
-in turns) and `bound.py` (the least time that the work can take on this machine).
+`suite.py` lists the cases and writes the result file. `operator.py`, `step.py`, `decode.py` and `memory.py` each have
+one kind of case: its check and its contestants. `measurement.py` has the setting, the tolerances and the timing in
+turns. `bound.py` computes the shortest possible time of the work on this machine.
 """
 
 from .measurement import Setting

@@ -1,4 +1,4 @@
-"""The least time that the work can take on this machine: counts of the work over measured peak rates."""
+"""The shortest possible time of the work on this machine: the amount of work over measured peak rates."""
 
 import functools
 import math
@@ -8,16 +8,16 @@ import torch
 
 from .measurement import Setting, StateShape, in_turns
 
-# Vector instructions of a float32 exponential and logarithm: `exp2` and `log2_1p` of ops/cpu/kernels/functions.h, which
-# g++ compiles to these for AVX2; others need no fewer. In the time of one a CPU could do a fused multiply-add, two
-# flops, for as many numbers.
+# Number of vector instructions of a float32 exponential and logarithm, from `exp2` and `log2_1p` of
+# ops/cpu/kernels/functions.h as g++ compiles them for AVX2. Other implementations need no fewer. In the time of one
+# instruction a CPU could do a fused multiply-add (two flops) for as many numbers.
 EXPONENTIAL, LOGARITHM = 12, 19
 FORWARD_PRODUCTS = 2  # q.k and A v
-BACKWARD_PRODUCTS = 5  # q.k again, dout.v, and those for the gradients of v, k and q
+BACKWARD_PRODUCTS = 5  # q.k again, dout.v, and one for each gradient of v, k and q
 
 
 class Work(NamedTuple):
-    """Operations that every implementation in linear memory needs, counted over the pairs that see each other."""
+    """Operations that every implementation in linear memory needs, counted over the visible pairs, and bytes moved."""
 
     flops: float
     exponentials: float
@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
 
 class Peaks(NamedTuple):
-    """The highest rates of this machine a second, measured in this process; None where nothing was measured."""
+    """The highest rates of this machine per second, measured in this process; None if not measured."""
 
     flops: float
     exponentials: float | None
@@ -35,9 +35,10 @@ class Peaks(NamedTuple):
 
 
 def attention_work(shape: StateShape, backward: bool, logarithm: bool, itemsize: int) -> Work:
-    """Causal self-attention: `2 channels` flops a product and pair, one exponential and logarithm a weight.
+    """The work of causal self-attention.
 
-    Scores are computed anew in the backward pass. States, their gradients and the output are moved once in each pass.
+    Each pair costs `2 channels` flops a product, and each weight one exponential and, optionally, one logarithm. The
+    backward pass computes the scores again. States, gradients and the output are moved once in each pass.
     """
     batch, heads, length, channels = shape
     pairs = batch * heads * length * (length + 1) / 2
@@ -49,17 +50,17 @@ def attention_work(shape: StateShape, backward: bool, logarithm: bool, itemsize:
 
 
 def decoding_work(shape: StateShape, logarithm: bool, itemsize: int) -> Work:
-    """One query a head against `length` cached keys and values, which are read once."""
+    """The work of one query for each head against `length` cached keys and values, which are read once."""
     batch, heads, length, channels = shape
     pairs = batch * heads * length
     return Work(4 * channels * pairs, pairs, pairs if logarithm else 0.0, 2 * channels * pairs * itemsize)
 
 
 def bound(work: Work, peaks: Peaks, device: str) -> float:
-    """Seconds that the work takes at least.
+    """The shortest possible time of the work, in seconds.
 
-    A CPU computes products, exponentials and logarithms on the same units, one after the other; a GPU on different
-    ones, side by side. Memory is read beside both.
+    A CPU computes products, exponentials and logarithms on the same units, one after the other. A GPU computes them on
+    different units at the same time. Both read memory while they compute.
     """
     parts = [amount / rate for amount, rate in zip(work, peaks, strict=True) if rate]
     *computing, moving = parts
@@ -67,7 +68,7 @@ def bound(work: Work, peaks: Peaks, device: str) -> float:
 
 
 def fields(works: dict[str, Work], setting: Setting) -> dict[str, Any]:
-    """The bound of each contestant, and the peaks that it rests on, for a line of results."""
+    """The bound of each contestant, and the peak rates that it uses, for a line of results."""
     peaks = measured_peaks(setting.device, setting.torch_dtype, torch.get_num_threads())
     bounds = {name: {**work._asdict(), "seconds": bound(work, peaks, setting.device)} for name, work in works.items()}
     return {"bound": bounds, "peaks": peaks._asdict()}
@@ -75,10 +76,10 @@ def fields(works: dict[str, Work], setting: Setting) -> dict[str, Any]:
 
 @functools.cache
 def measured_peaks(device: str, dtype: torch.dtype, threads: int) -> Peaks:
-    """The best of several turns of PyTorch's own matrix product and copy.
+    """The best rates of PyTorch's own matrix product and copy in several turns.
 
-    On a CPU products are float32, as the kernels compute them, and its rate for functions follows from theirs. On a GPU
-    functions have units of their own.
+    On a CPU products are in float32, as in the kernels, and the rates of exponential and logarithm follow from the
+    products' rate. On a GPU these functions have units of their own and are measured too.
     """
     gpu = device == "cuda"
     size = 8192 if gpu else 1024
@@ -100,9 +101,9 @@ def measured_peaks(device: str, dtype: torch.dtype, threads: int) -> Peaks:
 
 
 def _repeated(function: str, times: int = 512) -> float | None:
-    """How often a GPU applies a function a second. Each number gets it many times, so that memory does not count.
+    """The number of times that a GPU applies a function per second; None if PyTorch cannot compile the loop.
 
-    None where PyTorch cannot compile the loop.
+    The function is applied to each number many times, so that the time for memory does not matter.
     """
     body = f"template <typename T> T loop(T x) {{ for (int i = 0; i < {times}; i++) x = {function}(x); return x; }}"
     numbers = torch.ones(2**22, device="cuda")

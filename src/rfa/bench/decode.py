@@ -1,4 +1,4 @@
-"""One token after many cached ones, against the same step of scaled dot-product attention."""
+"""Decoding: one token after many cached ones, compared with the same step of scaled dot-product attention."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -16,12 +16,12 @@ from .bound import decoding_work, fields
 from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
 from .operator import OperatorProblem, apply
 
-_ROOM = 64  # behind the cached tokens of the dot product
+_ROOM = 64  # free positions behind the cached tokens of the dot product
 
 
 @dataclass(frozen=True)
 class DecodingCase:
-    """`shape.length` cached tokens; the projections around the step are alike in both and left out."""
+    """One decoding step after `shape.length` cached tokens. Projections are the same in both and are left out."""
 
     shape: StateShape
     preset: str
@@ -70,33 +70,34 @@ class DecodingCase:
 
 
 def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
-    """A closure that decodes a problem's last token with the others in a decoder's cache, and then removes it.
+    """A closure that decodes a problem's last token with all others in a decoder's cache, and then removes it again.
 
-    The layer's dynamics, the turns of the new states and of the estimate, and the write to the cache are part of it.
+    Its time includes the layer's dynamics, the rotations of the new states and of the estimate, and the write to the
+    cache.
     """
     layer, device = problem.layer, torch.device(problem.setting.device)
     layer.backend = problem.setting.backend
     batch, _, length, _ = problem.shape
-    frequency, past = layer.dynamics()["frequency"], FilterLayer()
-    times = past.place(batch, length - 1, device, None, None, None).query_times
+    frequency, cache = layer.dynamics()["frequency"], FilterLayer()
+    times = cache.place(batch, length - 1, device, None, None, None).query_times
     query, key, value = (state.detach()[:, :, -1:] for state in problem.states)
     cached = []
     for state, turns in zip(problem.states[1:], (True, layer.rotate_values), strict=True):
         earlier = state.detach()[:, :, :-1]
         cached.append(rotate(earlier.float(), frequency, times, inverse=True).to(state.dtype) if turns else earlier)
-    past.update(cached[0], cached[1])
+    cache.update(cached[0], cached[1])
 
     def step() -> Tensor:
-        positions = past.place(batch, 1, device, None, None, None)
-        estimate = layer.estimate_with_past(query, key, value, past, positions)
-        past.crop(-1)
+        positions = cache.place(batch, 1, device, None, None, None)
+        estimate = layer.estimate_with_past(query, key, value, cache, positions)
+        cache.crop(-1)
         return estimate
 
     return step
 
 
 def dot_product_step(problem: OperatorProblem) -> Callable[[], Tensor]:
-    """The same for SDPA: the new key and value into a cache that has room for them, one query over all of it."""
+    """A closure of the same step for SDPA: write key and value into a cache with room for them, then attend to it."""
     query, *new = (state.detach()[:, :, -1:] for state in problem.states)
     length = problem.shape.length
     cached = []

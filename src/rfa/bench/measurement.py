@@ -1,4 +1,4 @@
-"""Where a benchmark runs, its correctness check against float64, and contestants timed in turns."""
+"""The setting of a benchmark, the correctness check against float64, and the timing of contestants in turns."""
 
 import math
 import statistics
@@ -15,11 +15,11 @@ from rfa.ops import choose_backend
 from rfa.ops.backends import BACKENDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-LARGEST = 2**31 - 1  # of what is counted
+LARGEST = 2**31 - 1  # of counts
 
 
 class StateShape(NamedTuple):
-    """The shape of queries, keys and values."""
+    """The shape of queries, keys and values: `(batch, heads, length, channels)`."""
 
     batch: int
     heads: int
@@ -32,17 +32,17 @@ class StateShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and how a benchmark runs.
+    """The setting of a benchmark.
 
     Args:
         device: "cpu" or "cuda".
-        dtype: of the states; for a training step, of autocast unless it is float32.
-        backend: the operator's; a name runs or raises.
-        threads: of PyTorch and the kernels; None leaves them as they are.
-        repeats: rounds, in each of which every contestant has a turn.
+        dtype: of the states. For a training step it is autocast's dtype; float32 means no autocast.
+        backend: of the operator. A named backend runs or raises.
+        threads: of PyTorch and the kernels; None for no change.
+        repeats: number of rounds. Every contestant has one turn in each round.
 
     Raises:
-        ValueError: for a value that is unknown, or cannot run here.
+        ValueError: for an unknown value, or one that cannot run on this machine.
     """
 
     device: str = "cpu"
@@ -62,32 +62,33 @@ class Setting:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The dtype as PyTorch's."""
+        """The dtype of PyTorch."""
         return DTYPES[self.dtype]
 
     def resolved(self, channels: tuple[int, ...]) -> str:
-        """The backend that runs for heads of these sizes.
+        """The backend that runs for heads with these numbers of channels.
 
         Raises:
-            ValueError: if it is named and does not serve them; RuntimeError if its kernels cannot be compiled here.
+            ValueError: if the named backend does not support them.
+            RuntimeError: if its kernels cannot be compiled here.
         """
         return choose_backend(self.backend, self.device, self.torch_dtype, channels)
 
     def fields(self) -> dict[str, Any]:
-        """What a line of results says of the setting."""
+        """The fields of the setting in a line of results."""
         threads = self.threads or torch.get_num_threads()
         return {"device": self.device, "dtype": self.dtype, "threads": threads, "repeats": self.repeats}
 
 
 class Tolerance(NamedTuple):
-    """Upper bounds of an error's norm over the norm of the expected value."""
+    """Upper bounds of relative errors: the norm of the error over the norm of the expected value."""
 
     estimate: float
-    states: float  # gradients, sums over keys that cancel the more the longer the sequence
-    parameters: float  # gradients, sums over all pairs
+    states: float  # gradients of states; sums over keys, which cancel more in longer sequences
+    parameters: float  # gradients of parameters; sums over all pairs
 
 
-# Half precisions round states, weights and the estimate to 11 or 8 bits.
+# Half precisions round states, weights and the estimate to 11 bits (float16) or 8 bits (bfloat16).
 TOLERANCES = {
     torch.float32: Tolerance(1e-5, 1e-3, 1e-3),
     torch.float16: Tolerance(2e-3, 5e-3, 5e-2),
@@ -100,7 +101,7 @@ ActualAndExpected = Sequence[tuple[Tensor, Tensor]]
 def compare_with_tolerances(groups: Mapping[str, tuple[ActualAndExpected, float]]) -> dict[str, Any]:
     """The largest relative error of each group of `(actual, expected)`, and whether all are within their tolerances.
 
-    An error that is not a finite number is None, because JSON cannot write it, and does not pass.
+    An error that is not finite does not pass. It is returned as None, because JSON cannot contain it.
     """
     errors = {name: [relative_error(*pair) for pair in pairs] for name, (pairs, _) in groups.items()}
     tolerances = {name: tolerance for name, (_, tolerance) in groups.items()}
@@ -112,23 +113,24 @@ def compare_with_tolerances(groups: Mapping[str, tuple[ActualAndExpected, float]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """`|actual - expected| / |expected|`, in float64; the plain error where nothing but zeros is expected."""
+    """`|actual - expected| / |expected|` in float64; the absolute error if all expected values are zero."""
     actual, expected = actual.detach().double(), expected.detach().double()
     scale = expected.norm().item()
     return (actual - expected).norm().item() / (scale or 1.0)
 
 
-TURN = 0.1  # seconds that a turn takes at least: a short call is made many times
+TURN = 0.1  # seconds, the shortest turn; a short call is repeated within a turn
 Tick = Callable[[], None]
 
 
 def in_turns(
     contestants: Mapping[str, Callable[[], object]], repeats: int, device: str = "cpu", tick: Tick = lambda: None
 ) -> dict[str, list[float]]:
-    """Seconds that a call takes each contestant, in each round.
+    """Seconds of a call of each contestant, in each round.
 
-    All run in one process, after a warm-up; every other round has them in the opposite order, so that neither a
-    drift of the machine nor the predecessor's caches favour one. On CUDA the device's own clock counts.
+    All contestants run in one process, after a warm-up. Every second round has the opposite order, so that neither a
+    drift of the machine nor the cache content of the previous contestant favours one of them. On CUDA the device's own
+    clock is used.
     """
     calls = {name: _calls(contestant, device) for name, contestant in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -140,7 +142,7 @@ def in_turns(
 
 
 def compare(seconds: Mapping[str, Sequence[float]], peer: str, ours: str = "rfa") -> dict[str, Any]:
-    """The fields of a line: the ratio of each round, their summary, and the times that they are of."""
+    """The fields of a line of results: the ratio of each round, a summary of the ratios, and the times."""
     ratios = [mine / theirs for mine, theirs in zip(seconds[ours], seconds[peer], strict=True)]
     return {
         "peer": peer,
@@ -151,14 +153,14 @@ def compare(seconds: Mapping[str, Sequence[float]], peer: str, ours: str = "rfa"
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median, quartiles and ends."""
+    """Median, quartiles, minimum and maximum."""
     quartiles = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
     low, median, high = quartiles
     return {"median": median, "q1": low, "q3": high, "low": min(values), "high": max(values)}
 
 
 def _calls(contestant: Callable[[], object], device: str) -> int:
-    """Warm up, and say how many calls make a turn."""
+    """Warm up, and return the number of calls in a turn."""
     seconds = _turn(contestant, 1, device)
     if seconds < 1 or device == "cuda":  # the first call may have compiled something
         seconds = _turn(contestant, 1, device)

@@ -1,7 +1,7 @@
-"""Peak memory of the operator's forward and backward pass, each contestant in a process of its own.
+"""Peak memory of the operator's forward and backward pass. Each contestant has a process of its own.
 
-On a CPU it is how far the resident memory of the process grows over what it holds before the call: inputs, libraries,
-threads and compiled kernels. On CUDA it is the same of PyTorch's allocator.
+On a CPU it is the growth of the process's resident memory during the call. Inputs, libraries, threads and compiled
+kernels are there before and do not count. On CUDA it is the growth of the memory of PyTorch's allocator.
 """
 
 import json
@@ -25,7 +25,7 @@ _WARM_UP = 128  # tokens
 
 @dataclass(frozen=True)
 class MemoryCase:
-    """One shape and preset."""
+    """The memory of one preset at one shape."""
 
     shape: StateShape
     preset: str
@@ -70,7 +70,7 @@ class MemoryCase:
 
 
 def growth(contestant: str, shape: StateShape, preset: str, setting: Setting) -> int:
-    """Bytes by which this process grows at most in one forward and backward pass."""
+    """The peak growth of this process in one forward and backward pass, in bytes."""
     for tried in (shape._replace(length=min(shape.length, _WARM_UP)), shape):
         problem = OperatorProblem(tried, preset, setting)
         run = _run(contestant, problem)
@@ -89,13 +89,13 @@ def _run(contestant: str, problem: OperatorProblem) -> Callable[[], object]:
 
 
 def _memory(device: str) -> tuple[int, Callable[[], int]]:
-    """What is held now, and a function for the most that was held since."""
+    """The memory in use now, and a function that returns the peak since this call, both in bytes."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated
     try:
-        _RESET.write_text("5")  # the peak starts anew, where Linux permits it
+        _RESET.write_text("5")  # resets the peak, if Linux permits it
         return _status("VmRSS"), lambda: _status("VmHWM")
     except OSError:
         return _high_water(), _high_water

@@ -1,4 +1,4 @@
-"""The operator, forward and forward with backward, against scaled dot-product attention."""
+"""The operator, forward only and with its backward pass, compared with scaled dot-product attention."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -28,15 +28,15 @@ from .measurement import (
 )
 
 PASSES = ("forward", "forward_backward")
-_CHECKED_SCORES = 2**20  # of the reference with gradients: some 200 MB
+_CHECKED_SCORES = 2**20  # maximum number of scores of the reference; with gradients they need about 200 MB
 _CHECKED_ROWS, _DENSE_LENGTH = 64, 251
 
 
 def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
-    """The attention layer of a preset, whose dynamics and options are measured.
+    """The attention layer of a preset. The operator is measured with its dynamics and options.
 
     Raises:
-        ValueError: for a preset without a filter, or sizes that do not fit.
+        ValueError: for a preset without a filter, or invalid sizes.
     """
     require(heads >= 1, "heads", heads, "at least 1")
     require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
@@ -51,7 +51,7 @@ class OperatorProblem:
     Args:
         shape: of the states.
         name: of the preset.
-        setting: where and how.
+        setting: of the benchmark.
     """
 
     def __init__(self, shape: StateShape, name: str, setting: Setting):
@@ -66,7 +66,7 @@ class OperatorProblem:
 
     @property
     def wanted(self) -> list[Tensor]:
-        """The tensors whose gradients are computed: the states, and the layer's noises and robustness."""
+        """The tensors whose gradients are computed: the states, and the parameters of the layer's dynamics."""
         return [*self.states, *self.layer.dynamics.parameters()]
 
     def estimate(self) -> Tensor:
@@ -78,10 +78,10 @@ class OperatorProblem:
         return torch.autograd.grad(self.estimate(), self.wanted, self.grad)
 
     def check(self) -> dict[str, Any]:
-        """Values and gradients of this very problem at some rows, and of a short one at all of them."""
+        """Check values and gradients of this problem at some rows, and of a shorter problem at all rows."""
         batch, heads, length, _ = self.shape
         rows = max(1, min(_CHECKED_ROWS, length, _CHECKED_SCORES // (batch * heads * length)))
-        # late rows: the first one has a gradient of zero up to rounding, which would drown those of rows with many keys
+        # only late rows: the gradient of the first row is pure rounding error, and would hide those of the others
         late = torch.linspace(length // 2, length - 1, rows).round().long().unique()
         groups = self._compared(length, batch, late)
         if rows < length:
@@ -91,10 +91,10 @@ class OperatorProblem:
         return compare_with_tolerances(groups)
 
     def _compared(self, length: int, batch: int, rows: Tensor) -> dict[str, tuple[ActualAndExpected, float]]:
-        """Actual and expected values at the given rows of a part of the states.
+        """Actual and expected values at the given rows, for a part of the states.
 
-        The loss is `<estimate, grad>` over these rows. Half of `grad` is the estimate itself: against pure noise a
-        parameter's gradient, a sum over all pairs, would cancel and show the rounding of a single pair.
+        The loss is `<estimate, grad>` over these rows. Half of `grad` is the estimate itself. With pure noise a
+        parameter's gradient, a sum over all pairs, would cancel, and only the rounding of single pairs would remain.
         """
         rows = rows.to(self.setting.device)
         states = [state.detach()[:batch, :, :length].clone().requires_grad_() for state in self.states]
@@ -120,17 +120,17 @@ class OperatorProblem:
 
 
 def apply(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
-    """The public operator under a layer's dynamics and options."""
+    """Call the public operator with a layer's dynamics and options."""
     query, key, value = states
     chosen = ("weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
     given: dict[str, Any] = {name: getattr(layer.options, name) for name in chosen}
     given |= {**layer.dynamics(), **where}
     estimate = robust_filter_attention(query, key, value, **given, backend=backend)
-    return cast(Tensor, estimate)  # no log precision was asked for
+    return cast(Tensor, estimate)  # a tuple only with return_log_precision
 
 
 def peers(setting: Setting, states: list[Tensor]) -> dict[str, Callable[[], Tensor]]:
-    """SDPA on the same states: as it chooses by itself; in half precision on CUDA, each of its fastest kernels."""
+    """SDPA on the same states: each of its fastest kernels in half precision on CUDA, otherwise its own choice."""
     query, key, value = states
 
     def by(*kernels: SDPBackend) -> Callable[[], Tensor]:
@@ -157,7 +157,7 @@ def peers(setting: Setting, states: list[Tensor]) -> dict[str, Callable[[], Tens
 
 @dataclass(frozen=True)
 class OperatorCase:
-    """One shape and preset; a line for each pass and peer."""
+    """The time of one preset at one shape, with a line of results for each pass and peer."""
 
     shape: StateShape
     preset: str

@@ -1,4 +1,4 @@
-"""One step of training: a preset against `b1-rope`, everything but the data included."""
+"""One training step of a preset, compared with `b1-rope`. Everything but loading data is included."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 
 @dataclass(frozen=True)
 class TrainingStepCase:
-    """A preset at a size; `model` holds fields of the configuration, the same for both models."""
+    """A training step of a preset. `model` has fields of the configuration, the same for both models."""
 
     preset: str
     batch: int
@@ -61,7 +61,7 @@ class TrainingStepCase:
         yield {**line, **compare(in_turns(contestants, setting.repeats, setting.device, tick), PEER)}
 
     def check(self) -> dict[str, Any]:
-        """Loss and gradients of a short block, against the same weights in float64 on the reference backend."""
+        """Check loss and gradients of a short block against the same weights in float64 on the reference backend."""
         tokens = self._tokens(1, min(self.length, _CHECKED_LENGTH))
         model, exact = self._model(self.preset), self._model(self.preset, "reference").double()
         exact.load_state_dict(model.state_dict())
@@ -79,7 +79,7 @@ class TrainingStepCase:
         return compare_with_tolerances(compared)
 
     def backend(self, config: RFAConfig) -> str:
-        """The backend that runs in a model's layers; "none" where PyTorch's own kernel serves, as in `b1-rope`.
+        """The backend of a model's layers; "none" if PyTorch's own kernel is used, as in `b1-rope`.
 
         Raises:
             ValueError, RuntimeError: as `Setting.resolved`.
@@ -96,13 +96,13 @@ class TrainingStepCase:
         """A preset at this size.
 
         Raises:
-            ValueError: for an unknown preset, or fields that do not fit it.
+            ValueError: for an unknown preset, or fields that do not fit the preset.
         """
         chosen = {"train_length": self.length, "backend": backend or self.setting.backend}
         return preset(name, **{**self.model, **chosen})
 
     def _step(self, name: str, tokens: Tensor) -> Callable[[], None]:
-        """A closure that makes one step as `rfa.training` does: two groups of parameters, two clips, Adam."""
+        """A closure that makes one step as `rfa.training` does, with two groups of parameters, two clips and Adam."""
         model = self._model(name)
         optimizer = make_optimizer(model, learning_rate=1e-3)
 

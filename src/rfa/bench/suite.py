@@ -1,4 +1,4 @@
-"""What is measured, one case after another, and the file of JSON lines that it is written to."""
+"""The cases of `rfa bench`, their measurement, and the file of JSON lines with the results."""
 
 import json
 import os
@@ -24,23 +24,23 @@ WHAT = ("operator", "step", "decode", "memory", "all")
 PRESET = "m2-sc-rfa"
 TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths of the operator
 CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-DECODED, HELD, TRAINED = 8192, 32768, 512  # lengths of decoding, memory and training
-SMALL = {"vocab_size": 4096, "num_hidden_layers": 2}  # a training step of a second
+DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH = 8192, 32768, 512  # default lengths in tokens
+SMALL = {"vocab_size": 4096, "num_hidden_layers": 2}  # with it a training step takes about a second
 
 
 class Case(Protocol):
-    """Something to measure: `lines` checks, measures, ticks `rounds` times, and yields lines of results."""
+    """Something to measure. `lines` checks, measures, calls `tick` after each round, and yields lines of results."""
 
     @property
     def title(self) -> str:
-        """In a few words."""
+        """Description for the progress bar."""
 
     @property
     def rounds(self) -> int:
-        """How often `lines` ticks, unless the check fails."""
+        """Number of calls of `tick`, unless the check fails."""
 
     def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
-        """What was measured."""
+        """The lines of results."""
 
 
 def cases(
@@ -57,16 +57,16 @@ def cases(
     """The cases of a command.
 
     Args:
-        what: one of `WHAT`; None is the operator at the lengths of the targets and a small training step.
-        setting: where and how.
-        lengths: tokens, or cached tokens; by default those of the targets, for "all" up to 32,768.
-        batch: by default so many that short sequences fill the machine, 16 in training.
-        heads, channels: of the states; a model's width is `heads * channels / 2`.
-        presets: `m2-sc-rfa` by default; "all" is every one that is not the peer of training steps.
+        what: one of `WHAT`; None for the operator at the lengths of `TARGETS` and a small training step.
+        setting: of the benchmark.
+        lengths: numbers of tokens, or of cached tokens. The default is `TARGETS`; for "all" it goes up to 32,768.
+        batch: number of sequences. By default more for short sequences, so that they fill the machine; 16 in training.
+        heads, channels: of the states. A model's width is `heads * channels / 2`.
+        presets: `m2-sc-rfa` by default; "all" for all presets except the peer of training steps.
         model: further fields of the trained models.
 
     Raises:
-        ValueError: for anything unknown, or sizes that do not fit.
+        ValueError: for unknown or invalid values.
     """
     require(what is None or what in WHAT, "bench", what, f"one of {', '.join(WHAT)}")
     for field, given in (("batch", 1 if batch is None else batch), ("heads", heads), ("channels", channels)):
@@ -79,7 +79,7 @@ def cases(
         require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
     found: list[Case] = []
     for name in chosen:
-        # a baseline has no operator of ours: asked for by name that is an error, among others it is left out
+        # a baseline does not use our operator: with "all" it is skipped, named by the user it is an error
         if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
             filter_layer(name, heads, channels)
             found += _of_attention(what, name, setting, lengths, batch, heads, channels)
@@ -87,7 +87,7 @@ def cases(
             size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
             size |= {**(SMALL if what is None else {}), **(model or {})}
             found += _of_training(name, setting, lengths, batch or (4 if what is None else 16), size)
-    if setting.backend != "auto":  # which would compile kernels now
+    if setting.backend != "auto":  # for "auto" this would already compile kernels
         setting.resolved((channels, channels))
     return found
 
@@ -103,25 +103,25 @@ def _of_attention(
 ) -> Iterator[Case]:
     if what in (None, "operator", "all"):
         for length in lengths or (CURVE if what == "all" else TARGETS[setting.device]):
-            # on a CPU at least 2,048 tokens with at most 4 sequences
+            # on a CPU about 2,048 tokens, in at most 4 sequences
             usual = 16 if setting.device == "cuda" else min(4, max(1, 2048 // length))
             yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting)
     if what in ("decode", "all"):
-        for length in lengths or [DECODED]:
+        for length in lengths or [DECODE_LENGTH]:
             yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting)
     if what in ("memory", "all"):
-        for length in lengths or [HELD]:
+        for length in lengths or [MEMORY_LENGTH]:
             yield MemoryCase(StateShape(batch or 1, heads, length, channels), name, setting)
 
 
 def _of_training(
     name: str, setting: Setting, lengths: Sequence[int], batch: int, size: Mapping[str, Any]
 ) -> Iterator[Case]:
-    for length in lengths or [TRAINED]:
+    for length in lengths or [TRAIN_LENGTH]:
         require(length >= 2, "lengths", length, "at least 2 tokens in training")
         step = TrainingStepCase(name, batch, length, size, setting)
         for trained in (name, PEER):
-            step.config(trained)  # raises now rather than after the other cases
+            step.config(trained)  # so that an error comes now, not after the other cases
         yield step
 
 
@@ -135,23 +135,23 @@ def run(
     """Measure each case, and append each of its lines to `out` before it is yielded.
 
     Args:
-        made: of `cases`.
+        made: the cases, from `cases`.
         out: the result file.
-        setting: the one that they were made with.
-        progress: called with the stage (a case's title, in the end "done"), how many rounds are done, and of how many.
+        setting: with which the cases were made.
+        progress: called with the stage (the title of a case, "done" at the end), the rounds done and their total.
 
     Raises:
         OSError: if nothing can be written to `out`.
     """
     require(not out.exists() or out.is_file(), "--out", str(out), "the path of a file")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("ab"):  # now, rather than after the first measurement
+    with out.open("ab"):  # so that an error comes now, not after the first measurement
         pass
     threads = torch.get_num_threads()
     torch.set_num_threads(setting.threads or threads)
     total, done = sum(case.rounds for case in made), 0
     try:
-        place = {"processor": processor(setting.device), "environment": environment()}
+        machine = {"processor": processor(setting.device), "environment": environment()}
         for case in made:
             begun = done
             progress(Stage(case.title), done, total)
@@ -162,7 +162,7 @@ def run(
                 progress(Stage(case.title), done, total)
 
             for line in case.lines(tick):
-                line |= {**place, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+                line |= {**machine, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
                 append(out, line)
                 yield line
             done = begun + case.rounds
@@ -172,7 +172,7 @@ def run(
 
 
 def processor(device: str) -> str:
-    """The name of the processor or of the GPU."""
+    """The name of the CPU or the GPU."""
     if device == "cuda":
         card = torch.cuda.get_device_properties(0)
         return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
@@ -180,17 +180,17 @@ def processor(device: str) -> str:
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:
-    """Add one line in one write, so that neither a crash nor another process leaves half of it among the others.
+    """Append one line in a single write, so that neither a crash nor another process can leave a part of a line.
 
     Raises:
-        OSError: if it cannot be written.
+        OSError: if the line cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(line, allow_nan=False) + "\n"
     with path.open("ab+", buffering=0) as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
-            if file.read(1) != b"\n":  # what was there stays a line of its own
+            if file.read(1) != b"\n":  # the last line was not finished; it must stay a line of its own
                 text = "\n" + text
         data = text.encode()
         if file.write(data) != len(data):
@@ -201,7 +201,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     """All lines of a file.
 
     Raises:
-        ValueError: for a line that is no JSON object, by its number.
+        ValueError: for a line that is no JSON object, with its number.
         OSError: if the file cannot be read.
     """
     lines = []

@@ -1,11 +1,10 @@
-"""The command line: parses and calls.
+"""The command line: it parses arguments, calls the library and prints.
 
-`app.py` holds what commands share and the entry point, `console.py` what they print: tables and progress. The commands
-around runs stand in `runs.py`, those around recipes and result files in `experiments.py`, those about this machine in
-`machine.py`.
+`app.py` has the entry point and what commands share. `console.py` makes the printed tables and progress bars. Commands
+for runs are in `runs.py`, for recipes and result files in `experiments.py`, for this machine in `machine.py`.
 """
 
-from . import runs  # noqa: I001 (commands are listed in the order in which they join)
+from . import runs  # noqa: I001 (the help lists commands in the order of these imports)
 from . import experiments
 from . import machine
 from .app import main

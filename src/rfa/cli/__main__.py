@@ -1,4 +1,4 @@
-"""`python -m rfa.cli`, for launchers that start modules."""
+"""`python -m rfa.cli`, for launchers that start modules. Python requires this file."""
 
 from .app import main
 

@@ -1,4 +1,4 @@
-"""The application that commands join, what they share, and the entry point."""
+"""The application to which commands are added, their shared helpers, and the entry point."""
 
 import io
 import json
@@ -20,7 +20,7 @@ app = typer.Typer(
     epilog="Start with: rfa demo",
 )
 console = Console(markup=False, emoji=False)
-UsageError: Any = typer.BadParameter.__mro__[1]  # click's, which some versions of Typer keep to themselves
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's class, which some versions of Typer do not export
 errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
 
 
@@ -33,7 +33,7 @@ MANY: dict[str, Callable[[str], bool]] = {
 
 
 class ManyValues(TyperCommand):
-    """Lets `--lengths`, `--only`, `--presets` and `--set` take several values in a row."""
+    """A command whose `--lengths`, `--only`, `--presets` and `--set` take several values in a row."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
@@ -52,7 +52,7 @@ class ManyValues(TyperCommand):
 
 
 def assignment(text: str) -> tuple[str, Any]:
-    """`field=value`, the value as JSON where it is that, else as text."""
+    """The field and the value of `field=value`. The value is read as JSON if it is valid JSON, otherwise as text."""
     name, sign, value = text.partition("=")
     if not sign or not name:
         raise ValueError(f"--set: got {text!r}, expected field=value")
@@ -60,13 +60,16 @@ def assignment(text: str) -> tuple[str, Any]:
         return name, json.loads(value.lower() if value in ("True", "False") else value)
     except json.JSONDecodeError:
         return name, None if value == "None" else value
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in thousands of lists
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number with thousands of digits, or lists nested thousands of times
         raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
 
 
 @contextmanager
 def stoppable(hint: str) -> Iterator[None]:
-    """Say in one line where a run was stopped and how to go on."""
+    """Print one line that says where a run was stopped and how to continue it."""
     from rfa.training import Stopped
 
     try:
@@ -77,13 +80,13 @@ def stoppable(hint: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """The entry point: errors come as one line and exit status 2, Ctrl-C as 130."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":  # no sample is lost to a character
-        sys.stdout.reconfigure(errors="backslashreplace")
+    """The entry point. An error is printed in one line with exit status 2; Ctrl-C has exit status 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # print a sample even if the terminal lacks a character
     try:
         status = app(standalone_mode=False)
     except UsageError as error:
-        if not error.format_message():  # no command: its help has been shown
+        if not error.format_message():  # no command was given, and the help was printed
             sys.exit(2)
         _fail(error.format_message())
     except (ValueError, OSError) as error:
@@ -96,13 +99,13 @@ def main() -> None:
         if os.environ.get("RFA_DEBUG"):
             raise
         _fail(f"{type(error).__name__}: {error} (RFA_DEBUG=1 shows where)")
-    if status == 130:  # Typer's own answer to Ctrl-C
+    if status == 130:  # Typer too returns it for Ctrl-C
         errors.print("rfa: stopped")
     sys.exit(status)
 
 
 def one_line(text: str) -> str:
-    """On one line, without signs that a terminal would obey."""
+    """The text on one line, without control characters on which a terminal would act."""
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 

@@ -1,4 +1,4 @@
-"""Results and progress on a terminal: tables, bars, and the words for numbers."""
+"""Results and progress on a terminal: tables, progress bars, and numbers in words."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +20,11 @@ _STAGES = {
     "evaluation": "evaluating",
     "by_position": "by position",
 }
-_LINE_SECONDS = 60.0  # between lines of progress where there is no terminal
+_LINE_SECONDS = 60.0  # between lines of progress if there is no terminal
 
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
-    """The rows of `rfa.evaluation.evaluate`."""
+    """A table of the rows of `rfa.evaluation.evaluate`."""
     protocol = result["rows"][0]["protocol"]
     unfinished = "" if result["finished"] else f", not finished: {result['weights']}"
     of = f"{result['preset']} ({result['run']}{unfinished})"
@@ -40,7 +40,7 @@ def evaluation_table(result: Mapping[str, Any]) -> Table:
 
 
 def comparison_table(results: Mapping[str, Any]) -> Table:
-    """Models by context lengths, with parameters and training speed."""
+    """A table of the demo: perplexity by model and context length, with parameters and training speed."""
     models = results["models"]
     lengths = [row["length"] for row in next(iter(models.values()))["rows"]]
     table = Table(title=f"test perplexity by context length (trained on {results['train_length']} tokens)")
@@ -55,7 +55,7 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
 
 
 def plan_table(title: str, states: Sequence[Any]) -> Table:
-    """The runs of a recipe (`rfa.experiments.RunState`): how far each is, tokens, and the time left where known."""
+    """A table of the runs of a recipe (`rfa.experiments.RunState`): progress, tokens, and the time left if known."""
     table = Table(title=Text(title))
     for column in ("run", "state", "tokens", "time left"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
@@ -84,27 +84,27 @@ def _duration(seconds: float | None) -> str:
 
 
 def tokens_per_second(result: Mapping[str, Any]) -> str:
-    """A run's training speed, where it was measured: a run that was resumed after its last step made none."""
+    """A run's training speed in words; "?" if it was not measured, as for a run resumed after its last step."""
     speed = result["tokens_per_second"]
     return "?" if speed is None else f"{speed:,.0f}"
 
 
 def metrics_words(metrics: Mapping[str, float]) -> str:
-    """What training reports with a step, to follow the name of what is being done."""
+    """The metrics of a training step in words, to be appended to a stage's name."""
     shown = {"loss": ", loss {:.3f}", "valid_perplexity": ", valid ppl {:.3f}", "validated": ", validating {:.0%}"}
     return "".join(form.format(metrics[name]) for name, form in shown.items() if name in metrics)
 
 
 def stage_words(stage: Stage) -> str:
-    """A stage of a long call in words, with its run and the latest metrics where it has them."""
+    """A stage of a long call in words, with its run and the latest metrics if it has them."""
     words = _STAGES.get(stage.name, stage.name) + metrics_words(stage.metrics or {})
     return f"{stage.run}: {words}" if stage.run else words
 
 
 def speed_tables(lines: Sequence[Line]) -> Group:
-    """For a terminal of 80 columns: a table for each of what, data type and peer, without the range.
+    """Tables for a terminal of 80 columns, one for each benchmark, data type and peer, without the range.
 
-    A size or model that all its lines share stands above it.
+    A size or model that all rows share is in the title.
     """
     groups: dict[tuple[str, ...], list[list[str]]] = {}
     for line in lines:
@@ -117,7 +117,7 @@ def speed_tables(lines: Sequence[Line]) -> Group:
 
 
 def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
-    """Of one group: model and size of each row, those that differ, and its figures."""
+    """The table of one group. Its first column has the model, the size or both, whichever differ between rows."""
     what, peer, dtype = title
     own = [index for index in (0, 1) if len({row[index] for row in rows}) > 1] or [1]
     shared = [rows[0][index] for index in (0, 1) if index not in own]
@@ -134,9 +134,10 @@ def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[..., None]]:
-    """Progress bars on standard error: call with a description, how far, and how far it goes.
+    """Progress bars on standard error. The yielded function takes a description, the amount done and the total.
 
-    Where it is no terminal, as in a batch job's log, a line a minute says how far, and the bars come at the end.
+    If standard error is no terminal, as in the log of a batch job, a line is printed every minute, and the bars are
+    printed at the end.
     """
     description = rich_progress.TextColumn("{task.description}", markup=False)
     columns = rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), rich_progress.TimeRemainingColumn()
@@ -146,7 +147,7 @@ def progress_bars() -> Iterator[Callable[..., None]]:
 
     def bar(description: str, done: int, total: int, key: str | None = None) -> None:
         key = key or description
-        if not tasks:  # not before: an early error stands alone
+        if not tasks:  # start only now, so that an earlier error is printed without bars
             progress.start()
         if key not in tasks:
             tasks[key] = progress.add_task(description, total=total)

@@ -1,4 +1,4 @@
-"""The commands around recipes and their results: experiment and report."""
+"""The commands for recipes and their results: experiment and report."""
 
 import shlex
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def experiment(
                 progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
                 failure=_failed,
             )
-    except KeyboardInterrupt:  # not while training: nothing was there to save
+    except KeyboardInterrupt:  # outside training, where there is nothing to save
         errors.print(f"rfa: stopped; {hint}")
         raise SystemExit(130) from None
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
@@ -98,7 +98,7 @@ def _failed(name: str, reason: str) -> None:
 
 @contextmanager
 def _all_faults() -> Iterator[None]:
-    """Print what is wrong with a recipe, a line each, and exit with 2."""
+    """Print each fault of a recipe on a line of its own, and exit with status 2."""
     from rfa.experiments import RecipeError
 
     try:

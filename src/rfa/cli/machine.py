@@ -1,4 +1,4 @@
-"""The commands about this machine: bench, doctor."""
+"""The commands for this machine: bench and doctor."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -69,7 +69,7 @@ def bench(
             measured = benchmarks.run(cases, out, setting, lambda stage, *far: bar(stage.name, *far, key="bench"))
             for line in measured:
                 lines.append(line)
-    finally:  # what is done counts when the rest is stopped
+    finally:  # print finished cases even if the rest is stopped
         if lines:
             console.print(speed_tables(lines))
             console.print(f"appended to {out}", highlight=False, soft_wrap=True)
@@ -102,7 +102,7 @@ def doctor() -> None:
         table.add_row(name, str(value))
     for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a missing backend: it is said below
+            warnings.simplefilter("ignore")  # a missing backend is printed below
             table.add_row("auto chooses", f"{device} -> {choose_backend('auto', device)}")
     console.print(table)
     for name in BACKENDS:

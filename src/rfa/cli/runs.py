@@ -1,4 +1,4 @@
-"""The commands around runs: demo, train, evaluate, generate."""
+"""The commands for runs: demo, train, evaluate and generate."""
 
 import json
 import os
@@ -115,7 +115,7 @@ def train(
                 one_group=one_group,
             )
             record = training.train(spec, out, overwrite=overwrite, **bars)
-    if int(os.environ.get("RANK", 0)):  # of a distributed run, the first process speaks
+    if int(os.environ.get("RANK", 0)):  # only the first process of a distributed run prints
         return
     result = record["result"]
     console.print(

@@ -1,4 +1,4 @@
-"""Several runs and their evaluations, joined into results."""
+"""Recipes: several training runs, their evaluations, and one result file for each run."""
 
 from .plan import RunState, states
 from .reading import RecipeError

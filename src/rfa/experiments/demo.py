@@ -1,4 +1,4 @@
-"""The main job at demo size: train four models on the standard library's text, compare them over context length."""
+"""The demo: train four small models on the standard library's text, and compare them over context length."""
 
 import json
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from rfa.training.callbacks import read_metrics
 MODELS = ("b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length
 
-# Bytes, short blocks and a higher rate than the protocol's: what a model does beyond its training length shows only
-# once it has learnt to read its context, and this is the fastest way there (docs/experiments.md).
+# Bytes, short blocks and a higher learning rate than the protocol's. A model shows its behaviour beyond the training
+# length only after it has learned to use its context; this is the fastest way there (docs/experiments.md).
 SPEC: dict[str, Any] = {
     "model": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8},
     "data": "stdlib",
@@ -38,16 +38,16 @@ def run_demo(
     """Train, evaluate, write `results.json` and `figure.png`.
 
     Args:
-        out: the folder of the demo; holds a run folder for each model.
-        overwrite: replace the demo's runs that are there.
-        resume: keep those that are finished, go on with one that was stopped.
-        progress: called with the stage ("text", "training" or "evaluation" of a model), how far and how far it goes.
+        out: the folder of the demo, with a run folder for each model.
+        overwrite: replace the demo's existing runs.
+        resume: keep finished runs, and continue a run that was stopped.
+        progress: called with the stage ("text", "training" or "evaluation" of a model), the amount done and the total.
 
     Returns:
-        What `results.json` holds: the record of each model, its validation curve, the `rows` of its evaluation.
+        The content of `results.json`: for each model its record, validation curve, and the `rows` of its evaluation.
 
     Raises:
-        ValueError: if the folder is there and is neither to be overwritten nor resumed, or holds other runs or files.
+        ValueError: if the folder exists and neither `overwrite` nor `resume` is given, or has other runs or files.
         Stopped: on Ctrl-C, after saving.
     """
     out = Path(out)

@@ -1,4 +1,4 @@
-"""The state of a recipe: its runs, how far each is, and what is left to do."""
+"""The state of a recipe: the progress of each run, and the work that is left."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from .run_result import finished_result
 
 @dataclass(frozen=True)
 class RunState:
-    """How far a run is.
+    """The progress of a run.
 
     Args:
         run: of the recipe.
         state: "done", "to evaluate", "half done" or "to do".
-        step: of the newest checkpoint; the last one of a trained run.
-        steps: in all; None where that depends on a text that was not read yet.
-        tokens: to train on in all; None as `steps`.
-        seconds: that are left to train, by the speed of finished runs; None where there are none.
+        step: step of the newest checkpoint; the last step of a trained run.
+        steps: total number of steps; None if it depends on a text that was not read yet.
+        tokens: total number of training tokens; None as for `steps`.
+        seconds: remaining training time by the speed of finished runs; None if there are no finished runs.
     """
 
     run: PlannedRun
@@ -41,10 +41,10 @@ def run_folder(out: Path, run: PlannedRun) -> RunFolder:
 
 
 def selected_runs(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]:
-    """The runs of a recipe that are named in `only`, all of them where it is empty; `*` stands for anything.
+    """The runs of a recipe that are named in `only`, or all runs if it is empty. `*` in a name matches any text.
 
     Raises:
-        ValueError: for a name that no run has.
+        ValueError: for a name that matches no run.
     """
     for name in only:
         if not any(fnmatchcase(run.name, name) for run in recipe.runs):
@@ -54,7 +54,7 @@ def selected_runs(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]
 
 
 def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[RunState]:
-    """How far each run is; nothing is written.
+    """The progress of each run. Nothing is written.
 
     Raises:
         ValueError: for an unknown name in `only`, a damaged result or run folder, or a folder of another recipe.
@@ -65,7 +65,7 @@ def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[Ru
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
-    """All results that a recipe has so far, by run.
+    """All existing results of a recipe, by the run's name.
 
     Raises:
         ValueError: for a damaged result, or a folder of another recipe.
@@ -77,10 +77,10 @@ def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
 
 
 def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:
-    """The run.json of a run that was begun, None where there is none.
+    """The content of run.json of a started run; None if the run was not started.
 
     Raises:
-        ValueError: if it is damaged, or of another run than the recipe's.
+        ValueError: if run.json is damaged, or if its specification differs from the recipe's.
     """
     folder = run_folder(out, run)
     if not folder.record.exists():
@@ -92,13 +92,13 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
 
 
 def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with names instead of paths, because another checkout has its data in other folders."""
+    """A specification with names instead of paths, because another checkout can have its data in other folders."""
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
     return {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
-    """Whether a trained run has lost both its model and its result, so that nothing is left to continue from."""
+    """Whether a trained run has lost its model, so that it cannot be evaluated. It has no result then either."""
     return bool(record["finished"]) and not folder.model.is_dir()
 
 
@@ -120,18 +120,18 @@ def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any
 
 
 def _sizes(spec: TrainingSpec, results: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Steps and tokens: by the specification, or as a finished run of the same sizes had them."""
+    """Number of steps and tokens: from the specification, or from a finished run of the same sizes."""
     if spec.max_steps is not None:
         return spec.max_steps, spec.max_steps * spec.accumulate * spec.batch_size * spec.length
-    shape = ("epochs", "max_steps", "length", "batch_size", "accumulate")
+    sizes = ("epochs", "max_steps", "length", "batch_size", "accumulate")
     for result in results.values():
-        if all(result["spec"][name] == getattr(spec, name) for name in shape):
+        if all(result["spec"][name] == getattr(spec, name) for name in sizes):
             return result["training"]["steps"], result["training"]["tokens"]
     return None, None
 
 
 def _speed(run: PlannedRun, results: Mapping[str, Any]) -> float | None:
-    """Tokens a second of this model's finished runs, or of all where it has none."""
+    """Tokens per second of this model's finished runs, or of all finished runs if the model has none."""
     speeds = {
         name: result["training"]["tokens_per_second"]
         for name, result in results.items()

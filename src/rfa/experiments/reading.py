@@ -1,4 +1,4 @@
-"""YAML as people write it, and everything that is wrong with it at once."""
+"""Read YAML, check its keys and types, and collect all faults before one error is raised."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,11 +11,11 @@ _KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false"}
 
 
 class RecipeError(ValueError):
-    """What is wrong with a recipe.
+    """All faults of a recipe.
 
     Args:
-        path: of its file.
-        faults: a line each.
+        path: of the recipe's file.
+        faults: one line for each fault.
     """
 
     def __init__(self, path: str, faults: Sequence[str]):
@@ -30,17 +30,17 @@ class Faults:
         self._first_places: dict[str, str] = {}
 
     def add(self, where: str, message: str) -> None:
-        """Note a fault and go on."""
+        """Record a fault."""
         self._first_places.setdefault(" ".join(message.split()), where)
 
     def raise_if_any(self) -> None:
-        """Raise `RecipeError` with all of them."""
+        """Raise `RecipeError` with all recorded faults, if there are any."""
         if self._first_places:
             raise RecipeError(self._path, [f"{where}: {message}" for message, where in self._first_places.items()])
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads 3e-3 as a number and refuses a key that stands twice."""
+    """A YAML loader that reads 3e-3 as a number and raises an error for a repeated key."""
 
     def construct_mapping(self, node, deep=False):
         seen = set()
@@ -54,28 +54,28 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-_Loader.add_implicit_resolver(  # YAML 1.1 wants a point and a sign in these, YAML 1.2 and people do not
+_Loader.add_implicit_resolver(  # YAML 1.1 requires a point and a sign in such numbers, YAML 1.2 does not
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
 )
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file holds.
+    """The content of a YAML file.
 
     Raises:
-        RecipeError: if it is not YAML.
+        RecipeError: if the file is not YAML.
         OSError: if it cannot be read.
     """
     try:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date or number that is none
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: an invalid date or number
         raise RecipeError(str(path), [f"no YAML: {' '.join(str(error).split())}"]) from error
 
 
 def take(
     given: Any, kinds: Mapping[str, type], where: str, faults: Faults, required: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """The known keys of a mapping with values of the right type. Other keys and missing ones are faults."""
+    """The known keys of a mapping that have values of the right type. Other keys and missing keys are faults."""
     if not isinstance(given, dict):
         faults.add(where, f"got {given!r:.80}, expected a mapping with {', '.join(required or kinds)}")
         return {}

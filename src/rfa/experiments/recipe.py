@@ -1,4 +1,4 @@
-"""A recipe: which models are trained on what and how they are evaluated, as frozen values read from YAML."""
+"""Recipes: the models, the training and the evaluation of a table, as frozen values read from YAML."""
 
 import re
 from collections.abc import Iterator, Mapping, Set
@@ -16,7 +16,7 @@ from .reading import Faults, read_yaml, take
 _RECIPE = {"name": str, "title": str, "training": dict, "runs": list, "evaluation": dict, "keep_models": bool}
 _RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool}
 _EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
-_OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that `runs` gives
+_OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that the section `runs` sets
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}")
 
 
@@ -25,8 +25,8 @@ class PlannedRun:
     """One run of a recipe.
 
     Args:
-        spec: as the recipe writes it: a path in it is meant from the recipe's folder.
-        suffix: tells it from other runs of its preset.
+        spec: as written in the recipe; its paths are relative to the recipe's folder.
+        suffix: distinguishes the run from other runs of the same preset.
     """
 
     spec: TrainingSpec
@@ -45,14 +45,14 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """How each run is evaluated.
+    """The evaluation of each run.
 
     Args:
-        lengths: context lengths, ascending.
-        protocols: how many tokens of the test split each protocol scores, spread evenly over it; None for all.
-        by_position: also the loss at each position.
-        passkey: also the retrieval probe.
-        attention: also the attention maps, of the first run of each of these presets without a label.
+        lengths: context lengths in tokens, ascending.
+        protocols: the number of tokens of the test split that each protocol scores, spread evenly; None for all.
+        by_position: also compute the loss at each position.
+        passkey: also run the retrieval probes.
+        attention: presets whose first run without a label also gets attention maps.
     """
 
     lengths: tuple[int, ...]
@@ -68,10 +68,11 @@ class Recipe:
 
     Args:
         path: of its file.
-        name, title: in a word, and in words.
+        name: a short name, which becomes part of file names.
+        title: a title for readers.
         runs: in the order in which they are made.
         evaluation: of each run.
-        keep_models: keep the checkpoints and the model of a run whose result is written.
+        keep_models: keep the checkpoints and the model of a run after its result is written.
     """
 
     path: Path
@@ -82,14 +83,14 @@ class Recipe:
     keep_models: bool = False
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
-        """What the evaluation of a run must contain, in the form in which its result records it."""
-        preset, plan = run.spec.preset, self.evaluation
+        """The evaluation that the recipe asks of a run, in the form in which the result records it."""
+        preset, evaluation = run.spec.preset, self.evaluation
         first = next((other for other in self.runs if other.label == preset), None)
-        asked = {**asdict(plan), "lengths": list(plan.lengths)}
-        return {**asked, "attention": preset in plan.attention and run == first}
+        asked = {**asdict(evaluation), "lengths": list(evaluation.lengths)}
+        return {**asked, "attention": preset in evaluation.attention and run == first}
 
     def resolved(self, run: PlannedRun) -> TrainingSpec:
-        """The specification of a run with the recipe's paths made absolute."""
+        """The specification of a run with absolute paths."""
         folder, spec = self.path.resolve().parent, run.spec
         form, _, vocabulary = spec.tokenizer.partition(":")
         if form == "gpt2" and vocabulary:
@@ -102,10 +103,10 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
 
     Args:
         path: of a YAML file, as in `recipes/`.
-        data: a corpus, file or folder in the place of the recipe's.
+        data: a corpus, file or folder that replaces the recipe's.
 
     Raises:
-        RecipeError: naming everything that is wrong with it.
+        RecipeError: with all faults of the recipe.
         OSError: if it cannot be read.
     """
     path, faults = Path(path), Faults(str(path))
@@ -119,18 +120,18 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     for field in sorted(training.keys() & _OF_A_RUN):
         faults.add("training", f"{field}: not here, expected {field}s in runs")
         del training[field]
-    kept = set()
+    invalid = set()
     for field in sorted(training.keys() - {f.name for f in fields(TrainingSpec)}, key=str):
         expected = ", ".join(f.name for f in fields(TrainingSpec) if f.name not in _OF_A_RUN)
         faults.add("training", f"{field}: unknown key, expected some of {expected}")
-        kept.add(field)
+        invalid.add(field)
     if not isinstance(training.get("model", {}), dict):
         faults.add("training", f"model: got {training['model']!r}, expected a mapping")
-        kept.add("model")
+        invalid.add("model")
     elif "model" in training:
         training["model"] = _named(training["model"], "training", faults)
-    training = {field: value for field, value in training.items() if field not in kept}
-    # by itself as well, but for its model: the runs may name no preset that there is
+    training = {field: value for field, value in training.items() if field not in invalid}
+    # check it alone too, without its model, because the runs may name no valid preset
     _check_spec("m2-sc-rfa", {**training, "model": {}}, {}, "training", faults)
     runs = [run for index, entry in enumerate(given.get("runs", [])) for run in _runs(entry, index, training, faults)]
     if "runs" in given and not given["runs"]:
@@ -151,7 +152,7 @@ def _check_name(name: str, where: str, faults: Faults) -> None:
 
 
 def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> Iterator[PlannedRun]:
-    """The runs of one entry: the first seed of all its presets, then the next."""
+    """The runs of one entry: all presets with the first seed, then all with the next seed."""
     where = f"runs[{index}]"
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
@@ -183,7 +184,7 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
 
 
 def _named(model: dict[Any, Any], where: str, faults: Faults) -> dict[str, Any]:
-    """The entries of a mapping whose keys are text; YAML allows other keys, which are faults."""
+    """The entries of a mapping whose keys are text. YAML allows other keys; they are faults here."""
     for key in (key for key in model if not isinstance(key, str)):
         faults.add(where, f"model: got the key {key!r}, expected names of fields of RFAConfig")
     return {key: value for key, value in model.items() if isinstance(key, str)}
@@ -202,9 +203,9 @@ def _check_spec(
     faults: Faults,
     own: Set[str] = frozenset(),
 ) -> bool:
-    """Whether anything is wrong; each field that an error names is set aside to find what else is.
+    """Whether a specification has faults. Each field with a fault is removed, to find the others too.
 
-    What `model` or `own` has stands at `where`, the rest in `training`.
+    Faults of fields in `model` or `own` are reported at `where`, those of other fields at "training".
     """
     training, shared, model = dict(training), dict(training.get("model", {})), dict(model)
     wrong = False
@@ -214,10 +215,8 @@ def _check_spec(
             return wrong
         except ValueError as error:
             wrong, field = True, str(error).partition(":")[0]
-            place = where
-            if field not in model and field not in own and (field in shared or field in training):
-                place = "training"
-            faults.add(place, str(error))
+            elsewhere = field not in model and field not in own and (field in shared or field in training)
+            faults.add("training" if elsewhere else where, str(error))
             source = next((given for given in (model, shared, training) if field in given), None)
             if source is None:
                 return wrong
@@ -225,16 +224,16 @@ def _check_spec(
 
 
 def _evaluation(given: Any, labels: set[str], faults: Faults) -> EvaluationPlan:
-    plan = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols"))
-    lengths = [length for length in plan.get("lengths", []) if type(length) is int]
-    for length in plan.get("lengths", []):
+    taken = take(given, _EVALUATION, "evaluation", faults, required=("lengths", "protocols"))
+    lengths = [length for length in taken.get("lengths", []) if type(length) is int]
+    for length in taken.get("lengths", []):
         if type(length) is not int or length < 2:
             faults.add("evaluation", f"lengths: got {length!r}, expected whole numbers of at least 2")
     for twice in sorted({length for length in lengths if lengths.count(length) > 1}):
         faults.add("evaluation", f"lengths: got {twice} twice, expected once")
-    protocols = plan.get("protocols", {})
+    protocols = taken.get("protocols", {})
     for what in ("lengths", "protocols"):
-        if what in plan and not plan[what]:
+        if what in taken and not taken[what]:
             faults.add("evaluation", f"{what}: got none, expected at least one")
     for protocol, tokens in protocols.items():
         if protocol not in PROTOCOLS:
@@ -242,11 +241,11 @@ def _evaluation(given: Any, labels: set[str], faults: Faults) -> EvaluationPlan:
         if tokens is not None and (type(tokens) is not int or tokens < max([2, *lengths])):
             least = f"null or a number of tokens of at least {max([2, *lengths])}, the longest context"
             faults.add("evaluation", f"protocols: got {tokens!r} for {protocol}, expected {least}")
-    maps = plan.get("attention", [])
+    maps = taken.get("attention", [])
     for preset in maps:
         if not isinstance(preset, str) or preset not in labels:
             faults.add("evaluation", f"attention: got {preset!r}, expected presets of the runs, those without a label")
         elif maps.count(preset) > 1:
             faults.add("evaluation", f"attention: got {preset} {maps.count(preset)} times, expected once")
-    options = {name: plan[name] for name in ("by_position", "passkey") if name in plan}
+    options = {name: taken[name] for name in ("by_position", "passkey") if name in taken}
     return EvaluationPlan(tuple(sorted(lengths)), protocols, attention=tuple(map(str, maps)), **options)

@@ -1,4 +1,4 @@
-"""The result of a run of a recipe, collected from its run folder and its evaluation."""
+"""The result of a recipe's run, collected from its run folder and its evaluation."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from rfa.training.callbacks import read_metrics
 
 from .recipe import PlannedRun, Recipe
 
-_POINTS = 64  # of each head's course through training
+_POINTS = 64  # maximum number of stored steps of each head's parameters
 
 
 def result_path(out: Path, run: PlannedRun) -> Path:
@@ -21,14 +21,14 @@ def result_path(out: Path, run: PlannedRun) -> Path:
 def make_result(
     recipe: Recipe, run: PlannedRun, folder: RunFolder, record: Mapping[str, Any], evaluated: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All that is known of a finished run.
+    """The content of the result file of a finished run.
 
     Args:
         recipe: the recipe.
         run: of the recipe.
-        folder: its run folder, for `metrics.jsonl`.
-        record: its run.json.
-        evaluated: what `rfa.evaluation.full_evaluation` returned.
+        folder: the run folder, for `metrics.jsonl`.
+        record: content of run.json.
+        evaluated: the evaluation from `rfa.evaluation.full_evaluation`.
     """
     measured, lines = record["result"], read_metrics(folder)
     speed = measured["tokens_per_second"]
@@ -63,16 +63,16 @@ def make_result(
 
 
 def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """The parameters of each layer and head over training, at no more than 64 steps, the first and the last among them.
+    """The parameters of each layer and head over training, at 64 steps at most, with the first and the last step.
 
     Args:
         lines: of `metrics.jsonl`.
 
     Returns:
-        `steps`, `tokens`, and `layers`: for each layer and parameter (`process_noise` sigma^2, `key_noise` eta^2,
-        `query_noise` gamma^2, `robustness` nu_s, `inverse_temperature` beta_s, `decay` mu, `noise_floor` sigma_0^2 and
-        the regime's `alpha`) a list over these steps of lists over heads. The steady state `sigma~^2` is
-        `process_noise / (2 decay)`. Empty for a model without dynamics.
+        `steps`, `tokens` and `layers`; all are empty for a model without dynamics. `layers` has for each layer and
+        parameter a list over these steps of lists over heads. The parameters are `process_noise` sigma^2, `key_noise`
+        eta^2, `query_noise` gamma^2, `robustness` nu_s, `inverse_temperature` beta_s, `decay` mu, `noise_floor`
+        sigma_0^2 and the regime's `alpha`. The stationary variance `sigma~^2` is `process_noise / (2 decay)`.
     """
     by_step = {line["step"]: line for line in lines if line.get("dynamics")}
     steps = sorted(by_step)
@@ -93,10 +93,10 @@ def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:
-    """The result of a run, None where there is none yet.
+    """The result of a run; None if it has no result yet.
 
     Raises:
-        ValueError: as `read_result`, or if it is of another entry than the recipe's.
+        ValueError: as `read_result`, or if the result is not of this run of the recipe.
     """
     path = result_path(out, run)
     if not path.exists():
@@ -110,7 +110,7 @@ def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any
 
 
 def _difference(found: Any, wanted: Any) -> str:
-    """Where two values first differ, in words."""
+    """The first difference of two values, in words."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in [*wanted, *found]:
             if found.get(key) != wanted.get(key):
@@ -119,5 +119,5 @@ def _difference(found: Any, wanted: Any) -> str:
 
 
 def _entry(recipe: Recipe, run: PlannedRun) -> dict[str, Any]:
-    """What the recipe asks of a run; paths as it writes them, so that a result may move with it."""
+    """The recipe's entry of a run. Paths stay as the recipe writes them, so that results can move with the recipe."""
     return {"spec": run.spec.to_dict(), "evaluation": recipe.asked_of(run)}

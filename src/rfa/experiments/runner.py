@@ -1,9 +1,9 @@
-"""All runs of a recipe, by as many processes as there are, each run made once.
+"""Make all runs of a recipe. Several processes can share the work; each run is made once.
 
-<out>/runs/<run>/            run folders: records and metrics stay, models only where the recipe keeps them
-<out>/results/<run>.json     one result a run, whole
-<out>/recipe.json            name and title of the recipe and its runs, so that a report can say which are missing
-<out>/.claims/<run>.lock     locked by the process that makes the run, and free when that process is gone
+<out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
+<out>/results/<run>.json     one result file for each run, whole
+<out>/recipe.json            the recipe's name, title and runs, so that a report can name missing runs
+<out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
 """
 
 import os
@@ -32,12 +32,12 @@ from .run_result import finished_result, make_result, result_path
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one process achieved.
+    """The outcome of `run_recipe` in one process.
 
     Args:
-        done: runs that have a result.
-        claimed: runs that other processes are making.
-        failed: what stopped the others, by run.
+        done: names of runs that have a result.
+        claimed: names of runs that other processes are making.
+        failed: the error of each failed run, by name.
     """
 
     done: tuple[str, ...]
@@ -53,30 +53,32 @@ def run_recipe(
     progress: StageProgress | None = None,
     failure: Callable[[str, str], None] | None = None,
 ) -> Outcome:
-    """Make every run of a recipe that has no result yet: train or go on, evaluate, write the result.
+    """Make every run of a recipe that has no result yet: train or resume it, evaluate it, and write the result.
 
-    Before the first one each model makes a step on this machine, so that what cannot run here is known at once.
-    Several processes may share a recipe and a folder. A run that another one is making is passed over and looked at
-    again, until each run is done, or claimed by others, or has failed here; the rest is made when one fails.
+    First each model makes a step on this machine, so that a model that cannot run here is found at once. Several
+    processes may share a recipe and a folder. A process skips a run that another one is making, and checks it again
+    later. It ends when every run is done, is made by another process, or has failed here. After a failure the other
+    runs are still made.
 
     Args:
-        recipe: what to run.
+        recipe: the recipe.
         out: the folder of run folders and results.
-        only: names of runs; all of them where it is empty.
-        progress: called with the stage, how far, and how far it goes. Stages are "runs", which counts the runs, "text",
-            "trial_steps" (a step of each model), and of each run "text", "training" and those of `full_evaluation`.
-        failure: called with the name of a run that failed, and why.
+        only: names of runs; empty for all runs.
+        progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
+            of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
+            of `full_evaluation`.
+        failure: called with the name of a failed run and the reason.
 
     Returns:
-        Which runs are done, claimed, failed.
+        The names of runs that are done, claimed by other processes, or failed.
 
     Raises:
         ValueError: before any run, for an unknown name in `only`, a result or run folder that is damaged or of another
-            recipe, bad data, lengths that the test split does not have, a model that cannot make a step here, or
-            processes that were launched to share one run.
+            recipe, bad data, lengths longer than the test split, a model that cannot make a step here, or processes
+            that were launched to share one run.
         OSError: if the disk is full.
-        torch.AcceleratorError: of a device that no later run of this process can use.
-        Stopped, KeyboardInterrupt: on Ctrl-C; a run that is being trained is saved.
+        torch.AcceleratorError: for an error after which this process cannot use the device any more.
+        Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.
     """
     if (launched := os.environ.get("WORLD_SIZE", "1")) != "1":
         raise ValueError(
@@ -85,35 +87,35 @@ def run_recipe(
         )
     out = Path(out)
     runs = selected_runs(recipe, only)
-    say = progress or (lambda *_: None)
+    report = progress or (lambda *_: None)
     finished = finished_results(recipe, out)
     waiting = [run for run in runs if run.name not in finished]
     for run in waiting:
-        started_record(recipe, run, out)  # raises where it is damaged or of another recipe
+        started_record(recipe, run, out)  # raises if it is damaged or of another recipe
     if not recipe.keep_models:
         for run in runs:
-            if run not in waiting:  # of a process that was killed before it did
+            if run not in waiting:  # a process may have been killed before it deleted them
                 _delete_weights(run_folder(out, run))
     if waiting:
-        _check_text(recipe, waiting[0], finished, say)
-        _check_machine(recipe, waiting, say)
+        _check_text(recipe, waiting[0], finished, report)
+        _check_machine(recipe, waiting, report)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     failed: dict[str, str] = {}
     going = True
     while waiting and going:
         going = False
         for run in waiting:
-            say(Stage("runs"), len(runs) - len(waiting), len(runs))
+            report(Stage("runs"), len(runs) - len(waiting), len(runs))
             with held(out / ".claims" / f"{run.name}.lock") as mine:
                 if not mine:
                     continue
                 going = True
                 if finished_result(recipe, run, out) is None:
                     try:
-                        _make(recipe, run, out, say)
+                        _make(recipe, run, out, report)
                     except (Stopped, OSError, torch.AcceleratorError):
                         raise
-                    except Exception as error:  # whatever it is, the other runs may not have it
+                    except Exception as error:  # of any type: the other runs may still succeed
                         if os.environ.get("RFA_DEBUG"):
                             raise
                         named = isinstance(error, ValueError | RuntimeError)
@@ -122,19 +124,21 @@ def run_recipe(
                             failure(run.name, failed[run.name])
             waiting = [other for other in waiting if other is not run]
         waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
-    say(Stage("runs"), len(runs) - len(waiting), len(runs))
+    report(Stage("runs"), len(runs) - len(waiting), len(runs))
     claimed = tuple(run.name for run in waiting)
     done = tuple(run.name for run in runs if run.name not in {*claimed, *failed})
     return Outcome(done, claimed, failed)
 
 
-def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], say: StageProgress) -> None:
-    """Read the text, which all runs share, and raise `RecipeError` with all that it is too short for.
+def _check_text(
+    recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], report: StageProgress
+) -> None:
+    """Read the text that all runs share, and raise `RecipeError` with everything that it is too short for.
 
-    Raises `ValueError` where a finished run was made on another one.
+    Raises `ValueError` if a finished run was made on another text.
     """
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
-    text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(say, Stage("text")))
+    text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(report, Stage("text")))
     read = text.fingerprint_of(*TRAINED_ON), text.fingerprints["test"]
     for name, result in finished.items():
         if (result["data"]["fingerprint"], result["data"]["test_fingerprint"]) != read:
@@ -161,34 +165,34 @@ def _check_text(recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[
     faults.raise_if_any()
 
 
-def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], say: StageProgress) -> None:
-    """Make a step of each model, and raise `RecipeError` with all that do not run here."""
+def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], report: StageProgress) -> None:
+    """Make a step of each model, and raise `RecipeError` with all models that cannot run here."""
     faults = Faults(str(recipe.path))
     models = list({(run.spec.preset, repr(run.spec.model)): run for run in runs}.values())
     for done, run in enumerate(models):
-        say(Stage("trial_steps"), done, len(models))
+        report(Stage("trial_steps"), done, len(models))
         try:
             trial_step(run.spec)
-        except Exception as error:  # compilers and their launchers have exceptions of their own
+        except Exception as error:  # compilers raise exceptions of their own
             faults.add(run.name, f"cannot make a step on this machine: {type(error).__name__}: {error}")
-    say(Stage("trial_steps"), len(models), len(models))
+    report(Stage("trial_steps"), len(models), len(models))
     faults.raise_if_any()
 
 
-def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> None:
-    """Train or resume, evaluate, write the result, and delete the model where the recipe does not keep it."""
+def _make(recipe: Recipe, run: PlannedRun, out: Path, report: StageProgress) -> None:
+    """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it."""
 
     def training(step: int, steps: int, metrics: dict[str, float]) -> None:
-        say(Stage("training", run.name, metrics), step, steps)
+        report(Stage("training", run.name, metrics), step, steps)
 
     folder = run_folder(out, run)
-    bars: dict[str, Any] = {"progress": training, "data_progress": partial(say, Stage("text", run.name))}
+    bars: dict[str, Any] = {"progress": training, "data_progress": partial(report, Stage("text", run.name))}
     record = started_record(recipe, run, out)
     if record is None or is_lost(folder, record):
         record = train(recipe.resolved(run), folder.path, overwrite=record is not None, **bars)
     else:
         wanted = recipe.resolved(run).with_absolute_paths().to_dict()
-        if record["spec"] != wanted:  # begun in another checkout, whose text may be gone
+        if record["spec"] != wanted:  # started in another checkout, whose text may be gone
             folder.write({**record, "spec": wanted})
         record = resume(folder.path, **bars)
     asked, path = recipe.asked_of(run), result_path(out, run)
@@ -196,7 +200,7 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> Non
     evaluated = evaluation.full_evaluation(
         folder.path,
         **{**asked, "attention": maps},
-        progress=lambda stage, *far: say(stage._replace(run=run.name), *far),
+        progress=lambda stage, *far: report(stage._replace(run=run.name), *far),
     )
     write_result(path, make_result(recipe, run, folder, record, evaluated))
     if not recipe.keep_models:
@@ -204,6 +208,6 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, say: StageProgress) -> Non
 
 
 def _delete_weights(folder: RunFolder) -> None:
-    """Delete weights and checkpoints, which are large. Record, metrics and tokenizer stay."""
+    """Delete the model and the checkpoints, which are large. Record, metrics and tokenizer stay."""
     for path in (folder.model, folder.checkpoints):
         shutil.rmtree(path, ignore_errors=True)
