@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rfa.evaluation import perplexity as loss_module
 from rfa.evaluation import loss_by_position, perplexities, windows
+from rfa.evaluation import perplexity as loss_module
 from rfa.evaluation.perplexity import token_losses
 from rfa.models import RFAForCausalLM, preset
 
