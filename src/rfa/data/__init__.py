@@ -1,4 +1,4 @@
-"""Corpora, tokenizers and token blocks."""
+"""Corpora, their splits, tokenizers, and blocks of tokens."""
 
 from rfa.files import cache_folder
 

@@ -1,4 +1,4 @@
-"""A document: a named text that is read when needed, in chunks, never copied whole into memory."""
+"""Documents: named texts that are read in chunks when needed, and never copied into memory as a whole."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Document:
     """A UTF-8 text that can be read any number of times.
 
     Args:
-        name: path relative to its corpus, or another name that is unique and stable there.
-        size: bytes.
+        name: path relative to the corpus, or another name that is unique and stable in it.
+        size: number of bytes.
         chunks: opens the text and yields its bytes in order, in chunks of about 64 KiB.
-        offset: byte of its file at which the document begins; only error messages use it.
+        offset: position in the file, in bytes, at which the document begins. Only error messages use it.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Document:
         """Yield the text in order, chunk by chunk.
 
         Raises:
-            ValueError: a byte that is not UTF-8; names the document and the byte.
+            ValueError: for a byte that is not UTF-8. The message names the document and the byte.
         """
         decoder = codecs.getincrementaldecoder("utf-8")()
         position = self.offset
@@ -41,7 +41,7 @@ class Document:
                 yield decoder.decode(chunk)
             yield decoder.decode(b"", final=True)
         except UnicodeDecodeError as error:
-            # The decoder's buffer ends at `position`: it holds bytes kept from the chunk before, too.
+            # The decoder's buffer ends at `position`; it can start with bytes of the chunk before.
             byte = position - len(error.object) + error.start
             raise ValueError(
                 f"text: got {self.name!r} with byte 0x{error.object[error.start]:02x} at offset {byte}, expected UTF-8"
@@ -51,13 +51,13 @@ class Document:
         """Return the whole text.
 
         Raises:
-            ValueError: a byte that is not UTF-8; names the document and the byte.
+            ValueError: for a byte that is not UTF-8. The message names the document and the byte.
         """
         return "".join(self.texts())
 
 
 def check_text(documents: Iterable[Document]) -> None:
-    """Raise `ValueError` for a byte that is not UTF-8; all is read."""
+    """Read all documents, and raise `ValueError` for a byte that is not UTF-8."""
     for document in documents:
         for _ in document.texts():
             pass
@@ -75,7 +75,7 @@ def file_document(path: Path, name: str) -> Document:
 
 
 def part_of(document: Document, start: int, stop: int) -> Document:
-    """Return bytes `start` to `stop` of a document as one of their own."""
+    """Return bytes `start` to `stop` of a document as a document of its own."""
 
     def chunks() -> Iterator[bytes]:
         position = 0
@@ -98,8 +98,8 @@ def text_document(name: str, text: str) -> Document:
 def fingerprint(documents: Iterable[Document]) -> str:
     """Return the sha256 (hexadecimal) of the documents' raw bytes, in order.
 
-    Each document's size is hashed before its bytes: the same bytes cut otherwise have another fingerprint,
-    because their token streams differ in where the end-of-text tokens stand.
+    Each document's size is hashed before its bytes. So the same bytes in other documents have another fingerprint.
+    Their token streams differ too, in the positions of the end-of-text tokens.
     """
     digest = hashlib.sha256()
     for document in documents:

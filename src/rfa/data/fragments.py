@@ -1,4 +1,4 @@
-"""How tokenizers are fed: long texts in fragments, cut where cutting cannot change the tokens, on all cores."""
+"""The input of tokenizers: long texts are cut into fragments where a cut cannot change the tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _USERS_CHOICE = os.environ.get(_VARIABLE)
 
 @contextmanager
 def parallel_tokenizers() -> Iterator[None]:
-    """Let `tokenizers` use all cores inside, and be safe and silent in processes forked afterwards.
+    """Let `tokenizers` use all cores inside the block, and no pool of threads in processes that are forked later.
 
-    The pool does not survive a fork: the child would warn and go on without, unless `TOKENIZERS_PARALLELISM`
-    says what is wanted. It is `true` inside and `false` from then on, or what the user chose at the start.
+    The pool does not survive a fork. Without the variable `TOKENIZERS_PARALLELISM` the child would print a warning.
+    The variable is `true` inside the block and `false` afterwards; a value set by the user is kept.
     """
     os.environ[_VARIABLE] = _USERS_CHOICE or "true"
     try:
@@ -28,34 +28,34 @@ def parallel_tokenizers() -> Iterator[None]:
         os.environ[_VARIABLE] = _USERS_CHOICE or "false"
 
 
-SLICE = 1 << 16  # characters that are looked at together
-LONGEST = 1 << 20  # characters without a place to cut: as one word, its tokens take a hundred times their bytes
+SLICE = 1 << 16  # characters that are searched together
+LONGEST = 1 << 20  # characters without a possible cut; tokenising one such word needs a hundred times its bytes
 
-# The last place that is followed by a space or a newline and preceded by something else than white space.
-# GPT-2's pre-tokenisation has a boundary there, whatever stands around it:
+# The last position after a character that is no white space and before a space or a newline.
+# GPT-2's pre-tokenisation always has a boundary there:
 #     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-# No alternative matches white space after something else, so none matches across the cut. What is left
-# of it ends in no white space, so the look-ahead of `\s+(?!\S)` never sees the end of the fragment; what is right
-# of it begins a new match, and no alternative looks back.
+# No alternative matches white space after another character, so none matches across the cut. The text before the cut
+# does not end in white space, so the look-ahead of `\s+(?!\S)` never sees the end of the fragment. The text after the
+# cut begins a new match, and no alternative looks back.
 _LAST_BOUNDARY = re.compile(r".*\S(?=[ \n])", re.DOTALL)
 
-# By the same reasons it has one between two of letters, digits and signs, unless an apostrophe stands there: only
-# after one do letters follow in the same match. By these a text is cut that has no spaces, a Chinese one say.
-_KINDS = {"L": "letter", "N": "digit", "P": "sign", "S": "sign"}  # of Unicode's categories, by their first letter
+# For the same reasons there is a boundary between a letter, a digit and a sign, except after an apostrophe, which can
+# be in one match with letters that follow. A text without spaces, for example in Chinese, is cut at such boundaries.
+_KINDS = {"L": "letter", "N": "digit", "P": "sign", "S": "sign"}  # by the first letter of Unicode's category
 
 
 def text_fragments(document: Document, anywhere: bool = False) -> Iterator[tuple[str, bool]]:
-    """Cut a document into fragments of about 64 KiB whose byte-level tokens, joined, are the whole text's.
+    """Cut a document into fragments of about 64 KiB whose byte-level tokens, joined, are those of the whole text.
 
     Args:
         document: the text.
-        anywhere: its tokens are its bytes, whose order is all that counts.
+        anywhere: allow a cut at any position, because the tokens are single bytes.
 
     Yields:
         Each fragment, and whether it is the document's last.
 
     Raises:
-        ValueError: a byte that is not UTF-8, or more than 2^20 characters without a safe place to cut.
+        ValueError: for a byte that is not UTF-8, or more than 2^20 characters without a safe cut.
     """
     rest, before = "", 0
     for text in _slices(document):
@@ -79,13 +79,13 @@ def _slices(document: Document) -> Iterator[str]:
 
 
 def _last_cut(text: str, start: int) -> int:
-    """The last place after `start` where a text may be cut, 0 where there is none."""
+    """The last position after `start` at which a text may be cut; 0 if there is none."""
     if match := _LAST_BOUNDARY.match(text, start):
         return match.end()
     right = None
-    for place in range(len(text) - 1, start - 1, -1):
-        left = _KINDS.get(unicodedata.category(text[place])[0])
-        if left and right and left != right and text[place] != "'":
-            return place + 1
+    for position in range(len(text) - 1, start - 1, -1):
+        left = _KINDS.get(unicodedata.category(text[position])[0])
+        if left and right and left != right and text[position] != "'":
+            return position + 1
         right = left
     return 0

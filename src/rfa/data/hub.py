@@ -1,4 +1,4 @@
-"""The Hugging Face hub: files and data sets, with one clear error where it cannot be reached."""
+"""Files and data sets of the Hugging Face hub, with one clear error if it cannot be reached."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ class HubDataset:
     """A text data set on the hub.
 
     Args:
-        repository: its name there.
-        configuration: the data set's configuration, if it has several.
-        articles: whether titles in the text (` = Title = `) begin the documents. Otherwise 1,000 rows make
-            a document.
+        repository: name of the repository.
+        configuration: configuration of the data set, if it has several.
+        articles: whether a title in the text (` = Title = `) begins a document. Otherwise 1,000 rows are a document.
     """
 
     repository: str
@@ -46,10 +45,10 @@ _SPLIT_NAMES = {"train": "train", "validation": "valid", "valid": "valid", "dev"
 
 
 def hub_files(repository: str, names: tuple[str, ...], alternatives: str) -> list[Path]:
-    """Return the local paths of a hub repository's files, downloaded where they are not yet cached.
+    """Return the local paths of files of a hub repository. Files that are not cached are downloaded.
 
     Raises:
-        ValueError: they are neither cached nor can be had; says what was tried and what else there is.
+        ValueError: if they are not cached and cannot be downloaded. The message names alternatives.
     """
     unreachable = _unreachable()
     try:
@@ -62,10 +61,10 @@ def hub_files(repository: str, names: tuple[str, ...], alternatives: str) -> lis
 
 
 def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Document, ...]]:
-    """Return the documents of those splits (`train`, `valid`, `test`) that a data set on the hub has.
+    """Return the documents of the splits (`train`, `valid`, `test`) that a data set on the hub has.
 
     Raises:
-        ValueError: it is neither cached nor can be had; says what was tried and what else there is.
+        ValueError: if it is not cached and cannot be downloaded. The message names alternatives.
     """
     import datasets
 
@@ -73,7 +72,7 @@ def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Docume
     try:
         with _offline(unreachable is not None):
             loaded = datasets.load_dataset(dataset.repository, dataset.configuration)
-    except Exception as error:  # as above
+    except Exception as error:  # of any type, see `hub_files`
         raise _no_access(dataset.repository, unreachable or error, alternatives) from error
     return {
         split: tuple(_row_documents(loaded[name], name, dataset.articles))
@@ -83,17 +82,17 @@ def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Docume
 
 
 def _unreachable() -> Exception | None:
-    """Return why the hub cannot be reached, or None; the hub's own calls would try for half a minute."""
+    """Return the error if the hub cannot be reached, else None. The hub's own calls would try for half a minute."""
     try:
         huggingface_hub.get_session().head(huggingface_hub.constants.ENDPOINT, timeout=PROBE_SECONDS)
-    except Exception as error:  # as above
+    except Exception as error:  # of any type, see `hub_files`
         return error
     return None
 
 
 @contextmanager
 def _offline(offline: bool) -> Iterator[None]:
-    """Let `datasets` look into its cache only, if `offline`."""
+    """Let `datasets` use only its cache, if `offline`."""
     from datasets import config
 
     before = config.HF_HUB_OFFLINE
@@ -113,7 +112,7 @@ def _no_access(repository: str, error: Exception, alternatives: str) -> ValueErr
 
 
 def _row_documents(rows: datasets.Dataset, split: str, articles: bool) -> Iterator[Document]:
-    """Yield a split's rows as documents, each row ending in a newline."""
+    """Yield the documents of a split's rows. Each row ends in a newline."""
     sizes: list[int] = []
     starts: list[int] = []
     before = ""

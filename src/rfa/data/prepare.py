@@ -1,4 +1,4 @@
-"""From what the user names to what a trainer reads: tokenizer and token streams."""
+"""Prepare a corpus for training: load it, load its tokenizer, and tokenise its splits."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class PreparedData:
     """A corpus ready for training.
 
     Args:
-        corpus: its name.
-        split_note: how its splits were made, in words.
+        corpus: name of the corpus.
+        split_note: description of how its splits were made.
         fingerprints: sha256 of the content of each prepared split.
         tokenizer: the tokenizer of the streams.
         streams: token ids of each prepared split.
@@ -38,11 +38,11 @@ class PreparedData:
 
     @property
     def fingerprint(self) -> str:
-        """Of all prepared splits."""
+        """The fingerprint of all prepared splits together."""
         return self.fingerprint_of(*self.fingerprints)
 
     def fingerprint_of(self, *splits: str) -> str:
-        """Of some of the prepared splits, as preparing these alone gives it."""
+        """The fingerprint of some of the prepared splits, as if only these had been prepared."""
         return hashlib.sha256("".join(self.fingerprints[split] for split in splits).encode()).hexdigest()
 
 
@@ -55,20 +55,20 @@ def prepare(
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> PreparedData:
-    """Load a corpus and its tokenizer, and tokenise its splits, from the cache where that was done before.
+    """Load a corpus and its tokenizer, and tokenise its splits. Streams in the cache are used again.
 
     Args:
         data: as for `load_corpus`.
-        tokenizer: a tokenizer, or as for `load_tokenizer`; `bpe:N` is trained on the training split.
+        tokenizer: a tokenizer, or a name as for `load_tokenizer`. `bpe:N` is trained on the training split.
         split_by: as for `load_corpus`.
-        splits: those of `train`, `valid` and `test` that are wanted.
+        splits: the splits to prepare, of `train`, `valid` and `test`.
         cache_dir: default as in `cache_folder`.
-        progress: called with bytes done and bytes in total over all these splits; before that in the same way of the
-            training split, where a tokenizer is trained on it.
+        progress: called with the bytes done so far and their total over all these splits. While a tokenizer is trained,
+            it is called in the same way for the training split.
 
     Raises:
-        ValueError: a corpus, tokenizer or split that is unknown, cannot be had or is not UTF-8 text.
-        OSError: the cache cannot be written.
+        ValueError: for a corpus, tokenizer or split that is unknown, cannot be loaded or is not UTF-8 text.
+        OSError: if the cache cannot be written.
     """
     corpus = load_corpus(data, split_by)
     loaded = tokenizer
@@ -87,5 +87,5 @@ def prepare(
 
 
 def _shift(progress: Progress, before: int, total: int) -> Progress:
-    """Report one split's progress as part of the whole."""
+    """A callback that reports the progress of one split as part of the whole."""
     return lambda done, _: progress(before + done, total)

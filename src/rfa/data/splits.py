@@ -1,4 +1,4 @@
-"""Splits: which documents train, which validate, which test. Everything here is deterministic."""
+"""Splits: the documents for training, validation and test. All functions are deterministic."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Splits = Mapping[str, tuple[Document, ...]]
 
 
 def by_file(documents: Sequence[Document], held_out: Sequence[str] = ("valid", "test")) -> Splits:
-    """Split by document, in the order of the hash of the name: 5 % (at least one) to each held-out split.
+    """Split by document: 5 % of the documents (at least one) for each held-out split, chosen by the hash of the name.
 
     Args:
-        documents: more of them than there are held-out splits.
-        held_out: the splits to fill beside `train`.
+        documents: more documents than held-out splits.
+        held_out: the splits beside `train`.
 
     Returns:
         The documents of each split, in their original order.
@@ -29,7 +29,7 @@ def by_file(documents: Sequence[Document], held_out: Sequence[str] = ("valid", "
 
 
 def check_split(split_by: str) -> None:
-    """Raise `ValueError` for an unknown way to split a text, whatever its authors; nothing is read."""
+    """Raise `ValueError` for an unknown way to split a text. Nothing is read, and names of authors are not checked."""
     kind, _, assignment = split_by.partition(":")
     if kind not in ("file", "author") or (kind == "file" and assignment):
         raise ValueError(f"split_by: got {split_by!r}, expected file, author or author:test=Name,...;valid=Name,...")
@@ -38,18 +38,18 @@ def check_split(split_by: str) -> None:
 
 
 def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
-    """Split by author, whole authors to one split. The author is the file name up to the first `_`.
+    """Split by author. All texts of an author are in one split. The author is the file name up to the first `_`.
 
     Args:
         documents: documents named by their files.
-        assignment: `test=Name,Name;valid=Name`: the authors of the held-out splits, all others train. Empty:
-            by the hash of the author's name, 5 % of the authors (at least one) to each held-out split.
+        assignment: `test=Name,Name;valid=Name`, the authors of the held-out splits; all others are for training. If
+            empty, each held-out split has 5 % of the authors (at least one), chosen by the hash of the name.
 
     Returns:
         The documents of each split, in their original order.
 
     Raises:
-        ValueError: fewer than three authors, an assignment that cannot be read, an unknown author, or one
+        ValueError: for fewer than three authors, an invalid assignment, an unknown author, or an author that is
             assigned twice.
     """
     authors = sorted({_author(document) for document in documents})
@@ -67,10 +67,10 @@ def by_author(documents: Sequence[Document], assignment: str = "") -> Splits:
 def by_position(documents: Sequence[Document]) -> Splits:
     """Split each document at 90 % and 95 % of its bytes, at the next end of a line.
 
-    A text without ends of lines there is cut at the next space, or else between two characters.
+    If there is no end of a line, the text is cut at the next space, or else between two characters.
 
     Args:
-        documents: whole texts, small in number; they are read up to the second cut, chunk by chunk.
+        documents: a few whole texts. They are read up to the second cut, chunk by chunk.
     """
     splits: dict[str, tuple[Document, ...]] = dict.fromkeys(SPLITS, ())
     for document in documents:
@@ -84,7 +84,7 @@ def by_position(documents: Sequence[Document]) -> Splits:
 
 
 def _cut(document: Document, start: int, limit: int) -> int:
-    """Return the first good place to cut in `start`..`limit`."""
+    """Return the first good position for a cut between `start` and `limit`, in bytes."""
     for separator in (b"\n", b" "):
         position = start
         for chunk in part_of(document, start, limit).chunks():
@@ -94,7 +94,7 @@ def _cut(document: Document, start: int, limit: int) -> int:
     for byte in b"".join(part_of(document, start, start + 3).chunks()):
         if byte & 0xC0 != 0x80:
             break
-        start += 1  # inside a UTF-8 character
+        start += 1  # this byte is inside a UTF-8 character
     return start
 
 

@@ -1,4 +1,4 @@
-"""Token streams: documents as one flat memory-mapped array of ids, tokenised once, and the blocks cut from it."""
+"""Token streams: documents as one flat memory-mapped array of ids, tokenised once, and blocks of such a stream."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rfa.progress import Progress
 from .documents import Document, fingerprint
 from .fragments import parallel_tokenizers, text_fragments
 
-BATCH_BYTES = 1 << 22  # of text that are tokenised at once, or a fragment more
+BATCH_BYTES = 1 << 22  # size of the text that is tokenised at once; it may be larger by one fragment
 
 
 def token_stream(
@@ -33,23 +33,23 @@ def token_stream(
 ) -> np.memmap:
     """Return the documents' token ids, joined, each document followed by the end-of-text id.
 
-    Special tokens spelled out in a text are text: only the ends of documents have the end-of-text id.
-    The stream is kept in the cache folder under the sha256 of content and tokenizer. Memory stays bounded:
-    text is read and tokenised a few megabytes at a time, on all cores, and written as it comes.
+    Special tokens that are spelled out in a text count as text. Only ends of documents have the end-of-text id. The
+    stream is stored in the cache folder under the sha256 of content and tokenizer. Memory stays bounded: text is read,
+    tokenised on all cores and written a few megabytes at a time.
 
     Args:
         documents: texts, in order.
         tokenizer: a byte-level tokenizer, from `load_tokenizer` or a run folder.
         cache_dir: default as in `cache_folder`.
-        progress: called with bytes done and bytes in total, as the work goes on and once at its end.
+        progress: called with the bytes done so far and their total, during the work and once at the end.
 
     Returns:
-        Ids, shape `(tokens,)`, read-only; uint16 for a vocabulary of at most 65,536 entries, else uint32.
+        Ids of shape `(tokens,)`, read-only. They are uint16 for a vocabulary of at most 65,536 entries, else uint32.
 
     Raises:
-        ValueError: a document is not UTF-8 or has a word of more than a million characters, or the tokenizer has no
-            end-of-text token.
-        OSError: the cache cannot be written (a full disk, say); no partial file is left.
+        ValueError: if a document is not UTF-8 or has a word of more than a million characters, or if the tokenizer has
+            no end-of-text token.
+        OSError: if the cache cannot be written, for example because the disk is full. No partial file is left.
     """
     end = tokenizer.eos_token_id
     if not isinstance(end, int):
@@ -70,12 +70,12 @@ def token_stream(
 
 
 def document_of_token(stream: np.ndarray, end: int) -> np.ndarray:
-    """Return the place, 0, 1, ..., of the document that each token of a stream belongs to, `(tokens,)`.
+    """Return the index of the document of each token of a stream, `(tokens,)`, counted from 0.
 
-    A text never holds the end-of-text id, so that it alone says where documents end; it belongs to the one it ends.
+    A text never has the end-of-text id, so this id marks the ends of documents. It belongs to the document it ends.
 
     Args:
-        stream: from `token_stream`, or the beginning of one.
+        stream: from `token_stream`, or the first part of such a stream.
         end: the tokenizer's end-of-text id.
     """
     ends = np.asarray(stream) == end
@@ -83,7 +83,7 @@ def document_of_token(stream: np.ndarray, end: int) -> np.ndarray:
 
 
 def _plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """Return a copy of the Rust tokenizer that neither truncates, pads nor sees special tokens in a text."""
+    """Return a copy of the Rust tokenizer that does not truncate, pad, or recognise special tokens in a text."""
     backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     backend.no_truncation()
     backend.no_padding()
@@ -94,9 +94,9 @@ def _plain_backend(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 def _encode(
     documents: Sequence[Document], backend: Tokenizer, end: int, report: Callable[[int], None]
 ) -> Iterator[list[int]]:
-    """Yield the ids of all documents, in order, a fragment at a time."""
+    """Yield the ids of all documents, in order, one fragment at a time."""
     model = json.loads(backend.to_str())["model"]
-    anywhere = model.get("type") == "BPE" and not model.get("merges")  # bytes that it never joins need no whole words
+    anywhere = model.get("type") == "BPE" and not model.get("merges")  # without merges each token is one byte
     work = (fragment for document in documents for fragment in text_fragments(document, anywhere))
     done = 0
     with parallel_tokenizers():
@@ -109,7 +109,7 @@ def _encode(
 
 
 def _batches(work: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[tuple[str, bool]], int]]:
-    """Yield fragments of together about `BATCH_BYTES`, and how many bytes they are."""
+    """Yield lists of fragments with about `BATCH_BYTES` in all, and their number of bytes."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for fragment in work:
@@ -123,7 +123,7 @@ def _batches(work: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[tuple[str,
 
 
 def _write_npy(file: BinaryIO, parts: Iterator[np.ndarray], dtype: np.dtype) -> None:
-    """Write arrays one after the other as one in NumPy's format, its length unknown until the end."""
+    """Write arrays one after the other as one array in NumPy's format. The length is known only at the end."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (0,)}
     np.lib.format.write_array_header_1_0(file, header)
     start = file.tell()
@@ -131,21 +131,21 @@ def _write_npy(file: BinaryIO, parts: Iterator[np.ndarray], dtype: np.dtype) -> 
         file.write(part.data)
     length = (file.tell() - start) // dtype.itemsize
     file.seek(0)
-    np.lib.format.write_array_header_1_0(file, header | {"shape": (length,)})  # padded to the same size
+    np.lib.format.write_array_header_1_0(file, header | {"shape": (length,)})  # NumPy pads it to the same size
     if file.tell() != start:
         raise RuntimeError(f"NumPy's header of {file.tell()} bytes does not fit into {start}")
 
 
 class TokenBlocks(Dataset[dict[str, Tensor]]):
-    """The non-overlapping blocks of a token stream, in order; what remains at its end is left out.
+    """The non-overlapping blocks of a token stream, in order. An incomplete block at the end is left out.
 
     Args:
         stream: token ids.
-        length: tokens a block, at least 2 (a model predicts all but the first).
-        name: what an error calls the stream.
+        length: tokens of a block, at least 2, because a model predicts all but the first.
+        name: name of the stream in error messages.
 
     Raises:
-        ValueError: blocks too short, or a stream shorter than one block.
+        ValueError: if blocks are too short, or the stream is shorter than one block.
     """
 
     def __init__(self, stream: UInt[np.ndarray, " tokens"], length: int, name: str = "text"):
@@ -160,7 +160,7 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
         return len(self.stream) // self.length
 
     def __getitem__(self, index: int) -> dict[str, Int64[Tensor, " length"]]:
-        """Return block `index` as `input_ids` and, equal to them, `labels`: the model shifts inside."""
+        """Return block `index` as `input_ids` and as `labels`. Both are equal, because the model shifts the labels."""
         if not 0 <= index < len(self):
             raise IndexError(f"block: got {index}, expected 0 to {len(self) - 1}")
         block = self.stream[index * self.length : (index + 1) * self.length]
@@ -169,6 +169,9 @@ class TokenBlocks(Dataset[dict[str, Tensor]]):
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
-    """`count` of the numbers 0 .. total - 1, each in the middle of an equal part; at least one, at most all."""
+    """`count` of the numbers 0 .. total - 1, each in the middle of one of `count` equal parts.
+
+    The result has at least one and at most all of the numbers.
+    """
     count = min(max(count, 1), total)
-    return [(2 * place + 1) * total // (2 * count) for place in range(count)]
+    return [(2 * part + 1) * total // (2 * count) for part in range(count)]

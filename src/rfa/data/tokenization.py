@@ -1,5 +1,6 @@
-"""Tokenizers: GPT-2's vocabulary, one trained on the text, or bytes. All are byte-level, so that every text
-comes back unchanged, and all end a document with `<|endoftext|>`.
+"""Tokenizers: GPT-2's vocabulary, byte pairs trained on the text, or bytes.
+
+All are byte-level, so decoding gives back the exact text. All end a document with `<|endoftext|>`.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ def load_tokenizer(
     """Return the tokenizer that `spec` names.
 
     Args:
-        spec: `gpt2` (vocabulary from the Hugging Face hub), `gpt2:FOLDER` (from `encoder.json` and
-            `vocab.bpe` in that folder), `bpe:N` (byte-level byte pairs trained on `train_documents`, at most
-            `N` entries), or `bytes` (the id is the byte).
-        train_documents: what `bpe:N` is trained on: all of it up to 32 MB, otherwise every k-th fragment.
-        cache_dir: where trained tokenizers are kept; default as in `cache_folder`.
-        progress: called with bytes read and in all while one is trained.
+        spec: `gpt2` (vocabulary from the Hugging Face hub), `gpt2:FOLDER` (from `encoder.json` and `vocab.bpe` in that
+            folder), `bpe:N` (byte-level byte pairs trained on `train_documents`, at most `N` entries), or `bytes` (the
+            id is the byte).
+        train_documents: training text of `bpe:N`. Up to 32 MB all of it is used, otherwise every k-th fragment.
+        cache_dir: folder of trained tokenizers; default as in `cache_folder`.
+        progress: called with the bytes read so far and their total while a tokenizer is trained.
 
     Returns:
-        A tokenizer with `eos_token` `<|endoftext|>`, the last id. `decode(encode(text)) == text`.
+        A tokenizer with `eos_token` `<|endoftext|>`, whose id is the last one. `decode(encode(text)) == text`.
 
     Raises:
-        ValueError: unknown tokenizer, vocabulary too small, no text to train on, files missing or damaged, no
-            hub access.
+        ValueError: for an unknown tokenizer, a vocabulary that is too small, no text to train on, missing or damaged
+            files, or no access to the hub.
     """
     check_tokenizer(spec)
     kind, _, argument = spec.partition(":")
@@ -64,7 +65,7 @@ def load_tokenizer(
 
 
 def check_tokenizer(spec: str) -> None:
-    """Raise `ValueError` where `load_tokenizer` knows no such tokenizer; nothing is read."""
+    """Raise `ValueError` for a name that `load_tokenizer` does not know. Nothing is read."""
     kind, _, argument = spec.partition(":")
     sized = kind == "bpe" and argument.isascii() and argument.isdecimal()
     if not (spec in ("bytes", "gpt2") or (kind == "gpt2" and argument) or sized):
@@ -76,7 +77,7 @@ def check_tokenizer(spec: str) -> None:
 
 
 def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:
-    """Return a byte-level tokenizer of that model, with GPT-2's pre-tokenisation unless told otherwise."""
+    """Return a byte-level tokenizer of a model, with GPT-2's pre-tokenisation if `use_regex`."""
     tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     tokenizer.decoder = decoders.ByteLevel()
@@ -85,7 +86,7 @@ def _byte_level(model: models.BPE, use_regex: bool = True) -> Tokenizer:
 
 
 def _byte_vocabulary() -> dict[str, int]:
-    """Return GPT-2's printable stand-in for each byte: itself if printable, else the next from U+0100 on."""
+    """Return GPT-2's printable character for each byte: the byte itself if printable, else the next from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte if byte in printable else 0x100 + others.index(byte)): byte for byte in range(256)}
@@ -100,14 +101,14 @@ def _gpt2(vocabulary: Path, merges: Path) -> Tokenizer:
         if lost := [symbol for symbol in _byte_vocabulary() if model.token_to_id(symbol) is None]:
             raise ValueError(f"no entry for {len(lost)} of the 256 bytes, whose text would be dropped")
         return _byte_level(model)
-    except Exception as error:  # tokenizers raises nothing more special
+    except Exception as error:  # tokenizers raises plain `Exception`
         raise ValueError(
             f"tokenizer: got unreadable {str(vocabulary)!r} or {str(merges)!r} ({error}), expected GPT-2's vocabulary"
         ) from error
 
 
 def _trained(size: int, documents: Sequence[Document] | None, cache: Path, progress: Progress | None) -> Tokenizer:
-    """Return a tokenizer trained on the documents, from the cache if it was trained before."""
+    """Return a tokenizer trained on the documents. It is read from the cache if it was trained before."""
     if not documents:
         raise ValueError(f"tokenizer: got bpe:{size} without text to train on, expected training documents")
     recipe = f"{fingerprint(documents)} {size} {TRAINING_BYTES}"
@@ -129,7 +130,7 @@ def _train(size: int, documents: Sequence[Document], progress: Progress | None) 
 
 
 def _sample(documents: Sequence[Document], progress: Progress | None = None) -> Iterator[str]:
-    """Yield every k-th fragment, for the smallest k that keeps them under about `TRAINING_BYTES`."""
+    """Yield every k-th fragment, with the smallest k for which they have at most about `TRAINING_BYTES`."""
     size = sum(document.size for document in documents)
     step = -(-size // TRAINING_BYTES)
     texts = (text for document in documents for text, _ in text_fragments(document))

@@ -1,4 +1,4 @@
-"""One configuration, one decoder, the presets."""
+"""The configuration, the decoder and the presets."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 

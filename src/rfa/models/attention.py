@@ -1,4 +1,4 @@
-"""What attention computes: one small configuration a kind, each with its own fields, rules and builder."""
+"""The configurations of attention: one class for each kind, with its own fields, rules and builder."""
 
 import dataclasses
 import math
@@ -26,13 +26,13 @@ class FrequencyBank(CheckedFields):
     """The frequencies of all heads.
 
     Args:
-        kind: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, equal in all heads), "rope"
-            (as published, for dot products), "yarn" (that with YaRN where a sequence is longer than in training),
-            "as_released" (the map of the paper's code), "none".
+        kind: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, the same in all heads),
+            "rope" (as published, for dot products), "yarn" (RoPE with YaRN for sequences longer than in training),
+            "as_released" (the map of the paper's code), or "none".
         base: ratio of the fastest to the slowest frequency.
 
     Raises:
-        ValueError: for an unknown kind, or a base that is no number above 1.
+        ValueError: for an unknown kind, or a base that is not a finite number above 1.
     """
 
     flat_names: ClassVar[Mapping[str, str]] = {"kind": "frequencies", "base": "frequency_base"}
@@ -45,7 +45,7 @@ class FrequencyBank(CheckedFields):
         require(1 < self.base < math.inf, "frequency_base", self.base, "a number above 1")
 
     def build(self, heads: int, modes: int) -> Tensor:
-        """`(heads, modes)`, radians per token."""
+        """The frequencies `(heads, modes)`, in radians per token."""
         if self.kind == "partitioned":
             return partitioned_frequencies(heads, modes, self.base)
         if self.kind == "paired_rope":
@@ -60,10 +60,10 @@ class DecayRates(CheckedFields):
     """The decay of each head.
 
     Args:
-        kind: "spectral" (`damping` times the fastest frequency of a head's band of the partitioned bank),
-            "length_scaled" (that times `5 / (train_length - 1)`), "none".
+        kind: "spectral" (`damping` times the fastest frequency of the head's band in the partitioned bank),
+            "length_scaled" (the spectral decay times `5 / (train_length - 1)`), or "none".
         damping: the dimensionless coefficient b.
-        zero_heads: this many first heads do not decay.
+        zero_heads: this many heads, the first ones, do not decay.
 
     Raises:
         ValueError: for an unknown kind, or a negative number.
@@ -81,7 +81,7 @@ class DecayRates(CheckedFields):
         require(self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
 
     def build(self, heads: int, modes: int, base: float, train_length: int) -> Tensor:
-        """`(heads,)`, per token; `base` is the frequency bank's."""
+        """The decays `(heads,)`, per token. `base` is the base of the frequency bank."""
         if self.kind == "none":
             return torch.zeros(heads, dtype=torch.float32)
         damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
@@ -90,18 +90,18 @@ class DecayRates(CheckedFields):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AttentionConfig(CheckedFields, ABC):
-    """What every kind of attention has.
+    """The fields and methods of every kind of attention.
 
     Args:
-        frequencies: of queries and keys.
+        frequencies: of the rotation of queries and keys.
         decay: of each head.
-        rotate_values: transport values by rotation too.
-        innovation: attention returns the correction toward its estimate, not the estimate.
+        rotate_values: rotate values too.
+        innovation: return the step from the query's state toward the estimate instead of the estimate.
         backend: of the operator.
     """
 
     kind: ClassVar[str]
-    chosen_by: ClassVar[Mapping[str, str]]  # the flat names and values that choose this kind
+    chosen_by: ClassVar[Mapping[str, str]]  # flat names and values that select this kind
 
     frequencies: FrequencyBank = FrequencyBank()
     decay: DecayRates = DecayRates()
@@ -115,29 +115,29 @@ class AttentionConfig(CheckedFields, ABC):
 
     @abstractmethod
     def build(self, hidden_size: int, heads: int, train_length: int) -> Attention:
-        """The layer, with initial weights; `train_length` in tokens."""
+        """A new layer with initial weights. `train_length` is in tokens."""
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and the fields for JSON."""
         return {"kind": self.kind, **super().to_dict()}
 
     def check_heads(self, hidden_size: int, heads: int) -> None:
-        """Raise `ValueError` where the heads of a model do not fit."""
+        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
         require(self.decay.zero_heads <= heads, "zero_heads", self.decay.zero_heads, f"a number from 0 to {heads}")
         even = (hidden_size // heads) % 2 == 0
         expected = "an even number of modes (hidden_size / heads) for pairs"
         require(even or not self.has_paired_modes(), "hidden_size", hidden_size, expected)
 
     def has_paired_modes(self) -> bool:
-        """Whether modes come in conjugate pairs, whose number is even."""
+        """Whether modes come in conjugate pairs, so that their number must be even."""
         return self.frequencies.kind in _PAIRED or self.decay.kind != "none"
 
     def has_head_dynamics(self) -> bool:
-        """Whether the layer has parameters of the SDE, head by head."""
+        """Whether the layer has parameters of the SDE for each head."""
         return True
 
     def without_effect(self) -> set[str]:
-        """The fields, by their flat names, that the choice of the others leaves unread."""
+        """Flat names of the fields that have no effect with the values of the other fields."""
         unread = set()
         if self.decay.kind == "none":
             unread |= {"damping", "zero_heads"}
@@ -154,13 +154,13 @@ class AttentionConfig(CheckedFields, ABC):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StateSpaceConfig(AttentionConfig):
-    """What the robust filter and posterior routing share: a linear SDE with noises.
+    """The common part of the robust filter and posterior routing: a linear SDE with noises.
 
     Args:
-        steady_state: initial steady-state process variance.
-        learn_frequencies, learn_decay: train what is fixed by default.
-        tie_key_value: the values are the keys, with one projection fewer.
-        noise: "constant", or "time_dependent": exponential and periodic parts beside the white one.
+        steady_state: initial stationary variance of the process noise.
+        learn_frequencies, learn_decay: train the frequencies or the decays, which are fixed by default.
+        tie_key_value: use the keys as values, which saves one projection.
+        noise: "constant", or "time_dependent" for exponential and periodic parts beside the white noise.
     """
 
     steady_state: float = 0.1
@@ -177,11 +177,11 @@ class StateSpaceConfig(AttentionConfig):
         require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
 
     def has_paired_modes(self) -> bool:
-        """Learned frequencies keep their pairs."""
+        """Whether modes come in conjugate pairs. Learned frequencies always do."""
         return super().has_paired_modes() or self.learn_frequencies
 
     def build(self, hidden_size: int, heads: int, train_length: int) -> RobustFilterAttention:
-        """The layer, with initial weights; `train_length` in tokens."""
+        """A new layer with initial weights. `train_length` is in tokens."""
         frequency, decay = self.bank(hidden_size, heads, train_length)
         return RobustFilterAttention(
             hidden_size,
@@ -201,7 +201,7 @@ class StateSpaceConfig(AttentionConfig):
 
     @abstractmethod
     def options(self, heads: int) -> dict[str, Any]:
-        """The layer's arguments beside those that both kinds have."""
+        """The arguments of the layer that only this kind has."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -210,13 +210,13 @@ class FilterAttentionConfig(StateSpaceConfig):
 
     Args:
         score: the robust weight of a residual, "student_t" or "exponential".
-        prior: what a lag adds to the score: "lyapunov", "riccati" or "flat".
-        initial_slopes: "alibi" starts a Riccati prior at ALiBi's slopes.
-        gate: off, the residual is not divided by its variance.
-        query_noise_in_bias: the query's noise counts in the additive prior too, as in the released code.
-        horizon: initial time added to each lag; None for none.
+        prior: the term of the lag in the score: "lyapunov", "riccati" or "flat".
+        initial_slopes: "alibi" to start a Riccati prior at ALiBi's slopes; None for its own start.
+        gate: divide the squared residual by its variance.
+        query_noise_in_bias: add the query's noise in the additive prior too, as in the released code.
+        horizon: time that is added to each lag at the start, in tokens; None for no horizon.
         learn_horizon: train the horizon.
-        step: "learned", or "precision": the innovation times a gain from the posterior precision.
+        step: "learned", or "precision" for the innovation times a gain from the posterior precision.
         frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
@@ -246,7 +246,7 @@ class FilterAttentionConfig(StateSpaceConfig):
         check_filter({**vars(self), "aggregation": "consensus"})
 
     def without_effect(self) -> set[str]:
-        """A flat prior has no variance, and initial slopes decide it."""
+        """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""
         unread = super().without_effect()
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
 
@@ -260,9 +260,9 @@ class FilterAttentionConfig(StateSpaceConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RoutingAttentionConfig(StateSpaceConfig):
-    """Posterior routing: a responsibility and a gain for each past token (appendix E.8).
+    """Posterior routing: a responsibility and a gain for each earlier token (appendix E.8).
 
-    Its likelihood fixes what a filter can choose: Gaussian weights, the Lyapunov variances, no horizon.
+    Its likelihood has fixed Gaussian weights, Lyapunov variances, and no horizon.
 
     Args:
         frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.

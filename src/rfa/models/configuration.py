@@ -1,4 +1,4 @@
-"""The one configuration of the one decoder: its sizes, and what its attention computes."""
+"""The configuration of the decoder: its sizes and its attention."""
 
 import functools
 import json
@@ -18,8 +18,8 @@ from .attention import AttentionConfig, FilterAttentionConfig
 from .fields import kind_in_words
 from .flat import FLAT_NAMES, change, from_flat, read_attention
 
-_WRONG_KIND = re.compile(r"Field '(\w+)' ")  # how `strict` begins
-_SIZES = {  # far beyond what fits any machine; larger ones would end as somebody else's overflow, or never
+_WRONG_KIND = re.compile(r"Field '(\w+)' ")  # the beginning of `strict`'s message
+_SIZES = {  # limits beyond every machine; larger values would overflow in other libraries, or never finish
     "vocab_size": (1, 2**31 - 1),
     "hidden_size": (1, 2**24),
     "intermediate_size": (1, 2**26),
@@ -30,7 +30,7 @@ _SIZES = {  # far beyond what fits any machine; larger ones would end as somebod
 
 
 def _with_value_errors(cls):
-    """Let the constructor raise `ValueError` in one line where `strict` raises errors of its own."""
+    """Make the constructor raise `ValueError` with one line where `strict` raises its own errors."""
     construct = cls.__init__
 
     @functools.wraps(construct)
@@ -53,16 +53,18 @@ def _with_value_errors(cls):
 @_with_value_errors
 @strict
 class RFAConfig(PreTrainedConfig):
-    """Sizes by Hugging Face's names, and what attention computes. The defaults are `m2-sc-rfa` at the paper's size.
+    """The configuration of the decoder. The defaults are `m2-sc-rfa` at the paper's size.
+
+    Sizes have the names that transformers uses.
 
     Args:
         vocab_size, hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
-        intermediate_size: of the feed-forward network; four times `hidden_size`.
+        intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
         train_length: tokens of a training block, T_train.
         layer_norm_eps, use_cache: as elsewhere in transformers.
-        attention: what attention computes: a `FilterAttentionConfig`, `RoutingAttentionConfig` or
-            `DotProductAttentionConfig`, or the dictionary that its `to_dict` gives.
-        **kwargs: attention's fields by flat names, such as `damping=0.2`; the attention given is changed by them.
+        attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary
+            from its `to_dict`.
+        **kwargs: fields of attention by flat names, such as `damping=0.2`. They replace fields of `attention`.
 
     Raises:
         ValueError: if a value is unknown or values do not fit together.
@@ -92,7 +94,7 @@ class RFAConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
-        """Part of the `strict` validation: which values fit together."""
+        """Check that the values fit together. `strict` calls this."""
         for name, (least, most) in _SIZES.items():
             check_range(name, getattr(self, name), least, most)
         heads = self.num_attention_heads
@@ -102,20 +104,20 @@ class RFAConfig(PreTrainedConfig):
         self.attention.check_heads(self.hidden_size, heads)
 
     def build_attention(self) -> Attention:
-        """The attention layer of one block, with initial weights."""
+        """A new attention layer of one block, with initial weights."""
         return self.attention.build(self.hidden_size, self.num_attention_heads, self.train_length)
 
     def has_head_dynamics(self) -> bool:
-        """Whether `RFAPreTrainedModel.head_dynamics` of its model finds any: parameters of the SDE, head by head."""
+        """Whether the model has parameters of the SDE for each head, see `RFAPreTrainedModel.head_dynamics`."""
         return self.attention.has_head_dynamics()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields for JSON, with attention as an object of its own."""
+        """All fields for JSON. Attention is a nested object."""
         return {**super().to_dict(), "attention": self.attention.to_dict()}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """The configuration of a `config.json`, one of an older version included, whose attention has flat names.
+        """The configuration of a `config.json`. Files of older versions, with flat names for attention, are read too.
 
         Raises:
             ValueError: for an unknown value, kind or field of attention, or values that do not fit together.
@@ -128,17 +130,17 @@ class RFAConfig(PreTrainedConfig):
 
     @classmethod
     def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
-        """The configuration of one file, read as `from_dict` reads it."""
+        """The configuration of a file, as by `from_dict`."""
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name in FLAT_NAMES:  # it would change nothing in silence
+        if name in FLAT_NAMES:  # the assignment would have no effect, and nobody would notice
             raise ValueError(f"{name}: got {value!r}, expected an assignment to `attention`, whose field it is")
         super().__setattr__(name, value)
 
 
 def _nested(given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments with attention as one of its classes."""
+    """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):

@@ -1,4 +1,4 @@
-"""The baselines and controls: dot products with what a lag adds to them."""
+"""The configuration of baselines and controls: dot-product attention with a term of the lag."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ class DotProductAttentionConfig(AttentionConfig):
     """Dot-product attention. The defaults are `b1-rope`.
 
     Args:
-        prior: what a lag adds to the score: "flat", "alibi", "window" (nothing below the training length, all else is
-            out of sight), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati"
-            (slopes from learned noises, without decay), "content_riccati" (Kalman gains that depend on the content,
-            without decay). Both Riccati priors start at ALiBi's slopes.
+        prior: the term of the lag in the score: "flat", "alibi", "window" (keys farther than the training length are
+            invisible), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati" (slopes
+            from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content, without
+            decay). Both Riccati priors start at ALiBi's slopes.
         frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`. Decays multiply the weights
             after the softmax.
 
@@ -51,11 +51,11 @@ class DotProductAttentionConfig(AttentionConfig):
         check_turned_values(self.rotate_values, self.frequencies.kind not in ("none", "as_released", "yarn"))
 
     def has_head_dynamics(self) -> bool:
-        """Only learned slopes are parameters of the SDE."""
+        """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
         return self.prior == "riccati"
 
     def build(self, hidden_size: int, heads: int, train_length: int) -> DotProductAttention:
-        """The layer, with initial weights; `train_length` in tokens."""
+        """A new layer with initial weights. `train_length` is in tokens."""
         kind = self.frequencies.kind
         frequency, decay = self.bank(hidden_size, heads, train_length)
         return DotProductAttention(
@@ -75,12 +75,12 @@ class DotProductAttentionConfig(AttentionConfig):
         )
 
     def _slopes(self, heads: int) -> Tensor | None:
-        """ALiBi's slopes; head 0 is the slowest where they are only the start."""
+        """ALiBi's slopes, or None. Learned slopes start in ascending order, because head 0 is the slowest."""
         if self.prior == "alibi":
             return alibi_slopes(heads)
         if self.prior == "riccati":
             return alibi_slopes(heads).sort().values
         if self.prior == "content_riccati":
-            with torch.device("cpu"):  # gains start at its numbers, which a model on "meta" has not
+            with torch.device("cpu"):  # the gains start at these numbers, and tensors on "meta" have no numbers
                 return alibi_slopes(heads).sort().values
         return None

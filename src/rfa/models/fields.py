@@ -8,20 +8,20 @@ from typing_extensions import Self
 
 from rfa.nn.checks import require
 
-_LARGEST = 10**300  # of the whole numbers that become a float
+_LARGEST = 10**300  # the largest integer that is stored as a float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckedFields:
-    """Base of the parts of a configuration. A subclass adds its own rules in `__post_init__`.
+    """Base class of the parts of a configuration. A subclass adds its own rules in `__post_init__`.
 
-    A whole number is accepted where a field is a `float`, and stored as a `float`.
+    A field of type `float` accepts an integer too, and stores it as a `float`.
 
     Raises:
         ValueError: for a value of another type.
     """
 
-    # where a field's name says too little without its class: the name in messages, recipes and overrides
+    # names for messages, recipes and overrides, of fields whose own name is unclear without the class
     flat_names: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
@@ -34,33 +34,33 @@ class CheckedFields:
 
     @classmethod
     def flat_name(cls, field: str) -> str:
-        """A field's name where no class stands beside it."""
+        """The name of a field in messages, recipes and overrides."""
         return cls.flat_names.get(field, field)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields for JSON, with parts as dictionaries of their own."""
+        """The fields for JSON. Nested parts are dictionaries."""
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, given: object, place: str) -> Self:
-        """From `to_dict`'s dictionary; fields that it lacks keep their defaults.
+    def from_dict(cls, given: object, where: str) -> Self:
+        """The object of `to_dict`'s dictionary. Missing fields have their defaults.
 
         Args:
             given: the dictionary.
-            place: what messages call it.
+            where: name of the dictionary in messages.
 
         Raises:
             ValueError: for anything but a dictionary, an unknown field, or a value that does not fit.
         """
         if not isinstance(given, Mapping):
-            raise ValueError(f"{place}: got {given!r:.80}, expected an object with {', '.join(hints(cls))}")
+            raise ValueError(f"{where}: got {given!r:.80}, expected an object with {', '.join(hints(cls))}")
         values = dict(given)
         for name in values:
             kind = hints(cls).get(name)
             if kind is None:
-                raise ValueError(f"{place}: got the field {name!r:.80}, expected some of {', '.join(hints(cls))}")
+                raise ValueError(f"{where}: got the field {name!r:.80}, expected some of {', '.join(hints(cls))}")
             if is_part(kind):
-                values[name] = kind.from_dict(values[name], f"{place}.{name}")
+                values[name] = kind.from_dict(values[name], f"{where}.{name}")
         return cls(**values)
 
 
@@ -71,12 +71,12 @@ def hints(cls: type[CheckedFields]) -> dict[str, Any]:
 
 
 def is_part(kind: Any) -> bool:
-    """Whether a field's type is a part with fields of its own."""
+    """Whether a field's type is a nested part with fields of its own."""
     return isinstance(kind, type) and issubclass(kind, CheckedFields)
 
 
 def has_kind(value: object, kind: Any) -> bool:
-    """Whether a value is of a field's type; unlike in Python, True is no whole number."""
+    """Whether a value is of a field's type. Unlike in Python, True is not an integer here."""
     if get_origin(kind) is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if kinds := get_args(kind):
@@ -85,7 +85,7 @@ def has_kind(value: object, kind: Any) -> bool:
 
 
 def kind_in_words(kind: Any) -> str:
-    """A field's type, for messages."""
+    """The name of a field's type, for messages."""
     if get_origin(kind) is Literal:
         *others, last = map(repr, get_args(kind))
         return f"{', '.join(others)} or {last}" if others else last

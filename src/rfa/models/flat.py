@@ -1,6 +1,6 @@
-"""Attention's fields by flat names, as overrides, recipes and files of older versions have them.
+"""The fields of attention by flat names, which overrides, recipes and files of older versions use.
 
-The flat name `damping` is the field `damping` of the attention's `decay`, whatever the kind of attention.
+For example, for every kind of attention the flat name `damping` is the field `damping` of its `decay`.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ from .fields import CheckedFields, hints, is_part
 KINDS: dict[str, type[AttentionConfig]] = {
     kind.kind: kind for kind in (FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig)
 }
-# the values of the flat names that choose a kind
+# the valid values of the flat names that select a kind
 _CHOICES = {"score": (*get_args(Weight), DotProductAttentionConfig.kind), "aggregation": get_args(Aggregation)}
 
 
 def flatten(part: CheckedFields) -> dict[str, Any]:
-    """All fields by their flat names, and for attention those that choose its kind."""
+    """All fields by their flat names. For attention the names that select its kind are added."""
     flat = dict(part.chosen_by) if isinstance(part, AttentionConfig) else {}
     for name in hints(type(part)):
         value = getattr(part, name)
@@ -30,16 +30,16 @@ def flatten(part: CheckedFields) -> dict[str, Any]:
     return flat
 
 
-DEFAULTS = flatten(FilterAttentionConfig())  # what a flat name means that is not given
+DEFAULTS = flatten(FilterAttentionConfig())  # values of flat names that are not given
 FLAT_NAMES = frozenset(DEFAULTS)
 
 
 def change(attention: AttentionConfig | None, changes: Mapping[str, Any]) -> AttentionConfig:
-    """An attention with other values of some fields, and of another kind where they choose one.
+    """An attention with other values of some fields. The values can select another kind of attention.
 
     Args:
-        attention: what to change; None for the defaults.
-        changes: values by flat names.
+        attention: the attention to change; None for the defaults.
+        changes: new values by flat names.
 
     Raises:
         ValueError: for a name that the kind does not have, or values that do not fit together.
@@ -60,12 +60,13 @@ def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
     """The attention of a file of an older version, which has a value for every flat name.
 
     Raises:
-        ValueError: for values that do not fit together, or that the kind has no field for and that would change it.
+        ValueError: for values that do not fit together, or a value other than the neutral one for a name that the kind
+            does not have.
     """
     flat = {**DEFAULTS, **flat}
     kind = _kind(flat)
     neutral: dict[str, Any] = dict(DEFAULTS)
-    if kind is DotProductAttentionConfig:  # which has never read a steady state
+    if kind is DotProductAttentionConfig:  # it never used the steady state, so any value is neutral
         start = _start_of_dot_products(flat["prior"]) if flat["initial_slopes"] is not None else None
         neutral |= {"steady_state": flat["steady_state"], "initial_slopes": start}
     for name in sorted(FLAT_NAMES - _names(kind) - kind.chosen_by.keys()):
@@ -74,7 +75,7 @@ def from_flat(flat: Mapping[str, Any]) -> AttentionConfig:
 
 
 def read_attention(given: object) -> AttentionConfig:
-    """The attention of a file's nested form.
+    """The attention of a file with a nested configuration.
 
     Raises:
         ValueError: for an unknown kind or field, or values that do not fit together.
@@ -101,7 +102,7 @@ def flat_record(record: Any) -> Any:
 
 
 def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
-    """The kind that the values of `score` and `aggregation` choose."""
+    """The kind of attention that the values of `score` and `aggregation` select."""
     for name, choices in _CHOICES.items():
         require(flat[name] in choices, name, flat[name], f"one of {', '.join(map(repr, choices))}")
     if flat["score"] == "dot_product":
@@ -110,12 +111,12 @@ def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
 
 
 def _start_of_dot_products(prior: object) -> str | None:
-    """The value that a filter's `initial_slopes` would have for dot products with this prior."""
+    """The value of a filter's `initial_slopes` that corresponds to dot products with this prior."""
     return "alibi" if prior in ("riccati", "content_riccati") else None
 
 
 def _names(kind: type[CheckedFields]) -> set[str]:
-    """The flat names of a kind's fields."""
+    """The flat names of all fields of a kind."""
     found: set[str] = set()
     for name, type_ in hints(kind).items():
         found |= _names(type_) if is_part(type_) else {kind.flat_name(name)}

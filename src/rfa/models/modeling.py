@@ -1,4 +1,4 @@
-"""The decoder: embedding, pre-norm blocks of one attention layer and a feed-forward network, a tied head."""
+"""The decoder: an embedding, pre-norm blocks of attention and a feed-forward network, and a tied head."""
 
 from typing import Any, cast
 
@@ -19,7 +19,7 @@ from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
 
-NOT_SCORED = -100  # the label that transformers' loss passes over
+NOT_SCORED = -100  # transformers' loss ignores this label
 
 
 class RFABlock(GradientCheckpointingLayer):
@@ -69,15 +69,15 @@ class RFAPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, NormalLinear):
             module.reset_parameters()
-        elif isinstance(module, nn.Linear):  # the head, whose weight is the embedding's unless it is untied
+        elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):  # as the head's weight, it gives logits of unit variance
+        elif isinstance(module, nn.Embedding):  # also the head's weight, which then gives logits of unit variance
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
-        elif isinstance(module, FullPrecision):  # what a checkpoint lacks starts as the configuration has it
+        elif isinstance(module, FullPrecision):  # parameters missing in a checkpoint start as in a new layer
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 fresh = cast(RFAConfig, self.config).build_attention()
             initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
@@ -85,7 +85,7 @@ class RFAPreTrainedModel(PreTrainedModel):
                 initialization.copy_(tensor, initial[name])
 
     def head_dynamics(self) -> dict[int, HeadDynamics]:
-        """The dynamics of each layer that has them, by the layer's index."""
+        """The dynamics of each layer by the layer's index. Layers without dynamics are left out."""
         blocks = (module for module in self.modules() if isinstance(module, RFABlock))
         found = {block.layer_index: getattr(block.attention, "dynamics", None) for block in blocks}
         return {index: dynamics for index, dynamics in found.items() if dynamics is not None}
@@ -97,7 +97,7 @@ class RFAModel(RFAPreTrainedModel):
     def __init__(self, config: RFAConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        # tokens enter the residual stream with unit variance, or attention's output would drown them
+        # tokens enter the residual stream with unit variance; with less, attention's output would dominate them
         self.input_projection = NormalLinear(config.hidden_size, config.hidden_size, deviation=1.0)
         self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -270,7 +270,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
 
 
 def _refuse_unknown(given: dict[str, object]) -> None:
-    """A misspelt or foreign argument would otherwise change nothing in silence."""
+    """Raise `ValueError` for an unknown argument. Without this a misspelt argument would have no effect."""
     for name, value in given.items():
         if name not in ("output_hidden_states", "cache_position") and value is not None and value is not False:
             hint = ", expected times (real numbers, any unit)" if name == "position_ids" else ""

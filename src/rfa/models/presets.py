@@ -1,4 +1,4 @@
-"""The models of the paper (section 3, appendix F.2), and controls that it lacks: one expression a preset."""
+"""The presets: the models of the paper (section 3, appendix F.2) and further controls, one expression for each."""
 
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from .flat import FLAT_NAMES
 _NO_ROTATION, _PARTITIONED = FrequencyBank(kind="none"), FrequencyBank(kind="partitioned")
 _DECAYED = DecayRates(damping=0.05, zero_heads=0)
 _M2 = FilterAttentionConfig()
-# an ablation of m2, which keeps m2's step
+# an ablation of m2: it keeps m2's innovation step
 _ROPER = DotProductAttentionConfig(frequencies=_PARTITIONED, rotate_values=True, innovation=True)
 
 PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
@@ -79,7 +79,7 @@ _SUMMARIES = {
 
 
 def describe(name: str) -> str:
-    """A preset in a few words."""
+    """A short description of a preset."""
     return _SUMMARIES[name]
 
 
@@ -92,8 +92,8 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
             attention by flat names, such as `damping=0.2`.
 
     Raises:
-        ValueError: for an unknown preset or field, a value of the wrong kind, values that do not fit together, or a
-            field that this preset does not read.
+        ValueError: for an unknown preset or field, a value of the wrong type, values that do not fit together, or a
+            field that has no effect in this preset.
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
