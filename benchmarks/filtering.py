@@ -1,12 +1,12 @@
-"""Robust filtering against its peers: `python benchmarks/filtering.py [--only tracker ...] [--data FOLDER]`.
+"""Compare robust filtering with its peers: `python benchmarks/filtering.py [--only tracker ...] [--data FOLDER]`.
 
-Writes benchmarks/results/filtering.json and prints the tables of docs/filtering.md. `--only` measures some of the
-tables and leaves the others in the JSON as they are. Times are worth something on a quiet machine only.
+The command writes benchmarks/results/filtering.json and prints the tables of docs/filtering.md. With `--only` it
+measures some of the tables; the others in the JSON stay unchanged. Measure times on a quiet machine only.
 
-- tracker, oscillator: known models with errors of many kinds, in benchmarks/trackers.py, where the aims are stated;
-- simulated, real: longer series, 5 to 20 % of outliers, against WoLF with `c^2 = 4 m` for m components;
-- limits: jumps of the state, a wrong first reading, wrong readings that agree;
-- wall_time: against filterpy's loop.
+- tracker, oscillator: known models with many kinds of errors, see benchmarks/trackers.py, which also states the aims;
+- simulated, real: longer series with 5 to 20 % of outliers, compared with WoLF with `c^2 = 4 m` for m components;
+- limits: jumps of the state, a wrong first reading, wrong readings that agree with each other;
+- wall_time: compared with filterpy's loop.
 """
 
 import argparse
@@ -41,7 +41,7 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: float) -> list[dict]:
-    """Mean squared error and coverage over seeds, of each estimator and contamination."""
+    """Mean squared error and coverage over seeds, for each estimator and each share of outliers."""
     start = torch.zeros(sde.state_size, dtype=torch.float64), sde.stationary_covariance()
     lines = []
     for wild, outliers in WILD.items():
@@ -54,7 +54,7 @@ def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: 
             drawn.append((states, seen.masked_fill(lost[..., None], torch.nan)))
         states, seen = (torch.stack(parts) for parts in zip(*drawn, strict=True))
         gap = np.abs(kalman(sde, at, seen, start)[0][0].numpy() - filterpys(sde, at[0], seen[0], start)).max()
-        assert gap < 1e-8, gap  # the batched filter is filterpy's
+        assert gap < 1e-8, gap  # the batched filter equals filterpy's
         for name, estimator in ESTIMATORS.items():
             mean, covariance = estimator(sde, at, seen, start)
             errors, cover = (mean - states).square().sum(-1).mean(-1), inside(mean, covariance, states)
@@ -67,13 +67,13 @@ def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: 
 
 
 def rotating() -> LinearSDE:
-    """SPEC section 7: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5 in the real form."""
+    """A damped rotation in the plane, in real form: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5."""
     eye = torch.eye(2, dtype=torch.float64)
     return LinearSDE(torch.tensor([[-0.3, -2.0], [2.0, -0.3]]), 0.25 * eye, eye, 0.25 * eye)
 
 
 def oscillators() -> LinearSDE:
-    """Two coupled, damped oscillators, driven and seen at their positions only."""
+    """Two coupled, damped oscillators. Noise drives the velocities; only the positions are observed."""
     dynamics = torch.tensor([[0.0, 1.0, 0, 0], [-4.0, -0.4, 1.0, 0], [0, 0, 0, 1.0], [1.0, 0, -9.0, -0.6]])
     driven = torch.diag(torch.tensor([0.0, 1.0, 0.0, 1.0]))
     seen = torch.tensor([[1.0, 0, 0, 0], [0, 0, 1.0, 0]])
@@ -81,7 +81,7 @@ def oscillators() -> LinearSDE:
 
 
 def irregular(seed: int) -> Tensor:
-    """200 times, 0.1 apart on average."""
+    """200 irregular times, 0.1 apart on average."""
     gaps = torch.rand(200, generator=torch.Generator().manual_seed(1000 + seed), dtype=torch.float64)
     return (0.02 + 0.16 * gaps).cumsum(0)
 
@@ -90,14 +90,14 @@ def seasonal() -> LinearSDE:
     """CO2 in ppm over years: a local linear trend and two harmonics of the year, as in examples/filter_co2.py."""
     dynamics = torch.zeros(6, 6, dtype=torch.float64)
     dynamics[0, 1] = 1.0
-    for place, turns in ((2, 1), (4, 2)):
-        dynamics[place, place + 1], dynamics[place + 1, place] = -2 * math.pi * turns, 2 * math.pi * turns
+    for index, cycles in ((2, 1), (4, 2)):
+        dynamics[index, index + 1], dynamics[index + 1, index] = -2 * math.pi * cycles, 2 * math.pi * cycles
     noise = torch.diag(torch.tensor([0.5, 0.02, 0.02, 0.02, 0.01, 0.01], dtype=torch.float64))
     return LinearSDE(dynamics, noise, torch.tensor([[1.0, 0, 1, 0, 1, 0]]), torch.tensor([[0.1]]))
 
 
 def real_series(folder: Path) -> list[dict]:
-    """A fifth of the points is held out and forecast from the past; a tenth of the others is hit by outliers."""
+    """Real series. A fifth of the points is held out and predicted from earlier ones; a tenth of the rest is wrong."""
     nile = [line.split(",") for line in (folder / "nile.csv").read_text().split()[1:]]
     level = LinearSDE(*(torch.tensor([[x]], dtype=torch.float64) for x in (0.0, 1469.0, 1.0, 15099.0)))
     co2 = [line.split(",") for line in (folder / "co2.csv").read_text().split()[1:]]
@@ -142,9 +142,10 @@ def real_series(folder: Path) -> list[dict]:
 
 
 def wall_times() -> list[dict]:
-    """256 series of 1,000 steps and shorter ones: batched against filterpy's loop, of which 4 series are timed.
+    """Times of 256 series in one batch over the time of filterpy's loop, for 100, 300 and 1,000 steps.
 
-    The Kalman filter, and robust estimates on the fused operator, which are held against the dense ones of 2 series.
+    filterpy is timed on 4 of the series. The contestants are the Kalman filter and robust estimates on the fused
+    operator. The robust estimates of 2 series are checked against dense ones.
     """
     sde = rotating()
     start = torch.zeros(2, dtype=torch.float64), sde.stationary_covariance()
@@ -182,7 +183,7 @@ def wall_times() -> list[dict]:
 
 
 def table(lines: list[dict], corner: str, cells: Callable[[dict], str]) -> str:
-    """Markdown: a row for each series and noise, a column for each estimator."""
+    """A Markdown table with a row for each series and noise, and a column for each estimator."""
     names = list(dict.fromkeys(line["estimator"] for line in lines))
     rows: dict[tuple[str, str], list[str]] = {}
     for line in lines:
@@ -225,7 +226,7 @@ def markdown(results: dict) -> str:
 
 
 def main() -> None:
-    """Run what is asked for, or say why not."""
+    """Measure the chosen tables, write the results and print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     series = ROOT.parent / "shared" / "data" / "series"
     measures: dict[str, Callable[[], list[dict]]] = {

@@ -1,7 +1,7 @@
-"""Filters to compare with: Kalman, WoLF, Huber, Student-t variational, filterpy's loop.
+"""Filters for comparison: Kalman, WoLF, Huber, Student-t variational, and filterpy's loop.
 
-All but filterpy's filter many series at once. A robust one judges each row by its innovation e, whose prediction has
-the variance H = C P C^T beside R, and gives it a weight w: the row counts as if its noise were R / w.
+All but filterpy's work on many series at once. A robust filter computes a weight w for each row from its innovation e,
+the variance of the prediction H = C P C^T and the noise R. The row then has the noise R / w.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Estimator = Callable[[LinearSDE, Tensor, Tensor, Start], Found]
 
 
 def kalman(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, weight: Weight | None = None) -> Found:
-    """The Kalman filter of series `(b, T, m)`, whose rows are seen or missing as a whole; weighted, a robust one."""
+    """The Kalman filter of series `(b, T, m)`. With `weight` it is a robust filter. Rows are complete or missing."""
     observation, noise = sde.observation, sde.observation_noise
     lags = times.expand(len(seen), -1).diff()
     transition, forcing = sde.transition(lags), sde.covariance(lags)
@@ -33,12 +33,12 @@ def kalman(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, weight: We
             mean = (phi @ mean[..., None])[..., 0]
             covariance = phi @ covariance @ phi.mT + forcing[:, k - 1]
         here = ~seen[:, k].isnan().any(-1)
-        missed = torch.where(here[:, None], seen[:, k] - mean @ observation.mT, 0.0)
+        innovation = torch.where(here[:, None], seen[:, k] - mean @ observation.mT, 0.0)
         predicted = observation @ covariance @ observation.mT
-        judged = noise if weight is None else noise / weight(missed, predicted, noise)[:, None, None]
-        gain = covariance @ observation.mT @ torch.linalg.inv(predicted + judged)
+        effective = noise if weight is None else noise / weight(innovation, predicted, noise)[:, None, None]
+        gain = covariance @ observation.mT @ torch.linalg.inv(predicted + effective)
         gain = torch.where(here[:, None, None], gain, 0.0)
-        mean = mean + (gain @ missed[..., None])[..., 0]
+        mean = mean + (gain @ innovation[..., None])[..., 0]
         covariance = covariance - gain @ observation @ covariance
         means.append(mean)
         covariances.append(covariance)
@@ -46,49 +46,50 @@ def kalman(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start, weight: We
 
 
 def robust(weight: Weight) -> Estimator:
-    """The filter with a weight."""
+    """The robust filter with this weight."""
     return lambda *given: kalman(*given, weight=weight)
 
 
-def _distance(missed: Tensor, variance: Tensor) -> Tensor:
-    """`e^T S^-1 e`."""
-    return (missed[..., None, :] @ torch.linalg.inv(variance) @ missed[..., None])[..., 0, 0]
+def _distance(error: Tensor, variance: Tensor) -> Tensor:
+    """`e^T S^-1 e`, the squared Mahalanobis distance."""
+    return (error[..., None, :] @ torch.linalg.inv(variance) @ error[..., None])[..., 0, 0]
 
 
 def wolf(soft: float) -> Weight:
-    """Weighted observation likelihood filter, inverse multi-quadratic (Duran-Martin and others, 2024), soft = c^2.
+    """Weighted observation likelihood filter with the inverse multi-quadratic weight (Duran-Martin and others, 2024).
 
-    R becomes `R (1 + e^T R^-1 e / c^2)`.
+    `soft` is c^2. The noise R becomes `R (1 + e^T R^-1 e / c^2)`.
     """
-    return lambda missed, predicted, noise: 1 / (1 + _distance(missed, noise) / soft)
+    return lambda innovation, predicted, noise: 1 / (1 + _distance(innovation, noise) / soft)
 
 
 def huber(bound: float = 1.345) -> Weight:
-    """`min(1, bound / d)`, d the innovation's Mahalanobis distance."""
-    return lambda missed, predicted, noise: bound / _distance(missed, predicted + noise).sqrt().clamp(min=bound)
+    """`min(1, bound / d)` with the Mahalanobis distance d of the innovation."""
+    return lambda innovation, predicted, noise: bound / _distance(innovation, predicted + noise).sqrt().clamp(min=bound)
 
 
 def variational(nu: float, steps: int = 8) -> Weight:
-    """Errors of a Student-t distribution; a row's scale and the state are fitted in turns (variational Bayes).
+    """Student-t errors with variational Bayes: the scale of a row and the state are fitted in turns.
 
-    `w = (nu + m) / (nu + tr R^-1 (r r^T + C P C^T))` with residual r and variance P after the row with the last w.
+    `w = (nu + m) / (nu + tr R^-1 (r r^T + C P C^T))`. The residual r and the variance P are those after the row, with
+    the w of the step before.
     """
 
-    def weight(missed: Tensor, predicted: Tensor, noise: Tensor) -> Tensor:
-        found = missed.new_ones(len(missed))
+    def weight(innovation: Tensor, predicted: Tensor, noise: Tensor) -> Tensor:
+        found = innovation.new_ones(len(innovation))
         for _ in range(steps):
-            judged = noise / found[:, None, None]
-            left = judged @ torch.linalg.inv(predicted + judged)  # I - C K
-            residual = (left @ missed[..., None])[..., 0]
+            effective = noise / found[:, None, None]
+            left = effective @ torch.linalg.inv(predicted + effective)  # I - C K
+            residual = (left @ innovation[..., None])[..., 0]
             variance = torch.linalg.solve(noise, left @ predicted).diagonal(dim1=-2, dim2=-1).sum(-1)
-            found = (nu + missed.shape[-1]) / (nu + _distance(residual, noise) + variance)
+            found = (nu + innovation.shape[-1]) / (nu + _distance(residual, noise) + variance)
         return found
 
     return weight
 
 
 def filterpys(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start) -> np.ndarray:
-    """Means of filterpy's loop over one series."""
+    """The means of filterpy's loop over one series, `(T, n, ...)`."""
     found = filterpy.kalman.KalmanFilter(dim_x=sde.state_size, dim_z=sde.observation_size)
     found.x, found.P = start[0].numpy()[:, None].copy(), start[1].numpy().copy()
     found.H, found.R = sde.observation.numpy(), sde.observation_noise.numpy()
@@ -104,7 +105,7 @@ def filterpys(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start) -> np.n
 
 
 def ours(**options) -> Estimator:
-    """`robust_estimate`: by default its own choice."""
+    """`robust_estimate` with these options, or with its defaults."""
 
     def estimate(sde: LinearSDE, times: Tensor, seen: Tensor, start: Start) -> Found:
         found = robust_estimate(sde, times, seen, initial=start, return_weights=False, **options)
@@ -114,6 +115,6 @@ def ours(**options) -> Estimator:
 
 
 def inside(mean: Tensor, covariance: Tensor, truth: Tensor) -> float:
-    """The share of states within their 90 % intervals."""
+    """The fraction of states within their 90 % intervals."""
     width = 1.6448536 * covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     return ((mean - truth).abs() < width).double().mean().item()

@@ -1,35 +1,38 @@
-"""Random calls of the operator, every backend against float64: `python benchmarks/fuzz.py --cases 10000`.
+"""Compare every backend with float64 on random calls of the operator: `python benchmarks/fuzz.py --cases 10000`.
 
-A seed draws shapes, dtypes, times, masks, segments, options, parameters over many orders of magnitude and extreme
-states, and once in eight a state that is no number. Outputs, log precision and all gradients are held against
-`fuzz_oracle.py`, which shares no line with `rfa`. The rule, for the mean and for the largest error of each:
+A seed draws shapes, dtypes, times, masks, segments, options, extreme states, and parameters over many orders of
+magnitude. One case in eight has a NaN or an infinity in a state ("poison"). The estimate, the log precision and all
+gradients are compared with `fuzz_oracle.py`, which shares no code with `rfa`. The mean and the largest error of each
+must satisfy this rule (with 3 instead of 2 for gradients):
 
-    error <= 2 (of a gradient 3) * error of the dense reference in the same dtype + FLOOR * floor
+    error <= 2 * error of the dense reference in the same dtype + FLOOR * floor
 
-The floor is what rounding every intermediate number of the oracle once does to the same result: states in the frame,
-E, Sigma, r, scores, weights and the gradients that come back to each of them; and the estimate, whose product with its
-gradient every score of a row subtracts, but not where one weight is nearly 1: there more digits are needed. The largest
-of DRAWS draws counts: rounded to nearest, so that scores may tie, and at random, with squared distances as small as
-rounding makes them, as they come, and as large. A case that fails is judged again with MORE_DRAWS. What is formed in
-float64 from times far from the origin (phases, dampings, sums along a path and of its gradients) is rounded there.
-Triton sums the gradients of scalars in float32, so what of them cancels is lost at that precision; and it rounds
-states, weights and gradients to half precision where the states are, once more than the reference, and so does its
-floor.
+The floor is the effect of rounding every intermediate number of the oracle once:
+- It rounds rotated states, E, Sigma, r, scores, weights, and the gradient of each of them.
+- It rounds the estimate too, because the backward pass subtracts the product of the estimate and its gradient from
+  every score of a row. It does not if one weight is nearly 1, because backends need more digits there.
+- The largest of DRAWS draws counts. One draw rounds to nearest, so that scores can tie. The others round at random,
+  with squared distances shifted down, not shifted, or shifted up by their rounding error.
+- A case that fails is tested again with MORE_DRAWS draws.
+- Numbers that are computed in float64 from times far from the origin are rounded in float64: phases, dampings, and sums
+  along a series and of its gradients.
+- Triton sums the gradients of scalars in float32, so their cancellation is lost at that precision. With states in half
+  precision it rounds states, weights and gradients once more than the reference. Its floor does the same.
 
-The rule says nothing of the dense reference itself. It is held against mistakes: to 120 floors, 10 * FLOOR. Its
-gradients of parameters and times, sums over all pairs that cancel, may be off by 1 % of the oracle's mean or largest
-number more. Beyond 120 floors its error does not count in the rule of the others.
+This rule does not test the dense reference. Its errors may be at most 120 floors (10 * FLOOR). Its gradients of
+parameters and times are sums over all pairs that cancel; they may be off by another 1 % of the oracle's mean or largest
+number. An error beyond 120 floors does not loosen the rule of the other backends.
 
-What else is allowed, and what is left out:
-- NOTHING, of cotangents of order one, where a gradient vanishes.
-- `of_paths`: gradients of noises, dampings and times are sums over keys and queries that cancel; their float64 rounding
-  counts.
-- Gradients of a case are not compared where that of a pair or a step exceeds STEEPEST, in a draw of rounding too.
-- Numbers above half of the dtype's largest are not compared.
-- Rows that see poison are held apart: their estimate must not be finite, nor their log precision where a query or a key
-  is poisoned. They give no gradient.
+Further allowances and exclusions:
+- NOTHING, for cotangents of order one, where a gradient vanishes.
+- `of_paths`: gradients of noises, dampings and times are sums over keys and queries that cancel. Their float64 rounding
+  is allowed.
+- The gradients of a case are not compared if the gradient of a pair or a step exceeds STEEPEST, also in a rounded draw.
+- Numbers above half of the dtype's largest number are not compared.
+- Rows that see poison are tested separately. Their estimate must not be finite, and neither must their log precision
+  if a query or a key is poisoned. They have no gradient.
 
-Exit status 1 where a case is at fault; `--only SEED` runs one case again and prints its arguments.
+The exit status is 1 if a case is at fault. `--only SEED` runs one case again and prints its arguments.
 """
 
 import argparse
@@ -52,10 +55,10 @@ from torch import Tensor
 from rfa.ops import robust_filter_attention
 
 DRAWS, MORE_DRAWS = 4, 64
-NOTHING = 1e-11  # of cotangents of order one: what is left where a gradient vanishes
+NOTHING = 1e-11  # rounding error of a gradient that vanishes, for cotangents of order one
 FLOOR = 12  # a number is rounded several times, and the largest of a thousand errors is four standard deviations
-MISTAKEN = 0.01  # of a gradient's size: more than that is no rounding
-STEEPEST = 1e30  # of the gradients of pairs and steps: beyond it float32 overflows on the way to those of inputs
+MISTAKEN = 0.01  # of a gradient's size: a larger error is a mistake, not rounding
+STEEPEST = 1e30  # limit for gradients of pairs and steps: above it float32 overflows before the gradients of inputs
 SINGLE = torch.finfo(torch.float32).eps
 OUTPUTS = ("estimate", "log_precision")
 
@@ -63,7 +66,7 @@ OUTPUTS = ("estimate", "log_precision")
 def results(case: Case, given: dict[str, Any], call: Any) -> tuple[dict[str, Tensor], tuple[Tensor, Tensor]]:
     """Estimate, log precision and gradients by name, in float64, of the rows that see no poison.
 
-    And estimate and log precision of those that see it.
+    The second result is the estimate and the log precision of the rows that see poison.
     """
     given = {n: x.detach().clone().requires_grad_() if n in case.learned else x for n, x in given.items()}
     estimate, log_precision = call(given)
@@ -82,19 +85,19 @@ def results(case: Case, given: dict[str, Any], call: Any) -> tuple[dict[str, Ten
 
 
 def poisoned(case: Case) -> Tensor:
-    """`(batch, heads, queries)`: the rows that see the poison."""
+    """Which rows see the poison, `(batch, heads, queries)`."""
     query = case.inputs["query"]
     rows = torch.zeros(query.shape[:3], dtype=torch.bool)
     if case.poison is not None:
         name, (b, h, at, _), _ = case.poison
         visible = positions({**case.inputs, **case.options})[2][b]
-        alone = (torch.arange(query.shape[2]) == at) & visible.any(-1)  # a query that sees no key estimates 0
+        alone = (torch.arange(query.shape[2]) == at) & visible.any(-1)  # a query that sees no key has the estimate 0
         rows[b, h] = alone if name == "query" else visible[:, at]
     return rows
 
 
 def let_through(case: Case, estimate: Tensor, log_precision: Tensor) -> dict[str, int]:
-    """How many of the rows that see poison hold numbers, by name; a poisoned value leaves the log precision alone."""
+    """The number of rows that see poison and yet are finite, by name. A poisoned value does not reach log precision."""
     held = {"estimate": estimate.isfinite().all(-1)}
     if case.poison is not None and case.poison[0] != "value":
         held["log_precision"] = log_precision.isfinite()
@@ -102,7 +105,7 @@ def let_through(case: Case, estimate: Tensor, log_precision: Tensor) -> dict[str
 
 
 class Held(NamedTuple):
-    """The largest and the mean of errors."""
+    """The largest and the mean error."""
 
     largest: float
     mean: float
@@ -113,7 +116,7 @@ def held(errors: Tensor) -> Held:
 
 
 def of_paths(exact: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What sums over u and M of all keys and queries lose in float64, where what is left are differences over lags."""
+    """The float64 rounding of sums over u and M of all keys and queries, of which only differences over lags remain."""
     names = [name for name in ("process_noise", "decay", "times", "query_times") if name in exact]
     given = exact | {n: exact[n].clone().requires_grad_() for n in names if exact[n].is_floating_point()}
     at_keys, at_queries, _ = positions(given)
@@ -123,13 +126,13 @@ def of_paths(exact: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tenso
         given["process_noise"][:, None] * grown_by(decay, (t - earliest)[:, None]) for t in (at_keys, at_queries)
     )
     m_key, m_query = (decay * (t - earliest)[:, None] for t in (at_keys, at_queries))
-    variance = grads.get("variance", torch.zeros(()))  # no score reads it without a gate beside Riccati weights
+    variance = grads.get("variance", torch.zeros(()))  # with Riccati weights and no gate, no score uses it
     through = torch.maximum(u_query[..., None], u_key[..., None, :]).detach() + exact["key_noise"][:, None, None]
     through = 2 * variance * through + grads["decay"]  # E <= 1
     total = (variance * (u_query[..., None] + u_key[..., None, :])).sum()
     through = through + 2 * grads.get("prior", torch.zeros(()))  # log(1 - K) <= 2 mu step where no noise enters
     total = total + (through * (m_query[..., None] + m_key[..., None, :])).sum()
-    if "horizon" in given:  # what the state loses in it and what the noise adds are equal once u has settled
+    if "horizon" in given:  # the state's loss over it and the noise's gain are equal when u is stationary
         ahead = given["horizon"] = exact["horizon"].clone().requires_grad_()
         mu, noise = exact["decay"], exact["process_noise"]
         both = torch.maximum(u_query[..., None], u_key[..., None, :]).detach() + exact["key_noise"][:, None, None]
@@ -141,7 +144,7 @@ def of_paths(exact: dict[str, Any], grads: dict[str, Tensor]) -> dict[str, Tenso
 
 
 def floor(case: Case, name: str, wanted: Tensor, draws: list[Tensor], path: Tensor) -> Held:
-    """What rounding does to a result: in the oracle, to the result itself, and where numbers end."""
+    """The effect of rounding on a result: rounding in the oracle, of the result itself, and to the smallest number."""
     dtype = torch.float64 if "times" in name else torch.float32
     if name == "estimate" or name in STATES:
         dtype = case.inputs["query"].dtype
@@ -153,10 +156,10 @@ def floor(case: Case, name: str, wanted: Tensor, draws: list[Tensor], path: Tens
 
 
 def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS) -> list[str]:
-    """What is wrong with a case, a line each."""
+    """The faults of a case, one line for each."""
     given = {**case.inputs, **case.options}
     low = dict(given)
-    if "key_mask" in given:  # what takes no part may hold anything
+    if "key_mask" in given:  # masked keys and values may hold anything, even NaN
         for name in ("key", "value"):
             low[name] = given[name].masked_fill(~given["key_mask"][:, None, :, None], math.nan)
     if case.poison is not None:
@@ -166,7 +169,7 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS) -> list[st
     exact = {n: x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for n, x in given.items()}
 
     def computed(*how: float) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Results of the oracle, without gradients where they are too steep, and the gradients on the way."""
+        """Results of the oracle, and the gradients of its intermediate numbers. Too steep gradients are left out."""
         oracle = Oracle(*how)
         found = results(case, exact, lambda given: oracle(given)[:2])[0]
         steep = any(held(grad).largest > STEEPEST for grad in oracle.grads.values())
@@ -216,7 +219,7 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS) -> list[st
                 ]
                 dense[name] = [min(got, 10 * FLOOR * small) for got, small in zip(error, least, strict=True)]
             else:
-                base = dense.get(name, error)  # a reference that failed is told already
+                base = dense.get(name, error)  # a failure of the reference is already reported
                 bounds = [times * own + FLOOR * small for own, small in zip(base, least, strict=True)]
             for kind, got, bound, small, size in zip(Held._fields, error, bounds, least, sizes, strict=True):
                 if not got <= bound:

@@ -1,4 +1,4 @@
-"""What the fuzz command draws: shapes, dtypes, times, masks, segments, options, parameters and states of a seed."""
+"""Random cases of the fuzz command: shapes, dtypes, times, masks, segments, options, parameters and states."""
 
 import math
 from typing import Any, NamedTuple
@@ -17,42 +17,42 @@ class Chance:
         self.generator = torch.Generator().manual_seed(seed)
 
     def below(self, n: int) -> int:
-        """A whole number below n."""
+        """A random integer from 0 to n - 1."""
         return int(torch.randint(n, (), generator=self.generator))
 
     def once_in(self, n: int) -> bool:
-        """True once in n times."""
+        """True with probability 1 / n."""
         return self.below(n) == 0
 
     def choice(self, *of: Any) -> Any:
-        """One of them."""
+        """One of the arguments."""
         return of[self.below(len(of))]
 
     def normal(self, *shape: int) -> Tensor:
-        """Of mean 0 and variance 1."""
+        """Normal numbers of mean 0 and variance 1."""
         return torch.randn(*shape, generator=self.generator, dtype=torch.float64)
 
     def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        """Between the two."""
+        """Uniform numbers between `low` and `high`."""
         return low + (high - low) * torch.rand(*shape, generator=self.generator, dtype=torch.float64)
 
     def magnitude(self, low: float, high: float, *shape: int, zeros: int = 6) -> Tensor:
-        """As many small numbers as large ones, between 10^low and 10^high, and 0 once in `zeros`."""
+        """Log-uniform numbers between 10^low and 10^high; each is 0 with probability 1 / `zeros`."""
         drawn = 10.0 ** self.uniform(low, high, *shape)
         return drawn.masked_fill(self.uniform(0, zeros, *shape) < 1, 0.0)
 
 
 class Case(NamedTuple):
-    """Arguments of one call."""
+    """The arguments of one call."""
 
     inputs: dict[str, Tensor]  # states in their dtype, parameters in float32, times
     options: dict[str, Any]
     learned: list[str]  # names whose gradients are asked for
-    poison: tuple[str, tuple[int, ...], float] | None  # a state, the place of one number, what stands there
+    poison: tuple[str, tuple[int, ...], float] | None  # a state, the index of one element, its NaN or infinity
 
 
 def draw(seed: int, for_triton: bool = False) -> Case:
-    """The case of a seed; for Triton's interpreter, which is slow, with few pairs and head sizes that it takes."""
+    """The case of a seed. Cases for Triton's slow interpreter have few pairs, and head sizes that Triton supports."""
     chance = Chance(seed)
     batch, heads = chance.choice(1, 1, 2, 3), chance.choice(1, 1, 2, 3)
     keys = chance.choice(
@@ -84,7 +84,7 @@ def draw(seed: int, for_triton: bool = False) -> Case:
     wide = chance.once_in(4)  # noises as far from one as float32 reaches
     low, high = (-36, 8) if wide else (-4, 2)
     noises = {name: chance.magnitude(low, high, heads) for name in PARAMETERS[:4]}
-    if wide and chance.once_in(2):  # all of one size, so that none hides another
+    if wide and chance.once_in(2):  # all of similar size, so that none dominates
         size = chance.magnitude(-36, 8, 1, zeros=10**6)
         noises = {name: size * chance.magnitude(-1, 1, heads) for name in noises}
     rest = {
@@ -98,23 +98,26 @@ def draw(seed: int, for_triton: bool = False) -> Case:
     inputs |= {name: x.clamp(max=1e30).float() for name, x in {**noises, **rest}.items()}
     learned = [n for n in inputs if n not in ("times", "query_times")]
     if chance.once_in(2):
-        learned.remove("frequency")  # then the kernel turns the states, and else autograd
+        learned.remove("frequency")  # then the kernel rotates the states, otherwise autograd does
     elif not for_triton:
         learned += [n for n in ("times", "query_times") if n in inputs and inputs[n].dtype == torch.float64]
     dtype = chance.choice(torch.float32, torch.float32, torch.bfloat16, torch.float16)
-    most = 4.5e4 if for_triton else 6e4  # Triton's states are in float16 once they are turned, and NaN beyond its range
+    most = 4.5e4 if for_triton else 6e4  # Triton keeps rotated states in float16, and they become NaN beyond its range
     for name in STATES:
         inputs[name] = inputs[name].clamp(-most, most).to(dtype)
     poison = None
     if chance.once_in(8) and keys and queries:
         name = chance.choice(*STATES)
-        place = tuple(chance.below(n) for n in inputs[name].shape)
-        poison = name, place, chance.choice(math.nan, math.inf, -math.inf)
+        index = tuple(chance.below(n) for n in inputs[name].shape)
+        poison = name, index, chance.choice(math.nan, math.inf, -math.inf)
     return Case(inputs, options, learned, poison)
 
 
 def _times(chance: Chance, batch: int, keys: int) -> tuple[dict[str, Tensor], int]:
-    """Uniform, or irregular, of all samples or of each; queries at the last keys, or anywhere, or none."""
+    """Times and the number of queries.
+
+    Times are uniform or irregular, shared by all samples or different. Queries are at the last keys, or at other times.
+    """
     kind = chance.choice("uniform", "irregular", "queried")
     queries = chance.choice(keys, keys, chance.below(keys + 1))
     if kind == "uniform":
@@ -124,7 +127,7 @@ def _times(chance: Chance, batch: int, keys: int) -> tuple[dict[str, Tensor], in
     steps = chance.uniform(0.1, 2.0, *lead, keys) * 10.0 ** (chance.uniform(0, chance.choice(0, 0, 3), *lead, keys))
     origin = chance.choice(0.0, 0.0, -3.0, 1e6 * scale, 1e9 * scale)
     times = {"times": origin + scale * steps.cumsum(-1)}
-    if kind == "queried":  # between the keys, before the first and far beyond the last, in no order
+    if kind == "queried":  # between the keys, before the first and far after the last, unordered
         queries, lead = chance.choice(1, 3 + chance.below(20), keys), chance.choice((), (batch,))
         end = float(times["times"].max() - origin) if keys else 1.0
         times["query_times"] = origin + chance.uniform(-0.2 * end, chance.choice(1.2, 3.0) * end, *lead, queries)
@@ -158,7 +161,7 @@ def _states(
 
 
 def describe(case: Case) -> str:
-    """The arguments of a case in a few lines."""
+    """The arguments of a case as text."""
     lines = []
     for name, x in case.inputs.items():
         numbers = x.tolist() if x.numel() <= 8 else f"+-{float(x.abs().max()):.3g}"

@@ -1,4 +1,4 @@
-"""The operator in float64 from its formulas, with every intermediate number rounded if wanted: for the fuzz command."""
+"""The operator in float64 from its formulas, for the fuzz command. It can round every intermediate number."""
 
 from typing import Any
 
@@ -6,13 +6,13 @@ import torch
 from fuzz_cases import PARAMETERS, STATES
 from torch import Tensor
 
-TINY = torch.finfo(torch.float32).tiny  # what noises of zero come to, in float64 too
-LEAST_OF_EXPONENTIAL = TINY**0.625  # the least Sigma~ whose scores float32 holds
-SHARP = 0.75  # the weight beyond which a row must keep more digits
+TINY = torch.finfo(torch.float32).tiny  # replaces a noise of zero, in float64 too
+LEAST_OF_EXPONENTIAL = TINY**0.625  # the smallest Sigma~ whose scores do not overflow in float32
+SHARP = 0.75  # a row with a larger weight must keep more digits
 
 
 def _rounded(x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor:
-    """`(1 + eps n) x` with normal n; without a generator x to the nearest of numbers that lie eps apart near 1."""
+    """`(1 + eps n) x` with normal n. Without a generator: x rounded to nearest, with a spacing of eps near 1."""
     if generator is not None:
         return x * (1 + eps * torch.randn(x.shape, generator=generator, dtype=x.dtype))
     mantissa, exponent = torch.frexp(x)
@@ -20,7 +20,7 @@ def _rounded(x: Tensor, eps: float, generator: torch.Generator | None) -> Tensor
 
 
 class _Rounded(torch.autograd.Function):
-    """x and, on the way back, its gradient, each `_rounded`."""
+    """`_rounded` of x, and in the backward pass `_rounded` of its gradient."""
 
     @staticmethod
     def forward(ctx, x, eps, generator):
@@ -34,7 +34,7 @@ class _Rounded(torch.autograd.Function):
 
 
 class _Summed(torch.autograd.Function):
-    """x; on the way back, its gradient and `error() n` with normal n."""
+    """x, and in the backward pass its gradient plus `error() n` with normal n."""
 
     @staticmethod
     def forward(ctx, x, error, generator):
@@ -50,10 +50,13 @@ class _Summed(torch.autograd.Function):
 
 
 class Oracle:
-    """The operator from its formulas, in float64; `eps` > 0 rounds every intermediate number at random.
+    """The operator from its formulas, in float64.
 
-    `seed`: 0 rounds to nearest instead. `half`: that of what is rounded to half precision. `farther`: squared distances
-    are as large as rounding makes them, or for -1 as small; those that come to zero have no gradient.
+    eps: every intermediate number is rounded with this relative error; 0 for no rounding.
+    half: relative error of numbers that are rounded to half precision.
+    seed: of random rounding; 0 for rounding to nearest.
+    farther: 1 shifts squared distances up by their rounding error, -1 shifts them down. A distance that becomes zero
+        has no gradient.
     """
 
     def __init__(self, eps: float = 0.0, half: float = 0.0, seed: int = 0, farther: int = 0):
@@ -63,27 +66,27 @@ class Oracle:
         self.grads: dict[str, Tensor] = {}  # of each pair's E, Sigma and r, and of each step's measurement noise
 
     def rounded(self, x: Tensor, eps: float | None = None) -> Tensor:
-        """x, rounded at random, and its gradient."""
+        """x and its gradient, both rounded."""
         return _Rounded.apply(x, eps or self.eps, self.generator) if self.eps else x
 
     def watched(self, name: str, x: Tensor) -> Tensor:
-        """x, whose gradient `grads` will hold."""
+        """x. The backward pass stores its gradient in `grads`."""
         if x.requires_grad:
             x.register_hook(lambda grad: self.grads.update({name: grad.abs()}))
         return x
 
     def turned(self, x: Tensor, phase: Tensor | None) -> Tensor:
-        """Real parts first; as it is without a phase."""
+        """x rotated by the phase, real parts first; without a phase x itself. The result is rounded."""
         if phase is not None:
             real, imaginary = x.chunk(2, dim=-1)
-            if self.generator is not None and self.eps:  # phases are formed in float64
+            if self.generator is not None and self.eps:  # phases are computed in float64
                 phase = phase + 2.0**-51 * phase * torch.randn(phase.shape, generator=self.generator, dtype=phase.dtype)
             turned = torch.complex(real, imaginary) * torch.exp(1j * phase)
             x = torch.cat([turned.real, turned.imag], dim=-1)
         return self.rounded(x, self.half)
 
     def __call__(self, given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-        """Estimate, log precision, and `(batch, queries, keys)`: who sees whom."""
+        """Estimate, log precision, and which query sees which key, `(batch, queries, keys)`."""
         query, key, value = (given[name] for name in STATES)
         at_keys, at_queries, visible = positions(given)
         p = {name: given[name][:, None, None] for name in ("decay", *PARAMETERS)}
@@ -102,7 +105,7 @@ class Oracle:
         sigma = self.rounded(sigma)
         student = given["weight"] == "student_t"
         total = self.rounded((sigma + p["query_noise"]).clamp(min=TINY))
-        judged = total if student else total.clamp(min=LEAST_OF_EXPONENTIAL)
+        variance = total if student else total.clamp(min=LEAST_OF_EXPONENTIAL)
         if self.eps:  # every backend expands the square
             squares = (self.rounded(x).square().sum(-1) for x in (q, k))
             own, other = next(squares)[..., None], decay.square() * next(squares)[..., None, :]
@@ -111,7 +114,7 @@ class Oracle:
             apart = (apart + 4 * self.farther * self.eps * (own + other).detach()).clamp(min=0)
         else:
             apart = self.watched("distance", (q[..., None, :] - decay[..., None] * k[..., None, :, :]).square().sum(-1))
-        distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (judged if given["gate"] else 1.0)))
+        distance = self.rounded(apart / (p["robustness"] * (q.shape[-1] // 2) * (variance if given["gate"] else 1.0)))
         if given["prior"] == "riccati":
             prior = self.watched("prior", self.log_weights(given, at_keys, at_queries))
         else:
@@ -122,16 +125,18 @@ class Oracle:
         score = score.masked_fill(~seen & ~empty, -torch.inf)
         attention = self.rounded(self.rounded(self.softmax(score)) * decay, self.half)
         estimate = attention @ v
-        self.along: Tensor | float = 0.0  # what each channel adds to <dout, out>
+        self.product_size: Tensor | float = 0.0  # norm over channels of the terms of <dout, out>
         if self.eps and estimate.requires_grad:
-            held = estimate.detach()
-            estimate.register_hook(lambda g: setattr(self, "along", (g * held).square().sum(-1, keepdim=True).sqrt()))
+            value = estimate.detach()
+            estimate.register_hook(
+                lambda g: setattr(self, "product_size", (g * value).square().sum(-1, keepdim=True).sqrt())
+            )
         estimate = self.turned(estimate, query_phase + frequency * ahead if turns else None)
         log_precision = self.rounded(score.logsumexp(-1))
         return estimate.masked_fill(empty, 0.0), log_precision.masked_fill(empty[..., 0], -torch.inf), visible
 
     def damping_error(self, given: dict[str, Any], at_keys: Tensor, at_queries: Tensor) -> Tensor | float:
-        """Of `mu |t_i - t_j|` from `mu t_i` and `mu t_j` in float64, which are equal where the times are."""
+        """The float64 error of `mu |t_i - t_j|` from `mu t_i` and `mu t_j`. Equal times have equal errors."""
         if self.generator is None or not self.eps or "times" not in given:
             return 0.0
         queries, both = at_queries.shape[1], torch.cat([at_keys, at_queries], -1)
@@ -144,26 +149,29 @@ class Oracle:
         return (given["decay"][:, None, None] * error[:, None]).detach()
 
     def expm1(self, x: Tensor) -> Tensor:
-        """Rounded; its derivative is formed from it, as autograd does, and loses what the result has lost."""
+        """Rounded `exp(x) - 1`. Like autograd it computes the derivative from the rounded result."""
         if not self.eps:
             return torch.expm1(x)
         result = self.rounded(torch.expm1(x.detach()))
         return result + (x - x.detach()) * (result + 1)
 
     def softmax(self, score: Tensor) -> Tensor:
-        """Of the last dimension; `<dout, out>` comes from a rounded estimate, unless one weight is nearly 1."""
+        """The softmax over the last dimension. The backward pass uses `<dout, out>` of a rounded estimate.
+
+        If one weight is nearly 1, the product is exact.
+        """
         weights = score.softmax(-1)
         if not self.eps or not score.shape[-1]:
             return weights
         flat = weights.detach().amax(-1, keepdim=True) <= SHARP
 
         def error() -> Tensor:
-            return self.eps * flat * self.along
+            return self.eps * flat * self.product_size
 
         return (score - _Summed.apply(score.logsumexp(-1, keepdim=True), error, self.generator)).exp()
 
     def log_weights(self, given: dict[str, Any], at_keys: Tensor, at_queries: Tensor) -> Tensor:
-        """`log K_j - |C_i - C_j|` of the keys that take part, segment by segment; noises of zero come to TINY."""
+        """`log K_j - |C_i - C_j|` of the keys that are not masked, by segment. A noise of zero is replaced by TINY."""
         batch, queries, keys = len(at_keys), at_queries.shape[1], at_keys.shape[1]
         present = given.get("key_mask", torch.ones(batch, keys, dtype=torch.bool))
         segments = given.get("segment_ids", torch.zeros(batch, keys, dtype=torch.long))
@@ -205,7 +213,7 @@ class Oracle:
 
 
 def grown_by(decay: Tensor, lag: Tensor) -> Tensor:
-    """`(1 - exp(-2 mu tau)) / (2 mu)`; a series to x^3 / 24 where x = 2 mu tau is small, which leaves 1e-17."""
+    """`(1 - exp(-2 mu tau)) / (2 mu)`. For small x = 2 mu tau a series to x^3 / 24 has an error of 1e-17."""
     x = 2 * decay * lag
     small = x < 1e-4
     series = lag * (1 - x / 2 * (1 - x / 3 * (1 - x / 4)))
@@ -213,7 +221,7 @@ def grown_by(decay: Tensor, lag: Tensor) -> Tensor:
 
 
 def positions(given: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Times of keys and queries from the first key on, and who sees whom, `(b, ...)` each."""
+    """Times of keys and queries since the first key, and which query sees which key, `(b, ...)` each."""
     queries, (batch, _, keys, _) = given["query"].shape[2], given["key"].shape
     at_keys = torch.atleast_2d(given.get("times", torch.arange(keys)))
     at_queries = given.get("query_times", at_keys[:, keys - queries :])

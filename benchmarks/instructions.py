@@ -1,13 +1,14 @@
-"""How many instructions one call of the operator executes: a count that no other process can disturb.
+"""Count the instructions of one call of the operator. Other processes cannot disturb this count.
 
-Where timing noise hides a change of a few percent, compare two counts. Everything in the call counts, PyTorch's
-operators around the kernel included; imports, inputs and a first call do not. One thread, under `valgrind
+If timing noise hides a change of a few percent, compare two counts. The count includes the whole call, with PyTorch's
+operators around the kernel. It excludes imports, inputs and a first call. The call runs on one thread under `valgrind
 --tool=callgrind`, whose headers must be installed (Debian: `apt install valgrind`).
 
     python benchmarks/instructions.py [--shape 1 2 512 64 --contestant rfa|sdpa --pass forward|forward_backward]
 
-Appends a line to benchmarks/results/instructions.jsonl and prints the functions that execute most. Valgrind knows no
-AVX-512: on a machine that has it the kernels are compiled for AVX2 (`--march`), and the count is of that code.
+The command appends a line to benchmarks/results/instructions.jsonl and prints the functions with the most instructions.
+Valgrind does not support AVX-512. On a machine with AVX-512 the kernels are compiled for AVX2 (`--march`), and the
+count is of that code.
 """
 
 import argparse
@@ -31,7 +32,7 @@ RESULTS = Path(__file__).parent / "results" / "instructions.jsonl"
 
 
 def main() -> None:
-    """Count under valgrind, print, append."""
+    """Count under valgrind, print the result and append it to the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=4, default=[1, 2, 512, 64], metavar=("B", "H", "T", "C"))
     parser.add_argument("--contestant", choices=["rfa", "sdpa"], default="rfa")
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--preset", default="m2-sc-rfa")
     parser.add_argument("--march", help="what the kernels are compiled for, if not for this machine")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--counted", help=argparse.SUPPRESS)  # under valgrind: the library that switches counting on
+    parser.add_argument("--counted", help=argparse.SUPPRESS)  # used under valgrind: the library that starts the count
     options = parser.parse_args()
     if options.counted:
         run(options, ctypes.CDLL(options.counted))
@@ -49,7 +50,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
-    """What valgrind sees: two calls, the second one counted."""
+    """The program under valgrind: two calls, of which the second one is counted."""
     import torch
 
     from rfa.bench.measurement import Setting, StateShape
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
 
 
 def count(options: argparse.Namespace, folder: Path) -> None:
-    """Run this script under valgrind; check correctness outside it first."""
+    """Check correctness, then run this script under valgrind."""
     from rfa.bench import append
     from rfa.bench.bound import EXPONENTIAL, LOGARITHM, attention_work
     from rfa.bench.measurement import Setting, StateShape
@@ -83,13 +84,13 @@ def count(options: argparse.Namespace, folder: Path) -> None:
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     march = options.march or ("x86-64-v3" if "avx512f" in flags else None)
     compiler = os.environ.get("CXX") or shutil.which("g++") or "c++"
-    if march:  # a compiler that reads -march=native as this
+    if march:  # a compiler that replaces -march=native
         wrapper = folder / "compiler"
         wrapper.write_text(f'#!/bin/bash\nexec {compiler} "${{@/-march=native/-march={march}}}"\n')
         wrapper.chmod(0o755)
         os.environ |= {"CXX": str(wrapper), "RFA_CACHE": str(folder / "cache")}
     problem = OperatorProblem(StateShape(*options.shape), options.preset, Setting(backend="cpu", threads=1))
-    check = problem.check()  # and the kernels are compiled now, not under valgrind
+    check = problem.check()  # this also compiles the kernels, which must not happen under valgrind
     if not check["passed"]:
         sys.exit(f"instructions: the check failed: {check}")
 
@@ -107,7 +108,7 @@ def count(options: argparse.Namespace, folder: Path) -> None:
     work = attention_work(problem.shape, options.pass_ == "forward_backward", logarithm, 4)
     lanes = 8 if march or "avx2" in flags else 4  # float32 numbers in a register
     pairs = problem.shape.batch * problem.shape.heads * problem.shape.length * (problem.shape.length + 1) / 2
-    products = work.flops / 2 / lanes  # one fused multiply-add for as many numbers as a register holds
+    products = work.flops / 2 / lanes  # one fused multiply-add for all numbers in a register
     functions = (work.exponentials * EXPONENTIAL + work.logarithms * LOGARITHM) / lanes
     line = {
         "benchmark": "instructions",

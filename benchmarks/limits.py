@@ -1,4 +1,4 @@
-"""Where robust filters are at a loss: the state jumps, the first reading is wrong, wrong readings agree."""
+"""Difficult cases for robust filters: the state jumps, the first reading is wrong, or wrong readings agree."""
 
 import math
 
@@ -13,9 +13,10 @@ AFTER = [0, 1, 3, 6]  # readings after the event
 
 
 def surprised() -> list[dict]:
-    """RMSE of a level (Q 0.1, R 1, 200 series, a reading each unit of time) at the readings after an event.
+    """RMSE of a level at the readings after an event.
 
-    Nothing is known of the start. Either the level itself jumps, at reading 30, or the first reading is wrong.
+    Q is 0.1, R is 1; there are 200 series with a reading each unit of time, and the start is unknown. The event is a
+    jump of the level at reading 30, or a wrong first reading.
     """
     sde = LinearSDE(*(torch.tensor([[x]], dtype=torch.float64) for x in (0.0, 0.1, 1.0, 1.0)))
     times = torch.arange(60, dtype=torch.float64)
@@ -39,7 +40,7 @@ def surprised() -> list[dict]:
 
 
 def agreeing() -> list[dict]:
-    """RMSE of the tracker's position where some readings are replaced by -9999; 10 seeds."""
+    """RMSE of the tracker's position over 10 seeds, if some readings are replaced by -9999."""
     seeds = range(2000, 2010)
     times, states, seen = drawn(ERRORS["Gaussian"], seeds)
     lines = []
@@ -54,7 +55,7 @@ def agreeing() -> list[dict]:
 
 
 def limits_table(lines: list[dict]) -> str:
-    """Markdown: a row for each event and filter."""
+    """A Markdown table with a row for each event and filter."""
     rows = ["| event | filter | RMSE, at the 1st, 2nd, 4th, 7th reading after it |", "| --- | --- | --- |"]
     for line in lines:
         errors = ", ".join(f"{error:.3g}" for error in line["errors"])

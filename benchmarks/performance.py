@@ -1,8 +1,8 @@
-"""Puts what was measured into docs/performance.md: tables and the figure, from the newest line of each configuration.
+"""Write the tables and the figure of docs/performance.md, from the newest line of each configuration.
 
     python benchmarks/performance.py [benchmarks/results/*.jsonl]
 
-Reads result files of `rfa bench` and of benchmarks/instructions.py and measures nothing.
+The command reads result files of `rfa bench` and of benchmarks/instructions.py. It measures nothing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def update(page: Path, files: list[Path]) -> str:
-    """Write the page's measured part, and the figure beside it; returns that part."""
+    """Write the measured part of the page and the figure beside the page. Return the measured part."""
     lines = [line for file in files for line in read(file)]
     speeds = latest(line for line in lines if line.get("benchmark") in MEASURED)
     counts = latest(line for line in lines if line.get("benchmark") == "instructions")

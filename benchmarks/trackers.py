@@ -1,13 +1,14 @@
-"""Trackers and oscillators whose readings are wrong in ways that are known.
+"""Simulated trackers and oscillators with known kinds of wrong readings.
 
-The tracker moves in two dimensions with nearly constant velocity (`Q` 0.2 on velocities, `R` = I, the start's variances
-25, 25, 4, 4) and is seen at its position: 120 readings with gaps of 0.2 to 1.8, 15 % of them missing, 12 series a seed.
+The tracker moves in two dimensions with nearly constant velocity; only its position is observed. `Q` is 0.2 on
+velocities, `R` is the identity, and the start has the variances 25, 25, 4, 4. A series has 120 readings with gaps of
+0.2 to 1.8, of which 15 % are missing. Each seed has 12 series.
 
-Aims, stated before the runs on seeds 1000 to 1019. `robust_estimate` by default has
+The aims were stated before the runs on seeds 1000 to 1019. With its defaults, `robust_estimate` has
 - at most 1.05 times the position RMSE of the better of tuned WoLF and the variational filter, for every kind of error,
-- at most 1.02 times the Kalman filter's where errors are Gaussian,
-- 88 to 92 % of positions in their 90 % bands, up to 10 % of errors x10.
-WoLF's c^2 and the variational filter's nu are tuned on other seeds, 100 to 109: one value for all kinds of errors.
+- at most 1.02 times the RMSE of the Kalman filter for Gaussian errors,
+- 88 to 92 % of positions in their 90 % bands, with up to 10 % of errors x10.
+WoLF's c^2 and the variational filter's nu are tuned on other seeds, 100 to 109. One value serves all kinds of errors.
 """
 
 import math
@@ -31,13 +32,13 @@ START = torch.zeros(4, dtype=torch.float64), torch.diag(torch.tensor([25.0, 25.0
 
 @dataclass(frozen=True)
 class Errors:
-    """How readings go wrong.
+    """A kind of wrong readings.
 
-    share: of the readings where a run of wrong ones begins.
-    scale: how many times as large their errors are.
-    run: how many readings go wrong together.
-    cauchy: whether each reading's error is divided by one more normal number: Student-t, 1 degree of freedom.
-    noise: the R that the filters are given; 1 is right.
+    share: fraction of readings at which a run of wrong readings begins.
+    scale: factor of the errors of wrong readings.
+    run: number of consecutive wrong readings.
+    cauchy: divide each error by another normal number, which gives Student-t errors with 1 degree of freedom.
+    noise: the R that the filters get; the true value is 1.
     """
 
     share: float = 0.0
@@ -61,7 +62,7 @@ CALIBRATED = {"10 % x10": Errors(0.1, 10.0)}  # for the bands
 
 
 def tracker(noise: float) -> LinearSDE:
-    """Nearly constant velocity in two dimensions, seen at its position."""
+    """Nearly constant velocity in two dimensions, with the position observed."""
     dynamics = torch.zeros(4, 4, dtype=torch.float64)
     dynamics[0, 2] = dynamics[1, 3] = 1.0
     driven = torch.diag(torch.tensor([0.0, 0.0, 0.2, 0.2], dtype=torch.float64))
@@ -69,7 +70,7 @@ def tracker(noise: float) -> LinearSDE:
 
 
 def draw(errors: Errors, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Times `(series, T)`, states `(series, T, 4)` and readings `(series, T, 2)`, NaN where one is missing."""
+    """Times `(series, T)`, states `(series, T, 4)` and readings `(series, T, 2)`, with NaN for missing ones."""
     generator, shape = torch.Generator().manual_seed(seed), (SERIES, READINGS)
     kind = {"generator": generator, "dtype": torch.float64}
     times = (0.2 + 1.6 * torch.rand(shape, **kind)).cumsum(-1)
@@ -86,7 +87,7 @@ def draw(errors: Errors, seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def drawn(errors: Errors, seeds: range) -> tuple[Tensor, Tensor, Tensor]:
-    """Of all seeds, series after series."""
+    """The draws of all seeds, joined along the series."""
     times, states, seen = (torch.cat(parts) for parts in zip(*(draw(errors, seed) for seed in seeds), strict=True))
     return times, states, seen
 
@@ -97,7 +98,7 @@ def squared(mean: Tensor, states: Tensor, seeds: range) -> Tensor:
 
 
 def tuned() -> dict[str, float]:
-    """What has the least mean log RMSE over the kinds of errors, on seeds of its own."""
+    """The value of each peer's parameter with the smallest mean log RMSE over all kinds of errors, on tuning seeds."""
     found = {}
     data = {kind: drawn(errors, TUNING) for kind, errors in ERRORS.items()}
     for name, (weight, values) in TUNED.items():
@@ -115,7 +116,7 @@ def tuned() -> dict[str, float]:
 
 
 def tracked() -> list[dict]:
-    """RMSE and coverage of the position over seeds, of each filter and kind of error."""
+    """RMSE and coverage of the position over seeds, for each filter and kind of error."""
     chosen = tuned()
     peers = {name: robust(TUNED[name][0](value)) for name, value in chosen.items()}
     estimators: dict[str, Estimator] = {
@@ -141,16 +142,16 @@ def tracked() -> list[dict]:
 
 
 def t_interval(values: Tensor) -> str:
-    """Mean and half the width of its 95 % interval."""
+    """The mean and half the width of its 95 % interval, as text."""
     half = scipy.stats.t.ppf(0.975, len(values) - 1) * values.std().item() / math.sqrt(len(values))
     return f"{values.mean().item():.3f} ± {half:.3f}"
 
 
 def ratios(lines: list[dict]) -> str:
-    """Markdown: `robust_estimate` by default against the better of the tuned peers, and the Kalman filter.
+    """A Markdown table of RMSE ratios: `robust_estimate` with its defaults over the tuned peers and the Kalman filter.
 
-    Against the peer that is better over all seeds: of RMSEs over all seeds, and the mean of the seeds' ratios; against
-    the peer that is better on that seed; and of RMSEs against the Kalman filter.
+    The columns are: the ratio to the peer that is better over all seeds; the mean of this ratio over seeds; the mean
+    ratio to the better peer of each seed; and the ratio to the Kalman filter.
     """
     rows = [
         "| errors | better peer | ratio to it | mean over seeds | to the better of each seed | to Kalman |",
@@ -164,18 +165,19 @@ def ratios(lines: list[dict]) -> str:
         }
         total = {name: each.square().mean().sqrt().item() for name, each in errors.items()}
         best, mine = min(TUNED, key=total.__getitem__), errors["rfa"]
-        luckiest = torch.stack([errors[name] for name in TUNED]).amin(0)
+        better = torch.stack([errors[name] for name in TUNED]).amin(0)
         cells = [kind, best, f"{total['rfa'] / total[best]:.3f}", t_interval(mine / errors[best])]
-        cells += [t_interval(mine / luckiest), f"{total['rfa'] / total['Kalman']:.3f}"]
+        cells += [t_interval(mine / better), f"{total['rfa'] / total['Kalman']:.3f}"]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def oscillating() -> list[dict]:
-    """Squared error, mean over both states, of a damped oscillator that is seen at its position only.
+    """The squared error of a damped oscillator with observed position, averaged over both states.
 
-    `x'' = -0.6^2 x - 0.05 x'`, driven by noise of variance 0.072 a unit of time; R is 0.25. 256 series of 64 readings,
-    gaps are exponential with mean 1. WoLF has `c^2 = 4`. Every filter starts at the stationary distribution.
+    `x'' = -0.6^2 x - 0.05 x'` is driven by noise of variance 0.072 per unit of time, and R is 0.25. There are 256
+    series of 64 readings, with exponential gaps of mean 1. WoLF has `c^2 = 4`. Every filter starts at the stationary
+    distribution.
     """
     dynamics, driven = torch.tensor([[0.0, 1.0], [-0.36, -0.05]]), torch.diag(torch.tensor([0.0, 0.072]))
     sde = LinearSDE(dynamics, driven, torch.tensor([[1.0, 0.0]]), torch.tensor([[0.25]]))

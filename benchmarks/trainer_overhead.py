@@ -1,8 +1,8 @@
-"""What Trainer, data pipeline and logging cost over a bare loop, at the paper's model size.
+"""Measure the cost of the Trainer, the data pipeline and logging over a plain loop, at the paper's model size.
 
-Each round times some steps of one and of the other in turns, in one process, with the same initial model, blocks,
-optimiser and clips; the losses of all steps must agree. The bare loop has its batches ready. The result is the median
-ratio and its spread, and what a step of the Trainer takes more.
+Each round times some steps of the Trainer and of a plain PyTorch loop, in one process, with the same initial model,
+blocks, optimiser and clips. The losses of all steps must agree. The plain loop has its batches ready in memory. The
+result is the median ratio with all ratios, and the extra time of a Trainer's step.
 
     python benchmarks/trainer_overhead.py [--batch-size 16 --steps 4 --rounds 5 --preset b1-rope]
 """
@@ -27,7 +27,7 @@ from rfa.training.trainer import DYNAMICS_CLIP, make_optimizer, one_cycle
 
 
 def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tuple[float, list[float]]:
-    """Seconds of the steps of a plain PyTorch loop, all but the first, and their losses."""
+    """Seconds of all but the first step of a plain PyTorch loop, and the losses of all steps."""
     torch.manual_seed(spec.seed)
     model = RFAForCausalLM(spec.model_config(vocabulary))
     optimizer = make_optimizer(model, spec.learning_rate)
@@ -49,7 +49,7 @@ def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tu
 
 
 def with_trainer(spec: TrainingSpec, folder: Path) -> tuple[float, list[float], list[int]]:
-    """Seconds of the Trainer's steps, all but the first, data and logging included, their losses, the blocks' order."""
+    """Seconds of all but the first step of the Trainer, with data and logging; the losses; the order of blocks."""
     marks: list[float] = []
     order: list[int] = []
 
