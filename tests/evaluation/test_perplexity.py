@@ -176,7 +176,7 @@ def test_losses_that_are_no_numbers_are_no_result(stream):
     model = tiny()
     with torch.no_grad():
         model.lm_head.bias[3] = torch.nan
-    with pytest.raises(ValueError, match="model: got losses that are no finite numbers at a context of 8 tokens"):
+    with pytest.raises(ValueError, match="model: got losses that are not finite at a context of 8 tokens"):
         perplexities(model, stream, [8, 16])
 
 

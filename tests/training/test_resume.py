@@ -158,7 +158,7 @@ def test_changed_data_are_refused(tmp_path):
     text = corpus / "train" / "a.txt"
     original = text.read_text()
     text.write_text(original.replace("a", "b", 1))
-    with pytest.raises(ValueError, match="no longer what run"):
+    with pytest.raises(ValueError, match="has changed since run"):
         resume(tmp_path / "run")
     assert contents(tmp_path / "run") == before
     text.write_text(original)

@@ -15,5 +15,5 @@ def test_a_step_that_is_no_number_is_found(monkeypatch):
     trial_step(spec)
     trial_step(replace(spec, bf16=True), torch.device("cpu"))
     monkeypatch.setattr(filter_attention, "filter_attention_at", lambda positions, query, *_, **__: query * torch.nan)
-    with pytest.raises(RuntimeError, match="trial step: got a loss or a gradient that is no number"):
+    with pytest.raises(RuntimeError, match="trial step: got a loss or a gradient that is not finite"):
         trial_step(spec)

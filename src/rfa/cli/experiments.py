@@ -23,11 +23,11 @@ def experiment(
     only: Annotated[
         list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with what is there; it does so anyway.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue existing runs. This is the default.")] = False,
 ) -> None:
     """Make all runs and evaluations of a table: skip what is done, go on with what is half done.
 
-    Several processes may share a recipe and a folder. Exit status 1 where a run failed; the others are made.
+    Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
     from rfa.experiments import load_recipe, run_recipe, states
 
@@ -53,7 +53,7 @@ def experiment(
         raise SystemExit(130) from None
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
-        console.print(f"{name}: another process is at it", highlight=False, soft_wrap=True)
+        console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
     if outcome.failed:
         console.print(
             f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
@@ -72,7 +72,7 @@ def report(
 ) -> None:
     """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
 
-    What is missing is named, here and on the page. Exit status 1 where a file could not be read; the rest is drawn.
+    Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
     from rfa.report.write import write_report
     from rfa.results import read_results

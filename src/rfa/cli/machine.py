@@ -43,10 +43,10 @@ def bench(
         typer.Option(help="File to append to; benchmarks/results/bench.jsonl in a clone, else rfa-bench.jsonl."),
     ] = None,
 ) -> None:
-    """Time and memory against PyTorch's attention, measured in turns; each only after its correctness check.
+    """Compare time and memory with PyTorch's attention, measured in turns, each after a correctness check.
 
-    Prints the ratio to the peer (scaled dot-product attention, or b1-rope for a training step), median and spread, and
-    appends a line of JSON for each. Exit status 1 where a check failed: that case is not timed.
+    Prints median and spread of the ratio to the peer (scaled dot-product attention, or b1-rope for a training step),
+    and appends a line of JSON for each. The exit status is 1 if a check failed; such a case is not timed.
     """
     from rfa import bench as benchmarks
 
@@ -79,7 +79,7 @@ def bench(
 
 @app.command()
 def doctor() -> None:
-    """Versions, devices, backends, what `auto` would choose on each device, and why a backend is missing."""
+    """Print versions, devices, backends, the backend that `auto` chooses on each device, and why others are missing."""
     import warnings
 
     import torch

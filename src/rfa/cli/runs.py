@@ -28,7 +28,7 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a ru
 @app.command()
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a demo that was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
 ) -> None:
     """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length."""
@@ -74,10 +74,10 @@ def train(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Fields of the model.", metavar="FIELD=VALUE ...")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where the run in --out stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
     overwrite: OverwriteOption = False,
 ) -> None:
-    """Train a model in a new run folder, or go on with one (--resume)."""
+    """Train a model in a new run folder, or continue an existing run (--resume)."""
     from rfa import training
 
     if resume:
@@ -140,7 +140,7 @@ def evaluate(
     by_position: Annotated[bool, typer.Option("--by-position", help="Also the loss at each position.")] = False,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="F")] = None,
 ) -> None:
-    """Perplexity of a run by context length, on its test split or on any text."""
+    """Compute the perplexity of a run by context length, on its test split or on any text."""
     from rfa.evaluation import evaluate as evaluate_run
     from rfa.files import write_text_whole
     from rfa.training import RunFolder
@@ -172,8 +172,8 @@ def generate(
     run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
     prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 100,
-    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int, typer.Option(help="Sample among so many tokens; 0 is all.")] = 50,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample among this many most likely tokens; 0 for all.")] = 50,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
 ) -> None:
     """Sample text from a run."""

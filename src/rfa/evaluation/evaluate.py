@@ -84,7 +84,8 @@ def load_evaluation_input(
     documents = load_corpus(spec.data, spec.split_by).documents("test") if data is None else load_documents(data)
     content = fingerprint(documents)
     if data is None and content != record["data"]["test_fingerprint"]:
-        raise ValueError(f"data: the test split of {spec.data} is no longer what run {folder.path} left out")
+        changed = f"the test split of {spec.data} has changed since run {folder.path} was started"
+        raise ValueError(f"data: {changed}, expected the same text")
     stream = token_stream(documents, tokenizer, None, data_progress)
     names = tuple(document.name for document in documents)
     return EvaluationInput(folder, record, spec, weights, tokenizer, names, content, stream)

@@ -205,7 +205,7 @@ def perplexities(
             if progress is not None:
                 progress(done, total)
         if not math.isfinite(sum(sums)):
-            raise ValueError(f"model: got losses that are no finite numbers at a context of {length} tokens")
+            raise ValueError(f"model: got losses that are not finite at a context of {length} tokens")
         rows.append({"protocol": protocol, "length": length, **_summary(np.array(sums), np.array(counts))})
     return rows
 

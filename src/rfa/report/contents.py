@@ -125,8 +125,9 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
         ),
         ListedFigure(
             "retrieval",
-            "How much likelier a key is because it stands in the past, by its distance: nats a token, with the "
-            "standard error over trials. A model that does not use what lies that far back scores 0.",
+            "Retrieval score over the distance of the key: the gain in log likelihood because the key stood before in "
+            "the text, in nats per token, with the standard error over trials. A model that does not use tokens at "
+            "this distance scores 0.",
             figures.retrieval,
             lambda run: run["passkey"],
             "retrieval probes",
@@ -138,7 +139,7 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
 
 
 def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
-    return ListedFigure(name, f"{caption} From the closed forms; no run has a part in it.", lambda _: draw(), bool, "")
+    return ListedFigure(name, f"{caption} Computed from the closed forms, without any run.", lambda _: draw(), bool, "")
 
 
 THEORY = (

@@ -166,7 +166,9 @@ def read_state(checkpoint: Path) -> TrainerState:
             raise ValueError(f"{name}: got {getattr(state, name)!r:.80}, expected {kind.__name__}")
     has_control = "TrainerControl" in state.stateful_callbacks
     if not (has_control and all(isinstance(line, dict) for line in state.log_history)):
-        raise ValueError("log_history, stateful_callbacks: got others than the Trainer's, expected these")
+        raise ValueError(
+            "log_history, stateful_callbacks: got values that are not the Trainer's, expected the Trainer's"
+        )
     return state
 
 
@@ -180,11 +182,11 @@ def read_all(checkpoint: Path, model: PreTrainedModel) -> None:
     weights = checkpoint / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
-            held = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         tied = set(model.all_tied_weights_keys)
-        if wrong := sorted(name for name in held.keys() | wanted.keys() - tied if held.get(name) != wanted.get(name)):
-            raise ValueError(f"model.safetensors has not the model's {wrong[0]}")
+        if wrong := sorted(name for name in found.keys() | wanted.keys() - tied if found.get(name) != wanted.get(name)):
+            raise ValueError(f"model.safetensors does not fit the model: {wrong[0]} is missing or has another shape")
     states = {file.name: _read_numbers(file) for file in sorted(checkpoint.glob("*.pt*"))}
     random_states = [name for name in states if name.startswith("rng_state")]
     kinds = {"optimizer.pt": ("optimiser's", "param_groups"), "scheduler.pt": ("schedule's", "last_epoch")}

@@ -123,7 +123,7 @@ def resume(
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
-        raise ValueError(f"data: {spec.data} is no longer what run {run.path} was started on")
+        raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
     with _alone(run, arguments):
         if arguments.process_index == 0:
             if run.read() != record:

@@ -230,4 +230,4 @@ def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
         loss.backward()
         grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
         if not all(bool(value.isfinite().all()) for value in (loss, *grads)):
-            raise RuntimeError("trial step: got a loss or a gradient that is no number, expected finite ones")
+            raise RuntimeError("trial step: got a loss or a gradient that is not finite, expected finite numbers")

@@ -60,7 +60,7 @@ def render_page(
         tables=[_view(table) for table in tables if table not in (*of_distance, *of_runs)],
         probes=[_view(table) for table in of_distance],
         figures=[_image(figure) for figure in figures if figure.name not in _DISTANT],
-        past=[_image(figure) for figure in figures if figure.name in _DISTANT],
+        distant=[_image(figure) for figure in figures if figure.name in _DISTANT],
         missing=missing,
         source=published_results()["source"],
         script=Markup(script),
