@@ -25,7 +25,7 @@ def experiment(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue existing runs. This is the default.")] = False,
 ) -> None:
-    """Make all runs and evaluations of a table: skip what is done, go on with what is half done.
+    """Make all runs and evaluations of a table. Finished runs are skipped, unfinished runs are continued.
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """

@@ -1,7 +1,7 @@
 """How uncertainty grows along a lag, per mode.
 
-The file holds the solution of the differential Lyapunov equation for constant noise and for noise that depends on the
-time since a key, and the steady-state Kalman gain of the Riccati equation.
+For constant noise it is the solution of the differential Lyapunov equation and the steady-state Kalman gain of the
+Riccati equation. Noise that depends on the time since a key has a solution in closed form too.
 """
 
 from typing import NamedTuple

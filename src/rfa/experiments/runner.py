@@ -73,9 +73,9 @@ def run_recipe(
         The names of runs that are done, claimed by other processes, or failed.
 
     Raises:
-        ValueError: before any run, for an unknown name in `only`, a result or run folder that is damaged or of another
-            recipe, bad data, lengths longer than the test split, a model that cannot make a step here, or processes
-            that were launched to share one run.
+        ValueError: before any run. The reason is an unknown name in `only`, a damaged result or run folder, one of
+            another recipe, bad data, lengths longer than the test split, a model that cannot make a step here, or
+            processes that were launched to share one run.
         OSError: if the disk is full.
         torch.AcceleratorError: for an error after which this process cannot use the device any more.
         Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.

@@ -182,10 +182,10 @@ def read_all(checkpoint: Path, model: PreTrainedModel) -> None:
     weights = checkpoint / "model.safetensors"
     if weights.is_file():
         with safe_open(weights, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
+            saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (no dict)
         wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
         tied = set(model.all_tied_weights_keys)
-        if wrong := sorted(name for name in found.keys() | wanted.keys() - tied if found.get(name) != wanted.get(name)):
+        if wrong := sorted(name for name in saved.keys() | wanted.keys() - tied if saved.get(name) != wanted.get(name)):
             raise ValueError(f"model.safetensors does not fit the model: {wrong[0]} is missing or has another shape")
     states = {file.name: _read_numbers(file) for file in sorted(checkpoint.glob("*.pt*"))}
     random_states = [name for name in states if name.startswith("rng_state")]
