@@ -231,7 +231,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Let `generate` decode with a `FilterCache` unless the caller chooses another cache, which is refused later."""
+        """Let `generate` decode with a `FilterCache` unless the caller chooses another cache, refused later."""
         dynamic = (
             generation_config.cache_implementation in (None, "dynamic") and generation_config.use_cache is not False
         )
