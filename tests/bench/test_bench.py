@@ -155,8 +155,8 @@ def test_each_kind_of_error_is_found(monkeypatch, wrong):
         estimate = exact(layer, states, backend, **where)
         return estimate * 1.01 if wrong == "estimate" else estimate
 
-    exact = operator.apply
-    monkeypatch.setattr(operator, "apply", skewed)
+    exact = operator.call_operator
+    monkeypatch.setattr(operator, "call_operator", skewed)
     problem = OperatorProblem(StateShape(1, 2, 80, 8), "m2-sc-rfa", Setting(backend="reference"))
     if wrong == "gradients of parameters":
         problem.layer.dynamics.raw_robustness.register_hook(lambda grad: grad * 1.01)

@@ -67,7 +67,7 @@ def bound(work: Work, peaks: Peaks, device: str) -> float:
     return max(moving, max(computing) if device == "cuda" else sum(computing))
 
 
-def fields(works: dict[str, Work], setting: Setting) -> dict[str, Any]:
+def bound_fields(works: dict[str, Work], setting: Setting) -> dict[str, Any]:
     """The bound of each contestant, and the peak rates that it uses, for a line of results."""
     peaks = measured_peaks(setting.device, setting.torch_dtype, torch.get_num_threads())
     bounds = {name: {**work._asdict(), "seconds": bound(work, peaks, setting.device)} for name, work in works.items()}
@@ -96,11 +96,11 @@ def measured_peaks(device: str, dtype: torch.dtype, threads: int) -> Peaks:
     }
     flops, moved = 2.0 * size**3 / seconds["mm"], 2.0 * source.nbytes / seconds["copy"]
     if gpu:
-        return Peaks(flops, _repeated("exp2f"), _repeated("__log2f"), moved)
+        return Peaks(flops, _function_rate("exp2f"), _function_rate("__log2f"), moved)
     return Peaks(flops, flops / (2 * EXPONENTIAL), flops / (2 * LOGARITHM), moved)
 
 
-def _repeated(function: str, times: int = 512) -> float | None:
+def _function_rate(function: str, times: int = 512) -> float | None:
     """The number of times that a GPU applies a function per second; None if PyTorch cannot compile the loop.
 
     The function is applied to each number many times, so that the time for memory does not matter.

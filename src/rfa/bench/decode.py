@@ -12,9 +12,9 @@ from torch import Tensor
 from rfa.dynamics import rotate
 from rfa.nn.cache import FilterLayer
 
-from .bound import decoding_work, fields
+from .bound import bound_fields, decoding_work
 from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
-from .operator import OperatorProblem, apply
+from .operator import OperatorProblem, call_operator
 
 _ROOM = 64  # free positions behind the cached tokens of the dot product
 
@@ -45,7 +45,7 @@ class DecodingCase:
         filtered = filter_step(problem)
         exact = copy.deepcopy(problem.layer).double()
         last, key, value = (state.double() for state in problem.states)
-        expected = apply(exact, [last[:, :, -1:], key, value], "reference")
+        expected = call_operator(exact, [last[:, :, -1:], key, value], "reference")
         line = {
             "benchmark": "decode",
             "pass": "one token",
@@ -66,7 +66,7 @@ class DecodingCase:
             "rfa": decoding_work(self.shape, problem.logarithm, problem.grad.itemsize),
             "peer": decoding_work(self.shape, False, problem.grad.itemsize),
         }
-        yield {**line, **compare(seconds, "sdpa"), **fields(works, setting)}
+        yield {**line, **compare(seconds, "sdpa"), **bound_fields(works, setting)}
 
 
 def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:

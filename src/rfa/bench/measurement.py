@@ -132,11 +132,11 @@ def in_turns(
     drift of the machine nor the cache content of the previous contestant favours one of them. On CUDA the device's own
     clock is used.
     """
-    calls = {name: _calls(contestant, device) for name, contestant in contestants.items()}
+    calls = {name: _calls_per_turn(contestant, device) for name, contestant in contestants.items()}
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for repeat in range(repeats):
         for name in contestants if repeat % 2 == 0 else reversed(list(contestants)):
-            seconds[name].append(_turn(contestants[name], calls[name], device))
+            seconds[name].append(_seconds_per_call(contestants[name], calls[name], device))
         tick()
     return seconds
 
@@ -159,15 +159,15 @@ def summary(values: Sequence[float]) -> dict[str, float]:
     return {"median": median, "q1": low, "q3": high, "low": min(values), "high": max(values)}
 
 
-def _calls(contestant: Callable[[], object], device: str) -> int:
+def _calls_per_turn(contestant: Callable[[], object], device: str) -> int:
     """Warm up, and return the number of calls in a turn."""
-    seconds = _turn(contestant, 1, device)
+    seconds = _seconds_per_call(contestant, 1, device)
     if seconds < 1 or device == "cuda":  # the first call may have compiled something
-        seconds = _turn(contestant, 1, device)
+        seconds = _seconds_per_call(contestant, 1, device)
     return max(1, math.ceil(TURN / max(seconds, 1e-6)))
 
 
-def _turn(contestant: Callable[[], object], calls: int, device: str) -> float:
+def _seconds_per_call(contestant: Callable[[], object], calls: int, device: str) -> float:
     if device == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()

@@ -73,13 +73,13 @@ def growth(contestant: str, shape: StateShape, preset: str, setting: Setting) ->
     """The peak growth of this process in one forward and backward pass, in bytes."""
     for tried in (shape._replace(length=min(shape.length, _WARM_UP)), shape):
         problem = OperatorProblem(tried, preset, setting)
-        run = _run(contestant, problem)
-        before, peak = _memory(setting.device)
+        run = _contestant_call(contestant, problem)
+        before, peak = _memory_and_peak(setting.device)
         run()
     return peak() - before
 
 
-def _run(contestant: str, problem: OperatorProblem) -> Callable[[], object]:
+def _contestant_call(contestant: str, problem: OperatorProblem) -> Callable[[], object]:
     if contestant == "rfa":
         return problem.gradients
     query, key, value = states = problem.states
@@ -88,7 +88,7 @@ def _run(contestant: str, problem: OperatorProblem) -> Callable[[], object]:
     )
 
 
-def _memory(device: str) -> tuple[int, Callable[[], int]]:
+def _memory_and_peak(device: str) -> tuple[int, Callable[[], int]]:
     """The memory in use now, and a function that returns the peak since this call, both in bytes."""
     if device == "cuda":
         torch.cuda.synchronize()

@@ -15,7 +15,7 @@ from rfa.nn import RobustFilterAttention
 from rfa.nn.checks import require
 from rfa.ops import robust_filter_attention
 
-from .bound import attention_work, fields
+from .bound import attention_work, bound_fields
 from .measurement import (
     TOLERANCES,
     ActualAndExpected,
@@ -71,7 +71,7 @@ class OperatorProblem:
 
     def estimate(self) -> Tensor:
         """One call of the public operator."""
-        return apply(self.layer, self.states, self.setting.backend)
+        return call_operator(self.layer, self.states, self.setting.backend)
 
     def gradients(self) -> tuple[Tensor, ...]:
         """One call and its backward pass."""
@@ -101,14 +101,14 @@ class OperatorProblem:
         exact = copy.deepcopy(self.layer).double()
         exact_states = [state.detach().double().requires_grad_() for state in states]
         query, key, value = exact_states
-        expected = apply(exact, [query[:, :, rows], key, value], "reference", query_times=rows)
+        expected = call_operator(exact, [query[:, :, rows], key, value], "reference", query_times=rows)
         signal = expected.detach() / expected.detach().square().mean().sqrt()
         grad = torch.zeros_like(states[0])
         grad[:, :, rows] = self.grad[:batch, :, rows] + signal.to(grad.dtype)
         wanted = [*exact_states, *exact.dynamics.parameters()]
         expected_gradients = torch.autograd.grad(expected, wanted, grad[:, :, rows].double())
 
-        actual = apply(self.layer, states, self.setting.backend)
+        actual = call_operator(self.layer, states, self.setting.backend)
         gradients = torch.autograd.grad(actual, [*states, *self.layer.dynamics.parameters()], grad)
         pairs = list(zip(gradients, expected_gradients, strict=True))
         tolerance = TOLERANCES[self.setting.torch_dtype]
@@ -119,7 +119,7 @@ class OperatorProblem:
         }
 
 
-def apply(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
+def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
     """Call the public operator with a layer's dynamics and options."""
     query, key, value = states
     chosen = ("weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
@@ -201,7 +201,7 @@ class OperatorCase:
                 "peer": attention_work(self.shape, backward, False, itemsize),
             }
             for name in attends:
-                yield {**line, "pass": each, **compare(seconds, name), **fields(works, setting)}
+                yield {**line, "pass": each, **compare(seconds, name), **bound_fields(works, setting)}
 
 
 def _with_gradients(attend: Callable[[], Tensor], problem: OperatorProblem) -> Callable[[], object]:

@@ -82,17 +82,17 @@ def cases(
         # a baseline does not use our operator: with "all" it is skipped, named by the user it is an error
         if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
             filter_layer(name, heads, channels)
-            found += _of_attention(what, name, setting, lengths, batch, heads, channels)
+            found += _attention_cases(what, name, setting, lengths, batch, heads, channels)
         if what in (None, "step", "all"):
             size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
             size |= {**(SMALL if what is None else {}), **(model or {})}
-            found += _of_training(name, setting, lengths, batch or (4 if what is None else 16), size)
+            found += _training_cases(name, setting, lengths, batch or (4 if what is None else 16), size)
     if setting.backend != "auto":  # for "auto" this would already compile kernels
         setting.resolved((channels, channels))
     return found
 
 
-def _of_attention(
+def _attention_cases(
     what: str | None,
     name: str,
     setting: Setting,
@@ -114,7 +114,7 @@ def _of_attention(
             yield MemoryCase(StateShape(batch or 1, heads, length, channels), name, setting)
 
 
-def _of_training(
+def _training_cases(
     name: str, setting: Setting, lengths: Sequence[int], batch: int, size: Mapping[str, Any]
 ) -> Iterator[Case]:
     for length in lengths or [TRAIN_LENGTH]:

@@ -54,7 +54,7 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def plan_table(title: str, states: Sequence[Any]) -> Table:
+def states_table(title: str, states: Sequence[Any]) -> Table:
     """A table of the runs of a recipe (`rfa.experiments.RunState`): progress, tokens, and the time left if known."""
     table = Table(title=Text(title))
     for column in ("run", "state", "tokens", "time left"):

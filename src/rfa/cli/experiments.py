@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from .app import ManyValues, app, console, errors, one_line, stoppable
-from .console import plan_table, progress_bars, stage_words
+from .console import progress_bars, stage_words, states_table
 
 
 @app.command(cls=ManyValues)
@@ -34,7 +34,7 @@ def experiment(
     with _all_faults():
         planned = load_recipe(recipe, data)
     if dry_run:
-        console.print(plan_table(planned.title, states(planned, out, only or ())))
+        console.print(states_table(planned.title, states(planned, out, only or ())))
         return
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]

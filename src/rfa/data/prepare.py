@@ -79,13 +79,13 @@ def prepare(
     before = 0
     streams: dict[str, np.memmap] = {}
     for split in splits:
-        shifted = _shift(progress, before, total) if progress else None
+        shifted = _shifted(progress, before, total) if progress else None
         streams[split] = token_stream(corpus.documents(split), loaded, cache_dir, shifted)
         before += sizes[split]
     fingerprints = {split: corpus.fingerprint(split) for split in splits}
     return PreparedData(corpus.name, corpus.split_note, fingerprints, loaded, streams)
 
 
-def _shift(progress: Progress, before: int, total: int) -> Progress:
+def _shifted(progress: Progress, before: int, total: int) -> Progress:
     """A callback that reports the progress of one split as part of the whole."""
     return lambda done, _: progress(before + done, total)

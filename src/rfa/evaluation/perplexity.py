@@ -46,13 +46,13 @@ def token_losses(
 
 
 def batches(
-    stream: np.ndarray, windows: Iterable[Window], tokens: int, device: torch.device
+    stream: np.ndarray, chosen: Iterable[Window], tokens: int, device: torch.device
 ) -> Iterator[tuple[Int64[Tensor, "batch length"], int]]:
     """Batches of about `tokens` tokens, each of consecutive windows of one length and one number of targets.
 
     Args:
         stream: token ids.
-        windows: of the stream.
+        chosen: windows of the stream.
         tokens: of a batch; a single longer window is a batch too.
         device: device of the returned ids.
 
@@ -60,7 +60,7 @@ def batches(
         `(input_ids, targets)` of one batch after the other.
     """
     group: list[Window] = []
-    for window in windows:
+    for window in chosen:
         differs = group and (window.targets != group[0].targets or window.stop - window.start != _length(group[0]))
         if group and (differs or (len(group) + 1) * _length(window) > max(tokens, _length(window))):
             yield _stack(stream, group, device), group[0].targets
@@ -186,18 +186,18 @@ def perplexities(
         raise ValueError("lengths: got none, expected at least one")
     if scored is not None and scored < lengths[-1]:
         raise ValueError(f"scored: got {scored}, expected at least {lengths[-1]}, the longest context length")
-    plan = {length: list(windows(protocol, len(stream), length, lengths)) for length in lengths}
+    chosen = {length: list(windows(protocol, len(stream), length, lengths)) for length in lengths}
     if scored is not None:
-        plan = {length: spread(plan[length], len(stream), lengths[-1], scored) for length in lengths}
-    total = sum(length * len(plan[length]) for length in lengths)
+        chosen = {length: spread(chosen[length], len(stream), lengths[-1], scored) for length in lengths}
+    total = sum(length * len(chosen[length]) for length in lengths)
     rows, done = [], 0
     for length in lengths:
         sums: list[float] = []
         counts: list[int] = []
-        for input_ids, targets in batches(stream, plan[length], batch_tokens(model.device), model.device):
+        for input_ids, targets in batches(stream, chosen[length], batch_tokens(model.device), model.device):
             losses = token_losses(model, input_ids, targets).double()
             if observe is not None:
-                stops = [window.stop for window in plan[length][len(sums) : len(sums) + len(losses)]]
+                stops = [window.stop for window in chosen[length][len(sums) : len(sums) + len(losses)]]
                 observe(length, np.array(stops)[:, None] + np.arange(-targets, 0), losses.cpu().numpy())
             sums += losses.sum(-1).tolist()
             counts += [targets] * len(losses)

@@ -118,11 +118,11 @@ def probe(
     done = 0
     for distance in distances:
         context = _context(layout, distance)
-        plan = [make_trial(layout, stream, distance, (seed, distance, trial)) for trial in range(trials)]
+        planned = [make_trial(layout, stream, distance, (seed, distance, trial)) for trial in range(trials)]
         size = max(1, min(batch_tokens(model.device) // context, LOGITS_HELD // (layout.key * model.config.vocab_size)))
         gains, right = [], 0
         for first in range(0, trials, size):
-            part = plan[first : first + size]
+            part = planned[first : first + size]
             with_key = _log_probabilities(model, [trial.ids for trial in part], layout.key)
             without = _log_probabilities(model, [trial.control for trial in part], layout.key)
             key = torch.from_numpy(np.stack([trial.ids for trial in part])[:, -layout.key :]).to(with_key.device)

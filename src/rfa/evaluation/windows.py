@@ -53,22 +53,22 @@ def windows(protocol: str, tokens: int, length: int, lengths: list[int]) -> Iter
     return {"blocks": _blocks, "matched": _matched, "strided": _strided}[protocol](tokens, length, lengths)
 
 
-def spread(plan: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
+def spread(every: list[Window], tokens: int, segment: int, scored: int) -> list[Window]:
     """The windows of a protocol that end in evenly spaced segments of the text, so that every part is represented.
 
     Under `blocks`, all lengths that divide the segment score the same tokens. Under `matched`, all lengths do.
 
     Args:
-        plan: windows of the whole stream.
+        every: all windows of the stream.
         tokens: length of the stream.
         segment: tokens of a segment: the longest of the compared lengths.
         scored: score about this many tokens, in whole segments, at least one.
     """
     segments = tokens // segment
     if scored // segment >= segments:
-        return plan
+        return every
     chosen = set(evenly_spaced(segments, scored // segment))
-    return [window for window in plan if (window.stop - 1) // segment in chosen]
+    return [window for window in every if (window.stop - 1) // segment in chosen]
 
 
 def _blocks(tokens: int, length: int, _: list[int]) -> Iterator[Window]:

@@ -104,17 +104,17 @@ def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any
     result, wanted = read_result(path), {"recipe": recipe.name, "run": run.name, **_entry(recipe, run)}
     for name, value in wanted.items():
         if result[name] != value:
-            differs = _difference(result[name], value)
+            differs = _difference_in_words(result[name], value)
             raise ValueError(f"result: {path} is of another {name} than {recipe.path} names: {name}{differs}")
     return result
 
 
-def _difference(found: Any, wanted: Any) -> str:
+def _difference_in_words(found: Any, wanted: Any) -> str:
     """The first difference of two values, in words."""
     if isinstance(found, dict) and isinstance(wanted, dict):
         for key in [*wanted, *found]:
             if found.get(key) != wanted.get(key):
-                return f".{key}{_difference(found.get(key), wanted.get(key))}"
+                return f".{key}{_difference_in_words(found.get(key), wanted.get(key))}"
     return f": got {found!r}, expected {wanted!r}"
 
 

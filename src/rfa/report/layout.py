@@ -163,7 +163,7 @@ def comma_separated(table: Table) -> str:
     for index, name in enumerate(table.columns):
         cells = [row[index] for row in table.rows]
         numbers = [cell for cell in cells if isinstance(cell, NumberCell)]
-        parts = [(name, [_plain(cell) for cell in cells])]
+        parts = [(name, [_csv_text(cell) for cell in cells])]
         if any(number.error is not None for number in numbers):
             errors = [_float(cell.error) if isinstance(cell, NumberCell) else "" for cell in cells]
             parts.append((f"{name} standard error", errors))
@@ -187,7 +187,7 @@ def text_of(cell: Cell) -> str:
     return _DASH if cell is None else str(cell)
 
 
-def _plain(cell: Cell) -> str:
+def _csv_text(cell: Cell) -> str:
     return _float(cell.value) if isinstance(cell, NumberCell) else _no_formula(cell or "")
 
 

@@ -41,7 +41,7 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("protocols", ", ".join(protocols(runs))),
         *((name, distinct_values(run["spec"].get(key) for run in runs)) for key, name in _SPEC.items()),
         ("sizes", distinct_values(_sizes(run["config"]) for run in runs)),
-        *((name, distinct_values(_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
+        *((name, distinct_values(_values_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
     ]
     return [(name, value) for name, value in found if value]
 
@@ -106,7 +106,7 @@ def distinct_values(values: Iterable[Any]) -> str:
     return "; ".join(f"{value} ({count} run{'s' * (count > 1)})" for value, count in counts.items())
 
 
-def _over_stages(run: Run, key: str) -> str | None:
+def _values_over_stages(run: Run, key: str) -> str | None:
     """The values at the start of a run, at each resumption and at its evaluation, each value once."""
     stages = [run["environment"], *(run.get("resumed") or ()), run.get("evaluation_environment")]
     return (

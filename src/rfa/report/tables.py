@@ -126,7 +126,7 @@ def perplexity_table(
             f"The runs were trained on {trained} tokens, the paper's on {published_lengths[0]}: columns stand side by "
             "side at equal multiples of the training length."
         )
-    notes += _missing(labels, ours, lengths, protocol)
+    notes += _missing_notes(labels, ours, lengths, protocol)
     return Table(name, caption, tuple(columns), tuple(map(tuple, _with_best(rows))), tuple(notes))
 
 
@@ -170,7 +170,7 @@ def difference_table(
             if not pairs:
                 notes.append(f"{label} and {baseline} have no seed in common.")
             for length in lengths:
-                cell, problem = _difference(pairs, length, protocol, level, resamples) if pairs else (None, "")
+                cell, problem = _difference_cell(pairs, length, protocol, level, resamples) if pairs else (None, "")
                 row.append(cell)
                 if problem:
                     notes.append(f"{label} against {baseline} at L = {length}: {problem}.")
@@ -180,7 +180,7 @@ def difference_table(
     return Table("differences", caption, columns, tuple(rows), tuple(notes))
 
 
-def _difference(
+def _difference_cell(
     pairs: RunPairs, length: int, protocol: str, level: float, resamples: int
 ) -> tuple[NumberCell | None, str]:
     """The cell, and a remark about it."""
@@ -220,7 +220,7 @@ def _train_length(runs: Iterable[Run]) -> int | None:
     return trained[0] if trained else None
 
 
-def _missing(
+def _missing_notes(
     labels: Sequence[str], ours: Mapping[str, Mapping[int, Mapping[int, float]]], lengths: set[int], protocol: str
 ) -> list[str]:
     """Notes on labels without a run, missing seeds, and runs without an evaluation or without some lengths of it."""

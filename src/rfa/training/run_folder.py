@@ -53,7 +53,7 @@ class RunFolder:
         """Raise `ValueError` if the folder exists and is not empty, unless it is a run and `overwrite` is given."""
         if not self.path.exists():
             return
-        own = {_LOCK, *(path.name for path in self._own())}
+        own = {_LOCK, *(path.name for path in self._own_paths())}
         begun = self.path.is_dir() and not self.record.exists()
         if begun and all(whole_name(path) in own for path in self.path.iterdir()):
             return  # empty, or left by a process that was killed before its run began
@@ -62,19 +62,19 @@ class RunFolder:
         if not overwrite:
             raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
 
-    def _own(self) -> tuple[Path, ...]:
+    def _own_paths(self) -> tuple[Path, ...]:
         """All paths that a run writes. The record comes last, because a folder without a record is no run."""
         return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
 
     def owns(self, path: Path) -> bool:
         """Whether a path is a file or folder of the run, or lies in such a folder."""
-        return any(path.resolve().is_relative_to(own.resolve()) for own in self._own())
+        return any(path.resolve().is_relative_to(own.resolve()) for own in self._own_paths())
 
     def clear(self) -> None:
         """Delete all that a run writes. Other files in the folder stay, and so do the targets of links."""
-        own = {path.name for path in self._own()}
+        own = {path.name for path in self._own_paths()}
         unfinished = [path for path in self.path.glob(".*") if path.name not in own and whole_name(path) in own]
-        for path in (*unfinished, *self._own()):
+        for path in (*unfinished, *self._own_paths()):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

@@ -88,10 +88,10 @@ def train(
     record = _new_record(spec, data, fingerprint(test), arguments.world_size)
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         trial_step(spec, arguments.device)
-    with _alone(run, arguments):
+    with _lock(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
-            _begin(run, record, data)
+            _write_new_run(run, record, data)
         PartialState().wait_for_everyone()
         return _train(run, spec, data, arguments, progress)
 
@@ -124,7 +124,7 @@ def resume(
         data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
-    with _alone(run, arguments):
+    with _lock(run, arguments):
         if arguments.process_index == 0:
             if run.read() != record:
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")
@@ -133,12 +133,12 @@ def resume(
         return _train(run, spec, data, arguments, progress)
 
 
-def _alone(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
+def _lock(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
     """A lock against other launches. The processes of one launch share the run; the first of them holds the lock."""
     return run.lock() if arguments.process_index == 0 else nullcontext()
 
 
-def _begin(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
+def _write_new_run(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
     """Write the record and the tokenizer of a new run, both or neither."""
     run.clear()
     try:

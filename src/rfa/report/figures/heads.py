@@ -46,7 +46,7 @@ def noises_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figur
     Raises:
         MissingData: if no run of the label has them.
     """
-    figure = _by_layer(runs, label, _NOISES, height=5.0)
+    figure = _figure_by_layer(runs, label, _NOISES, height=5.0)
     for axes in figure.axes:
         if axes.get_ylabel() == _NOISES["process_noise"]:
             axes.set_yscale("log")  # the whole row shares this axis
@@ -59,7 +59,7 @@ def robustness_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> F
 
     Args and raises as `noises_over_training`.
     """
-    return _by_layer(runs, label, _SHARPNESS, height=2.9)
+    return _figure_by_layer(runs, label, _SHARPNESS, height=2.9)
 
 
 @styled
@@ -104,7 +104,7 @@ def regimes_over_training(runs: Sequence[Run], label: str = "m2-sc-rfa") -> Figu
     return figure
 
 
-def _by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: float) -> Figure:
+def _figure_by_layer(runs: Sequence[Run], label: str, rows: Mapping[str, str], height: float) -> Figure:
     """A figure with a row for each parameter, a column for each layer, and a line for each head."""
     run = run_with_dynamics(runs, label)
     layers = run["dynamics"]["layers"]
