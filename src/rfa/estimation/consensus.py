@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -32,6 +32,7 @@ _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of the objective by rounding
 
 
+@runtime_checkable  # for the shape checks of the tests
 class Consensus(Protocol):
     """The weighted mean of all observations under one prior."""
 

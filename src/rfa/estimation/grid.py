@@ -8,7 +8,7 @@ A missing component has a row of zeros in H_k. So C and R are never inverted, an
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -180,6 +180,7 @@ class ObservationGrid:
 T = TypeVar("T", bound="Transportable")
 
 
+@runtime_checkable  # for the shape checks of the tests
 class Transportable(Protocol):
     """What is known of a state at one time, and can be carried to another time."""
 
