@@ -12,7 +12,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -23,33 +22,13 @@ from .gaussian import Gaussian, Information
 from .grid import ObservationGrid
 from .matrices import identity_like, inverse, positive, symmetric, trace
 from .problem import LARGEST_VARIANCE, EstimatorOptions, QueryEstimate
-from .robust_weight import LOWEST_LOG_WEIGHT
+from .robust_weight import LOWEST_LOG_WEIGHT, Number
 
 _SMALLEST_EIGENVALUE = 1e-2  # of the weighted information, over the mean of its eigenvalues
 _REGULAR = 1e-12  # smallest eigenvalue of a covariance, over the largest
 _LARGEST_DISTANCE = 1e200  # stands for a squared distance that overflows
 _HALVINGS = 6
 _SAME = 1e-12  # relative: a rise of the objective by rounding
-
-
-@runtime_checkable  # for the shape checks of the tests
-class Consensus(Protocol):
-    """The weighted mean of all observations under one prior."""
-
-    def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
-        """The mean for given weights."""
-
-    def covariance(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n n"]:
-        """The covariance for given weights."""
-
-    def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
-        """Mean and covariance for weights 1, without the observation at this time."""
-
-    def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
-        """The observations with the effective variance of their distances, and each one's share in the objective."""
-
-    def initial_cost(self, state: Float[Tensor, "b n"]) -> Float[Tensor, " b"] | float:
-        """What the initial state adds to the objective."""
 
 
 @dataclass(frozen=True)
@@ -69,24 +48,24 @@ class LyapunovConsensus:
     stationary: Float[Tensor, "b n n"] | None
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
-        """As `Consensus`."""
+        """The weighted mean."""
         return self._sum(self.observations, weight).solve(self.stationary)[0]
 
     def covariance(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n n"]:
-        """As `Consensus`."""
+        """Its covariance."""
         return self._sum(self.observations, weight).solve(self.stationary)[1]
 
     def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
-        """As `Consensus`."""
+        """Mean and covariance for weights 1, without the observation at this time."""
         others = self.observations.without(self.index)
         return self._sum(others, torch.ones_like(others.values[..., 0])).solve(self.stationary)
 
     def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
-        """As `Consensus`."""
+        """The observations as they are, with the effective variance `Sigma_ij`. All have weight 1 in the objective."""
         return observations, torch.ones_like(observations.values[..., 0])
 
     def initial_cost(self, state: Float[Tensor, "b n"]) -> Float[Tensor, " b"] | float:
-        """Zero: no step is shortened here, so the objective needs no such term."""
+        """Zero. No step is halved here, so the objective needs no term of the initial state."""
         return 0.0
 
     def _sum(self, observations: TransportedObservations, weight: Tensor) -> Information:
@@ -122,12 +101,12 @@ class RiccatiConsensus:
     unobserved: Gaussian | None
 
     def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
-        """As `Consensus`."""
+        """The weighted mean."""
         mean = self._solve(weight)[0]
         return torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # where it overflows
 
     def covariance(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n n"]:
-        """As `Consensus`: `W^-1 P`."""
+        """Its covariance, `W^-1 P`."""
         factor = self._bounded(self._solve(weight)[1], weight)
         state = self.state._replace(covariance=symmetric(factor @ self.state.covariance))
         return state.full_covariance(self.stationary, self.count)
@@ -187,18 +166,21 @@ class RiccatiConsensus:
         return units * size.sqrt() * torch.where((failed > 0)[..., None, None], identity, factor)
 
     def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
-        """As `Consensus`."""
+        """Mean and covariance for weights 1, without the observation at this time."""
         return self.predicted.mean, self.predicted.full_covariance(self.stationary, self.others)
 
     def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
-        """As `Consensus`: variance `Sigma_ij + P_i` and share `tr M_ij / tr P_i (Sigma_ij + P_i)^-1`."""
+        """The observations with the effective variance `Sigma_ij + P_i`, and their weights in the objective.
+
+        A weight is `tr M_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative.
+        """
         effective, own = observations.inflated(self.state.covariance), self.state.covariance[:, None]
         precision = ((effective.rows @ own) * effective.rows).sum((-2, -1))
         share = trace(self.contributions.matrix) / precision.clamp(min=torch.finfo(torch.float64).tiny)
         return effective, share.clamp(min=0.0)
 
     def initial_cost(self, state: Float[Tensor, "b n"]) -> Float[Tensor, " b"] | float:
-        """As `Consensus`: `d^2` of the initial state, with effective variance and share as of an observation."""
+        """What the initial state adds to the objective: its `d^2`, with variance and weight as of an observation."""
         if self.unobserved is None:
             return 0.0
         residual, own = (state - self.unobserved.mean)[..., None], self.state.covariance
@@ -207,6 +189,9 @@ class RiccatiConsensus:
         share = (trace(self.remainder[0]) / precision.clamp(min=torch.finfo(torch.float64).tiny)).clamp(min=0.0)
         distance = (residual * torch.linalg.solve_ex(variance, residual)[0]).sum((-2, -1))
         return share * distance.nan_to_num(nan=_LARGEST_DISTANCE)
+
+
+Consensus = LyapunovConsensus | RiccatiConsensus
 
 
 def reweighted_estimate(
@@ -236,12 +221,7 @@ def reweighted_estimate(
     # A row with missing components has smaller distances, so its weights are nearer 1. The calibration undoes that.
     complete = math.prod(options.robust_weight.consistency())
     share = share * complete / calibration
-
-    def measure(state: Tensor) -> tuple[Tensor, Tensor]:
-        distance = effective.distance(state).nan_to_num(nan=_LARGEST_DISTANCE, posinf=_LARGEST_DISTANCE)
-        cost = (share * options.robust_weight.cost(distance) * present).sum(-1)
-        return distance, cost + complete * consensus.initial_cost(state)
-
+    measure = functools.partial(_distance_and_cost, consensus, effective, share, present, complete, options)
     weight = ones
     distance, cost = measure(state)
     costs = [cost]
@@ -259,6 +239,21 @@ def reweighted_estimate(
     covariance = consensus.covariance(weight / calibration)
     covariance = positive(torch.where(covariance.isnan(), torch.inf, covariance))
     return QueryEstimate(state, covariance, weight, torch.stack(costs, dim=-1))
+
+
+def _distance_and_cost(
+    consensus: Consensus,
+    effective: TransportedObservations,
+    share: Tensor,
+    present: Tensor,
+    complete: Number,
+    options: EstimatorOptions,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Squared distances `(b, j)` from a state, and its objective `(b,)`."""
+    distance = effective.distance(state).nan_to_num(nan=_LARGEST_DISTANCE, posinf=_LARGEST_DISTANCE)
+    cost = (share * options.robust_weight.cost(distance) * present).sum(-1)
+    return distance, cost + complete * consensus.initial_cost(state)
 
 
 def _halved_until_lower(
