@@ -7,7 +7,7 @@ import scipy.stats
 import torch
 
 from rfa.estimation import LinearSDE
-from rfa.estimation.penalties import Belief
+from rfa.estimation.robust_weight import RobustWeight
 
 from .models import irregular_times, matrix, papers_estimate
 
@@ -16,7 +16,7 @@ def test_weights_are_posterior_mean_inverse_scales():
     """`E[1 / s | d^2]` under `s ~ InvGamma(nu / 2, nu / 2)`, by integration: `(nu + m) / nu` times the weight."""
     nu, size = 5.0, 3
     distance = torch.linspace(0, 30, 5, dtype=torch.float64)
-    weights = Belief(nu, 1.0, size).log_weight(distance).exp() * (nu + size) / nu
+    weights = RobustWeight(nu, 1.0, size).log_weight(distance).exp() * (nu + size) / nu
     for d2, weight in zip(distance.tolist(), weights.tolist(), strict=True):
         posterior = scipy.stats.invgamma((nu + size) / 2, scale=(nu + d2) / 2)
         assert weight == pytest.approx(posterior.expect(lambda s: 1 / s), rel=1e-6)
@@ -24,39 +24,39 @@ def test_weights_are_posterior_mean_inverse_scales():
 
 @pytest.mark.parametrize("penalty", ["power", "welsch"])
 def test_weights_are_slopes_of_the_penalty(penalty):
-    belief = Belief(4.0, None, 2, penalty)
+    robust_weight = RobustWeight(4.0, None, 2, penalty)
     distance = torch.linspace(0, 20, 9, dtype=torch.float64, requires_grad=True)
-    (slope,) = torch.autograd.grad(belief.cost(distance).sum(), distance)
-    torch.testing.assert_close(slope, belief.log_weight(distance).exp().detach(), rtol=1e-12, atol=0)
+    (slope,) = torch.autograd.grad(robust_weight.cost(distance).sum(), distance)
+    torch.testing.assert_close(slope, robust_weight.log_weight(distance).exp().detach(), rtol=1e-12, atol=0)
 
 
 def test_consistency_is_that_of_samples():
-    belief = Belief(6.0, 2.0, 3)
-    mean, inflation = belief.consistency()
+    robust_weight = RobustWeight(6.0, 2.0, 3)
+    mean, inflation = robust_weight.consistency()
     errors = np.random.default_rng(0).standard_normal((4000, 40, 3))
-    weights = belief.log_weight(torch.tensor((errors**2).sum(-1))).exp().numpy()
+    weights = robust_weight.log_weight(torch.tensor((errors**2).sum(-1))).exp().numpy()
     assert mean == pytest.approx(weights.mean(), rel=5e-3)
     location = np.zeros((4000, 3))
     for _ in range(20):
         distance = torch.tensor(((errors - location[:, None]) ** 2).sum(-1))
-        weights = belief.log_weight(distance).exp().numpy()[..., None]
+        weights = robust_weight.log_weight(distance).exp().numpy()[..., None]
         location = (weights * errors).sum(1) / weights.sum(1)
     assert inflation == pytest.approx(location.var() * 40, rel=0.06)
 
 
 @pytest.mark.parametrize(
-    ("belief", "seen"),
+    ("robust_weight", "seen"),
     [
-        (Belief(16.0, 2.0, 1), 1),
-        (Belief(16.0, 2.0, 8), 3),
-        (Belief(8.0, None, 8), 1),
-        (Belief(1.0, None, 3, "welsch"), 2),
-        (Belief(640.0, None, 320), 320),
-        (Belief(5000.0, 2.0, 5000), 5000),
-        (Belief(1e-6, 1.0, 1), 1),
+        (RobustWeight(16.0, 2.0, 1), 1),
+        (RobustWeight(16.0, 2.0, 8), 3),
+        (RobustWeight(8.0, None, 8), 1),
+        (RobustWeight(1.0, None, 3, "welsch"), 2),
+        (RobustWeight(640.0, None, 320), 320),
+        (RobustWeight(5000.0, 2.0, 5000), 5000),
+        (RobustWeight(1e-6, 1.0, 1), 1),
     ],
 )
-def test_consistency_is_scipys_quadrature(belief, seen):
+def test_consistency_is_scipys_quadrature(robust_weight, seen):
     root = scipy.stats.chi(seen)
     low, high = root.ppf(1e-15), root.isf(1e-15)
     points = [p for p in (1e-4, 1e-3, 1e-2, 0.1, root.mean()) if low < p < high]
@@ -64,7 +64,7 @@ def test_consistency_is_scipys_quadrature(belief, seen):
     def mean(function) -> float:
         def integrand(r: float) -> float:
             s = torch.tensor(r * r, dtype=torch.float64, requires_grad=True)
-            weight = belief.log_weight(s).exp()
+            weight = robust_weight.log_weight(s).exp()
             (slope,) = torch.autograd.grad(weight, s)
             return root.pdf(r) * function(r * r, weight.item(), slope.item())
 
@@ -73,7 +73,7 @@ def test_consistency_is_scipys_quadrature(belief, seen):
     usual = mean(lambda s, w, slope: w)
     sensitivity = usual + 2 * mean(lambda s, w, slope: slope * s) / seen
     inflation = mean(lambda s, w, slope: w * w * s) / seen / sensitivity**2
-    assert belief.consistency(seen) == pytest.approx((usual, inflation), rel=1e-5)
+    assert robust_weight.consistency(seen) == pytest.approx((usual, inflation), rel=1e-5)
 
 
 def test_hundreds_of_components():

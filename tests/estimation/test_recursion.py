@@ -10,7 +10,7 @@ import torch
 from statsmodels.datasets import nile
 
 from rfa.estimation import LinearSDE, fit, robust_estimate
-from rfa.estimation.noise_scale import NoiseScale, weigh
+from rfa.estimation.noise_scale import NoiseScale, infer_scale
 
 from .models import coupled, irregular_times, matrix, rotating, trend, with_gaps
 
@@ -46,7 +46,7 @@ def test_a_row_is_weighed_by_bayes_rule(missed):
     """Mean and variance of a scalar state after a row are those of the mixture's posterior, by quadrature."""
     variance = 2.0
     expected = NoiseScale.prior(torch.zeros(1, dtype=torch.float64)).expected()
-    row = weigh(expected, matrix([[missed]]), matrix([[[variance]]]), torch.ones(1, 1, dtype=torch.bool))
+    row = infer_scale(expected, matrix([[missed]]), matrix([[[variance]]]), torch.ones(1, 1, dtype=torch.bool))
     gain = variance / (variance + 1 / row.weight.item())
     mean = gain * missed
     spread = (1 - gain) ** 2 * variance + gain**2 / row.weight.item() + variance**2 * row.scatter.item()
@@ -63,7 +63,7 @@ def test_a_row_is_weighed_by_bayes_rule(missed):
     ]
     assert mean == pytest.approx(moments[1] / moments[0], rel=1e-6)
     assert spread == pytest.approx(moments[2] / moments[0] - (moments[1] / moments[0]) ** 2, rel=1e-6)
-    assert row.evidence.item() + math.log(2 * math.pi) / -2 == pytest.approx(math.log(moments[0]), rel=1e-6)
+    assert row.log_evidence.item() + math.log(2 * math.pi) / -2 == pytest.approx(math.log(moments[0]), rel=1e-6)
 
 
 # with the true model; 5 % x100 was at 13.4 and 20 % x100 at 45.7 where Kalman without outliers has 1.33

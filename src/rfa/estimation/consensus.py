@@ -1,286 +1,295 @@
-"""One moment's estimate: iteratively reweighted least squares over its sources."""
+"""The estimate at one time index: iteratively reweighted least squares over all observations.
+
+    d_ij^2 = |z_j - H_ij x|^2,    w_ij = w(d_ij^2),    x <- the weighted mean, until the last iteration
+
+    Lyapunov: (J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)
+    Riccati:  (M_0 + sum_j w_ij M_ij)^-1 (v_0 + sum_j w_ij v_ij)
+
+Source: appendix A.3, equations `precision_weighted_average` and `conditional_objective`; docs/theory.md for Riccati.
+"""
 
 import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from .gaussian import Gaussian
-from .information import Information, Measurement
-from .matrices import inverse, positive, symmetric
-from .observations import Grid
-from .penalties import FAINTEST
-from .plan import VAGUEST, Plan, Row
-from .shares import Shares, units_of
-from .sources import Sources
+from .contributions import Contributions, TransportedObservations, deviation_ratios
+from .gaussian import Gaussian, Information
+from .grid import ObservationGrid
+from .matrices import identity_like, inverse, positive, symmetric, trace
+from .problem import LARGEST_VARIANCE, EstimatorOptions, QueryEstimate
+from .robust_weight import LOWEST_LOG_WEIGHT, Number
 
-_LEAST = 1e-2  # eigenvalue of the weighted information, in units of their mean
-_FLAT = 1e-12  # eigenvalue of a covariance, in units of the largest
-_FURTHEST = 1e200  # a squared distance that has overflown
+_SMALLEST_EIGENVALUE = 1e-2  # of the weighted information, over the mean of its eigenvalues
+_REGULAR = 1e-12  # smallest eigenvalue of a covariance, over the largest
+_LARGEST_DISTANCE = 1e200  # stands for a squared distance that overflows
 _HALVINGS = 6
-_SAME = 1e-12  # relative: a rise of rounding
-
-
-class Consensus(Protocol):
-    """What a prior makes of weighted sources."""
-
-    def mean(self, weight: Tensor) -> Tensor:
-        """`(b, n)` for weights `(b, j)`."""
-
-    def covariance(self, weight: Tensor) -> Tensor:
-        """`(b, n, n)` for weights `(b, j)`."""
-
-    def others(self) -> tuple[Tensor, Tensor]:
-        """Mean and covariance of all weights 1 without what is seen at the moment."""
-
-    def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
-        """By what distances are measured, and each source's weight in the objective, `(b, j)`."""
-
-    def start_cost(self, state: Tensor) -> Tensor | float:
-        """What is known from before adds to the objective, `(b,)`."""
+_SAME = 1e-12  # relative: a rise of the objective by rounding
 
 
 @dataclass(frozen=True)
-class Independent:
-    """The Lyapunov prior: `(J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)`, N_ij a source's own precision.
+class LyapunovConsensus:
+    """`(J_0 + sum_j w_ij N_ij)^-1 (y_0 + sum_j w_ij u_ij)`, with N_ij the precision of each observation alone.
 
     Args:
-        start: what is known from before, J_0 and y_0.
-        sources: all that is seen.
-        moment: the place of the present.
-        settled: the stationary covariance, where it stands for nothing seen.
+        initial: the information of the initial state, J_0 and y_0.
+        observations: transported to this time.
+        index: this time.
+        stationary: the stationary covariance. It is taken where nothing is observed.
     """
 
-    start: Information
-    sources: Sources
-    moment: int
-    settled: Tensor | None
+    initial: Information
+    observations: TransportedObservations
+    index: int
+    stationary: Float[Tensor, "b n n"] | None
 
-    def mean(self, weight: Tensor) -> Tensor:
-        """As `Consensus`."""
-        return self._sum(self.sources.alone, weight).solved(self.settled)[0]
+    def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
+        """The weighted mean."""
+        return self._sum(self.observations, weight).solve(self.stationary)[0]
 
-    def covariance(self, weight: Tensor) -> Tensor:
-        """As `Consensus`."""
-        return self._sum(self.sources.alone, weight).solved(self.settled)[1]
+    def covariance(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n n"]:
+        """Its covariance."""
+        return self._sum(self.observations, weight).solve(self.stationary)[1]
 
-    def others(self) -> tuple[Tensor, Tensor]:
-        """As `Consensus`."""
-        alone = self.sources.without(self.moment).alone
-        return self._sum(alone, torch.ones_like(alone.values[..., 0])).solved(self.settled)
+    def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
+        """Mean and covariance for weights 1, without the observation at this time."""
+        others = self.observations.without(self.index)
+        return self._sum(others, torch.ones_like(others.values[..., 0])).solve(self.stationary)
 
-    def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
-        """As `Consensus`."""
-        return alone, torch.ones_like(alone.values[..., 0])
+    def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
+        """The observations as they are, with the effective variance `Sigma_ij`. All have weight 1 in the objective."""
+        return observations, torch.ones_like(observations.values[..., 0])
 
-    def start_cost(self, state: Tensor) -> Tensor | float:
-        """Nothing: no step of independent sources is cut short."""
+    def initial_cost(self, state: Float[Tensor, "b n"]) -> Float[Tensor, " b"] | float:
+        """Zero. No step is halved here, so the objective needs no term of the initial state."""
         return 0.0
 
-    def _sum(self, alone: Measurement, weight: Tensor) -> Information:
-        each = alone.information()
+    def _sum(self, observations: TransportedObservations, weight: Tensor) -> Information:
+        each = observations.information()
         return Information(
-            self.start.matrix + (weight[..., None, None] * each.matrix).sum(1),
-            self.start.vector + (weight[..., None] * each.vector).sum(1),
-            self.start.constant,
+            self.initial.matrix + (weight[..., None, None] * each.matrix).sum(1),
+            self.initial.vector + (weight[..., None] * each.vector).sum(1),
+            self.initial.constant,
         )
 
 
 @dataclass(frozen=True)
-class Correlated:
-    """The Riccati prior: `(M_0 + sum_j w_ij M_ij)^-1 (v_0 + sum_j w_ij v_ij)`.
-
-    `M_ij = P_i N_ij` and `v_ij = P_i u_ij` are each source's share in the Kalman filter's mean, M_0 and v_0 what is
-    left of the identity and of the mean: with all weights 1 this is the filter, whatever the shares are.
+class RiccatiConsensus:
+    """`W^-1 (v_0 + sum_j w_ij v_ij)` with `W = M_0 + sum_j w_ij M_ij`. For weights 1 it is the Kalman filter.
 
     Args:
-        before: the Kalman filter (or smoother) without what is seen at the moment.
+        predicted: the Kalman filter (or smoother) without the observation at this time.
         state: with it.
-        shares: of the sources in `state`.
-        rest: M_0 and v_0.
-        settled: the stationary covariance, where it stands for nothing seen.
-        seen, elsewhere: how many observations count, `(b,)`; and how many of them at other moments.
-        origin: the state had nothing been seen; None where nothing is known of it.
+        contributions: M_ij and v_ij of the observations in `state`.
+        remainder: M_0 and v_0.
+        stationary: the stationary covariance. It is taken where nothing is observed.
+        count, others: how many observations there are, `(b,)`; and how many at other times.
+        unobserved: the state without any observation, or None where nothing is known of it.
     """
 
-    before: Gaussian
+    predicted: Gaussian
     state: Gaussian
-    shares: Shares
-    rest: tuple[Tensor, Tensor]
-    settled: Tensor | None
-    seen: Tensor
-    elsewhere: Tensor
-    origin: Gaussian | None
+    contributions: Contributions
+    remainder: tuple[Tensor, Tensor]
+    stationary: Float[Tensor, "b n n"] | None
+    count: Int[Tensor, " b"]
+    others: Int[Tensor, " b"]
+    unobserved: Gaussian | None
 
-    def mean(self, weight: Tensor) -> Tensor:
-        """As `Consensus`."""
-        mean = self._solved(weight)[0]
-        return torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # not where it has overflown
+    def mean(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n"]:
+        """The weighted mean."""
+        mean = self._solve(weight)[0]
+        return torch.where(mean.isfinite().all(-1, keepdim=True), mean, self.state.mean)  # where it overflows
 
-    def covariance(self, weight: Tensor) -> Tensor:
-        """As `Consensus`."""
-        gain = self._bounded(self._solved(weight)[1], weight)
-        state = self.state._replace(covariance=symmetric(gain @ self.state.covariance))
-        return state.spread(self.settled, self.seen)
+    def covariance(self, weight: Float[Tensor, "b j"]) -> Float[Tensor, "b n n"]:
+        """Its covariance, `W^-1 P`."""
+        factor = self._bounded(self._solve(weight)[1], weight)
+        state = self.state._replace(covariance=symmetric(factor @ self.state.covariance))
+        return state.full_covariance(self.stationary, self.count)
 
-    def _bounded(self, gain: Tensor, weight: Tensor) -> Tensor:
-        """G with so much of the identity that no `G P` is smaller than if all sources had the largest weight.
+    def _bounded(self, factor: Tensor, weight: Tensor) -> Tensor:
+        """`W^-1` with enough of the identity that `W^-1 P` is at least P divided by the largest weight.
 
-        Shares need not be positive, so their weighted sum alone may claim a direction to be known far too well.
+        Contributions need not be positive, so their weighted sum alone may make a direction far too certain.
         """
         least = 1 / weight.amax(-1).clamp(min=1.0) if weight.shape[-1] else weight.new_ones(len(weight))
-        return _with_identity(gain, (least - self._least_eigenvalue(gain, least)).clamp(min=0.0))
+        return _plus_identity(factor, (least - self._least_eigenvalue(factor, least)).clamp(min=0.0))
 
-    def _solved(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """`G (v_0 + sum_j w_ij v_ij)` and `G = (M_0 + sum_j w_ij M_ij)^-1`."""
-        matrix, vector = self.rest
-        matrix = matrix + (weight[..., None, None] * self.shares.matrix).sum(1)
-        vector = vector + (weight[..., None] * self.shares.vector).sum(1)
-        missing = self._missing(matrix)
-        gain = inverse(_with_identity(matrix, missing))
-        return (gain @ (vector + missing[:, None] * self.state.mean)[..., None])[..., 0], gain
+    def _solve(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """`W^-1 (v_0 + sum_j w_ij v_ij)` and `W^-1`."""
+        matrix, vector = self.remainder
+        matrix = matrix + (weight[..., None, None] * self.contributions.matrix).sum(1)
+        vector = vector + (weight[..., None] * self.contributions.vector).sum(1)
+        added = self._added_identity(matrix)
+        factor = inverse(_plus_identity(matrix, added))
+        return (factor @ (vector + added[:, None] * self.state.mean)[..., None])[..., 0], factor
 
-    def _missing(self, matrix: Tensor) -> Tensor:
-        """How much of the filter's own estimate makes the information positive, `(b,)`.
+    def _added_identity(self, matrix: Tensor) -> Tensor:
+        """How much of the filter's own estimate makes the weighted information positive, `(b,)`.
 
-        Shares are matrices: weights that differ may leave a sum `M P^-1` that is no information, for it has a negative
-        or vanishing eigenvalue. All of them times 1 are the identity, so some of it keeps the estimate at the filter's.
+        Contributions are matrices. For unequal weights `W P^-1` may have a negative or vanishing eigenvalue, and then
+        it is no information. All contributions times 1 are the identity, so a part of it moves towards the filter.
         """
-        least = _LEAST * _trace(matrix) / matrix.shape[-1]
-        return ((least - self._least_eigenvalue(matrix, least)) / (1 - _LEAST)).clamp(min=0.0)
+        least = _SMALLEST_EIGENVALUE * trace(matrix) / matrix.shape[-1]
+        return ((least - self._least_eigenvalue(matrix, least)) / (1 - _SMALLEST_EIGENVALUE)).clamp(min=0.0)
 
     def _least_eigenvalue(self, matrix: Tensor, below: Tensor) -> Tensor:
-        """`(b,)`: of the symmetric part of `L^-1 W L`, P = L L^T; its gradient only where too low."""
+        """`(b,)`: of the symmetric part of `L^-1 W L`, `P = L L^T`. It has a gradient only where it is too low."""
         if matrix.shape[-1] == 1:
             return matrix[:, 0, 0]
-        across = symmetric(torch.linalg.solve_triangular(self._root, matrix @ self._root, upper=False))
-        finite = across.isfinite().all(-1).all(-1)  # what has overflown is left as it is
-        found = torch.linalg.eigvalsh(torch.where(finite[:, None, None], across.detach(), 0.0))[..., 0]
+        similar = symmetric(torch.linalg.solve_triangular(self._root, matrix @ self._root, upper=False))
+        finite = similar.isfinite().all(-1).all(-1)  # a matrix that overflows stays as it is
+        found = torch.linalg.eigvalsh(torch.where(finite[:, None, None], similar.detach(), 0.0))[..., 0]
         found = torch.where(finite, found, 1.0)
         low = finite & (found < below)
         if not bool(low.any()):
             return found
-        # equal eigenvalues have no second derivative, and only what is too low needs any
-        apart = torch.diag(torch.arange(1.0, matrix.shape[-1] + 1)).to(across)
-        least = torch.linalg.eigvalsh(torch.where(low[:, None, None], across, apart))[..., 0]
+        # Equal eigenvalues have no second derivative. So where none is needed, a diagonal with unequal ones stands in.
+        unequal = torch.diag(torch.arange(1.0, matrix.shape[-1] + 1)).to(similar)
+        least = torch.linalg.eigvalsh(torch.where(low[:, None, None], similar, unequal))[..., 0]
         return torch.where(low, least, found)
 
     @functools.cached_property
     def _root(self) -> Tensor:
-        """L with `L L^T` the covariance, but regular; without correlations where rounding has cost them their sign."""
+        """L with `L L^T = P`, made regular. Where rounding makes P indefinite, L loses the correlations."""
         covariance = self.state.covariance
-        identity = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-        units = units_of(covariance)[..., :1]  # of each state, whose first is 1
+        identity = identity_like(covariance)
+        units = deviation_ratios(covariance)[..., :1]  # of each state, the first is 1
         scaled = covariance / units / units.mT
         size = scaled.detach().diagonal(dim1=-2, dim2=-1).amax(-1)[..., None, None]
         size = torch.where((size > 0) & size.isfinite(), size, 1.0)
-        factor, failed = torch.linalg.cholesky_ex(scaled / size + _FLAT * identity)
+        factor, failed = torch.linalg.cholesky_ex(scaled / size + _REGULAR * identity)
         return units * size.sqrt() * torch.where((failed > 0)[..., None, None], identity, factor)
 
-    def others(self) -> tuple[Tensor, Tensor]:
-        """As `Consensus`."""
-        return self.before.mean, self.before.spread(self.settled, self.elsewhere)
+    def leave_one_out(self) -> tuple[Float[Tensor, "b n"], Float[Tensor, "b n n"]]:
+        """Mean and covariance for weights 1, without the observation at this time."""
+        return self.predicted.mean, self.predicted.full_covariance(self.stationary, self.others)
 
-    def judged(self, alone: Measurement) -> tuple[Measurement, Tensor]:
-        """As `Consensus`."""
-        own = self.state.covariance[:, None]
-        judged = alone.widened(own)
-        told = ((judged.rows @ own) * judged.rows).sum((-2, -1))
-        share = _trace(self.shares.matrix) / told.clamp(min=torch.finfo(torch.float64).tiny)
-        return judged, share.clamp(min=0.0)
+    def effective(self, observations: TransportedObservations) -> tuple[TransportedObservations, Float[Tensor, "b j"]]:
+        """The observations with the effective variance `Sigma_ij + P_i`, and their weights in the objective.
 
-    def start_cost(self, state: Tensor) -> Tensor | float:
-        """`d^2` of the start, measured with its covariance and P_i, times its share as of any other source."""
-        if self.origin is None:
+        A weight is `tr M_ij / tr P_i (Sigma_ij + P_i)^-1`, or 0 where that is negative.
+        """
+        effective, own = observations.inflated(self.state.covariance), self.state.covariance[:, None]
+        precision = ((effective.rows @ own) * effective.rows).sum((-2, -1))
+        share = trace(self.contributions.matrix) / precision.clamp(min=torch.finfo(torch.float64).tiny)
+        return effective, share.clamp(min=0.0)
+
+    def initial_cost(self, state: Float[Tensor, "b n"]) -> Float[Tensor, " b"] | float:
+        """What the initial state adds to the objective: its `d^2`, with variance and weight as of an observation."""
+        if self.unobserved is None:
             return 0.0
-        missed, own = (state - self.origin.mean)[..., None], self.state.covariance
-        variance = self.origin.covariance + own
-        told = torch.linalg.solve_ex(variance, own)[0].diagonal(dim1=-2, dim2=-1).sum(-1)
-        share = (_trace(self.rest[0]) / told.clamp(min=torch.finfo(torch.float64).tiny)).clamp(min=0.0)
-        return share * (missed * torch.linalg.solve_ex(variance, missed)[0]).sum((-2, -1)).nan_to_num(nan=_FURTHEST)
+        residual, own = (state - self.unobserved.mean)[..., None], self.state.covariance
+        variance = self.unobserved.covariance + own
+        precision = torch.linalg.solve_ex(variance, own)[0].diagonal(dim1=-2, dim2=-1).sum(-1)
+        share = (trace(self.remainder[0]) / precision.clamp(min=torch.finfo(torch.float64).tiny)).clamp(min=0.0)
+        distance = (residual * torch.linalg.solve_ex(variance, residual)[0]).sum((-2, -1))
+        return share * distance.nan_to_num(nan=_LARGEST_DISTANCE)
 
 
-def estimate_row(
-    consensus: Consensus, sources: Sources, grid: Grid, k: int, plan: Plan, guarded: bool, state: Tensor | None = None
-) -> Row:
-    """The estimate at moment k; `guarded`, a step that would raise the objective is cut short."""
-    ones = torch.ones_like(sources.alone.values[..., 0])
+Consensus = LyapunovConsensus | RiccatiConsensus
+
+
+def reweighted_estimate(
+    consensus: Consensus,
+    observations: TransportedObservations,
+    grid: ObservationGrid,
+    index: int,
+    options: EstimatorOptions,
+    state: Float[Tensor, "b n"] | None,
+) -> QueryEstimate:
+    """The estimate at a time index. Its weights are those of `observations`, `(b, j)`.
+
+    With the Riccati prior a step that would raise the objective is halved. With the Lyapunov prior no step raises it.
+    The first weights are taken at `state`, or where it is None, as `options.start` says.
+    """
+    ones = torch.ones_like(observations.values[..., 0])
     if state is None:
         mean = consensus.mean(ones)
-        if plan.start == "query":
-            state = _at_observation(mean, consensus.covariance(ones), grid, k)
+        if options.start == "query":
+            state = _at_observation(mean, consensus.covariance(ones), grid, index)
         else:
-            state = _left_out(mean, *consensus.others(), grid, k) if plan.start == "leave_one_out" else mean
-    judged, share = consensus.judged(sources.alone)
-    present = grid.present[:, sources.moments]
-    calibration = plan.belief.calibration(grid.seen_components[:, sources.moments])
-    # a row counts by what was seen of it: rows that show less have smaller distances, and weights nearer 1
-    whole = math.prod(plan.belief.consistency())
-    share = share * whole / calibration
-
-    def measured(state: Tensor) -> tuple[Tensor, Tensor]:
-        distance = judged.distance(state[:, None]).nan_to_num(nan=_FURTHEST, posinf=_FURTHEST)
-        return distance, (share * plan.belief.cost(distance) * present).sum(-1) + whole * consensus.start_cost(state)
-
+            left_out = options.start == "leave_one_out"
+            state = _left_out(mean, *consensus.leave_one_out(), grid, index) if left_out else mean
+    effective, share = consensus.effective(observations)
+    present = grid.present[:, observations.indices]
+    calibration = options.robust_weight.calibration(grid.observed_components[:, observations.indices])
+    # A row with missing components has smaller distances, so its weights are nearer 1. The calibration undoes that.
+    complete = math.prod(options.robust_weight.consistency())
+    share = share * complete / calibration
+    measure = functools.partial(_distance_and_cost, consensus, effective, share, present, complete, options)
     weight = ones
-    distance, cost = measured(state)
+    distance, cost = measure(state)
     costs = [cost]
-    for _ in range(plan.iterations):
-        weight = plan.belief.log_weight(distance).masked_fill(~present, -torch.inf)
-        best = weight.detach().amax(-1, keepdim=True) if sources.moments else weight
-        weight = torch.exp(weight - torch.where(best.isfinite(), best - best.clamp(min=FAINTEST), 0.0))
+    for _ in range(options.iterations):
+        weight = options.robust_weight.log_weight(distance).masked_fill(~present, -torch.inf)
+        best = weight.detach().amax(-1, keepdim=True) if observations.indices else weight
+        raised = torch.where(best.isfinite(), best - best.clamp(min=LOWEST_LOG_WEIGHT), 0.0)
+        weight = torch.exp(weight - raised)
         step = consensus.mean(weight / calibration)
-        state, distance, cost = _no_dearer(measured, state, step, cost) if guarded else (step, *measured(step))
+        if options.riccati:
+            state, distance, cost = _halved_until_lower(measure, state, step, cost)
+        else:
+            state, (distance, cost) = step, measure(step)
         costs.append(cost)
-    covariance = consensus.covariance(weight / calibration if plan.iterations else ones)
-    return Row(
-        state, positive(torch.where(covariance.isnan(), torch.inf, covariance)), weight, torch.stack(costs, dim=-1)
-    )
+    covariance = consensus.covariance(weight / calibration)
+    covariance = positive(torch.where(covariance.isnan(), torch.inf, covariance))
+    return QueryEstimate(state, covariance, weight, torch.stack(costs, dim=-1))
 
 
-def _no_dearer(
-    measured: Callable[[Tensor], tuple[Tensor, Tensor]], state: Tensor, step: Tensor, before: Tensor
+def _distance_and_cost(
+    consensus: Consensus,
+    effective: TransportedObservations,
+    share: Tensor,
+    present: Tensor,
+    complete: Number,
+    options: EstimatorOptions,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Squared distances `(b, j)` from a state, and its objective `(b,)`."""
+    distance = effective.distance(state).nan_to_num(nan=_LARGEST_DISTANCE, posinf=_LARGEST_DISTANCE)
+    cost = (share * options.robust_weight.cost(distance) * present).sum(-1)
+    return distance, cost + complete * consensus.initial_cost(state)
+
+
+def _halved_until_lower(
+    measure: Callable[[Tensor], tuple[Tensor, Tensor]], state: Tensor, step: Tensor, before: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The step, its distances and objective; halved until that is no higher than before, at last no step at all."""
-    distance, cost = measured(step)
+    """A step, its distances and its objective. It is halved until the objective does not rise, at last not taken."""
+    distance, cost = measure(step)
     for halving in range(_HALVINGS + 1):
-        dearer = ~(cost <= before * (1 + _SAME))
-        if not bool(dearer.any()):
+        higher = ~(cost <= before * (1 + _SAME))
+        if not bool(higher.any()):
             break
         shorter = (state + step) / 2 if halving < _HALVINGS else state
-        step = torch.where(dearer[:, None], shorter, step)
-        distance, cost = measured(step)
+        step = torch.where(higher[:, None], shorter, step)
+        distance, cost = measure(step)
     return step, distance, cost
 
 
-def _left_out(mean: Tensor, other: Tensor, spread: Tensor, grid: Grid, k: int) -> Tensor:
-    """The Gaussian estimate without what is seen at the moment, where it is fit to judge that."""
-    rows = grid.whitened[0][:, k]
-    finite = spread.isfinite().all(-1).all(-1)
-    predicted = (rows @ torch.where(finite[:, None, None], spread, 0.0) @ rows.mT).diagonal(dim1=-2, dim2=-1)
-    fit = finite & (predicted.amax(-1) <= VAGUEST) & grid.present[:, k]
-    return torch.where(fit[:, None], other, mean)
+def _left_out(mean: Tensor, other: Tensor, covariance: Tensor, grid: ObservationGrid, index: int) -> Tensor:
+    """The Gaussian estimate without this time's observation, where that prediction is certain enough to judge it."""
+    rows = grid.rows[:, index]
+    finite = covariance.isfinite().all(-1).all(-1)
+    variance = (rows @ torch.where(finite[:, None, None], covariance, 0.0) @ rows.mT).diagonal(dim1=-2, dim2=-1)
+    certain = finite & (variance.amax(-1) <= LARGEST_VARIANCE) & grid.present[:, index]
+    return torch.where(certain[:, None], other, mean)
 
 
-def _at_observation(mean: Tensor, covariance: Tensor, grid: Grid, k: int) -> Tensor:
-    """The Gaussian estimate, moved so that its seen components are those of the observation."""
-    rows, values = (part[:, k] for part in grid.whitened)
-    identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+def _at_observation(mean: Tensor, covariance: Tensor, grid: ObservationGrid, index: int) -> Tensor:
+    """The Gaussian estimate, moved so that its observed components are those of this time's observation."""
+    rows, values = grid.at(index)
     spread = torch.where(covariance.isfinite(), covariance, 0.0)
-    spread = torch.where(_trace(spread)[:, None, None] > 0, spread, identity)
-    missed = values[..., None] - rows @ mean[..., None]
-    back = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
-    return torch.where(grid.present[:, k, None], mean + (back @ missed)[..., 0], mean)
+    spread = torch.where(trace(spread)[:, None, None] > 0, spread, identity_like(covariance))
+    innovation = values[..., None] - rows @ mean[..., None]
+    gain = spread @ rows.mT @ torch.linalg.pinv(rows @ spread @ rows.mT, hermitian=True, rtol=1e-12)
+    return torch.where(grid.present[:, index, None], mean + (gain @ innovation)[..., 0], mean)
 
 
-def _with_identity(matrix: Tensor, share: Tensor) -> Tensor:
-    """`W + share I`, `(b, n, n)`."""
-    return matrix + torch.diag_embed(share[:, None].expand(-1, matrix.shape[-1]))
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+def _plus_identity(matrix: Float[Tensor, "b n n"], factor: Float[Tensor, " b"]) -> Float[Tensor, "b n n"]:
+    """`M + factor I`."""
+    return matrix + torch.diag_embed(factor[:, None].expand(-1, matrix.shape[-1]))

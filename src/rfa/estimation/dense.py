@@ -1,129 +1,147 @@
-"""Robust estimates row by row: each source of each moment is looked at by itself, with matrices of any kind."""
+"""The dense estimator: every observation is transported to every query. Any linear SDE, in float64, quadratic in T.
+
+Along the grid, time index by time index,
+- the recursive robust filter gives the state where the first weights are taken (`start="recursive"`),
+- observations and contributions are carried to the next time,
+- the consensus reweights them at each query.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .consensus import Consensus, Correlated, Independent, estimate_row
-from .gaussian import Correction, Gaussian
-from .information import Information
-from .kalman import first_state, joined, kalman_future, sources_seen
-from .linear_sde import LinearSDE
-from .observations import Grid
-from .plan import Known, Plan, Row, settled, stacked
-from .recursion import Recursion, nominal, robust_filter, robust_smoother
-from .shares import Shares
-from .sources import Sources
-from .steps import Parts, Steps
+from .consensus import Consensus, LyapunovConsensus, RiccatiConsensus, reweighted_estimate
+from .contributions import Contributions, TransportedObservations
+from .gaussian import AffineUpdate, Gaussian, Information
+from .grid import ForwardTransitions, ObservationGrid, Transitions, inverse_transitions
+from .kalman import backward_information, combined, initial_gaussian
+from .problem import EstimationProblem, QueryEstimate
+from .recursive_filter import FilterPass, kalman_pass, robust_filter, robust_smoother
 
 
-def dense_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> Row:
-    """Every query's row, `(b, queries, ...)`."""
-    if not plan.belief.gaussian:
-        grid = grid.limited()
-    steps, parts = Steps.of(sde, grid), Parts.of(sde, grid)
-    prior, moments = settled(sde, grid, known), grid.wanted.unique()
-    begin = first_state(grid, steps, known)
-    recursion, states, correlated = None, None, None
-    if plan.start == "recursive" and not plan.belief.gaussian:
-        recursion = (robust_smoother if plan.smooth else robust_filter)(grid, steps, begin)
-        states = _states(recursion, plan)
-    if plan.riccati:
-        recursion = recursion or nominal(grid, steps, begin)
-        origins = None if known is None else _unseen(begin, steps, grid)
-        correlated = _correlated(sde, grid, plan, recursion, prior, origins)
-        grid = recursion.judged(grid)
-    future = _futures(grid, steps) if plan.smooth else None
-    start = Information(*(torch.zeros_like(part[:, 0]) for part in grid.seen)) if known is None else known.information()
-    past, wanted, rows = Sources.none(grid), set(moments.tolist()), []
-    guarded = plan.riccati  # else no step raises the objective
-    for k in range(grid.times.shape[1]):
+def dense_estimate(problem: EstimationProblem) -> QueryEstimate:
+    """The estimate at every query, `(b, queries, ...)`."""
+    options = problem.options
+    if not options.robust_weight.gaussian:
+        problem = replace(problem, grid=problem.grid.bounded())
+    grid = problem.grid
+    transitions, forward = Transitions.of(problem.sde, grid), ForwardTransitions.of(problem.sde, grid)
+    first = initial_gaussian(problem.initial, grid, transitions)
+    filtered, states, riccati = None, None, None
+    if options.start == "recursive" and not options.robust_weight.gaussian:
+        filtered = (robust_smoother if options.smooth else robust_filter)(grid, transitions, first)
+        states = _means(filtered, options.smooth)
+    if options.riccati:
+        filtered = filtered or kalman_pass(grid, transitions, first)
+        unobserved = None if problem.initial is None else _without_observations(first, transitions, grid.length)
+        riccati = _riccati(problem, filtered, unobserved)
+        grid = filtered.with_median_noise(grid)
+    later = _later_observations(grid, transitions) if options.smooth else None
+    initial = grid.information.zero() if problem.initial is None else problem.initial.information()
+    earlier, estimates = TransportedObservations.none(grid), []
+    indices = grid.query_index.unique()
+    wanted = set(indices.tolist())
+    for k in range(grid.length):
         if k:
-            past, start = past.ahead(parts, k - 1), parts.ahead(k - 1, start)
-        past = past.seen(grid, k)
-        consensus: Consensus | None = None if correlated is None else next(correlated)
+            earlier, initial = forward.forward(k - 1, earlier), forward.forward(k - 1, initial)
+        earlier = earlier.with_observation(grid, k)
+        consensus: Consensus | None = None if riccati is None else next(riccati)
         if k in wanted:
-            sources = past if future is None else past.beside(future[k])
-            consensus = consensus or Independent(start, sources, k, prior)
-            row = estimate_row(consensus, sources, grid, k, plan, guarded, None if states is None else states[k])
-            weights = _by_observation(row.weights, sources, grid) if plan.with_weights else None
-            rows.append(row._replace(weights=weights))
-    return stacked(rows).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
+            observations = earlier if later is None else earlier.concatenated(later[k])
+            consensus = consensus or LyapunovConsensus(initial, observations, k, problem.stationary)
+            state = None if states is None else states[k]
+            estimate = reweighted_estimate(consensus, observations, grid, k, options, state)
+            weights = _by_observation(estimate.weights, observations, grid) if options.with_weights else None
+            estimates.append(estimate._replace(weights=weights))
+    return QueryEstimate.stacked(estimates).gathered(torch.searchsorted(indices, grid.query_index.contiguous()))
 
 
-def _futures(grid: Grid, steps: Steps) -> list[Sources]:
-    """What stands behind each moment, seen from it."""
-    future = Sources.none(grid)
-    found = [future]
-    for k in reversed(range(grid.times.shape[1] - 1)):
-        future = future.seen(grid, k + 1).back(steps, k)
-        found.append(future)
+def _later_observations(grid: ObservationGrid, transitions: Transitions) -> list[TransportedObservations]:
+    """All later observations, transported back to each time index."""
+    later = TransportedObservations.none(grid)
+    found = [later]
+    for k in reversed(range(grid.length - 1)):
+        later = transitions.backward(k, later.with_observation(grid, k + 1))
+        found.append(later)
     return found[::-1]
 
 
-def _states(recursion: Recursion, plan: Plan) -> list[Tensor]:
-    """The robust filter's or smoother's mean at each moment, `(b, n)`."""
-    states = [recursion.own(moment.after) for moment in recursion.moments]
-    if plan.smooth:
-        future = kalman_future(recursion.grid, recursion.steps)
-        states = [joined(state, ahead)[0] for state, ahead in zip(states, future, strict=True)]
+def _means(filtered: FilterPass, smooth: bool) -> list[Tensor]:
+    """The robust filter's or smoother's mean at each time index, `(b, n)`."""
+    states = [filtered.without_challengers(state.posterior) for state in filtered.states]
+    if smooth:
+        backward = backward_information(filtered.grid, filtered.transitions)
+        states = [combined(state, later)[0] for state, later in zip(states, backward, strict=True)]
     return [state.mean for state in states]
 
 
-def _unseen(state: Gaussian, steps: Steps, grid: Grid) -> list[Gaussian]:
-    """The state at each moment had nothing been seen."""
+def _without_observations(state: Gaussian, transitions: Transitions, length: int) -> list[Gaussian]:
+    """The state at each time index, if nothing were observed."""
     states = [state]
-    for k in range(grid.times.shape[1] - 1):
-        states.append(states[-1].moved(*steps[k]))
+    for k in range(length - 1):
+        states.append(states[-1].predicted(*transitions[k]))
     return states
 
 
-def _correlated(
-    sde: LinearSDE, grid: Grid, plan: Plan, recursion: Recursion, prior: Tensor | None, origins: list[Gaussian] | None
-) -> Iterator[Correlated]:
-    """Moment by moment, with the Riccati prior: shares in the Kalman filter, or in the robust one."""
-    weighted, steps = recursion.grid, recursion.steps
-    inverse = Steps.inverse(sde, grid)
-    inverse = inverse.repeat(len(steps.transition) // len(inverse), 1, 1, 1)
-    ahead = _future_shares(recursion) if plan.smooth else None
-    seen = sources_seen(grid, plan.smooth)
-    shares = Shares.none(weighted)
-    for k, moment in enumerate(recursion.moments):
+def _riccati(
+    problem: EstimationProblem, filtered: FilterPass, unobserved: list[Gaussian] | None
+) -> Iterator[RiccatiConsensus]:
+    """The consensus at each time index, with the contributions to the Kalman filter or to the robust one."""
+    grid, weighted, transitions = problem.grid, filtered.grid, filtered.transitions
+    inverse = inverse_transitions(problem.sde, grid)
+    inverse = inverse.repeat(len(transitions.transition) // len(inverse), 1, 1, 1)
+    later = _later_contributions(filtered) if problem.options.smooth else None
+    counts = problem.observation_counts()
+    contributions = Contributions.none(weighted)
+    for k, state in enumerate(filtered.states):
         if k:
-            shares = shares.ahead(steps[k - 1][0], inverse[:, k - 1], moment.before.covariance)
-        if recursion.replaced is not None and recursion.challenged is not None and recursion.forgotten is not None:
-            shares = shares.inherited(recursion.replaced[:, k], recursion.challenged[:, k])
-            shares = shares.forgotten(recursion.forgotten[:, k])
-        shares = shares.seen(weighted, k, Correction.of(weighted.whitened[0][:, k], moment.gains), recursion.gain[:, k])
-        before, state, each = recursion.own(moment.before), recursion.own(moment.after), recursion.own(shares)
-        if ahead is not None:
-            information, future = ahead[k]
-            before = joined(before, information)[0]
-            state, correction = joined(state, information)
-            each = shares.kept(correction.keep).beside(future.kept(correction.gain))
-        elsewhere = seen[:, k] - grid.present[:, k].to(seen.dtype)
-        origin = None if origins is None else origins[k]
-        yield Correlated(before, state, each.whole(), each.rest(state), prior, seen[:, k], elsewhere, origin)
+            contributions = contributions.predicted(
+                transitions[k - 1][0], inverse[:, k - 1], state.predicted.covariance
+            )
+        contributions = filtered.inherited(contributions, k)
+        update = AffineUpdate.of_components(weighted.rows[:, k], state.gains)
+        contributions = contributions.updated(weighted, k, update, filtered.gain_ratio[:, k])
+        predicted = filtered.without_challengers(state.predicted)
+        posterior = filtered.without_challengers(state.posterior)
+        all_contributions = filtered.without_challengers(contributions)
+        if later is not None:
+            information, later_contributions = later[k]
+            predicted = combined(predicted, information)[0]
+            posterior, update = combined(posterior, information)
+            all_contributions = contributions.multiplied(update.factor).concatenated(
+                later_contributions.multiplied(update.gain)
+            )
+        yield RiccatiConsensus(
+            predicted,
+            posterior,
+            all_contributions.with_kalman_gains(),
+            all_contributions.remainder(posterior),
+            problem.stationary,
+            counts[:, k],
+            counts[:, k] - grid.present[:, k].to(counts.dtype),
+            None if unobserved is None else unobserved[k],
+        )
 
 
-def _future_shares(recursion: Recursion) -> list[tuple[Information, Shares]]:
-    """What all that is seen behind each moment says of it, and the parts that each has in it."""
-    grid, steps = recursion.grid, recursion.steps
-    totals = kalman_future(grid, steps)
-    shares = Shares.none(grid)
-    found = [(totals[-1], shares)]
-    for k in reversed(range(len(totals) - 1)):
-        seen = Information(*(part[:, k + 1] for part in grid.seen))
-        shares = shares.seen_behind(grid, k + 1, recursion.gain[:, k + 1]).back(steps, k, totals[k + 1] + seen)
-        found.append((totals[k], shares))
+def _later_contributions(filtered: FilterPass) -> list[tuple[Information, Contributions]]:
+    """The backward information at each time index, and the part of each later observation in it."""
+    grid, transitions = filtered.grid, filtered.transitions
+    totals = backward_information(grid, transitions)
+    contributions = Contributions.none(grid)
+    found = [(totals[-1], contributions)]
+    for k in reversed(range(grid.length - 1)):
+        contributions = contributions.with_later_observation(grid, k + 1, filtered.gain_ratio[:, k + 1])
+        contributions = contributions.backward(transitions, k, totals[k + 1] + grid.information.at(k + 1))
+        found.append((totals[k], contributions))
     return found[::-1]
 
 
-def _by_observation(values: Tensor | None, sources: Sources, grid: Grid) -> Tensor:
-    """`(b, T)`: the weights of a row's sources in the order of the observations."""
-    assert values is not None
-    moments = torch.tensor(sources.moments, device=grid.key.device, dtype=torch.long)
-    key, observations = grid.key[:, moments], int(grid.key.max()) + 1
-    at = torch.where(grid.present[:, moments] & (key >= 0), key, observations)  # the last: nobody's
-    return values.new_zeros(len(key), observations + 1).scatter(1, at, values)[:, :observations]
+def _by_observation(weights: Tensor | None, observations: TransportedObservations, grid: ObservationGrid) -> Tensor:
+    """`(b, T)`: the weights in the order of the observations as given."""
+    assert weights is not None
+    indices = torch.tensor(observations.indices, device=weights.device, dtype=torch.long)
+    column, count = grid.observation_index[:, indices], grid.observation_count
+    at = torch.where(grid.present[:, indices] & (column >= 0), column, count)  # the last column is cut off
+    return weights.new_zeros(len(column), count + 1).scatter(1, at, weights)[:, :count]

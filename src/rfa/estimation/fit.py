@@ -1,4 +1,7 @@
-"""Noise and decay of a linear SDE by maximum likelihood of robust one-step predictions."""
+"""Noise and decay of a linear SDE by maximum likelihood of robust one-step predictions.
+
+log p(z_1 ... z_T) = sum_i log p(z_i | estimate from z_1 ... z_i-1),    each p Gaussian or Student-t
+"""
 
 import math
 from collections.abc import Callable, Collection
@@ -6,24 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 
-from .information import masked
 from .linear_sde import LinearSDE
-from .matrices import check_start, real, symmetric
-from .observations import flat
-from .penalties import Belief, Number
+from .matrices import check_initial, flattened, real, symmetric, without_missing
 from .robust import robust_estimate
+from .robust_weight import Number, RobustWeight
 
 FREE = ("decay", "diffusion", "observation_noise")
-WEIGHT = ("nu", "kappa")  # of the robust weight, which may be free too
-_FURTHEST = math.log(1e24)  # a parameter that has moved by that will go on for ever: the likelihood has no maximum
-_STEP = 1e-4  # of a parameter's logarithm: differences lose half the digits
-_FLAT = 1e-4  # nats for a parameter's logarithm squared: less is rounding
+WEIGHT = ("nu", "kappa")  # parameters of the robust weight, which may be free too
+_LARGEST_CHANGE = math.log(1e24)  # of a parameter's logarithm. Beyond it, the likelihood has no maximum.
+_STEP = 1e-4  # of a parameter's logarithm: differences lose half of the digits
+_FLAT = 1e-4  # curvature in nats, by a parameter's logarithm. Less is rounding.
 
 
-class _EndOfSearch(Exception):
-    """A parameter has left the range that is searched."""
+class _OutOfRange(Exception):
+    """A parameter has left the range of the search."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +34,13 @@ class Fit:
 
     Args:
         sde: the model at the maximum.
-        log_likelihood: of all one-step predictions, in nats; what a diffuse start cannot predict does not count.
-        parameters: by name, the states that share one in brackets: `diffusion[0,1]` is the diagonal of Q there.
-        standard_errors: of the parameters, from the curvature at the maximum; NaN-free, infinite where it is flat.
-        converged: whether the slope along every parameter's logarithm lies below 1e-3 of a nat. False also where the
-            search ended before: at a parameter that is 1e24 times what it was, or a 1e-24th, or where
-            nothing can be computed; and where no row can be predicted. The model is then the best that was found.
-        nu, kappa: of the robust weight, as given or, where they were free, as found.
+        log_likelihood: of all one-step predictions, in nats. Rows that a diffuse start cannot predict do not count.
+        parameters: by name. Brackets hold the states that share one: `diffusion[0,1]` is the diagonal of Q there.
+        standard_errors: of the parameters, from the curvature at the maximum. Never NaN, infinite where it is flat.
+        converged: whether the slope along every parameter's logarithm is below 1e-3 nats. It is False also where
+            a parameter has changed by a factor of 1e24, where the likelihood cannot be computed, and where no row can
+            be predicted. The model is then the best one of the search.
+        nu, kappa: of the robust weight, as given, or as found where they were free.
     """
 
     sde: LinearSDE
@@ -52,28 +54,28 @@ class Fit:
 
 def log_likelihood(
     sde: LinearSDE,
-    times: Tensor,
-    observations: Tensor,
+    times: Real[Tensor, "*#batch T"],
+    observations: Real[Tensor, "*#batch T m"],
     *,
     nu: Number = torch.inf,
     kappa: Number | None = 2.0,
     iterations: int = 5,
     initial: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """`sum_i log p(z_i | robust estimate of what came before)`, in nats, of each series.
+) -> Float[Tensor, "*series"]:
+    """`sum_i log p(z_i | robust estimate from earlier rows)` of each series, in nats.
 
-    The prediction has mean `C Phi xbar_{i-1}` and scale `S = C (Phi P Phi^T + V) C^T + R`, the density is Gaussian for
+    The prediction has mean `C Phi xbar_{i-1}` and scale `S = C (Phi P Phi^T + V) C^T + R`. The density is Gaussian for
     `nu = inf`, else Student-t with nu degrees of freedom. With `nu = inf` it is the Kalman filter's likelihood.
 
-    Args: as `robust_estimate`, whose Riccati prior and recursive start it uses.
+    Args: as `robust_estimate`, with its Riccati prior and recursive start.
 
     Returns:
-        `(...)`, differentiable. Rows before which nothing is known, under a diffuse start, do not count; with `initial`
-        the first row does, as predicted from there.
+        `(...)`, differentiable. Under a diffuse start, rows without a prediction do not count. With `initial` the first
+        row counts, predicted from there.
 
     Raises:
-        ValueError: as `robust_estimate`, and where the noise of an observation is lost beside the variance of its
-            prediction.
+        ValueError: as `robust_estimate`, and where the noise of an observation is below the rounding of its
+            prediction's variance.
     """
     density, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)
     return torch.where(counts, density, 0.0).sum(-1)
@@ -88,20 +90,20 @@ def _densities(
     iterations: int,
     initial: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """`log p` of each row given what came before, `(..., T)`, the first one with `initial` only; and which count."""
-    belief = Belief.of(nu, kappa, sde.observation_size)
+    """`log p` of each row given the earlier ones, `(..., T)`, and which count. The first needs `initial`."""
+    robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
     estimate = robust_estimate(
         sde,
         times,
         observations,
         nu=nu,
         kappa=kappa,
-        iterations=1 if belief.gaussian else iterations,
+        iterations=1 if robust_weight.gaussian else iterations,
         initial=initial,
         return_weights=False,
     )
     shape = estimate.mean.shape[:-2]
-    times = flat(times.to(torch.float64), shape, 1)
+    times = flattened(times.to(torch.float64), shape, 1)
     lags = times.diff(dim=-1).reshape(*shape, -1)
     transition, variance = sde.transition(lags), sde.covariance(lags)
     known = estimate.covariance[..., :-1, :, :].isfinite().all(-1).all(-1)
@@ -113,36 +115,36 @@ def _densities(
         values = values[..., 1:, :]
     else:
         n = sde.state_size
-        first, covariance = check_start(n, initial)
+        first, covariance = check_initial(n, initial)
         mean = torch.cat([first[..., None, :].expand(*shape, 1, n), mean], dim=-2)
         spread = torch.cat([covariance[..., None, :, :].expand(*shape, 1, n, n), spread], dim=-3)
         known = torch.cat([known.new_ones(*shape, 1), known], dim=-1)
-    here = ~values.isnan()
-    rows, noise = masked(sde.observation[..., None, :, :], sde.observation_noise[..., None, :, :], here)
-    values = values.masked_fill(~here, 0.0)
+    present = ~values.isnan()
+    rows, noise = without_missing(sde.observation[..., None, :, :], sde.observation_noise[..., None, :, :], present)
+    values = values.masked_fill(~present, 0.0)
     factor, failed = torch.linalg.cholesky_ex(symmetric(rows @ spread @ rows.mT) + noise)
     if bool((failed > 0).any()):
         raise ValueError(
             f"{'observation_noise' if initial is None else 'initial'}: got a variance of the prediction of up to "
             f"{spread.detach().amax().item():.3g}, expected one beside which the noise of what is seen is not lost"
         )
-    missed = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
-    distance, size = missed.square().sum((-2, -1)), here.sum(-1).to(torch.float64)
-    density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component has scale 1 and no error
-    if belief.gaussian:
+    residual = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
+    distance, size = residual.square().sum((-2, -1)), present.sum(-1).to(torch.float64)
+    density = -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # a missing component adds 0
+    if robust_weight.gaussian:
         density = density - distance / 2 - size / 2 * math.log(2 * math.pi)
     else:
-        freedom = torch.as_tensor(belief.nu, dtype=torch.float64)
+        freedom = torch.as_tensor(robust_weight.nu, dtype=torch.float64)
         density = density + torch.lgamma((freedom + size) / 2) - torch.lgamma(freedom / 2)
         density = density - size / 2 * torch.log(freedom * math.pi)
         density = density - (freedom + size) / 2 * torch.log1p(distance / freedom)
-    return density, known & here.any(-1)
+    return density, known & present.any(-1)
 
 
 def fit(
     sde: LinearSDE,
-    times: Tensor,
-    observations: Tensor,
+    times: Real[Tensor, "*#batch T"],
+    observations: Real[Tensor, "*#batch T m"],
     *,
     free: Collection[str] = FREE,
     nu: float = torch.inf,
@@ -151,15 +153,15 @@ def fit(
     initial: tuple[Tensor, Tensor] | None = None,
     max_steps: int = 200,
 ) -> Fit:
-    """Maximise `log_likelihood` by L-BFGS over the logarithms of what is free.
+    """Maximise `log_likelihood` by L-BFGS over the logarithms of the free parameters.
 
-    Free are the positive entries of the diagonals of -A ("decay"), Q ("diffusion") and R ("observation_noise"). Entries
-    that start equal stay equal, those at zero stay zero, correlations within Q and R stay: the given model says what
-    is tied. A, Q, R without batch dimensions; several series share one model. So may be the "nu" and "kappa" of the
-    robust weight, from a finite start: with R free beside them, a wrong R and the outliers are told apart.
+    Parameters are the positive entries of the diagonals of -A ("decay"), Q ("diffusion") and R ("observation_noise").
+    The given model defines the structure: entries that start equal stay equal, zeros stay zero, and correlations within
+    Q and R stay. The "nu" and "kappa" of the robust weight may be free too, from a finite start. With R free beside
+    them, the fit separates a wrong R from outliers.
 
     Args:
-        sde: where to start, and the structure.
+        sde: where to start. A, Q, R have no batch dimensions: several series share one model.
         times, observations, nu, kappa, iterations, initial: as `log_likelihood`.
         free: some of "decay", "diffusion", "observation_noise", "nu", "kappa", or one of them.
         max_steps: of L-BFGS.
@@ -171,11 +173,11 @@ def fit(
     unknown = set(free) - {*FREE, *WEIGHT}
     if unknown or not free:
         raise ValueError(f"free: got {sorted(unknown) or 'nothing'}, expected some of {', '.join((*FREE, *WEIGHT))}")
-    belief = Belief.of(nu, kappa, sde.observation_size)
-    weight: dict[str, Any] = {"nu": belief.nu, "kappa": belief.kappa}
+    robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
+    weight: dict[str, Any] = {"nu": robust_weight.nu, "kappa": robust_weight.kappa}
     tuned = [name for name in WEIGHT if name in free]
     for name in tuned:
-        if weight[name] is None or belief.gaussian:
+        if weight[name] is None or robust_weight.gaussian:
             raise ValueError(f"{name}: got {weight[name]} with nu = {nu}, expected finite numbers to start from")
     if sde.batch_shape:
         raise ValueError(f"sde: got batch dimensions {tuple(sde.batch_shape)}, expected one model for all series")
@@ -201,18 +203,18 @@ def fit(
 
     def evaluate() -> Tensor:
         search.zero_grad()
-        if not bool((logs.detach() - start.log()).abs().max() < _FURTHEST):
-            raise _EndOfSearch
+        if not bool((logs.detach() - start.log()).abs().max() < _LARGEST_CHANGE):
+            raise _OutOfRange
         value = loss(logs.exp())
         value.backward()
         found.append((value.item(), logs.detach().clone()))
         return value
 
-    evaluate()  # what the caller gave must be right; later, it is the search that has gone too far
+    evaluate()  # an error here is the caller's; a later one is the search's, which has gone too far
     finished = True
     try:
         search.step(evaluate)  # type: ignore[no-untyped-call]
-    except (_EndOfSearch, ValueError, torch.linalg.LinAlgError):
+    except (_OutOfRange, ValueError, torch.linalg.LinAlgError):
         finished = False
     with torch.no_grad():
         logs.copy_(min(found, key=lambda one: one[0])[1])
@@ -221,26 +223,21 @@ def fit(
     converged = finished and bool(counts.any()) and bool(logs.grad.abs().max() < 1e-3)
     values = logs.detach().exp()
     errors = values * _standard_errors(_curvature(lambda at: loss(at.exp()), logs.detach()))
-    parameters = dict(zip(names, values.tolist(), strict=True))
+    parameters, errors_by_name = (dict(zip(names, x.tolist(), strict=True)) for x in (values, errors))
+    found_nu, found_kappa = parameters.get("nu", nu), parameters.get("kappa", kappa)
     return Fit(
-        build(values[:matrices]),
-        -loss(values).item(),
-        parameters,
-        dict(zip(names, errors.tolist(), strict=True)),
-        converged,
-        parameters.get("nu", nu),
-        parameters.get("kappa", kappa),
+        build(values[:matrices]), -loss(values).item(), parameters, errors_by_name, converged, found_nu, found_kappa
     )
 
 
 def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tensor, Callable[[Tensor], LinearSDE]]:
-    """Names and values of what is free, and the model for other values."""
+    """Names and values of the free parameters, and a function that makes the model of other values."""
     diagonals = {
         "decay": -sde.dynamics.detach().diagonal(),
         "diffusion": sde.diffusion.detach().diagonal(),
         "observation_noise": sde.observation_noise.detach().diagonal(),
     }
-    names, start, places = [], [], []
+    names, start, positions = [], [], []
     for kind in FREE:
         if kind not in free:
             continue
@@ -249,11 +246,11 @@ def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tenso
             tied = [index for index, entry in enumerate(diagonal.tolist()) if entry == value]
             names.append(f"{kind}[{','.join(map(str, tied))}]")
             start.append(value)
-            places.append((kind, tied))
+            positions.append((kind, tied))
 
     def build(values: Tensor) -> LinearSDE:
         ratios = {kind: list(torch.ones_like(diagonal)) for kind, diagonal in diagonals.items()}
-        for value, first, (kind, tied) in zip(values, start, places, strict=True):
+        for value, first, (kind, tied) in zip(values, start, positions, strict=True):
             for index in tied:
                 ratios[kind][index] = value / first
         decay, *scales = (torch.stack(ratios[kind]) for kind in FREE)
@@ -269,7 +266,7 @@ def _parameters(sde: LinearSDE, free: Collection[str]) -> tuple[list[str], Tenso
 
 
 def _curvature(loss: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """The Hessian, by central differences of exact gradients: a tenth of the time of second derivatives."""
+    """The Hessian by central differences of exact gradients. Second derivatives would take ten times as long."""
 
     def slope(at: Tensor) -> Tensor:
         at = at.detach().requires_grad_()
@@ -281,9 +278,9 @@ def _curvature(loss: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
 
 
 def _standard_errors(curvature: Tensor) -> Tensor:
-    """Square roots of the diagonal of the inverse; infinite where the likelihood is flat or not at a maximum.
+    """Square roots of the diagonal of the inverse curvature. Infinite where the likelihood is flat or not at a maximum.
 
-    A parameter along which it is flat by itself, at zero say, takes no part in the errors of the others.
+    A parameter along which the likelihood is flat by itself, such as a noise of zero, does not change the others.
     """
     found = torch.full_like(curvature[0], torch.inf)
     size, shared = curvature.diagonal().abs(), (curvature - curvature.diagonal().diag()).abs()
@@ -291,7 +288,7 @@ def _standard_errors(curvature: Tensor) -> Tensor:
     curvature = curvature[curved][:, curved]
     scale = curvature.diagonal().sqrt()
     relative = curvature / scale / scale[:, None]
-    if not bool(relative.isfinite().all()):  # at the edge of what can be computed
+    if not bool(relative.isfinite().all()):  # by overflow
         return found
     eigenvalues, basis = torch.linalg.eigh(relative)
     if bool((eigenvalues > 1e-12).all()):

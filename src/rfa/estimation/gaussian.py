@@ -1,163 +1,295 @@
-"""What is known of a state: a mean, a covariance, and the directions of which nothing is known yet."""
+"""Gaussian knowledge of a state, in two forms: mean and covariance, and information.
+
+    Gaussian:     x ~ N(m, P + c L L^T) for c -> infinity. The columns of L are directions without any information.
+    Information:  -(x^T J x - 2 y^T x + c) / 2, a log-likelihood whose J may have any rank.
+
+An observation `z = H x + e`, `e ~ N(0, I)`, updates the first by `m -> m + K (z - H m)`, `P -> (I - K H) P`. It adds
+`H^T H` and `H^T z` to the second.
+
+Source: Durbin and Koopman, Time Series Analysis by State Space Methods, sections 5.2 and 6.4 (exact diffuse start).
+"""
 
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .matrices import symmetric
+from .matrices import identity_like, inverse, symmetric
 
-_TINY = 1e-7  # relative: as little of an unknown direction in what is seen is none of it
-_VISIBLE = 1e-9  # relative: a correlation of two unknown states that is none
+_NO_PART = 1e-7  # relative: an observation that shows less of a diffuse direction shows nothing of it
+_NO_CORRELATION = 1e-9  # relative: of two diffuse states
+_LARGEST_PRECISION = 1e100  # products of larger ones overflow
+_SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
 
 
-class Correction(NamedTuple):
-    """What an observation does to a mean: `m -> keep m + gain z`, `(models, n, n)` and `(models, n, m)`."""
+class AffineUpdate(NamedTuple):
+    """What an observation does to a mean: `m -> factor m + gain z`."""
 
-    keep: Tensor
-    gain: Tensor
+    factor: Float[Tensor, "#b n n"]
+    gain: Float[Tensor, "#b n m"]
 
     @classmethod
-    def of(cls, rows: Tensor, gains: list[Tensor]) -> "Correction":
-        """Of components that came one after the other, each with its gain `(models, n)`: `m -> m + k (z - h m)`."""
+    def of_components(cls, rows: Float[Tensor, "#b m n"], gains: list[Tensor]) -> "AffineUpdate":
+        """Of m components, used one after another: component i does `m -> m + k_i (z_i - h_i m)`."""
         n = rows.shape[-1]
-        keep, found = torch.eye(n, dtype=rows.dtype, device=rows.device).expand(len(rows), n, n), list[Tensor]()
+        factor, found = identity_like(rows).expand(len(rows), n, n), list[Tensor]()
         for row, gain in zip(rows.unbind(-2), gains, strict=True):
-            keep = keep - gain[..., :, None] * (row[..., None, :] @ keep)
+            factor = factor - gain[..., :, None] * (row[..., None, :] @ factor)
             found = [earlier - gain * (row * earlier).sum(-1, keepdim=True) for earlier in found] + [gain]
-        return cls(keep, torch.stack(found, dim=-1))
+        return cls(factor, torch.stack(found, dim=-1))
 
 
-class Unknown(NamedTuple):
-    """Directions without any information: the columns of L, whose variance is infinite.
+class DiffuseDirections(NamedTuple):
+    """Directions without any information: the columns of L. Their variance is infinite.
 
     Args:
-        root: L, `(models, n, n)`.
-        origin: `(models, n, n)`: what L would be had nothing been seen, against which rounding in it is told.
-        left: `(models,)`: how many directions are left.
+        root: L, `(b or 1, n, n)`.
+        origin: L as it would be without observations. Rounding errors in L are measured against it.
+        remaining: how many directions are still diffuse, `(b or 1,)`.
     """
 
-    root: Tensor
-    origin: Tensor
-    left: Tensor
+    root: Float[Tensor, "#b n n"]
+    origin: Float[Tensor, "#b n n"]
+    remaining: Float[Tensor, "#b"]
 
-    def moved(self, transition: Tensor) -> "Unknown":
-        """`L -> Phi L`; all directions stay all directions, whatever has decayed."""
-        blank = self.blank()
-        root, origin = (torch.where(blank, x, transition @ x) for x in (self.root, self.origin))
-        return Unknown(root, origin, self.left)
+    def predicted(self, transition: Float[Tensor, "#b n n"]) -> "DiffuseDirections":
+        """`L -> Phi L`. While all directions are diffuse L stays as it is, so that decay cannot shrink it to zero."""
+        unobserved = self.unobserved()
+        root, origin = (torch.where(unobserved, x, transition @ x) for x in (self.root, self.origin))
+        return DiffuseDirections(root, origin, self.remaining)
 
-    def blank(self) -> Tensor:
-        """Whether nothing has been seen yet, `(models, 1, 1)`."""
-        return (self.left == self.root.shape[-1])[:, None, None]
+    def unobserved(self) -> Bool[Tensor, "#b 1 1"]:
+        """Whether all directions are diffuse."""
+        return (self.remaining == self.root.shape[-1])[:, None, None]
 
-    def seen(self, row: Tensor) -> tuple[Tensor, Tensor, "Unknown"]:
-        """Whether `h x` shows a part of it, `(models, 1)`; then `L a / a^T a`, `a = L^T h`; and what is left."""
+    def updated(self, row: Float[Tensor, "#b n"]) -> tuple[Tensor, Tensor, "DiffuseDirections"]:
+        """What a component `h x` shows of the diffuse directions, with `a = L^T h`.
+
+        Returns:
+            Whether it shows a part of them, `(b, 1)`; the gain `L a / a^T a`, `(b, n)`; the directions that remain.
+        """
         shown = (self.root.mT @ row[..., None])[..., 0]
-        most = (row.abs() * self.sizes()).sum(-1, keepdim=True)
+        most = (row.abs() * self.scales()).sum(-1, keepdim=True)
         size = shown.square().sum(-1, keepdim=True)
-        first = size > (_TINY * most).square()
-        direction = shown / torch.where(first, size, 1.0)
-        gain = (self.root @ direction[..., None])[..., 0] * first
-        left = self.left - first[..., 0].to(self.left.dtype)
-        root = (self.root - gain[..., :, None] * shown[..., None, :]) * (left > 0)[..., None, None]
-        return first, gain, Unknown(root, self.origin, left)
+        shows = size > (_NO_PART * most).square()
+        direction = shown / torch.where(shows, size, 1.0)
+        gain = (self.root @ direction[..., None])[..., 0] * shows
+        remaining = self.remaining - shows[..., 0].to(self.remaining.dtype)
+        root = (self.root - gain[..., :, None] * shown[..., None, :]) * (remaining > 0)[..., None, None]
+        return shows, gain, DiffuseDirections(root, self.origin, remaining)
 
-    def sizes(self) -> Tensor:
-        """Of each state's variation had nothing been seen, `(models, n)`."""
+    def scales(self) -> Float[Tensor, "#b n"]:
+        """The size of each state's variation without observations."""
         return self.origin.square().sum(-1).sqrt()
 
 
 class Gaussian(NamedTuple):
-    """A state `x ~ N(mean, covariance + c L L^T)` for `c -> infinity` (the exact diffuse start).
+    """A state `x ~ N(mean, covariance + c L L^T)` for `c -> infinity`.
 
-    Covariances do not depend on what was measured: where series share a model, theirs have a batch of one.
+    Covariances do not depend on observed values. Where series share a model, their covariances have a batch of one.
 
     Args:
         mean: `(b, n)`.
-        covariance: `(models, n, n)`.
-        unknown: None where all is known.
-        least: `(b,)`: the sum of squares that no state can be below, given what was seen.
-
-    Source: Durbin and Koopman, Time Series Analysis by State Space Methods, sections 5.2 and 6.4.
+        covariance: `(b or 1, n, n)`.
+        diffuse: the directions L, or None where every direction is known.
+        least_squares: `(b,)`: the smallest sum of squared residuals that any state can have, given the observations.
     """
 
-    mean: Tensor
-    covariance: Tensor
-    unknown: Unknown | None
-    least: Tensor
+    mean: Float[Tensor, "b n"]
+    covariance: Float[Tensor, "#b n n"]
+    diffuse: DiffuseDirections | None
+    least_squares: Float[Tensor, " b"]
 
-    def expanded(self, count: int) -> "Gaussian":
-        """For so many series, each with what may have been all series' own."""
+    def repeated(self, count: int) -> "Gaussian":
+        """For `count` series, each with its own covariance."""
 
         def each(x: Tensor) -> Tensor:
             return x.repeat(count // len(x), *(1,) * (x.dim() - 1))
 
-        unknown = None if self.unknown is None else Unknown(*map(each, self.unknown))
-        return Gaussian(each(self.mean), each(self.covariance), unknown, each(self.least))
+        diffuse = None if self.diffuse is None else DiffuseDirections(*map(each, self.diffuse))
+        return Gaussian(each(self.mean), each(self.covariance), diffuse, each(self.least_squares))
 
-    def taken(self, index: Tensor) -> "Gaussian":
-        """Of some series; all have their own."""
-        unknown = None if self.unknown is None else Unknown(*(x[index] for x in self.unknown))
-        return Gaussian(self.mean[index], self.covariance[index], unknown, self.least[index])
+    def selected(self, series: Int[Tensor, " c"] | slice) -> "Gaussian":
+        """Of some series, by index or slice. Each must have its own covariance."""
+        diffuse = None if self.diffuse is None else DiffuseDirections(*(x[series] for x in self.diffuse))
+        return Gaussian(self.mean[series], self.covariance[series], diffuse, self.least_squares[series])
 
-    def first(self, count: int) -> "Gaussian":
-        """Of the first series; all have their own."""
-        return self.taken(torch.arange(count, device=self.mean.device))
-
-    def moved(self, transition: Tensor, variance: Tensor) -> "Gaussian":
-        """`m -> Phi m`, `P -> Phi P Phi^T + V`."""
+    def predicted(self, transition: Float[Tensor, "#b n n"], variance: Float[Tensor, "#b n n"]) -> "Gaussian":
+        """One step later: `m -> Phi m`, `P -> Phi P Phi^T + V`."""
         mean = (transition @ self.mean[..., None])[..., 0]
         covariance = symmetric(transition @ self.covariance @ transition.mT) + variance
-        if self.unknown is None:
-            return Gaussian(mean, covariance, None, self.least)
-        covariance = torch.where(self.unknown.blank(), self.covariance, covariance)
-        return Gaussian(mean, covariance, self.unknown.moved(transition), self.least)
+        if self.diffuse is None:
+            return Gaussian(mean, covariance, None, self.least_squares)
+        covariance = torch.where(self.diffuse.unobserved(), self.covariance, covariance)
+        return Gaussian(mean, covariance, self.diffuse.predicted(transition), self.least_squares)
 
-    def corrected(self, rows: Tensor, values: Tensor) -> tuple["Gaussian", list[Tensor]]:
-        """After seeing `z = H x + e`, `e ~ N(0, I)`, one component after the other; and the gain of each.
+    def updated(self, rows: Float[Tensor, "#b m n"], values: Float[Tensor, "b m"]) -> tuple["Gaussian", list[Tensor]]:
+        """After an observation `z = H x + e`, `e ~ N(0, I)`, whose components are used one after another.
 
         Args:
-            rows: H, `(models, m, n)`; a row of zeros says nothing.
-            values: z, `(b, m)`.
+            rows: H. A row of zeros stands for a missing component.
+            values: z.
+
+        Returns:
+            The posterior, and the gain `(b or 1, n)` of each component.
         """
-        mean, covariance, unknown, least = self
-        identity = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
+        mean, covariance, diffuse, least_squares = self
+        identity = identity_like(covariance)
         gains: list[Tensor] = []
         for row, value in zip(rows.unbind(-2), values.unbind(-1), strict=True):
             spread = (covariance @ row[..., None])[..., 0]
-            total = (row * spread).sum(-1, keepdim=True) + 1
-            gain = spread / total
-            missed = value - (row * mean).sum(-1)
-            share = missed.square() / total[..., 0]
-            if unknown is not None:
-                first, all_of_it, unknown = unknown.seen(row)
-                gain = torch.where(first, all_of_it, gain)
-                share = torch.where(first[..., 0], 0.0, share)
-            mean, least = mean + gain * missed[..., None], least + share
-            keep = identity - gain[..., :, None] * row[..., None, :]  # Joseph's form: nothing cancels
-            covariance = symmetric(keep @ covariance @ keep.mT) + gain[..., :, None] * gain[..., None, :]
+            variance = (row * spread).sum(-1, keepdim=True) + 1
+            gain = spread / variance
+            innovation = value - (row * mean).sum(-1)
+            residual = innovation.square() / variance[..., 0]
+            if diffuse is not None:
+                shows, diffuse_gain, diffuse = diffuse.updated(row)
+                gain = torch.where(shows, diffuse_gain, gain)
+                residual = torch.where(shows[..., 0], 0.0, residual)
+            mean, least_squares = mean + gain * innovation[..., None], least_squares + residual
+            factor = identity - gain[..., :, None] * row[..., None, :]  # Joseph's form: no digits cancel
+            covariance = symmetric(factor @ covariance @ factor.mT) + gain[..., :, None] * gain[..., None, :]
             gains.append(gain)
-        if unknown is not None and not bool(unknown.root.any()):
-            unknown = None
-        return Gaussian(mean, covariance, unknown, least), gains
+        if diffuse is not None and not bool(diffuse.root.any()):
+            diffuse = None
+        return Gaussian(mean, covariance, diffuse, least_squares), gains
 
-    def spread(self, settled: Tensor | None, seen: Tensor) -> Tensor:
-        """The covariance `(b, n, n)`, infinite where a direction is unknown.
+    def full_covariance(
+        self, stationary: Float[Tensor, "b n n"] | None, count: Int[Tensor, " b"]
+    ) -> Float[Tensor, "b n n"]:
+        """The covariance, infinite in diffuse directions.
 
         Args:
-            settled: the stationary covariance, which stands for it where nothing was seen.
-            seen: how many observations were, `(b,)`.
+            stationary: the stationary covariance. It is taken where there are no observations.
+            count: the number of observations.
         """
-        known = self._with_infinities().expand(*self.mean.shape, -1)
-        return known if settled is None else torch.where((seen == 0)[:, None, None], settled, known)
+        covariance = self._with_infinities().expand(*self.mean.shape, -1)
+        return covariance if stationary is None else torch.where((count == 0)[:, None, None], stationary, covariance)
 
     def _with_infinities(self) -> Tensor:
-        if self.unknown is None:
+        if self.diffuse is None:
             return self.covariance
-        root, size = self.unknown.root, self.unknown.sizes()
+        root, scales = self.diffuse.root, self.diffuse.scales()
         length = root.square().sum(-1).sqrt()
-        vague = length > _TINY * size
-        shared = (root @ root.mT).abs() > _VISIBLE * length[..., :, None] * length[..., None, :]
+        is_diffuse = length > _NO_PART * scales
+        correlated = (root @ root.mT).abs() > _NO_CORRELATION * length[..., :, None] * length[..., None, :]
         infinite = torch.copysign(torch.full_like(root, torch.inf), root @ root.mT)
-        return torch.where(vague[..., :, None] & vague[..., None, :] & shared, infinite, self.covariance)
+        return torch.where(is_diffuse[..., :, None] & is_diffuse[..., None, :] & correlated, infinite, self.covariance)
+
+
+class Information(NamedTuple):
+    """The log-likelihood `-(x^T J x - 2 y^T x + c) / 2 + const` of a state x, for any rank of J.
+
+    Args:
+        matrix: J, `(..., n, n)`, the precision.
+        vector: y, `(..., n)`.
+        constant: c, `(...,)`.
+    """
+
+    matrix: Float[Tensor, "*#batch n n"]
+    vector: Float[Tensor, "*batch n"]
+    constant: Float[Tensor, "*batch"]
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "*#batch m n"], values: Float[Tensor, "*batch m"]) -> "Information":
+        """`J = H^T H`, `y = H^T z`, `c = z^T z` of an observation with unit noise. C is not inverted."""
+        return cls(rows.mT @ rows, (rows.mT @ values[..., None])[..., 0], values.square().sum(-1))
+
+    def at(self, index: int) -> "Information":
+        """At a time index, of information along a grid `(b, G)`."""
+        return Information(*(part[:, index] for part in self))
+
+    def zero(self) -> "Information":
+        """No information, of the same shape as the first time index of this grid."""
+        return Information(*(torch.zeros_like(part[:, 0]) for part in self))
+
+    def weighted(self, weight: Float[Tensor, "*batch"]) -> "Information":
+        """The information of the same observations with their noise divided by a weight."""
+        return Information(
+            self.matrix * weight[..., None, None], self.vector * weight[..., None], self.constant * weight
+        )
+
+    def shrinkage(self, variance: Float[Tensor, "*#batch n n"]) -> Float[Tensor, "*batch n n"]:
+        """`(I + J V)^-1`: the factor by which J shrinks where V is added to the state."""
+        return inverse(identity_like(variance) + self.matrix @ variance)
+
+    def inflated(self, variance: Float[Tensor, "*#batch n n"]) -> "Information":
+        """On `x + e`, `e ~ N(0, V)`: precision `(J^-1 + V)^-1 = (I + J V)^-1 J`."""
+        factor = self.shrinkage(variance)
+        vector = factor @ self.vector[..., None]
+        lost = self.vector[..., None, :] @ (variance @ vector)
+        return Information(symmetric(factor @ self.matrix), vector[..., 0], self.constant - lost[..., 0, 0])
+
+    def substituted(self, matrix: Float[Tensor, "*#batch n n"]) -> "Information":
+        """On x, where this is information on `M x`: `M^T J M`, `M^T y`."""
+        vector = (matrix.mT @ self.vector[..., None])[..., 0]
+        return Information(matrix.mT @ self.matrix @ matrix, vector, self.constant)
+
+    def bounded(self) -> "Information":
+        """Scaled down where the precision is so large that products would overflow. The estimate stays the same."""
+        largest = self.matrix.detach().abs().amax((-2, -1))
+        if not bool((largest > _LARGEST_PRECISION).any()):
+            return self
+        scale = torch.where(largest > _LARGEST_PRECISION, _LARGEST_PRECISION / largest, 1.0)
+        return Information(self.matrix * scale[..., None, None], self.vector * scale[..., None], self.constant * scale)
+
+    def where(self, condition: Bool[Tensor, "*batch"]) -> "Information":
+        """Itself where a condition holds and the matrix is finite. Zero elsewhere."""
+        # for a J of less than full rank, V above 1e34 / J overflows
+        condition = condition & self.matrix.isfinite().all(-1).all(-1)
+        if bool(condition.all()):
+            return self
+        return Information(
+            torch.where(condition[..., None, None], self.matrix, 0.0),
+            torch.where(condition[..., None], self.vector, 0.0),
+            torch.where(condition, self.constant, 0.0),
+        )
+
+    def solve(self, stationary: Float[Tensor, "*batch n n"] | None) -> tuple[Tensor, Tensor]:
+        """Mean `J^-1 y` and covariance `J^-1`. In unknown directions the mean is 0 and the variance infinite.
+
+        Args:
+            stationary: the stationary covariance. It is taken where J is zero.
+        """
+        scale, matrix = self.scaled()
+        vector = self.vector * scale
+        regular = _regular(matrix)
+        solved = inverse(torch.where(regular[..., None, None], matrix, identity_like(matrix)))
+        mean, covariance = (solved @ vector[..., None])[..., 0] * scale, _outer(scale) * symmetric(solved)
+        if bool(regular.all()):
+            return mean, covariance
+        eigenvalues, basis = torch.linalg.eigh(matrix.detach())
+        unknown = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
+        pseudo = basis @ torch.diag_embed(torch.where(unknown, 0.0, 1 / eigenvalues)) @ basis.mT
+        projector = (basis * unknown[..., None, :]) @ basis.mT
+        infinite = torch.copysign(torch.full_like(projector, torch.inf), projector)
+        partial = torch.where(projector.abs() > 1e-9, infinite, _outer(scale) * pseudo)
+        if stationary is not None:
+            partial = torch.where(self.is_zero()[..., None, None], stationary, partial)
+        partial_mean = (pseudo @ vector[..., None])[..., 0] * scale
+        return torch.where(regular[..., None], mean, partial_mean), torch.where(
+            regular[..., None, None], covariance, partial
+        )
+
+    def is_zero(self) -> Bool[Tensor, "*batch"]:
+        """Whether there is no information at all."""
+        return ~self.matrix.any(-1).any(-1)
+
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """`d` `(..., n)` and `d J d`, whose diagonal is 1 or 0. So the units of the states do not change results."""
+        diagonal = self.matrix.detach().diagonal(dim1=-2, dim2=-1)
+        scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+        return scale, symmetric(_outer(scale) * self.matrix)
+
+    def __add__(self, other: "Information") -> "Information":  # type: ignore[override]
+        return Information(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def _regular(matrix: Tensor) -> Tensor:
+    eigenvalues = torch.linalg.eigvalsh(matrix.detach())
+    return (eigenvalues[..., -1] > 0) & (eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1])
+
+
+def _outer(scale: Tensor) -> Tensor:
+    return scale[..., :, None] * scale[..., None, :]

@@ -1,129 +1,148 @@
-"""The Gaussian estimate with the Riccati prior, that is, the Kalman filter and smoother: in linear time."""
+"""The Kalman filter and smoother: the Gaussian estimate with the Riccati prior, in linear time.
+
+    predicted:  m- = Phi m, P- = Phi P Phi^T + V
+    posterior:  m = m- + K (z - H m-), P = (I - K H) P-, K = P- H^T (H P- H^T + I)^-1
+    backward:   J_k, y_k: the information of all later observations on the state at time index k
+
+The smoother combines the posterior with the backward information (a two-filter smoother).
+"""
 
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from .gaussian import Correction, Gaussian, Unknown
-from .information import Information
-from .linear_sde import LinearSDE
-from .observations import Grid
-from .plan import Known, Plan, Row, settled
-from .steps import Steps
+from .gaussian import AffineUpdate, DiffuseDirections, Gaussian, Information
+from .grid import ObservationGrid, Transitions
+from .matrices import identity_like
+from .problem import EstimationProblem, InitialState, QueryEstimate
 
-_FAINT = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that is rounding
+_ROUNDING = 1e-14  # an eigenvalue of an information matrix at a unit diagonal that comes from rounding
 
 
-class Filtered(NamedTuple):
-    """A moment: what is known before and after what is seen at it, and the gain of each component."""
+class FilteredState(NamedTuple):
+    """The filter at one time index: the state before and after its observation, and the gain of each component."""
 
-    before: Gaussian
-    after: Gaussian
+    predicted: Gaussian
+    posterior: Gaussian
     gains: list[Tensor]
 
 
-def kalman_rows(sde: LinearSDE, grid: Grid, plan: Plan, known: Known | None) -> Row:
-    """Every query's row, `(b, queries, ...)`; there is nothing to iterate."""
-    steps = Steps.of(sde, grid)
-    states = [moment.after for moment in kalman_filter(grid, steps, first_state(grid, steps, known))]
-    if plan.smooth:
-        future = kalman_future(grid, steps)
-        states = [joined(state, ahead)[0] for state, ahead in zip(states, future, strict=True)]
-    moments = grid.wanted[: grid.models].unique()
-    wanted = [states[k] for k in moments.tolist()]
-    mean, least = (torch.stack(parts, dim=1) for parts in zip(*((x.mean, x.least) for x in wanted), strict=True))
-    prior, seen = settled(sde, grid, known), sources_seen(grid, plan.smooth)[:, moments].unbind(1)
-    covariance = torch.stack([x.spread(prior, count) for x, count in zip(wanted, seen, strict=True)], dim=1)
-    cost = least.clamp(min=0.0)[..., None].expand(*mean.shape[:2], plan.iterations + 1)
-    weights = _believed(grid, moments, plan.smooth) if plan.with_weights else None
-    return Row(mean, covariance, weights, cost).gathered(torch.searchsorted(moments, grid.wanted.contiguous()))
+def kalman_estimate(problem: EstimationProblem) -> QueryEstimate:
+    """The estimate at every query, `(b, queries, ...)`. It needs no iteration, so the objective is constant."""
+    grid, options = problem.grid, problem.options
+    transitions = Transitions.of(problem.sde, grid)
+    states = [
+        state.posterior
+        for state in kalman_filter(grid, transitions, initial_gaussian(problem.initial, grid, transitions))
+    ]
+    if options.smooth:
+        backward = backward_information(grid, transitions)
+        states = [combined(state, later)[0] for state, later in zip(states, backward, strict=True)]
+    indices = grid.query_index[: grid.models].unique()
+    wanted = [states[k] for k in indices.tolist()]
+    mean = torch.stack([state.mean for state in wanted], dim=1)
+    least_squares = torch.stack([state.least_squares for state in wanted], dim=1)
+    counts = problem.observation_counts()[:, indices].unbind(1)
+    covariance = torch.stack(
+        [state.full_covariance(problem.stationary, count) for state, count in zip(wanted, counts, strict=True)], dim=1
+    )
+    objective = least_squares.clamp(min=0.0)[..., None].expand(*mean.shape[:2], options.iterations + 1)
+    weights = _unit_weights(grid, indices, options.smooth) if options.with_weights else None
+    estimates = QueryEstimate(mean, covariance, weights, objective)
+    return estimates.gathered(torch.searchsorted(indices, grid.query_index.contiguous()))
 
 
-def first_state(grid: Grid, steps: Steps, known: Known | None) -> Gaussian:
-    """Before anything is seen; nothing is known by default."""
-    least = grid.values.new_zeros(len(grid.times))
-    if known is None:
-        root = torch.diag_embed(_scales(grid, steps))
-        unknown = Unknown(root, root, root.new_full(root.shape[:1], root.shape[-1]))
-        return Gaussian(torch.zeros_like(grid.seen.vector[:, 0]), 0 * root, unknown, least)
-    return Gaussian(known.mean, known.covariance, None, least)
+def initial_gaussian(initial: InitialState | None, grid: ObservationGrid, transitions: Transitions) -> Gaussian:
+    """The state before any observation. By default all directions are diffuse."""
+    least_squares = grid.values.new_zeros(len(grid.times))
+    if initial is not None:
+        return Gaussian(initial.mean, initial.covariance, None, least_squares)
+    root = torch.diag_embed(_diffuse_scales(grid, transitions))
+    diffuse = DiffuseDirections(root, root, root.new_full(root.shape[:1], root.shape[-1]))
+    return Gaussian(torch.zeros_like(grid.information.vector[:, 0]), 0 * root, diffuse, least_squares)
 
 
 @torch.no_grad()
-def _scales(grid: Grid, steps: Steps) -> Tensor:
-    """How far each state must move for the first observations to tell, `(models, n)`: its unit while it is unknown."""
-    rows, n = grid.whitened[0], grid.seen.vector.shape[-1]
-    told, moved = rows.new_zeros(grid.models, n), torch.eye(n, dtype=rows.dtype, device=rows.device)[None]
-    for k in range(grid.times.shape[1]):
-        if k >= 4 * n and bool((told > 0).all()):
+def _diffuse_scales(grid: ObservationGrid, transitions: Transitions) -> Tensor:
+    """The unit of each state while it is diffuse, `(b or 1, n)`: the change that the first observations would show."""
+    n, identity = grid.rows.shape[-1], identity_like(grid.rows)
+    shown, moved = grid.rows.new_zeros(grid.models, n), identity[None]
+    for k in range(grid.length):
+        if k >= 4 * n and bool((shown > 0).all()):
             break
-        moved = steps[k - 1][0] @ moved if k else moved
-        blank = ~(told > 0).any(-1)[:, None, None]
-        moved = torch.where(blank, torch.eye(n, dtype=rows.dtype, device=rows.device), moved)
-        told = told + (rows[:, k] @ moved).square().sum(-2)
-    return torch.where((told > 0) & told.isfinite(), told, 1.0).rsqrt()
+        moved = transitions[k - 1][0] @ moved if k else moved
+        nothing_yet = ~(shown > 0).any(-1)[:, None, None]
+        moved = torch.where(nothing_yet, identity, moved)
+        shown = shown + (grid.rows[:, k] @ moved).square().sum(-2)
+    return torch.where((shown > 0) & shown.isfinite(), shown, 1.0).rsqrt()
 
 
-def kalman_filter(grid: Grid, steps: Steps, state: Gaussian) -> list[Filtered]:
-    """Every moment from what came before it and what is seen at it."""
-    rows, values = grid.whitened
+def kalman_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> list[FilteredState]:
+    """The filter at every time index, from the state before the first one.
+
+    Raises:
+        ValueError: where the covariance overflows.
+    """
     found = []
-    for k in range(grid.times.shape[1]):
-        before = state.moved(*steps[k - 1]) if k else state
-        if not bool(before.covariance.isfinite().all()):
-            raise ValueError(
-                f"times: got a time by which the state overflows, moment {k} of all, expected a shorter series"
-            )
-        state, gains = before.corrected(rows[:, k], values[:, k])
-        found.append(Filtered(before, state, gains))
+    for k in range(grid.length):
+        predicted = state.predicted(*transitions[k - 1]) if k else state
+        check_finite(predicted.covariance, k)
+        state, gains = predicted.updated(*grid.at(k))
+        found.append(FilteredState(predicted, state, gains))
     return found
 
 
-def kalman_future(grid: Grid, steps: Steps) -> list[Information]:
-    """What all that is seen behind each moment says of the state at it."""
-    seen = [Information(*parts) for parts in zip(*(part.unbind(1) for part in grid.seen), strict=True)]
-    ahead = Information(*(torch.zeros_like(part) for part in seen[-1]))
-    found = [ahead]
-    for k in reversed(range(len(seen) - 1)):
-        ahead = steps.back(k, ahead + seen[k + 1])
-        found.append(ahead)
+def check_finite(covariance: Float[Tensor, "_ n n"], index: int) -> None:
+    """Raise `ValueError` unless a predicted covariance is finite."""
+    if not bool(covariance.isfinite().all()):
+        raise ValueError(
+            f"times: got a time by which the state overflows, moment {index} of all, expected a shorter series"
+        )
+
+
+def backward_information(grid: ObservationGrid, transitions: Transitions) -> list[Information]:
+    """The information of all later observations on the state at each time index."""
+    later = grid.information.zero()
+    found = [later]
+    for k in reversed(range(grid.length - 1)):
+        later = transitions.backward(k, later + grid.information.at(k + 1))
+        found.append(later)
     return found[::-1]
 
 
-def joined(state: Gaussian, ahead: Information) -> tuple[Gaussian, Correction]:
-    """A state corrected by what the future says of it, `m -> keep m + gain y`.
+def combined(state: Gaussian, information: Information) -> tuple[Gaussian, AffineUpdate]:
+    """A state updated by information on it. The mean becomes `factor m + gain y`.
 
-    `J = U diag(l) U^T` is what the rows `L^-1 U^T J` say through unit noise, `L L^T = U^T J U` where l > 0.
+    `J = U diag(l) U^T` is the information of an observation with unit noise and rows `L^-1 U^T J`,
+    where `L L^T = U^T J U` for the eigenvalues l > 0.
     """
-    scale, matrix = ahead.scaled()
-    eigenvalues, basis = torch.linalg.eigh(matrix.detach())  # equal ones would have no gradient
-    seen = (eigenvalues > _FAINT * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny))[..., None]
-    across = basis.mT * seen
-    told = across @ matrix
-    factor, failed = torch.linalg.cholesky_ex(told @ across.mT + torch.diag_embed((~seen[..., 0]).to(matrix.dtype)))
-    if bool((failed > 0).any()):  # by rounding, where eigenvalues differ by all digits
-        diagonal = torch.diag_embed(torch.where(seen[..., 0], eigenvalues, 1.0).sqrt())
+    scale, matrix = information.scaled()
+    eigenvalues, basis = torch.linalg.eigh(matrix.detach())  # equal eigenvalues have no gradient
+    informative = (eigenvalues > _ROUNDING * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny))[..., None]
+    projection = basis.mT * informative
+    projected = projection @ matrix
+    missing = torch.diag_embed((~informative[..., 0]).to(matrix.dtype))
+    factor, failed = torch.linalg.cholesky_ex(projected @ projection.mT + missing)
+    if bool((failed > 0).any()):  # rounding, where the eigenvalues differ by more than the digits of float64
+        diagonal = torch.diag_embed(torch.where(informative[..., 0], eigenvalues, 1.0).sqrt())
         factor = torch.where((failed > 0)[..., None, None], diagonal, factor)
-    rows = torch.linalg.solve_triangular(factor, told, upper=False) / scale[..., None, :]
-    back = torch.linalg.solve_triangular(factor, across * scale[..., None, :], upper=False)
-    values = (back @ ahead.vector[..., None])[..., 0]
-    after, gains = state.corrected(rows, values)
-    keep, gain = Correction.of(rows, gains)
-    least = after.least + (ahead.constant - values.square().sum(-1)).clamp(min=0.0)
-    return after._replace(least=least), Correction(keep, gain @ back)
+    rows = torch.linalg.solve_triangular(factor, projected, upper=False) / scale[..., None, :]
+    to_values = torch.linalg.solve_triangular(factor, projection * scale[..., None, :], upper=False)
+    values = (to_values @ information.vector[..., None])[..., 0]
+    posterior, gains = state.updated(rows, values)
+    update = AffineUpdate.of_components(rows, gains)
+    least_squares = posterior.least_squares + (information.constant - values.square().sum(-1)).clamp(min=0.0)
+    return posterior._replace(least_squares=least_squares), AffineUpdate(update.factor, update.gain @ to_values)
 
 
-def sources_seen(grid: Grid, smooth: bool) -> Tensor:
-    """`(b, G)`: how many observations each moment sees."""
-    return grid.present.sum(-1, keepdim=True).expand(grid.present.shape) if smooth else grid.present.cumsum(-1)
-
-
-def _believed(grid: Grid, moments: Tensor, smooth: bool) -> Tensor:
-    """`(b, rows, T)`: 1 for all that a row sees."""
-    count, observations = grid.key.shape[1], int(grid.key.max()) + 1
-    place = torch.arange(count, device=grid.key.device).expand_as(grid.key).masked_fill(~grid.present, count)
-    at = grid.key.masked_fill(grid.key < 0, observations)  # the last: nobody's
-    seen_at = place.new_full((len(at), observations + 1), count).scatter(1, at, place)[:, :observations]
-    last = moments.new_full(moments.shape, count - 1) if smooth else moments
-    return (seen_at[:, None, :] <= last[:, None]).to(torch.float64)
+def _unit_weights(grid: ObservationGrid, indices: Int[Tensor, " queries"], smooth: bool) -> Tensor:
+    """`(b, queries, T)`: 1 for every observation that a query uses, else 0."""
+    length, index = grid.length, grid.observation_index
+    position = torch.arange(length, device=index.device).expand_as(index).masked_fill(~grid.present, length)
+    at = index.masked_fill(index < 0, grid.observation_count)  # queries go to a column that is cut off
+    first_use = position.new_full((len(at), grid.observation_count + 1), length).scatter(1, at, position)
+    first_use = first_use[:, : grid.observation_count]
+    last = indices.new_full(indices.shape, length - 1) if smooth else indices
+    return (first_use[:, None, :] <= last[:, None]).to(torch.float64)

@@ -1,23 +1,29 @@
-"""A linear stochastic differential equation and what it says of a state: transition, covariance, samples."""
+"""A linear stochastic differential equation: its transition, covariance, stationary covariance and samples.
+
+    dx = A x dt + G dW,  G G^T = Q           Phi(dt) = exp(A dt)
+    z_i = C x(t_i) + e_i,  e_i ~ N(0, R)     V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds
+
+Source: equation `SDE` and appendices A.1 and A.2.
+"""
 
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
 
-from .matrices import check_covariance, check_matrix, check_start, real, root, symmetric
+from .matrices import check_covariance, check_initial, check_matrix, real, square_root, symmetric
 
-_WORST_CONDITION = 1e8  # of eigenvectors: beyond, half the digits are lost
-_SHORT = 0.5  # |A| dt up to which a block exponential is taken as it is
+_WORST_CONDITION = 1e8  # of eigenvectors: above it, half of the digits are lost
+_SHORT = 0.5  # |A| dt up to which the block exponential is computed directly
 
 
 class Outliers(NamedTuple):
-    """A measurement error is multiplied by `scale` with this probability, row by row."""
+    """With `probability`, the measurement error of a row is multiplied by `scale`."""
 
     probability: float
     scale: float
@@ -26,28 +32,35 @@ class Outliers(NamedTuple):
 class Simulation(NamedTuple):
     """What `LinearSDE.simulate` draws: states `(..., T, n)` and observations `(..., T, m)`."""
 
-    states: Tensor
-    observations: Tensor
+    states: Float[Tensor, "*batch T n"]
+    observations: Float[Tensor, "*batch T m"]
 
 
 class Diagonalization(NamedTuple):
-    """`A = S diag(eigenvalues) S^-1`, complex; `diffusion` is `S^-1 Q S^-dagger`, diagonal for independent modes."""
+    """`A = S diag(eigenvalues) S^-1`, complex.
 
-    eigenvalues: Tensor
-    basis: Tensor
-    inverse: Tensor
-    diffusion: Tensor
+    Args:
+        eigenvalues: `(..., n)`, per unit of time.
+        basis: S, `(..., n, n)`.
+        inverse: `S^-1`.
+        diffusion: `S^-1 Q S^-dagger`. It is diagonal where the modes are independent.
+    """
+
+    eigenvalues: Complex[Tensor, "*batch n"]
+    basis: Complex[Tensor, "*batch n n"]
+    inverse: Complex[Tensor, "*batch n n"]
+    diffusion: Complex[Tensor, "*batch n n"]
 
 
 class LinearSDE:
-    """`dx = A x dt + G dW` with `G G^T = Q`, seen as `z_i = C x(t_i) + e_i`, `e_i ~ N(0, R)`.
+    """`dx = A x dt + G dW` with `G G^T = Q`, observed as `z_i = C x(t_i) + e_i`, `e_i ~ N(0, R)`.
 
-    All matrices are kept in float64, may have leading batch dimensions that broadcast, and carry gradients.
+    All matrices are kept in float64 and carry gradients. They may have leading batch dimensions that broadcast.
 
     Args:
-        dynamics: A, `(..., n, n)`, per unit of time; any real matrix, stable or not.
+        dynamics: A, `(..., n, n)`, per unit of time. Any real matrix, stable or not.
         diffusion: Q, `(..., n, n)`, symmetric positive semi-definite, variance per unit of time.
-        observation: C, `(..., m, n)`; m may be smaller or larger than n.
+        observation: C, `(..., m, n)`. m may be smaller or larger than n.
         observation_noise: R, `(..., m, m)`, symmetric positive semi-definite, a variance.
 
     Raises:
@@ -59,10 +72,10 @@ class LinearSDE:
 
     def __init__(
         self,
-        dynamics: Float[Tensor, "*batch n n"],
-        diffusion: Float[Tensor, "*batch n n"],
-        observation: Float[Tensor, "*batch m n"],
-        observation_noise: Float[Tensor, "*batch m m"],
+        dynamics: Real[Tensor, "*#batch n n"],
+        diffusion: Real[Tensor, "*#batch n n"],
+        observation: Real[Tensor, "*#batch m n"],
+        observation_noise: Real[Tensor, "*#batch m m"],
     ):
         self.dynamics = real("dynamics", dynamics)
         self.diffusion = real("diffusion", diffusion)
@@ -81,18 +94,19 @@ class LinearSDE:
             given = ", ".join(str(tuple(shape)) for shape in shapes)
             raise ValueError(f"batch dimensions of A, Q, C, R: got {given}, expected shapes that broadcast") from None
         off_diagonal = self.dynamics - torch.diag_embed(self.dynamics.diagonal(dim1=-2, dim2=-1))
-        # where A wants a gradient, its zeros want one too
+        # where A needs a gradient, its zeros need one too
         self._diagonal = not self.dynamics.requires_grad and not bool(off_diagonal.any())
 
     @property
     def _matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.dynamics, self.diffusion, self.observation, self.observation_noise
 
-    def transition(self, dt: float | Tensor) -> Float[Tensor, "*batch n n"]:
+    def transition(self, dt: float | int | Tensor) -> Float[Tensor, "*lags n n"]:
         """`Phi(dt) = exp(A dt)`.
 
         Args:
-            dt: a number, or `(..., T)` with leading dimensions that broadcast against the batch; of any sign.
+            dt: lag in units of time, of any sign. A number, or `(..., T)` with leading dimensions that broadcast
+                against the batch.
 
         Returns:
             `(..., n, n)` for a number, else `(..., T, n, n)`.
@@ -102,21 +116,21 @@ class LinearSDE:
         """
         dt = _lags(dt)
         if self._diagonal:
-            return torch.diag_embed(torch.exp(_times(self.dynamics, dt).diagonal(dim1=-2, dim2=-1)))
-        return torch.linalg.matrix_exp(_times(self.dynamics, dt))
+            return torch.diag_embed(torch.exp(_times_lag(self.dynamics, dt).diagonal(dim1=-2, dim2=-1)))
+        return torch.linalg.matrix_exp(_times_lag(self.dynamics, dt))
 
-    def covariance(self, dt: float | Tensor) -> Float[Tensor, "*batch n n"]:
-        """`V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds`: how uncertain a known state has become.
+    def covariance(self, dt: float | int | Tensor) -> Float[Tensor, "*lags n n"]:
+        """`V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds`: the covariance that a known state gains over a lag.
 
-        The solution of the differential Lyapunov equation `V' = A V + V A^T + Q`, `V(0) = 0` (appendix A.2). A block
-        exponential over a short lag, doubled by `V(2h) = V(h) + Phi(h) V(h) Phi(h)^T`: nothing overflows that stays
-        finite itself. Where A is diagonal, `V_ij = Q_ij integral_0^dt exp((a_i + a_j) s) ds` in closed form.
+        V solves the differential Lyapunov equation `V' = A V + V A^T + Q`, `V(0) = 0` (appendix A.2). It is computed
+        by a block exponential over a short lag, doubled by `V(2h) = V(h) + Phi(h) V(h) Phi(h)^T`. So it overflows
+        only where V itself does. Where A is diagonal, `V_ij = Q_ij integral_0^dt exp((a_i + a_j) s) ds` in closed form.
 
         Args:
-            dt: >= 0, a number or `(..., T)`, as in `transition`.
+            dt: lag >= 0 in units of time, a number or `(..., T)`, as in `transition`.
 
         Returns:
-            `(..., n, n)` for a number, else `(..., T, n, n)`; a variance.
+            A variance: `(..., n, n)` for a number, else `(..., T, n, n)`.
 
         Raises:
             ValueError: for lags that are negative, NaN or infinite.
@@ -128,31 +142,31 @@ class LinearSDE:
 
     def _diagonal_covariance(self, dt: Tensor) -> Tensor:
         decay = -self.dynamics.diagonal(dim1=-2, dim2=-1)
-        rates = (decay[..., :, None] + decay[..., None, :]) / 2  # exp(-2 mu s) with the mean of two decays
+        rates = (decay[..., :, None] + decay[..., None, :]) / 2  # mean mu of two states: exp(-2 mu s)
         if dt.dim():
-            return _each(self.diffusion) * accumulated_variance(_each(rates), dt[..., None, None])
+            return _at_each_time(self.diffusion) * accumulated_variance(_at_each_time(rates), dt[..., None, None])
         return self.diffusion * accumulated_variance(rates, dt)
 
     def _block_covariance(self, dt: Tensor) -> Tensor:
         n = self.state_size
         size = self.diffusion.detach().abs().amax(dim=(-2, -1), keepdim=True)
-        size = torch.where(size > 0, size, 1.0)  # large noise must not cost halvings
+        size = torch.where(size > 0, size, 1.0)  # large noise must not need more halvings
         longest = torch.linalg.matrix_norm(self.dynamics.detach(), 1).max().item()
         longest *= dt.detach().max().item() if dt.numel() else 0.0
         halvings = max(0, math.ceil(math.log2(longest / _SHORT))) if longest > 0 else 0
         dynamics, diffusion = torch.broadcast_tensors(self.dynamics, self.diffusion / size)
         upper = torch.cat([-dynamics, diffusion], dim=-1)
         lower = torch.cat([torch.zeros_like(dynamics), dynamics.mT], dim=-1)
-        blocks = torch.linalg.matrix_exp(_times(torch.cat([upper, lower], dim=-2), dt * 0.5**halvings))
+        blocks = torch.linalg.matrix_exp(_times_lag(torch.cat([upper, lower], dim=-2), dt * 0.5**halvings))
         phi = blocks[..., n:, n:].mT
         variance = phi @ blocks[..., :n, n:]
         for _ in range(halvings):
             variance = variance + phi @ variance @ phi.mT
             phi = phi @ phi
-        return symmetric(variance) * (_each(size) if dt.dim() else size)
+        return symmetric(variance) * (_at_each_time(size) if dt.dim() else size)
 
     def stationary_covariance(self) -> Float[Tensor, "*batch n n"]:
-        """P with `A P + P A^T + Q = 0`, the limit of `covariance(dt)` for long lags.
+        """P with `A P + P A^T + Q = 0`: the limit of `covariance(dt)` for long lags, `(..., n, n)`.
 
         Raises:
             ValueError: where an eigenvalue of A has no negative real part: the variance grows without bound.
@@ -174,10 +188,10 @@ class LinearSDE:
         return symmetric(solved.reshape(diffusion.shape))
 
     def diagonalize(self) -> Diagonalization:
-        """The eigenbasis in which the modes move on their own (appendix A.2).
+        """The eigenbasis, in which each mode moves independently of the others (appendix A.2).
 
         Raises:
-            ValueError: where there is none, or its condition number, which is named, lies above 1e8.
+            ValueError: where there is no eigenbasis, or its condition number is above 1e8. The message names it.
         """
         eigenvalues, basis = torch.linalg.eig(self.dynamics)
         condition = torch.linalg.cond(basis.detach()).max().item()
@@ -193,7 +207,7 @@ class LinearSDE:
     @torch.no_grad()
     def simulate(
         self,
-        times: Float[Tensor, "*batch T"],
+        times: Real[Tensor, "*#batch T"],
         generator: torch.Generator | None = None,
         outliers: Outliers | tuple[float, float] | None = None,
         *,
@@ -204,12 +218,11 @@ class LinearSDE:
 
         Args:
             times: `(T,)` or `(..., T)`, not decreasing.
-            generator: of the random numbers.
-            outliers: `(probability, scale)`: so often a row's measurement error is so many times as large.
-            initial: mean `(..., n)` and covariance `(..., n, n)` of the first state, whose leading dimensions
-                broadcast with the others; by default the stationary distribution, and where there is none the state
-                starts at zero.
-            sample_shape: leading dimensions of independent draws.
+            generator: source of the random numbers.
+            outliers: `(probability, scale)`. With this probability a row's measurement error is multiplied by scale.
+            initial: mean `(..., n)` and covariance `(..., n, n)` of the first state. Their leading dimensions
+                broadcast with the others. By default the stationary distribution. A model without one starts at zero.
+            sample_shape: leading dimensions of independent samples.
 
         Raises:
             ValueError: for no times, times that decrease or are not finite, an impossible initial state or outlier,
@@ -226,7 +239,7 @@ class LinearSDE:
         probability, scale = outliers or (0.0, 1.0)
         if not (0 <= probability <= 1 and 0 <= scale < math.inf):
             raise ValueError(f"outliers: got {outliers}, expected a probability and a finite scale >= 0")
-        mean, covariance = self._start() if initial is None else check_start(self.state_size, initial)
+        mean, covariance = self._default_initial() if initial is None else check_initial(self.state_size, initial)
         parts = self.batch_shape, times.shape[:-1], mean.shape[:-1], covariance.shape[:-2]
         try:
             shape = (*sample_shape, *torch.broadcast_shapes(*parts))
@@ -240,19 +253,21 @@ class LinearSDE:
         def normal(size: int) -> Tensor:
             return torch.randn(*shape, size, 1, generator=generator, dtype=torch.float64, device=times.device)
 
-        state = mean[..., None] + root(covariance) @ normal(self.state_size)
+        state = mean[..., None] + square_root(covariance) @ normal(self.state_size)
         states = [state]
-        transition, noise = self.transition(steps), root(self.covariance(steps))
+        transition, noise = self.transition(steps), square_root(self.covariance(steps))
         for k in range(steps.shape[-1]):
             state = transition[..., k, :, :] @ state + noise[..., k, :, :] @ normal(self.state_size)
             states.append(state)
         path = torch.stack(states, dim=-3)[..., 0]
-        kind: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": times.device}
-        errors = _each(root(self.observation_noise)) @ torch.randn(*path.shape[:-1], self.observation_size, 1, **kind)
-        size = torch.where(torch.rand(*path.shape[:-1], 1, 1, **kind) < probability, scale, 1.0)
-        return Simulation(path, (_each(self.observation) @ path[..., None] + size * errors)[..., 0])
+        options: dict[str, Any] = {"generator": generator, "dtype": torch.float64, "device": times.device}
+        errors = _at_each_time(square_root(self.observation_noise)) @ torch.randn(
+            *path.shape[:-1], self.observation_size, 1, **options
+        )
+        size = torch.where(torch.rand(*path.shape[:-1], 1, 1, **options) < probability, scale, 1.0)
+        return Simulation(path, (_at_each_time(self.observation) @ path[..., None] + size * errors)[..., 0])
 
-    def _start(self) -> tuple[Tensor, Tensor]:
+    def _default_initial(self) -> tuple[Tensor, Tensor]:
         zeros = torch.zeros(*self.batch_shape, self.state_size, dtype=torch.float64, device=self.dynamics.device)
         try:
             return zeros, self.stationary_covariance()
@@ -260,17 +275,17 @@ class LinearSDE:
             return zeros, torch.diag_embed(zeros)
 
 
-def _lags(dt: float | Tensor) -> Tensor:
+def _lags(dt: float | int | Tensor) -> Tensor:
     dt = torch.as_tensor(dt, dtype=torch.float64)
     if not bool(dt.isfinite().all()):
         raise ValueError("dt: got NaN or infinite values, expected finite lags")
     return dt
 
 
-def _each(matrix: Tensor) -> Tensor:
-    """The same matrix at every time: `(..., 1, n, n)`."""
+def _at_each_time(matrix: Tensor) -> Tensor:
+    """The matrix with a dimension for times: `(..., 1, n, n)`."""
     return matrix.unsqueeze(-3)
 
 
-def _times(matrix: Tensor, dt: Tensor) -> Tensor:
-    return _each(matrix) * dt[..., None, None] if dt.dim() else matrix * dt
+def _times_lag(matrix: Tensor, dt: Tensor) -> Tensor:
+    return _at_each_time(matrix) * dt[..., None, None] if dt.dim() else matrix * dt

@@ -1,13 +1,18 @@
-"""Small symmetric matrices in float64, and the checks of what is given as one."""
+"""Small matrices in float64: checks of what a caller gives, whitening, inverses and square roots."""
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 _TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
 
 
-def real(name: str, given: Tensor) -> Tensor:
-    """`given` in float64; `ValueError` unless it is a tensor of real numbers."""
+def real(name: str, given: object) -> Tensor:
+    """`given` in float64.
+
+    Raises:
+        ValueError: naming the argument, unless `given` is a tensor of real numbers.
+    """
     if not isinstance(given, Tensor):
         raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
     if given.is_complex() or given.dtype == torch.bool:
@@ -16,10 +21,15 @@ def real(name: str, given: Tensor) -> Tensor:
 
 
 def check_matrix(name: str, given: Tensor, columns: int | None = None) -> None:
-    """Raise `ValueError` unless `given` is finite and `(..., rows, columns)`, square where no number is named."""
+    """Raise `ValueError` unless `given` is finite and has shape `(..., rows, columns)`.
+
+    Where `columns` is None, the matrix must be square.
+    """
     shape = tuple(given.shape)
-    wide = shape[-1] if columns is None and len(shape) >= 2 else columns
-    fits = len(shape) >= 2 and shape[-1] == wide and (columns is not None or shape[-2] == wide) and 0 not in shape[-2:]
+    expected_columns = shape[-1] if columns is None and len(shape) >= 2 else columns
+    fits = len(shape) >= 2 and shape[-1] == expected_columns and 0 not in shape[-2:]
+    if columns is None:
+        fits = fits and shape[-2] == expected_columns
     if not fits:
         expected = "(..., n, n)" if columns is None else f"(..., m, {columns})"
         raise ValueError(f"{name}: got shape {shape}, expected {expected}")
@@ -43,8 +53,12 @@ def check_covariance(name: str, given: Tensor, size: int) -> None:
         )
 
 
-def check_start(size: int, initial: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """A mean `(..., size)` and a covariance `(..., size, size)` in float64; `ValueError` for anything else."""
+def check_initial(size: int, initial: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean `(..., size)` and covariance `(..., size, size)` of the first state, in float64.
+
+    Raises:
+        ValueError: for anything else than a finite mean and a covariance of these shapes.
+    """
     if not isinstance(initial, tuple | list) or len(initial) != 2:
         raise ValueError(f"initial: got {type(initial).__name__}, expected a mean and a covariance")
     mean, covariance = (real("initial", part) for part in initial)
@@ -54,13 +68,31 @@ def check_start(size: int, initial: tuple[Tensor, Tensor]) -> tuple[Tensor, Tens
     return mean, covariance
 
 
-def symmetric(matrix: Tensor) -> Tensor:
-    """Its symmetric part."""
+def flattened(x: Tensor, batch_shape: torch.Size, trailing: int) -> Tensor:
+    """`x`, broadcast to `(*batch_shape, ...)`, as `(b, ...)`. The last `trailing` dimensions stay as they are."""
+    return x.expand(*batch_shape, *x.shape[x.dim() - trailing :]).reshape(-1, *x.shape[x.dim() - trailing :])
+
+
+def identity_like(matrix: Float[Tensor, "... rows n"]) -> Float[Tensor, "n n"]:
+    """The identity with as many rows as `matrix` has columns, of its type and on its device."""
+    return torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+
+
+def trace(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch"]:
+    """The sum of the diagonal."""
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+
+def symmetric(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """The symmetric part, `(M + M^T) / 2`."""
     return (matrix + matrix.mT) / 2
 
 
-def inverse(matrix: Tensor) -> Tensor:
-    """`matrix^-1`; by cofactors for many of up to 2 x 2, which takes a hundredth of a library call for each."""
+def inverse(matrix: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """`matrix^-1`.
+
+    Many matrices of up to 2 x 2 are inverted by cofactors. A library call for each would take 100 times as long.
+    """
     if matrix.shape[-1] == 1:
         return 1 / matrix
     if matrix.shape[-1] > 2 or matrix.shape[:-2].numel() < 8:
@@ -70,15 +102,15 @@ def inverse(matrix: Tensor) -> Tensor:
     return rows / (a * d - b * c)[..., None, None]
 
 
-def positive(covariance: Tensor) -> Tensor:
-    """Its symmetric part where that is positive semi-definite or infinite; else with all eigenvalues positive.
+def positive(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """The symmetric part, with its negative eigenvalues raised to small positive ones: they come from rounding.
 
-    Negative ones are rounding. The gradient is that of the covariance as given.
+    An infinite matrix stays as it is. The gradient is that of the covariance as given.
     """
     covariance = symmetric(covariance)
     given = covariance.detach()
     finite = given.isfinite().all(-1).all(-1)[..., None, None]
-    units = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()  # those of the states must not matter
+    units = given.diagonal(dim1=-2, dim2=-1).abs().sqrt()  # the units of the states must not change the result
     units = torch.where((units > 0) & units.isfinite(), units, 1.0)[..., None]
     eigenvalues, basis = torch.linalg.eigh(torch.where(finite, given / units / units.mT, 0.0))
     negative = (eigenvalues[..., :1] < 0)[..., None]
@@ -89,7 +121,33 @@ def positive(covariance: Tensor) -> Tensor:
     return torch.where(negative, rebuilt + (covariance - given), covariance)
 
 
-def root(covariance: Tensor) -> Tensor:
-    """A matrix whose product with its own transpose is `covariance`, which may be singular."""
+def square_root(covariance: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch n n"]:
+    """A matrix L with `L L^T = covariance`. The covariance may be singular."""
     eigenvalues, basis = torch.linalg.eigh(symmetric(covariance))
     return basis * eigenvalues.clamp(min=0.0).sqrt()[..., None, :]
+
+
+def without_missing(
+    observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], present: Bool[Tensor, "*rows m"]
+) -> tuple[Tensor, Tensor]:
+    """C and R with a row of zeros and a noise of 1 for each missing component."""
+    both = present[..., :, None] & present[..., None, :]
+    ones = torch.diag_embed((~present).to(noise.dtype))
+    return torch.where(present[..., None], observation, 0.0), torch.where(both, noise, 0.0) + ones
+
+
+def whitened(
+    observation: Float[Tensor, "*#rows m n"], noise: Float[Tensor, "*#rows m m"], values: Float[Tensor, "*rows m"]
+) -> tuple[Tensor, Tensor]:
+    """`L^-1 C` and `L^-1 z` with `R = L L^T`: the same observation with noise of unit covariance.
+
+    Raises:
+        ValueError: where R is singular.
+    """
+    factor, failed = torch.linalg.cholesky_ex(noise)
+    if bool((failed > 0).any()):
+        raise ValueError(
+            "observation_noise: got a singular observation noise, expected a positive definite R for what is seen"
+        )
+    whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
+    return whiten @ observation, (whiten @ values[..., None])[..., 0]

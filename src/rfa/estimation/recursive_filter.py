@@ -1,0 +1,258 @@
+"""The recursive robust filter: a filter that has been robust so far judges each observation.
+
+It keeps one Gaussian. Each row gets the mean of its gains over the scales that its error may have (`noise_scale`), and
+the uncertainty between these scales inflates the covariance (moment matching, as for a Gaussian sum):
+
+    m = m- + K_w (z - H m-),   P = (I - K_w H) P- + P- H^T scatter H P-,    K_w the Kalman gain with noise R / w
+
+A run of rejected rows may be right: the state has jumped, or the filter has started at an outlier. So a rejected row
+starts a second filter, the challenger. Its covariance is inflated until the row fits. The challenger takes over when it
+expects the later rows 1,000 times as much as the filter does.
+"""
+
+from typing import NamedTuple, TypeVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .contributions import Contributions
+from .gaussian import Gaussian
+from .grid import ObservationGrid, Transitions
+from .kalman import FilteredState, check_finite, combined, kalman_filter
+from .noise_scale import NoiseScale, ScalePosterior, infer_scale
+
+_REJECTED = 0.1  # a row of smaller weight starts a challenger
+_PRIOR_LOG_ODDS = -7.0  # of a new challenger: 1 to 1,000
+_ABANDONED_LOG_ODDS = -9.0  # a challenger with smaller odds is given up
+_SAME_LOG_ODDS = 0.05  # change in odds by which filter and challenger are the same: another challenger may start
+_NO_DIGITS = 1e14  # a squared distance from a mean. A row that far off would lose its digits beside the mean.
+
+Part = TypeVar("Part", Gaussian, Contributions)
+
+
+class FilterPass(NamedTuple):
+    """A robust filter of b series. With challengers it has 2 b series: the filters, then their challengers.
+
+    Args:
+        grid: the observations with their weights.
+        transitions: of the same series.
+        states: the filter at each time index.
+        gain_ratio: `(b or 2 b, G)`: the gain of each row over its Kalman gain, 1 where nothing is observed.
+        median_scale: `(b, G)`: the median scale of the noise, as known at each time.
+        replaced: `(b, G)`: where the challenger takes over, before the row is used. None without challengers.
+        started: `(b, G)`: where a new challenger starts, before the row is used.
+        cleared: `(b, G)`: where it starts without a mean.
+    """
+
+    grid: ObservationGrid
+    transitions: Transitions
+    states: list[FilteredState]
+    gain_ratio: Float[Tensor, "c grid"]
+    median_scale: Float[Tensor, "b grid"]
+    replaced: Bool[Tensor, "b grid"] | None = None
+    started: Bool[Tensor, "b grid"] | None = None
+    cleared: Bool[Tensor, "b grid"] | None = None
+
+    def without_challengers(self, part: Part) -> Part:
+        """Of the b filters alone."""
+        if self.replaced is None:
+            return part
+        return part.selected(slice(0, len(self.replaced)))
+
+    def inherited(self, contributions: Contributions, index: int) -> Contributions:
+        """Contributions at a time index, where challengers take over and where they start."""
+        if self.replaced is None or self.started is None or self.cleared is None:
+            return contributions
+        contributions = contributions.selected(_origin(self.replaced[:, index], self.started[:, index]))
+        cleared = self.cleared[:, index]
+        return contributions.cleared(torch.cat([torch.zeros_like(cleared), cleared]))
+
+    def with_median_noise(self, grid: ObservationGrid) -> ObservationGrid:
+        """The observations with the median scale of their noise. Later distances are measured with it."""
+        return grid if bool((self.median_scale == 1).all()) else grid.weighted(1 / self.median_scale)
+
+
+def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
+    """The Kalman filter: every row has weight 1."""
+    ones = torch.ones_like(grid.times)
+    return FilterPass(grid, transitions, kalman_filter(grid, transitions, state), ones, ones)
+
+
+def robust_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
+    """The filter in which the prediction of each row gives its weight."""
+    return _filtered(grid, transitions, state)[0]
+
+
+def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
+    """The filter in which past and future give the weights. Combined with `backward_information` it is a smoother.
+
+    From the last row back, each row has two predictions: the filter's, and the filter's combined with the future. The
+    prediction under which the row is more probable gives its weight. The scales are those of the whole series.
+    """
+    filtered, scale = _filtered(grid, transitions, state)
+    later = grid.information.zero()
+    rows: list[ScalePosterior] = []
+    for k in reversed(range(grid.length)):
+        predicted = filtered.without_challengers(filtered.states[k].predicted)
+        from_past = _scale_posterior(scale.expected(), predicted, grid, k)
+        from_both = _scale_posterior(scale.expected(), combined(predicted, later)[0], grid, k)
+        past_wins = ~from_both.valid | (from_past.log_evidence > from_both.log_evidence)
+        row = from_past.where(from_past.valid & past_wins, from_both)
+        scale = scale._replace(last=torch.where(row.valid[:, None], row.probability, scale.last))
+        rows.append(row)
+        if k:
+            later = transitions.backward(k - 1, later + grid.information.at(k).weighted(row.weight))
+    weight, gain_ratio = _weights(rows[::-1])
+    weighted, median = grid.weighted(weight), scale.median()[:, None].expand_as(gain_ratio)
+    return FilterPass(weighted, transitions, kalman_filter(weighted, transitions, state), gain_ratio, median)
+
+
+def _filtered(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> tuple[FilterPass, NoiseScale]:
+    """The robust filter, and the scales that it has learned."""
+    b = len(grid.times)
+    filters, challengers = slice(0, b), slice(b, 2 * b)
+    grid, transitions, state = grid.doubled(), transitions.doubled(), state.repeated(2 * b)
+    scale = NoiseScale.prior(grid.values)
+    nothing = torch.zeros_like(grid.present[filters, 0])
+    determining = -(-state.mean.shape[-1] // grid.values.shape[-1]) - 1  # rows beside the first that determine a state
+    trusted = torch.zeros_like(grid.times[filters, 0])  # how many rows the challenger will still use with weight 1
+    log_odds = torch.full_like(grid.times[filters, 0], -torch.inf)  # of the challenger; -inf where there is none
+    states, rows, medians, replacements, starts, clearings = [], [], [], [], [], []
+    for k in range(grid.length):
+        predicted = state.predicted(*transitions[k - 1]) if k else state
+        check_finite(predicted.covariance[filters], k)
+        row = _scale_posterior(scale.expected(), predicted, grid, k)
+        row = _with_trust(row, torch.cat([nothing, trusted > 0]))
+        valid = row.valid[filters] & row.valid[challengers]
+        change = torch.where(valid, row.log_evidence[challengers] - row.log_evidence[filters], 0.0).detach()
+        same = valid & (change.abs() < _SAME_LOG_ODDS)
+        log_odds = log_odds + change
+        replaced = log_odds > 0
+        ended = replaced | ~(log_odds > _ABANDONED_LOG_ODDS)
+        predicted, scale, row = _inherited(predicted, scale, row, _origin(replaced, nothing))
+        started = (ended | same) & row.valid[filters] & (row.weight[filters] < _REJECTED)
+        cleared = nothing
+        log_odds = torch.where(started, _PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
+        if bool(started.any()):
+            predicted, scale, row = _inherited(predicted, scale, row, _origin(nothing, started))
+            new = torch.cat([nothing, started])
+            challenger, cleared = _challenger(predicted, grid, k)
+            predicted = predicted._replace(
+                mean=torch.where(new[:, None], challenger.mean, predicted.mean),
+                covariance=torch.where(new[:, None, None], challenger.covariance, predicted.covariance),
+            )
+            cleared = cleared[challengers] & started
+            row = _full_weight(scale.expected(), grid, k).where(new, row)
+        trusted = torch.where(started, 2.0 * determining, (trusted - valid.to(trusted.dtype)).clamp(min=0.0))
+        scale = scale.updated(row)
+        state, gains = _updated(predicted, grid, k, row)
+        states.append(FilteredState(predicted, state, gains))
+        rows.append(row)
+        medians.append(scale.median()[filters])
+        replacements.append(replaced)
+        starts.append(started)
+        clearings.append(cleared)
+    weight, gain_ratio = _weights(rows)
+    along_grid = [torch.stack(values, dim=1) for values in (medians, replacements, starts, clearings)]
+    found = FilterPass(grid.weighted(weight), transitions, states, gain_ratio, *along_grid)
+    return found, NoiseScale(*(x[filters] for x in scale))
+
+
+def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Tensor, " c"]:
+    """`(2 b,)`: the series that each filter and each challenger continues."""
+    b = len(replaced)
+    index = torch.arange(2 * b, device=replaced.device)
+    index[:b] += b * replaced
+    index[b:] -= b * started
+    return index
+
+
+def _inherited(
+    predicted: Gaussian, scale: NoiseScale, row: ScalePosterior, origin: Tensor
+) -> tuple[Gaussian, NoiseScale, ScalePosterior]:
+    """Of the series that each one continues."""
+    return predicted.selected(origin), NoiseScale(*(x[origin] for x in scale)), row.selected(origin)
+
+
+def _weights(rows: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
+    """Weight and gain ratio of each row, `(b, G)`."""
+    return torch.stack([row.weight for row in rows], dim=1), torch.stack([row.gain_ratio for row in rows], dim=1)
+
+
+def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple[Gaussian, Bool[Tensor, " c"]]:
+    """The challenger that a row would start, and whether it starts without a mean.
+
+    Its covariance is inflated until it expects the row. The mean is set to zero where the row would lose its digits
+    beside it, as beside a fill value.
+    """
+    cleared = _misfit(predicted, grid, index) > _NO_DIGITS
+    predicted = predicted._replace(mean=torch.where(cleared[:, None], 0.0, predicted.mean))
+    inflation = _misfit(predicted, grid, index)[:, None, None]
+    return predicted._replace(covariance=predicted.covariance * inflation), cleared
+
+
+def _with_trust(row: ScalePosterior, trusted: Bool[Tensor, " c"]) -> ScalePosterior:
+    """With weight 1 where a row is trusted and would be rejected.
+
+    A challenger's first row may have moved the wrong state: the velocity, where the position has jumped. The next rows
+    correct that, if they are not rejected too.
+    """
+    trusted = trusted & (row.weight < _REJECTED)
+    ones, scatter = torch.ones_like(row.weight), torch.where(trusted[:, None, None], 0.0, row.scatter)
+    weight, gain_ratio = (torch.where(trusted, ones, x) for x in (row.weight, row.gain_ratio))
+    return row._replace(weight=weight, gain_ratio=gain_ratio, scatter=scatter)
+
+
+def _misfit(predicted: Gaussian, grid: ObservationGrid, index: int) -> Float[Tensor, " c"]:
+    """`d^2 / m` of a row, at least 1: the factor by which the covariance must grow to expect the row."""
+    rows, values = grid.at(index)
+    innovation = values - (rows @ predicted.mean[..., None])[..., 0]
+    variance = rows @ predicted.covariance @ rows.mT
+    variance = variance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+    solved, singular = torch.linalg.solve_ex(variance, innovation[..., None])  # singular by rounding: two equal rows
+    distance = (innovation * solved[..., 0]).sum(-1).masked_fill(singular > 0, 1.0)
+    return (distance / rows.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
+
+
+def _updated(
+    predicted: Gaussian, grid: ObservationGrid, index: int, row: ScalePosterior
+) -> tuple[Gaussian, list[Tensor]]:
+    """After a row with its weight. `P H^T scatter H P` inflates the covariance."""
+    rows, values = grid.at(index)
+    root = row.weight.sqrt()
+    posterior, gains = predicted.updated(rows * root[:, None, None], values * root[:, None])
+    across = predicted.covariance @ rows.mT
+    return posterior._replace(covariance=posterior.covariance + across @ row.scatter @ across.mT), gains
+
+
+def _full_weight(expected: Float[Tensor, "c scales"], grid: ObservationGrid, index: int) -> ScalePosterior:
+    """A row of weight 1, without a prediction of it."""
+    b, m = grid.values[:, index].shape
+    ones = grid.values.new_ones(b)
+    invalid = torch.zeros_like(grid.present[:, index])
+    return ScalePosterior(ones, ones, grid.values.new_zeros(b, m, m), expected, 0 * ones, invalid)
+
+
+def _scale_posterior(
+    expected: Float[Tensor, "c scales"], predicted: Gaussian, grid: ObservationGrid, index: int
+) -> ScalePosterior:
+    """The scale of a row, by its innovation from the predicted state."""
+    rows, values = grid.at(index)
+    b, m = values.shape
+    valid, full_weight = grid.present[:, index], _full_weight(expected, grid, index)
+    if predicted.diffuse is not None:  # a row that shows a diffuse direction has no prediction
+        diffuse = predicted.diffuse
+        for component in rows.unbind(-2):
+            shows, _, diffuse = diffuse.updated(component)
+            valid = valid & ~shows[..., 0]
+    if not bool(valid.any()):
+        return full_weight
+    innovation = values - (rows @ predicted.mean[..., None])[..., 0]
+    variance = (rows @ predicted.covariance @ rows.mT).expand(b, m, m)
+    finite = innovation.isfinite().all(-1) & variance.isfinite().all(-1).all(-1)
+    if not bool(finite.all()):  # a prediction that overflows gives no weight
+        valid, innovation = valid & finite, torch.where(finite[:, None], innovation, 0.0)
+        variance = torch.where(finite[:, None, None], variance, 0.0)
+    present = rows.any(-1).expand(b, m)
+    return infer_scale(expected, innovation, variance, present).where(valid, full_weight)

@@ -1,0 +1,161 @@
+"""The robust weight: how much an observation counts, given its squared distance from the estimate.
+
+    w(s) = rho'(s),    s = d^2 of m dimensions
+
+A bounded penalty rho gives distant observations little weight. Weights below 1 also make the estimate less certain: the
+calibration measures by how much, for Gaussian errors.
+
+Source: appendix A.3.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
+
+Penalty = Literal["power", "welsch"]
+Number = float | int | Tensor  # a tensor without dimensions, where a gradient is needed
+_SMALLEST_NU = (
+    1e-6  # degrees of freedom; below, all weight lies within sqrt(nu) of the estimate and is lost to rounding
+)
+_NU, _KAPPA = f"degrees of freedom > 0, at least {_SMALLEST_NU}", "a finite exponent > 0"
+_SMALLEST_MEAN = 1e-30  # mean weight: quotients by it stay finite
+_CHI_RANGE = 12.0  # chi_m lies within that distance of sqrt(m): its deviation is about 0.7 for any m
+
+
+@dataclass(frozen=True)
+class RobustWeight:
+    """`w(s) = rho'(s)` of a squared distance s of m dimensions (appendix A.3).
+
+    power: `w = (1 + s / nu)^-kappa`, `rho = nu / (kappa - 1) (1 - (1 + s / nu)^(1 - kappa))`. With `kappa = 1` the
+        weight is, up to `(nu + m) / nu`, the posterior mean of the inverse scale of a Student-t residual.
+    welsch: `w = exp(-s / m)`, `rho = m (1 - exp(-s / m))`, the limit of `kappa = (nu + m) / m` for large nu.
+
+    Args:
+        nu: degrees of freedom >= 1e-6. Infinite: all weights are 1, the Gaussian case.
+        kappa: exponent > 0.
+        size: m.
+        penalty: "power" or "welsch".
+
+    Raises:
+        ValueError: for a value out of range.
+    """
+
+    nu: Number
+    kappa: Number | None
+    size: int
+    penalty: Penalty = "power"
+
+    def __post_init__(self):
+        if not self.nu >= _SMALLEST_NU:
+            raise ValueError(f"nu: got {self.nu}, expected {_NU}")
+        if self.kappa is not None and not 0 < self.kappa < math.inf:
+            raise ValueError(f"kappa: got {self.kappa}, expected {_KAPPA}")
+        if self.penalty not in get_args(Penalty):
+            raise ValueError(
+                f"penalty: got {self.penalty!r}, expected one of {', '.join(map(repr, get_args(Penalty)))}"
+            )
+
+    @classmethod
+    def of(cls, nu: object, kappa: object, size: int, penalty: Penalty = "power") -> "RobustWeight":
+        """With nu and kappa as a caller gives them.
+
+        Raises:
+            ValueError: for a value that is not a number, or out of range.
+        """
+        return cls(_number("nu", nu, _NU), None if kappa is None else _number("kappa", kappa, _KAPPA), size, penalty)
+
+    @property
+    def gaussian(self) -> bool:
+        """Whether all weights are 1."""
+        return self.penalty == "power" and not isinstance(self.nu, Tensor) and math.isinf(self.nu)
+
+    @property
+    def exponent(self) -> Number:
+        """kappa, by default `(nu + m) / m`, so that logits do not grow with the dimension.
+
+        m is the model's, also for a row with missing components: all rows have the same exponent.
+        """
+        return (self.nu + self.size) / self.size if self.kappa is None else self.kappa
+
+    def log_weight(self, distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """`log w` of squared distances."""
+        if self.gaussian:
+            return torch.zeros_like(distance)
+        if self.penalty == "welsch":
+            return -distance / self.size
+        return -self.exponent * torch.log1p(distance / self.nu)
+
+    def cost(self, distance: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The penalty rho of squared distances."""
+        if self.gaussian:
+            return distance
+        if self.penalty == "welsch":
+            return -self.size * torch.expm1(-distance / self.size)
+        if self.exponent == 1:
+            return self.nu * torch.log1p(distance / self.nu)
+        return self.nu / (self.exponent - 1) * -torch.expm1((1 - self.exponent) * torch.log1p(distance / self.nu))
+
+    def consistency(self, observed: int | None = None) -> tuple[Number, Number]:
+        """For `s ~ chi^2_k`, that is, a right model: the mean weight, and the variance over that of all weights 1.
+
+        They are `E w` and `(E[w^2 s] / k) / (E w + 2 E[w' s] / k)^2`, the asymptotic variance of an M-estimator of
+        location.
+
+        Args:
+            observed: k, how many of the m components a row has. m by default.
+        """
+        k = self.size if observed is None else observed
+        if self.gaussian or not k:
+            return 1.0, 1.0
+        if isinstance(self.nu, Tensor) or isinstance(self.kappa, Tensor):
+            return self._consistency_tensors(k)
+        return self._consistency_numbers(k)
+
+    @functools.cache  # noqa: B019 - the cache holds a few numbers only
+    def _consistency_numbers(self, k: int) -> tuple[float, float]:
+        mean, variance = self._consistency_tensors(k)
+        return mean.item(), variance.item()
+
+    def _consistency_tensors(self, k: int) -> tuple[Tensor, Tensor]:
+        # chi_k, the root of s, has a density without a singularity. Powers of large k overflow, so logarithms are used.
+        low, high = max(0.0, math.sqrt(k) - _CHI_RANGE), math.sqrt(k) + _CHI_RANGE
+        root = low + (high - low) * (torch.arange(2**17, dtype=torch.float64) + 0.5) / 2**17
+        density = torch.softmax((k - 1) * torch.log(root) - root.square() / 2, dim=0)
+        s = root.square()
+        log_weight = self.log_weight(s)
+        largest = log_weight.max().detach()
+        weight = torch.exp(log_weight - largest)  # both ratios do not depend on this scale
+        slope = -weight / self.size if self.penalty == "welsch" else -self.exponent * weight / (self.nu + s)
+        spread = (density * weight.square() * s).sum() / k
+        mean = (density * weight).sum()
+        sensitivity = torch.maximum(mean + 2 * (density * slope * s).sum() / k, 1e-4 * mean)
+        return (mean * largest.exp()).clamp(min=_SMALLEST_MEAN), spread / sensitivity.square()
+
+    def calibration(self, observed: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+        """The product of the two numbers of `consistency`, for the number of components that each row has.
+
+        Weights divided by it add up to the precision that the estimate has for Gaussian errors.
+        """
+        if not observed.numel():
+            return observed.to(torch.float64)
+        counts, position = observed.unique(return_inverse=True)
+        table = [torch.as_tensor(math.prod(self.consistency(k)), dtype=torch.float64) for k in counts.tolist()]
+        return torch.stack(table).to(observed.device)[position]
+
+
+def _number(name: str, given: object, expected: str) -> Number:
+    if isinstance(given, Tensor) and given.requires_grad and not given.dim():
+        return given.to("cpu", torch.float64)  # a tensor without dimensions on the CPU works with those of any device
+    try:
+        if not isinstance(given, str | bool):
+            return float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name}: got {given!r}, expected {expected}")

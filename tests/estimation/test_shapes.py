@@ -1,0 +1,70 @@
+"""The shapes in the annotations of `rfa.estimation`, checked in one call of each way (tests/conftest.py)."""
+
+import math
+
+import jaxtyping
+import pytest
+import torch
+
+import rfa.estimation.fused
+from rfa.estimation import LinearSDE, fit, log_likelihood, robust_estimate
+from rfa.estimation.matrices import symmetric
+from rfa.ops.backends import BACKENDS
+
+from .models import EYE, coupled, irregular_times, matrix, rotating, trend, with_gaps
+
+LENGTH, SERIES = 12, 3
+QUERIES = matrix([-0.3, 0.7, 40.0])
+OPTIONS = [
+    {"nu": math.inf},
+    {"nu": math.inf, "direction": "smooth", "query_times": QUERIES},
+    {},
+    {"direction": "smooth", "nu": 4.0, "kappa": 1.0},
+    {"start": "leave_one_out", "kappa": None, "query_times": QUERIES},
+    {"start": "query", "direction": "smooth", "penalty": "welsch", "return_weights": False},
+    {"prior": "lyapunov"},
+    {"prior": "lyapunov", "start": "leave_one_out"},
+    {"prior": "lyapunov", "start": "query", "direction": "smooth", "query_times": QUERIES},
+]
+FUSED = [{"start": "query", "query_times": QUERIES}, {"start": "leave_one_out", "prior": "lyapunov"}, {"nu": math.inf}]
+
+
+def drawn(sde: LinearSDE, times: torch.Tensor, gaps: bool) -> torch.Tensor:
+    seen = sde.simulate(times, torch.Generator().manual_seed(0), (0.2, 100.0), sample_shape=(SERIES,)).observations
+    seen[0, 8:] += 50.0  # a jump: a challenger
+    return with_gaps(seen) if gaps else seen
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("model", [coupled, trend])
+def test_dense(model, known):
+    sde, times = model(), irregular_times(LENGTH)
+    n = sde.state_size
+    for gaps in (False, True):
+        seen = drawn(sde, times, gaps)
+        initial = (torch.zeros(n).double(), torch.eye(n).double()) if known else None
+        for options in OPTIONS:
+            found = robust_estimate(sde, times, seen, initial=initial, **options)
+            queries = len(options.get("query_times", times))
+            assert found.mean.shape == (SERIES, queries, n)
+            assert found.covariance.shape == (SERIES, queries, n, n)
+            if options.get("return_weights", True):
+                assert found.weights.shape == (SERIES, queries, LENGTH)
+
+
+def test_fused_and_fit(monkeypatch):
+    monkeypatch.setattr(rfa.estimation.fused, "backend_for", lambda *_: BACKENDS["reference"])
+    sde, times = rotating(), irregular_times(LENGTH)
+    seen = drawn(sde, times, False)
+    for options in FUSED:
+        for initial in (None, (matrix([1.0, 0.0]), EYE)):
+            robust_estimate(sde, times, seen, backend="fused", return_weights=False, initial=initial, **options)
+    assert log_likelihood(sde, times, seen).shape == (SERIES,)
+    fit(sde, times, seen, max_steps=1)
+    sde.diagonalize()
+    assert LinearSDE(-EYE, EYE, EYE, EYE).covariance(times).shape == (LENGTH, 2, 2)
+
+
+def test_a_wrong_shape_is_an_error():
+    with pytest.raises(jaxtyping.TypeCheckError):
+        symmetric(torch.zeros(2, 3))
