@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import rotate
-from rfa.nn.cache import FilterLayer
+from rfa.nn import FilterCache
 
 from .bound import decoding_work, fields
 from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
@@ -77,8 +77,9 @@ def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
     layer, device = problem.layer, torch.device(problem.setting.device)
     layer.backend = problem.setting.backend
     batch, _, length, _ = problem.shape
-    frequency, past = layer.dynamics()["frequency"], FilterLayer()
-    times = past.place(batch, length - 1, device, None, None, None).query_times
+    frequency, cache = layer.dynamics()["frequency"], FilterCache()
+    past = cache.layer(0)
+    times = cache.locate(batch, length - 1, device, None, None, None).query_times
     query, key, value = (state.detach()[:, :, -1:] for state in problem.states)
     cached = []
     for state, turns in zip(problem.states[1:], (True, layer.rotate_values), strict=True):
@@ -87,8 +88,8 @@ def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
     past.update(cached[0], cached[1])
 
     def step() -> Tensor:
-        positions = past.place(batch, 1, device, None, None, None)
-        estimate = layer.estimate_with_past(query, key, value, past, positions)
+        positions = cache.locate(batch, 1, device, None, None, None)
+        estimate = layer.estimate_with_cache(query, key, value, past, positions=positions)
         past.crop(-1)
         return estimate
 

@@ -4,7 +4,7 @@ In the common frame states only decay, so that for one query i and one observati
 
     d_ij^2 = |x_i - E_ij z_j|^2 / (Sigma_ij + P_i),    xbar_i = sum_j w_ij c_ij E_ij z_j / sum_j w_ij c_ij,
 
-which is the operator's separable path (`rfa.ops.fused.FusedPrior`): `Sigma_ij = u_i - E_ij^2 u_j + eta^2 E_ij^2`, and
+which is the operator's `rfa.ops.prior.SeparablePath`: `Sigma_ij = u_i - E_ij^2 u_j + eta^2 E_ij^2`, and
 P_i joins the query's u. Lyapunov: `c_ij = 1 / Sigma_ij`, P = 0. Riccati: `c_ij = K_j exp(C_i - C_j)` with exact gains.
 All is in units of eta, relative to a trajectory of the process that runs through the observations. So series may differ
 in their models, and float32 spends its digits on differences.
@@ -18,11 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.ops.backends import TRITON_CHANNELS, backend_for
-from rfa.ops.dense_path import path_attention
-from rfa.ops.fused import BITS, FusedPrior, Score
-from rfa.ops.fused_backend import Kernel, attend
-from rfa.ops.inputs import Positions
+from rfa.ops.backends import TRITON_CHANNELS, attend, backend_for
+from rfa.ops.kernel import Kernel, Score
+from rfa.ops.positions import Positions, group_numbers
+from rfa.ops.prior import BITS, SeparablePath
+from rfa.ops.reference import path_attention
 
 from .gains import Filtered, filtered
 from .isotropic import Isotropic
@@ -145,7 +145,7 @@ def _step(
     found_here = []
     for rows, keys in _blocks(series, weights, belief, state, times, key_times):
         key_bias = None if bias is None else bias[..., keys]
-        prior = FusedPrior(None, weights.key_path[..., keys], weights.query_path[..., rows], key_bias, scalars, bound)
+        prior = SeparablePath(weights.key_path[..., keys], weights.query_path[..., rows], key_bias, scalars, bound)
         own = key[:, :, keys]
         found_here.append(
             attend(
@@ -154,7 +154,7 @@ def _step(
                 own,
                 own,
                 frequency=None,
-                positions=Positions(key_times[:, keys], times[:, rows], present[:, keys], None, None),
+                positions=Positions(key_times[:, keys], times[:, rows], *group_numbers(present[:, keys])),
                 prior=prior,
                 causal=True,
                 score=score,

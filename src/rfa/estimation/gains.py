@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
-from rfa.ops.scan import linear_scan
+from rfa.ops.cumulative import linear_scan
 
 from .series import Series
 

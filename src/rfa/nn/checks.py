@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rfa.ops.backends import BACKENDS
-from rfa.ops.inputs import Positions, locate
 from rfa.ops.transforms import readable
-from rfa.ops.validation import validate_positions
 
 # What the extensions of appendix E need of a filter's other choices
 _NEEDS: dict[tuple[str, str], dict[str, object]] = {
@@ -108,21 +106,6 @@ def check_ids(name: str, ids: Tensor, vocabulary: int, spared: int | None = None
         least = int(ids.masked_fill(ids == spared, 0).min())
     expected = f"ids from 0 to {vocabulary - 1}" + ("" if spared is None else f", or {spared}")
     require(least >= 0 and most < vocabulary, name, least if least < 0 else most, expected)
-
-
-def checked_positions(
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    *,
-    times: Tensor | None,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-) -> Positions:
-    """Where tokens stand; `ValueError` where times, mask and segments do not fit queries and keys of these numbers."""
-    validate_positions(batch, queries, keys, device, times, None, key_mask, segment_ids)
-    return locate(queries, keys, device, times, None, key_mask, segment_ids)
 
 
 def check_sizes(hidden_size: int, num_heads: int) -> None:

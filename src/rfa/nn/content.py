@@ -10,13 +10,15 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.ops.content import Noises, content_filter_attention
-from rfa.ops.inputs import Weight
-from rfa.ops.path import TokenDynamics
+from rfa.ops.cumulative import TokenDynamics
+from rfa.ops.positions import Positions
+from rfa.ops.problem import Weight
 
-from .checks import check_backend, check_rates, check_sizes, check_states, checked_positions, paired, require
+from .cache import locate_tokens
+from .checks import check_backend, check_rates, check_sizes, check_states, paired, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
 from .positive import PositiveParameters, softplus_inverse
-from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
+from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 
 class ContentDynamics(PositiveParameters):
@@ -129,6 +131,7 @@ class ContentFilterAttention(nn.Module):
         segment_ids: Int[Tensor, "batch length"] | None = None,
         past_key_values: Cache | None = None,
         layer_index: int = 0,
+        positions: Positions | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """The layer's correction, to be added to the residual stream.
 
@@ -139,6 +142,7 @@ class ContentFilterAttention(nn.Module):
             segment_ids: attend within equal ids only; each segment is a path of its own.
             past_key_values: None: a cache would have to keep the end of each path, and does not.
             layer_index: not used without a cache.
+            positions: where the tokens stand, in the place of times, mask and segments.
 
         Returns:
             `(batch, length, hidden)`.
@@ -149,10 +153,9 @@ class ContentFilterAttention(nn.Module):
         given = None if past_key_values is None else type(past_key_values).__name__
         require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
-        positions = checked_positions(
-            batch, length, length, hidden_states.device, times=times, key_mask=key_mask, segment_ids=segment_ids
-        )
-        hidden_states = finite_where_missing(hidden_states, key_mask)
+        if positions is None:
+            positions = locate_tokens(batch, length, hidden_states.device, times, key_mask, segment_ids)
+        hidden_states = finite_where_absent(hidden_states, positions)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)

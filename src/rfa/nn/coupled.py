@@ -8,13 +8,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
-from rfa.ops.inputs import Weight, times_dtype
-from rfa.ops.validation import validate_positions
+from rfa.ops.positions import times_dtype
+from rfa.ops.problem import Weight
 
+from .cache import locate_tokens
 from .checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states, require
 from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
 from .positive import PositiveParameters
-from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
+from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 
 class _HeadProcess(PositiveParameters):
@@ -170,15 +171,15 @@ class CoupledFilterAttention(nn.Module):
         require(others == batch, "auxiliary_states", others, f"batch {batch}, that of hidden_states")
         device = hidden_states.device
         require(auxiliary_states.device == device, "auxiliary_states", auxiliary_states.device, f"device {device}")
-        validate_positions(batch, length, length, device, times, None, key_mask, None)
+        positions = locate_tokens(batch, length, device, times, key_mask, None)
         try:
-            validate_positions(batch, sources, sources, device, auxiliary_times, None, auxiliary_key_mask, None)
+            auxiliary = locate_tokens(batch, sources, device, auxiliary_times, auxiliary_key_mask, None)
         except ValueError as error:
             raise ValueError(f"auxiliary_{error}") from None
         times, auxiliary_times = _on_one_clock(times, length, auxiliary_times, sources, device)
 
-        hidden_states = finite_where_missing(hidden_states, key_mask)
-        auxiliary_states = finite_where_missing(auxiliary_states, auxiliary_key_mask)
+        hidden_states = finite_where_absent(hidden_states, positions)
+        auxiliary_states = finite_where_absent(auxiliary_states, auxiliary)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)

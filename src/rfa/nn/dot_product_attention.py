@@ -9,14 +9,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import riccati_log_gain, rotate, rotation
-from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.inputs import Positions
+from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
+from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
-from rfa.ops.window import windowed_attention
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates, check_turned_values, checked_positions, require
+from .checks import check_backend, check_frequencies, check_rates, check_turned_values, require
 from .dynamics import HeadDynamics
 from .precision import FullPrecision
 from .projections import NormalLinear
@@ -171,17 +170,10 @@ class DotProductAttention(Attention):
         key: Tensor,
         value: Tensor,
         *,
-        times: Tensor | None,
-        key_mask: Tensor | None,
-        segment_ids: Tensor | None,
+        positions: Positions,
         log_gate: Tensor | None = None,
     ) -> Tensor:
         """Scaled dot-product attention of whole sequences."""
-        batch, _, queries, _ = query.shape
-        keys = key.shape[2]
-        positions = checked_positions(
-            batch, queries, keys, query.device, times=times, key_mask=key_mask, segment_ids=segment_ids
-        )
         scale = None if self.yarn is None else self.yarn.scale(positions)
         if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
             query, key = (self._turn(x, positions.key_times, scale) for x in (query, key))
@@ -199,12 +191,13 @@ class DotProductAttention(Attention):
             **self._biases(log_gate),
         )
 
-    def estimate_with_past(
+    def estimate_with_cache(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        past: FilterLayer,
+        cached: FilterLayer,
+        *,
         positions: Positions,
         log_gate: Tensor | None = None,
     ) -> Tensor:
@@ -214,15 +207,15 @@ class DotProductAttention(Attention):
             ValueError: for more tokens beyond the training length with YaRN, whose scale would turn the past again.
         """
         scale = None if self.yarn is None else self.yarn.scale(positions)
-        if self.yarn is not None and scale is not None and past.get_seq_length():
+        if self.yarn is not None and scale is not None and cached.get_seq_length():
             expected = f"at most train_length = {self.yarn.train_length}: YaRN's scale is that of the whole sequence"
             require(False, "past_key_values", f"a sequence of {positions.key_times.shape[-1]} keys", expected)
-        log_gate = None if log_gate is None else past.forget(log_gate)
+        log_gate = None if log_gate is None else cached.update_gates(log_gate)
         query = self._turn(query, positions.query_times, scale)
         key = self._turn(key, positions.query_times, scale)
         if self.rotate_values:
             value = self._turn(value, positions.query_times)
-        estimate = self._attend(query, *past.update(key, value), positions, log_gate)
+        estimate = self._attend(query, *cached.update(key, value), positions, log_gate)
         if self.rotate_values and self.geometry.frequency is not None:
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
@@ -230,7 +223,7 @@ class DotProductAttention(Attention):
     def _plain(self, positions: Positions) -> bool:
         """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
+        masked = positions.key_groups is not None or queries not in (1, keys)
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
         beyond = self.window is not None and not (positions.uniform and keys <= self.window)
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)

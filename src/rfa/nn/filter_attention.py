@@ -7,14 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import rotation, turn
-from rfa.ops.at_positions import filter_attention_at
-from rfa.ops.inputs import Options, Parameters, Positions, Weight
-from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
+from rfa.ops.filter_attention import located_filter_attention
+from rfa.ops.positions import Positions
+from rfa.ops.problem import Options, Parameters, Weight
+from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_filter, check_routing, checked_positions, require
+from .checks import check_backend, check_filter, check_routing, require
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 from .step import precision_gain
 
@@ -119,50 +120,40 @@ class RobustFilterAttention(Attention):
             log_precision=precise,
         )
 
-    def estimate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        times: Tensor | None,
-        key_mask: Tensor | None,
-        segment_ids: Tensor | None,
-    ) -> Tensor:
+    def estimate(self, query: Tensor, key: Tensor, value: Tensor, *, positions: Positions) -> Tensor:
         """The operator under the layer's dynamics."""
-        given: dict[str, Any] = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
         dynamics = self.dynamics()
         if self.aggregation == "routing":
-            return posterior_routing(query, key, value, value, rotate_values=self.rotate_values, **given, **dynamics)
-        batch, _, length, _ = query.shape
-        positions = checked_positions(batch, length, length, query.device, **given)
-        result = filter_attention_at(
+            parameters = gaussian_parameters(**dynamics)
+            rotates = self.rotate_values
+            return located_posterior_routing(positions, query, key, value, value, parameters, rotate_values=rotates)
+        result = located_filter_attention(
             positions, query, key, value, Parameters(**dynamics), self.options, backend=self.backend
         )
         return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
 
-    def estimate_with_past(
-        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+    def estimate_with_cache(
+        self, query: Tensor, key: Tensor, value: Tensor, cached: FilterLayer, *, positions: Positions
     ) -> Tensor:
-        """The operator in the frame of the cache: only what is new is turned, and the estimate turned back."""
-        dynamics = self._dynamics_of(past)
+        """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
+        dynamics = self._dynamics_of(cached)
         frequency, times = dynamics["frequency"], positions.query_times
         cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in rotation(frequency, times))
         states = (query, key, value) if self.rotate_values else (query, key)
         query, key, *turned = turn(torch.stack(states), cos, -sin).unbind()
         own = turned[0] if turned else value
-        key, values = past.update(key, own)
+        key, values = cached.update(key, own)
         if self.aggregation == "routing":
             step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turn(step, cos, sin) if self.rotate_values else step)
-        result = filter_attention_at(
+        result = located_filter_attention(
             positions,
             query,
             key,
             values,
             Parameters(**dynamics),
             self.options._replace(rotate_values=False, in_frame=True),
-            kept=past.kept,
+            cache=cached.decoding,
             backend=self.backend,
         )
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
@@ -182,10 +173,10 @@ class RobustFilterAttention(Attention):
         gain = precision_gain(log_precision, query_noise, self.dynamics.tempering())[..., None]
         return torch.lerp(value.to(gain.dtype), estimate.to(gain.dtype), gain)
 
-    def _dynamics_of(self, past: FilterLayer) -> dict[str, Any]:
-        """Those that the cache began with: parameters do not change while it holds something."""
+    def _dynamics_of(self, cached: FilterLayer) -> dict[str, Any]:
+        """The dynamics that the cache began with: parameters do not change while it holds something."""
         if torch.is_grad_enabled() or transformed():
             return self.dynamics()
-        if past.kept.dynamics is None:
-            past.kept.dynamics = self.dynamics()
-        return past.kept.dynamics
+        if cached.dynamics is None:
+            cached.dynamics = self.dynamics()
+        return cached.dynamics

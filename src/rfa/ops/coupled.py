@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 
-from .inputs import Weight, row_blocks
-from .scores import among_visible, evidence, judged, log_weights
+from .dense import DenseRows, effective_variance, evidence, log_weights, masked_softmax, positive, row_blocks
+from .problem import Weight
 
 
 class Process(NamedTuple):
@@ -103,11 +103,12 @@ def coupled_filter_attention(
         processes = target_process, auxiliary_process
         sources = _sources(target, auxiliary, processes, coupling, dtype)
         states = _complex(query.to(dtype))
-        rows = [
-            _rows(states[:, :, rows], target.times[:, rows], auxiliary, sources, processes, coupling, judgement, weight)
-            for rows in row_blocks(batch, heads, queries, keys * channels)
-        ]
-        estimate = torch.cat(rows, dim=2)
+
+        def dense_rows(rows: slice) -> DenseRows:
+            times = target.times[:, rows]
+            return _rows(states[:, :, rows], times, auxiliary, sources, processes, coupling, judgement, weight)
+
+        estimate, _ = masked_softmax(row_blocks(batch, heads, queries, keys * channels), dense_rows)
     return torch.cat([estimate.real, estimate.imag], dim=-1).to(query.dtype)
 
 
@@ -131,9 +132,9 @@ class _Transport(NamedTuple):
 
     own: Tensor  # e^(lambda_x tau)
     cross: Tensor  # lambda_xy
-    left: Tensor  # e^(-2 mu_x tau)
-    cross_left: Tensor  # the mean of |lambda_xy|^2
-    grown: Tensor  # sigma_x^2 phi_x + |lambda_xy|^2 sigma_y^2 phi_y
+    remaining: Tensor  # e^(-2 mu_x tau)
+    cross_power: Tensor  # the mean of |lambda_xy|^2
+    added: Tensor  # sigma_x^2 phi_x + |lambda_xy|^2 sigma_y^2 phi_y
 
 
 def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor, dtype: torch.dtype) -> _Transport:
@@ -144,11 +145,11 @@ def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor
     frequency, driver_frequency = x[1][..., None, :], y[1][..., None, :]
     cross = b * cross_transport(decay, frequency, driver_decay, driver_frequency, each)
     own = torch.exp(torch.complex(*torch.broadcast_tensors(-decay * each, frequency * each)))
-    cross_left = (cross.real.square() + cross.imag.square()).mean((-2, -1))
-    grown = x[2] * accumulated_variance(x[0], lag) + cross_left * y[2] * accumulated_variance(y[0], lag)
-    left = decay_kernel(2 * x[0], lag)
+    cross_power = (cross.real.square() + cross.imag.square()).mean((-2, -1))
+    added = x[2] * accumulated_variance(x[0], lag) + cross_power * y[2] * accumulated_variance(y[0], lag)
+    remaining = decay_kernel(2 * x[0], lag)
     states = (part.to(torch.promote_types(dtype, torch.complex64)) for part in (own, cross))
-    return _Transport(*states, *(part.to(dtype) for part in (left, cross_left, grown)))
+    return _Transport(*states, *(part.to(dtype) for part in (remaining, cross_power, added)))
 
 
 def _last(times: Tensor, mask: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +169,7 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
     return torch.take_along_dim(states, index, dim=2)
 
 
-def _per_place(flags: Tensor) -> Tensor:
+def _per_state(flags: Tensor) -> Tensor:
     return flags[:, None, :, None, None]
 
 
@@ -187,9 +188,9 @@ def _sources(
     index, lag, found = _last(auxiliary.times, auxiliary.mask, target.times)  # the auxiliary at the target's times
     rates = [p.to(lag.dtype)[:, None] for p in processes[1]]
     phase = lag[:, None, :, None] * processes[1].frequency.to(lag.dtype)[:, None, :]
-    damping = (rates[0] * lag[:, None])[..., None].expand_as(phase)
-    turned = torch.exp(torch.complex(-damping, phase))[..., None, :].to(auxiliary_states.dtype)
-    driver = turned * _take(auxiliary_states, index).masked_fill(~_per_place(found), 0.0)
+    decay = (rates[0] * lag[:, None])[..., None].expand_as(phase)
+    turned = torch.exp(torch.complex(-decay, phase))[..., None, :].to(auxiliary_states.dtype)
+    driver = turned * _take(auxiliary_states, index).masked_fill(~_per_state(found), 0.0)
     lag = lag[:, None]
     driver_variance = decay_kernel(2 * rates[0], lag) * rates[3] + rates[2] * accumulated_variance(rates[0], lag)
     driver_variance = torch.where(found[:, None], driver_variance.to(dtype), y_prior)
@@ -198,10 +199,10 @@ def _sources(
     over = _transport(processes, coupling, lag[:, None, None], dtype)
     own, cross = over.own[:, :, 0], over.cross[:, :, 0]
     carried = own * _take(target_states, index) + cross * _take(driver, index)
-    carried = carried.masked_fill(~_per_place(found), 0.0)
-    left, cross_left, grown = over.left[:, :, 0], over.cross_left[:, :, 0], over.grown[:, :, 0]
+    carried = carried.masked_fill(~_per_state(found), 0.0)
+    remaining, cross_power, added = over.remaining[:, :, 0], over.cross_power[:, :, 0], over.added[:, :, 0]
     driver_variance = torch.take_along_dim(driver_variance, index[:, None], dim=2)
-    variance = left * x_noise + cross_left * driver_variance + grown
+    variance = remaining * x_noise + cross_power * driver_variance + added
     variance = torch.where(found[:, None], variance, x_prior)
     return _Sources(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
 
@@ -215,30 +216,32 @@ def _rows(
     coupling: Tensor,
     judgement: Judgement,
     weight: Weight,
-) -> Tensor:
-    """The estimates of some queries, complex."""
+) -> DenseRows:
+    """Scores of some queries, whose estimates are complex."""
     dtype, modes = query.real.dtype, query.shape[-1]
     lag = times[:, :, None] - auxiliary.times[:, None, :]
     visible = lag >= 0
     if auxiliary.mask is not None:
         visible = visible & auxiliary.mask[:, None, :]
-    visible = visible[:, None]
-    lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~visible, 0.0)
+    seen = visible[:, None]
+    lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~seen, 0.0)
     over = _transport(processes, coupling, lag, dtype)
     predicted = over.own * sources.target + over.cross * sources.auxiliary
     unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)  # (batch, heads, 1 or rows, sources)
     predicted = predicted.masked_fill(unknown[..., None, None], 0.0)
     poisoned = ~torch.view_as_real(query).isfinite().all(-1).all(-1)
     query = query.masked_fill(poisoned[..., None], 0.0)
-    poisoned = poisoned | (visible & unknown).any(-1)
     key, value = predicted.unbind(-2)
 
     query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
     y_noise = processes[1].key_noise.to(dtype)[:, None, None]
-    variance = over.left * sources.variance + over.cross_left * y_noise + over.grown + floor
+    variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
     difference = query[:, :, :, None] - key
     residual = (difference.real.square() + difference.imag.square()).sum(-1)
-    lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
-    score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
-    estimate = (score.softmax(-1)[..., None] * value).sum(-2)
-    return estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)
+    scale = (robustness * modes, effective_variance(variance, query_noise, weight))
+    return DenseRows(
+        log_weights(-torch.log(positive(variance)), evidence(residual, scale, weight), robustness, temperature, weight),
+        visible,
+        lambda weights: (weights[..., None] * value).sum(-2),
+        poisoned | (seen & unknown).any(-1),
+    )

@@ -1,12 +1,14 @@
-"""The public operator: what it means, its checks, its dispatch."""
+"""The public operator, and the same at positions that are located already."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise
 
-from .at_positions import filter_attention_at
-from .inputs import Options, Parameters, Prior, Weight, locate
+from .backends import backend_for
+from .positions import Positions, checked_positions
+from .prior import DecodingCache
+from .problem import Options, Parameters, Prior, Weight
 from .validation import validate
 
 
@@ -80,7 +82,7 @@ def robust_filter_attention(
         weight: "student_t" as above, or "exponential", `L = -log Sigma - r / (nu_s d (Sigma + gamma^2))`.
         rotate_values: transport values by rotation too; off, they only decay.
         prior: "lyapunov" as above, or "riccati": the weight `log c_ij` that a steady Kalman filter gives to a
-            past observation stands in the place of `-log Sigma` (SPEC section 7).
+            past observation takes the place of `-log Sigma`.
         gate: off, `Sigma + gamma^2` is 1 in the residual term (the paper's M2.3).
         query_noise_in_bias: `-log(Sigma + gamma^2)` in the place of `-log Sigma`, as the released code has it.
         horizon: h >= 0 per head: lags grow by h and the estimate turns on by it, a forecast of `t_i + h`.
@@ -120,6 +122,45 @@ def robust_filter_attention(
         noise,
     )
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
-    validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
-    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
-    return filter_attention_at(positions, query, key, value, parameters, options, backend=backend)
+    validate(query, key, value, parameters, options)
+    batch, _, queries, _ = query.shape
+    positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    return located_filter_attention(positions, query, key, value, parameters, options, backend=backend)
+
+
+def located_filter_attention(
+    positions: Positions,
+    query: Float[Tensor, "batch heads queries channels"],
+    key: Float[Tensor, "batch heads keys channels"],
+    value: Float[Tensor, "batch heads keys value_channels"],
+    parameters: Parameters,
+    options: Options,
+    *,
+    cache: DecodingCache | None = None,
+    backend: str = "auto",
+) -> (
+    Float[Tensor, "batch heads queries value_channels"]
+    | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
+):
+    """`robust_filter_attention` without its checks. A model locates its tokens once and calls this in every layer.
+
+    Args:
+        positions: where keys and queries stand, `(1 or batch, length)`.
+        query, key, value: the states. With `options.in_frame` they are turned by `exp(-i omega t)` already (values that
+            do not rotate are not), and the estimate stays in that frame: the caller turns it by `exp(+i omega t)` and
+            by a horizon.
+        parameters, options: the arguments of the public function.
+        cache: what a decoder keeps of its keys and of the prior; for states in the frame only.
+        backend: as in the public function.
+
+    Returns:
+        The estimate, and the log precision if `options` ask for it.
+
+    Raises:
+        ValueError: for a backend that is unknown or does not serve such states.
+        RuntimeError: where it is "cpu" and cannot be compiled.
+    """
+    separable = parameters.noise is None or positions.uniform
+    run = backend_for(backend, query, value, separable=separable).run
+    estimate, log_precision = run(query, key, value, parameters, positions, options, cache)
+    return estimate if log_precision is None else (estimate, log_precision)

@@ -13,11 +13,6 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
-# The dimension of the heads, None where all share it. Of the inputs that every kernel takes first: states, phases,
-# prior, positions; and of the gradients that its backward pass gives: states, the prior but its bound.
-INPUTS = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 1, 1, 0, None, None, None, None)
-GRADIENTS = (1, 1, 1, 1, 2, 2, 1, 1)
-
 
 @torch.compiler.assume_constant_result  # the module's number changes while the compiler traces a `jvp`
 def forward_mode() -> bool:
@@ -113,18 +108,18 @@ def transformable(
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int | None]]:
         size = info.batch_size
-        places: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
-        if any(dim is not None and place is None for dim, place in zip(in_dims, places, strict=True)):
+        heads_of: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
+        if any(dim is not None and heads is None for dim, heads in zip(in_dims, heads_of, strict=True)):
             each = [
                 operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
                 for i in range(size)
             ]
             return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(results)
-        joined = [_joined(x, dim, place, size) for x, dim, place in zip(given, in_dims, places, strict=True)]
+        joined = [_joined(x, dim, heads, size) for x, dim, heads in zip(given, in_dims, heads_of, strict=True)]
         first = list(given[0].shape)
         if in_dims[0] is not None:
             del first[in_dims[0]]
-        parts = (size, first[places[0]])
+        parts = (size, first[heads_of[0]])
         return [x.unflatten(heads, parts) for x, heads in zip(operator(*joined), results, strict=True)], [*results]
 
     backward = refused if gradient is None else gradient

@@ -1,12 +1,16 @@
-"""What is handed to C++: `Problem`, field by field as in kernels/problem.h, and the entry points."""
+"""What is handed to C++: the kernel inputs as a structure, and the entry points."""
 
 import ctypes
 import functools
+from typing import get_args
 
+import torch
 from torch import Tensor
 
+from ..kernel import KernelInputs, Score
 from .build import BuildError, compiled_library
 
+SCORES = get_args(Score)
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -27,7 +31,7 @@ class Strided(ctypes.Structure):
 
 
 class Problem(ctypes.Structure):
-    """See kernels/problem.h."""
+    """One call of the kernels, field by field as in kernels/problem.h. It holds the tensors whose addresses it has."""
 
     _fields_ = (
         *((name, _integer) for name in ("batch", "heads", "queries", "keys", "channels", "value_channels")),
@@ -40,14 +44,69 @@ class Problem(ctypes.Structure):
         *((name, _integer) for name in ("path_rows", "path_batch")),
         *((name, _pointer) for name in ("key_times", "query_times")),
         ("times_batch", _integer),
-        *((name, _pointer) for name in ("key_groups", "query_groups", "key_norms")),
-        *((name, _integer) for name in ("key_norms_batch", "key_norms_head")),
+        *((name, _pointer) for name in ("key_groups", "query_groups")),
+        ("key_norm", Strided),
         *((name, Strided) for name in ("grad_out", "grad_query", "grad_key", "grad_value")),
         ("grad_log_sum", _pointer),
         ("query_slice", _integer),
         *((name, _pointer) for name in ("grad_tables", "grad_scalars", "grad_key_path", "grad_query_path")),
         ("grad_key_bias", _pointer),
     )
+
+    @classmethod
+    def of(cls, inputs: KernelInputs, blocks: int) -> "Problem":
+        """The problem of these inputs, whose heads have so many blocks of work each."""
+        problem = cls()
+        problem.held = []
+        batch, heads, queries, channels = inputs.query.shape
+        keys, value_channels = inputs.value.shape[2:]
+        threads = torch.get_num_threads()
+        problem.set(
+            batch=batch, heads=heads, queries=queries, keys=keys, channels=channels, value_channels=value_channels,
+            turned=inputs.key_cos is not None, threads=threads, slices=slices(batch * heads, blocks, threads),
+            lags=inputs.lags, times_batch=inputs.key_times.shape[0],
+        )  # fmt: skip
+        if inputs.key_path is not None:
+            problem.set(path_rows=inputs.key_path.shape[0], path_batch=inputs.key_path.shape[1])
+        given = inputs._asdict()
+        del given["decode"]
+        given["score"] = SCORES.index(inputs.score)
+        given["scalars"] = inputs.scalars.to(torch.float32)
+        if inputs.key_norm is not None:
+            given["key_norm"] = inputs.key_norm.unsqueeze(2)
+        problem.set(**given)
+        return problem
+
+    def set(self, **fields: "Tensor | Strided | int | None") -> None:
+        """Fill fields: states to read by address and strides, in float32; other tensors by address, contiguous.
+
+        What the kernels write must keep its memory: such states come as `Strided`, other such tensors are contiguous.
+        """
+        for name, value in fields.items():
+            setattr(self, name, self._converted(value, name in _STATES))
+
+    def _converted(self, value: Tensor | Strided | int | None, is_state: bool) -> Strided | int | None:
+        if is_state and (value is None or isinstance(value, Tensor)):
+            if value is not None:
+                value = value.to(torch.float32)
+                value = value if value.stride(-1) == 1 else value.contiguous()
+                self.held.append(value)
+            return Strided.of(value)
+        if isinstance(value, Tensor):
+            value = value.contiguous()
+            self.held.append(value)
+            return value.data_ptr()
+        return value
+
+
+_STATES = frozenset(field[0] for field in Problem._fields_ if field[1] is Strided)
+
+
+def slices(heads: int, blocks: int, threads: int) -> int:
+    """Into how many tasks each head is cut: several where there are too few heads to keep the threads busy."""
+    if heads == 0 or heads % threads == 0 or heads >= 4 * threads:
+        return 1
+    return max(1, min(-(-4 * threads // heads), blocks))
 
 
 class PhasesProblem(ctypes.Structure):

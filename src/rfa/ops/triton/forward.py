@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from .arguments import Call, batched, choices, prior_arguments, to_frame, turned, whole_ranges
+from ..kernel import KernelInputs
+from .arguments import batched, block_ranges, choices, orders, prior_arguments, to_frame, turned, whole_ranges
 from .blocks import forward_blocks
-from .visibility import block_ranges
 
 
-def forward(call: Call) -> tuple[Tensor, Tensor]:
+def forward(call: KernelInputs) -> tuple[Tensor, Tensor]:
     """Estimates `(batch, heads, queries, value channels)` and `log2 sum_j 2^z`, -inf for rows that see no key."""
     from .kernels.forward import forward_kernel
 
@@ -19,8 +19,8 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
     if call.empty:
         return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
     blocks = forward_blocks(max(channels, value_channels), query.dtype, call.tables is not None)
-    plan, frame = call.plan, to_frame(call)
-    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    order, frame = orders(call), to_frame(call)
+    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     turn = call.rotate_values and call.query_cos is not None
     out = query.new_empty(shape, dtype=torch.float32 if turn else query.dtype)
@@ -32,17 +32,17 @@ def forward(call: Call) -> tuple[Tensor, Tensor]:
             out,
             log_sum,
             *prior_arguments(call),
-            *plan[:4],
+            *order[:4],
             row_ranges,
             heads,
             queries,
             keys,
             call.lags,
             row_blocks,
-            *batched(call, plan),
+            *batched(call, order),
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
-            **choices(call, plan, row_ranges),
+            **choices(call, order, row_ranges),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )

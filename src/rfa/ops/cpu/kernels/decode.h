@@ -68,7 +68,7 @@ template <int64_t SCORE, class Prior> class Decode {
   // q.k and |k|^2 of `n` keys.
   void dots(const float* q, int64_t start, int64_t n) {
     const Problem& p = task_.p;
-    const float* norms = p.key_norms ? p.key_norms + task_.b * p.key_norms_batch + task_.h * p.key_norms_head : nullptr;
+    const float* norms = p.key_norm.data ? p.key_norm.at(task_.b, task_.h) : nullptr;
     for (int64_t j = 0; j < n; j++) {
       const float* k = p.key.at(task_.b, task_.h, start + j);
       scores_[start + j] = dot(q, k, p.channels);

@@ -35,8 +35,7 @@ struct Problem {
   const double *key_times, *query_times;  // (times_batch, length)
   int64_t times_batch;
   const int32_t *key_groups, *query_groups;  // (batch, length) or null
-  const float* key_norms;                    // (batch, heads, keys) or null
-  int64_t key_norms_batch, key_norms_head;
+  Phases key_norm;                           // (batch, heads, 1, keys) or null
   // backward only
   States grad_out, grad_query, grad_key, grad_value;
   const float* grad_log_sum;
