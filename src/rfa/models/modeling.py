@@ -14,7 +14,7 @@ from transformers.utils.output_capturing import capture_outputs
 from rfa.nn import FilterCache, HeadDynamics, NormalLinear
 from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states, require
-from rfa.nn.precision import FullPrecision
+from rfa.nn.dynamics import FullPrecision
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable
 
@@ -38,7 +38,7 @@ class RFABlock(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        positions: Positions,
+        positions: Positions | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
         """The block's output, `(batch, length, hidden)`."""

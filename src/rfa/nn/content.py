@@ -16,8 +16,17 @@ from rfa.ops.problem import Weight
 
 from .cache import locate_tokens
 from .checks import check_backend, check_rates, check_sizes, check_states, paired, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
-from .positive import PositiveParameters, softplus_inverse
+from .dynamics import (
+    INVERSE_TEMPERATURE,
+    KEY_NOISE,
+    NOISE_FLOOR,
+    QUERY_NOISE,
+    ROBUSTNESS,
+    SMALLEST,
+    PositiveParameters,
+    bank,
+    softplus_inverse,
+)
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 

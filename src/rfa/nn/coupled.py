@@ -13,8 +13,16 @@ from rfa.ops.problem import Weight
 
 from .cache import locate_tokens
 from .checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
-from .positive import PositiveParameters
+from .dynamics import (
+    INVERSE_TEMPERATURE,
+    KEY_NOISE,
+    NOISE_FLOOR,
+    QUERY_NOISE,
+    ROBUSTNESS,
+    SMALLEST,
+    PositiveParameters,
+    bank,
+)
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 

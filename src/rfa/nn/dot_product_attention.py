@@ -16,8 +16,7 @@ from rfa.ops.transforms import scaled_dot_product_attention
 from .attention import Attention
 from .cache import FilterLayer
 from .checks import check_backend, check_frequencies, check_rates, check_turned_values, require
-from .dynamics import HeadDynamics
-from .precision import FullPrecision
+from .dynamics import FullPrecision, HeadDynamics
 from .projections import NormalLinear
 from .yarn import Yarn
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
 from .checks import check_dynamics, check_frequencies, check_learnable, check_rates, require
-from .positive import PositiveParameters, softplus_inverse
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]
@@ -48,6 +47,36 @@ def process_noise_of_slope(
     x = r * torch.expm1(slope)
     forcing = (x.square() + x * r * -torch.expm1(-2 * decay)) / (x + r)
     return forcing / accumulated_variance(decay, torch.ones_like(decay))
+
+
+class FullPrecision(nn.Module):
+    """Follows a change of device, not one to half precision: phases and variances would be wrong there."""
+
+    def _apply(self, fn, recurse=True):
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype.itemsize >= 4 else tensor.to(moved.device)
+
+        return super()._apply(keep_precision, recurse)
+
+
+def softplus_inverse(value: Tensor) -> Tensor:
+    """`x` with `softplus(x) = value`, for `value > 0`."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+class PositiveParameters(FullPrecision):
+    """Base of modules whose parameters are positive numbers: each is stored as `raw_<name>` before softplus."""
+
+    def hold(self, name: str, value: Tensor) -> None:
+        """A learned number that begins at `value > 0`."""
+        self.register_parameter(f"raw_{name}", nn.Parameter(softplus_inverse(value.clamp(min=1e-12))))
+
+    def positive(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All numbers held, by name, at least in float32."""
+        dtype = torch.promote_types(dtype, torch.float32)
+        raw = {name: value for name, value in self.named_parameters(recurse=False) if name.startswith("raw_")}
+        return {name.removeprefix("raw_"): F.softplus(value.to(dtype)) for name, value in raw.items()}
 
 
 class LearnedNoise(nn.Module):
