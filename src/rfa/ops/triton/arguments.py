@@ -1,4 +1,4 @@
-"""What all kernels of a call share, and states in the common frame."""
+"""The arguments that all kernels of a call share: orders and groups, states in the common frame, the prior."""
 
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from ..kernel import KernelInputs
 from ..positions import numbered
 
 _FAR = 2**31 - 1
-_ROWS = 64  # of the linear kernels
+LINEAR_ROWS = 64  # of the linear kernels
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 
@@ -42,9 +42,9 @@ def time_order(key_times: Tensor, query_times: Tensor) -> tuple[Tensor, Tensor]:
 def block_ranges(order: Orders, queries: int, keys: int, rows: int, columns: int) -> tuple[Tensor, Tensor] | None:
     """For each block of queries the first and last (exclusive) block of keys that it may see, and the other way round.
 
-    Both `(b, blocks, 2)` int32, or None where the kernels know better: uniform times without groups. A pair of blocks
-    is worth a visit if some query is as late as some key that takes part, and their ranges of groups meet: causal
-    halves, padding and packed sequences are passed over.
+    Both are `(b, blocks, 2)` int32, or None for uniform times without groups, where the kernels find the blocks
+    themselves. A pair of blocks is worth a visit if some query is as late as some present key and their ranges of
+    groups overlap. So the acausal half, padding and other packed sequences are skipped.
     """
     if not order.skips:
         return None
@@ -76,15 +76,15 @@ def _greatest(x: Tensor, block: int) -> Tensor:
 
 
 def _span(worth: Tensor) -> Tensor:
-    """The first True of each row and the place after the last; first > last where there is none."""
-    places = torch.arange(worth.shape[-1], dtype=torch.int32, device=worth.device)
-    first = torch.where(worth, places, worth.shape[-1]).amin(-1)
-    last = torch.where(worth, places + 1, 0).amax(-1)
+    """The index of the first True of each row and the one after the last; first > last where there is none."""
+    indices = torch.arange(worth.shape[-1], dtype=torch.int32, device=worth.device)
+    first = torch.where(worth, indices, worth.shape[-1]).amin(-1)
+    last = torch.where(worth, indices + 1, 0).amax(-1)
     return torch.stack([first, last], dim=-1).to(torch.int32).contiguous()
 
 
 def unit(call: KernelInputs) -> float:
-    """What the kernels' w is in units of; see `kernels/pairs.py`."""
+    """The unit of w in the kernels; see `kernels/pairs.py`."""
     return 2.0**-40 if call.score == "student_t" else 1.0
 
 
@@ -102,7 +102,7 @@ def orders(call: KernelInputs) -> Orders:
 
 
 class Frame(NamedTuple):
-    """Queries, keys and values in the common frame, contiguous, and their squared norms, NaN of what is no number."""
+    """Queries, keys and values in the common frame, contiguous, and their squared norms; NaN for a poisoned state."""
 
     query: Tensor
     key: Tensor
@@ -115,8 +115,8 @@ class Frame(NamedTuple):
 def to_frame(call: KernelInputs) -> Frame:
     """The states as the kernels read them.
 
-    A pass of its own: rotating within the kernels would read eight bytes of phases for every two of a half-precision
-    state, once for each tile instead of once.
+    They are rotated in a pass of their own. Within the kernels this would read eight bytes of phases for every two
+    bytes of a half-precision state, in each tile instead of once.
     """
     query, query_norm = turned(call.query, call.query_cos, call.query_sin, None, inverse=True)
     key, key_norm = turned(call.key, call.key_cos, call.key_sin, call.key_groups, inverse=True)
@@ -136,7 +136,7 @@ def turned(
 ) -> tuple[Tensor, Tensor]:
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
-    Those of group -1 become zero, and so do those that are no numbers on the way into the frame; their norm is NaN.
+    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN.
     """
     from .kernels.frame import frame_kernel
 
@@ -151,7 +151,7 @@ def turned(
         sin = sin if sin.stride() == cos.stride() else sin.contiguous()
         cos = cos if sin.stride() == cos.stride() else cos.contiguous()
         phase = cos.stride()
-    blocks = -(-length // _ROWS)
+    blocks = -(-length // LINEAR_ROWS)
     with torch.cuda.device_of(states):
         frame_kernel[(blocks * batch * heads,)](
             states,
@@ -166,7 +166,7 @@ def turned(
             length,
             blocks,
             MODES=channels // 2,
-            BLOCK=_ROWS,
+            BLOCK=LINEAR_ROWS,
             ROTATE=cos is not None,
             INVERSE=inverse,
             NORM=inverse,
@@ -178,9 +178,9 @@ def turned(
 def prior_arguments(call: KernelInputs) -> tuple[Tensor | None, ...]:
     """Tables, paths at keys and queries, key bias and scalars, contiguous.
 
-    Paths become pairs of float32, high and low: `(b, heads, rows, 2, length)`. Differences of such pairs are as good as
-    float64's where the lag is small and as float32's relative to the lag where it is large, on any GPU, while most do
-    float64 at 1/64 of the speed; no block needs an origin of its own, and gaps within a block do no harm.
+    Paths become pairs of float32, high and low: `(b, heads, rows, 2, length)`. A difference of such pairs is as good as
+    float64 for small lags, and as good as float32 relative to the lag for large ones. Most GPUs compute float64 at 1/64
+    of the speed. No block needs an origin of its own, and gaps within a block do no harm.
     """
     paths = (_split(call.key_path), _split(call.query_path))
     scalars = torch.cat([call.scalars[:1], unit(call) * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
@@ -215,7 +215,7 @@ def choices(call: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[st
 
 
 def batched(call: KernelInputs, order: Orders) -> tuple[int, int]:
-    """Whether paths, and orders, differ along the batch."""
+    """Whether the path, and the orders, differ between the rows of the batch, as 0 or 1."""
     path = call.key_path is not None and call.key_path.shape[1] > 1
     ordered = order.key_order is not None and order.key_order.shape[0] > 1
     return int(path), int(ordered)

@@ -1,4 +1,4 @@
-"""The backward pass on the host: two kernels, each the only writer of what it writes, so gradients are repeatable."""
+"""The backward pass on the host: two kernels, each the only writer of its outputs, so that gradients are repeatable."""
 
 from functools import partial
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernel import KernelInputs
 from .arguments import (
-    _ROWS,
+    LINEAR_ROWS,
     SMALL,
     Frame,
     Orders,
@@ -23,13 +23,15 @@ from .arguments import (
     unit,
     whole_ranges,
 )
-from .blocks import forward_blocks, key_blocks, query_blocks
+from .forward import forward_blocks, key_blocks, query_blocks
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
 
 class Incoming(NamedTuple):
-    """Of rows: the gradient of the estimate, in the frame; `log2 sum_j 2^z` and what scores subtract, each in two."""
+    """For each row: the gradient of the estimate in the frame; `log2 sum_j 2^z` and the terms that gradients of scores
+    subtract, each as two float32.
+    """
 
     grad_out: Tensor
     log_sum: Tensor
@@ -39,7 +41,7 @@ class Incoming(NamedTuple):
 
 
 class PriorGradients(NamedTuple):
-    """Of the numbers of a `FusedPrior`, in their shapes and dtypes; None where it has none."""
+    """Gradients of the prior's numbers in `KernelInputs`, in their shapes and dtypes; None where it has none."""
 
     tables: Tensor | None
     key_path: Tensor | None
@@ -71,7 +73,7 @@ def _incoming(call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: T
 
     batch, heads, queries, channels = out.shape
     high, rest, delta, delta_rest = (torch.empty_like(log_sum, dtype=torch.float32) for _ in range(4))
-    blocks = -(-queries // _ROWS)
+    blocks = -(-queries // LINEAR_ROWS)
     with torch.cuda.device_of(out):
         delta_kernel[(blocks * batch * heads,)](
             grad_out,
@@ -87,7 +89,7 @@ def _incoming(call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: T
             queries,
             blocks,
             CHANNELS=channels,
-            BLOCK=_ROWS,
+            BLOCK=LINEAR_ROWS,
         )
     cos, sin = (call.query_cos, call.query_sin) if call.rotate_values else (None, None)
     grad_out, norm = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
@@ -103,7 +105,7 @@ def _sharpen(
     incoming: Incoming,
     log_sum: Tensor,
 ) -> None:
-    """What the scores of rows subtract, and log sums, rewritten in `incoming` where they need more digits."""
+    """Rewrite what `incoming` holds of rows that need more digits."""
     from .kernels.sharp import sharpen_kernel
 
     batch, heads, queries, _ = call.query.shape
@@ -142,11 +144,11 @@ def _query_gradients(
     incoming: Incoming,
     prior_gradient: bool,
 ) -> tuple[Tensor, PriorGradients]:
-    """Of the query and of the prior.
+    """Gradients of the query and of the prior.
 
-    What belongs to lags or keys each program adds up for its own rows: 12 to 32 bytes of traffic for each
-    `blocks.rows` pairs, against some 80 operations a pair, and the host adds the programs in float64. The sums of a
-    long sequence would take O(length^2) memory, so blocks of queries are launched in turns that fit `_PARTIAL_SUMS`.
+    Each program adds up the gradients of lags or keys for its own rows, and the host adds the programs in float64. The
+    traffic is 12 to 32 bytes for each `blocks.rows` pairs, against some 80 operations a pair. The sums of a long
+    sequence would take O(length^2) memory, so blocks of queries are launched in turns that fit `_PARTIAL_SUMS`.
     """
     from .kernels.query_gradient import query_gradient_kernel
 
@@ -223,7 +225,7 @@ def _query_gradients(
 def _key_gradients(
     call: KernelInputs, order: Orders, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
 ) -> tuple[Tensor, Tensor]:
-    """Of key and value."""
+    """Gradients of key and value."""
     from .kernels.key_gradient import key_gradient_kernel
 
     batch, heads, queries, _ = call.query.shape

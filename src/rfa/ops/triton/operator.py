@@ -1,7 +1,7 @@
 """The registered operators `rfa::triton_forward` and `rfa::triton_backward`, and the function that calls them.
 
 They are opaque custom operators, not `torch.library.triton_op`: the host code launches several kernels, some in a loop
-whose count depends on the memory it may use, and there is nothing around them that a compiler could fuse.
+whose count depends on memory, and there is nothing around them that a compiler could fuse.
 """
 
 from typing import Any

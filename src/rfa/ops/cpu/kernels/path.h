@@ -1,4 +1,4 @@
-// The separable prior along any times: E, Sigma and the bias of each pair from numbers at its key and its query.
+// The separable prior of any times: E, Sigma and the bias of each pair from numbers at its key and its query.
 #pragma once
 #include <algorithm>
 #include <vector>
@@ -8,16 +8,17 @@
 
 namespace rfa {
 
-constexpr float LEAST_VARIANCE = 1.17549435e-38f;       // the least normal float, as in fused.clamped
-constexpr float LEAST_OF_EXPONENTIAL = 1.9673782e-24f;  // of Sigma + gamma^2, as in scores.least_judged
+constexpr float LEAST_VARIANCE = 1.17549435e-38f;       // the least normal float, as in rfa/ops/prior.py
+constexpr float LEAST_OF_EXPONENTIAL = 1.9673782e-24f;  // of Sigma + gamma^2, as in dense.least_effective_variance
 constexpr float SMALL = 2.3283064e-10f;                 // 2^-32: gradients of variances are summed in this unit
 
 template <bool RICCATI, bool CAUSAL> class PathPrior {
  public:
-  struct Row {
-    double time, damping, variance, gain;
-    Doubles grad_damping{}, grad_variance{}, grad_gain{};
-    Row(double t, double m, double u, double c) : time(t), damping(m), variance(u), gain(c) {}
+  // The numbers of one query: its time, M, u and C (rfa/ops/prior.py), and their gradients.
+  struct QueryRow {
+    double time, decay_sum, variance, riccati_sum;
+    Doubles grad_decay_sum{}, grad_variance{}, grad_riccati_sum{};
+    QueryRow(double t, double m, double u, double c) : time(t), decay_sum(m), variance(u), riccati_sum(c) {}
   };
 
   explicit PathPrior(const Task& task, bool backward)
@@ -32,7 +33,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
         weight_(KEY_BLOCK),
         variance_(KEY_BLOCK),
         log_variance_(KEY_BLOCK),
-        lost_(KEY_BLOCK),
+        complement_(KEY_BLOCK),
         inverse_(KEY_BLOCK) {
     if (!CAUSAL) std::copy_n(task.key_times(), task.p.keys, static_cast<double*>(times_));
     const int64_t b = task.p.path_batch > 1 ? task.b : 0, each = task.p.path_batch * task.p.heads;
@@ -45,20 +46,21 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     query_ = task.p.query_path + (b * task.p.heads + task.h) * task.p.queries;
     query_step_ = each * task.p.queries;
     unit_ = task.p.score == STUDENT_T ? ONE : 1.0f;
-    share_ = task.scalar(1) * unit_, key_noise_ = task.scalar(2), floor_ = task.scalar(3), query_noise_ = task.scalar(4);
-    exponent_ = task.scalar(5);
+    inverse_freedom_ = task.scalar(1) * unit_, key_noise_ = task.scalar(2), floor_ = task.scalar(3);
+    query_noise_ = task.scalar(4), bias_factor_ = task.scalar(5);
     gate_ = task.p.gate;
-    least_judged_ = task.p.score == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
+    least_effective_ = task.p.score == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
     for (int64_t start = 0; start < task.p.keys; start += KEY_BLOCK) {
-      const double* damping = key_ + start;
-      const auto ends = std::minmax_element(damping, damping + std::min(KEY_BLOCK, task.p.keys - start));
+      const double* decay_sum = key_ + start;
+      const auto ends = std::minmax_element(decay_sum, decay_sum + std::min(KEY_BLOCK, task.p.keys - start));
       least_.push_back(*ends.first), most_.push_back(*ends.second);
     }
   }
 
   // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.
   bool decayed(int64_t first, int64_t n, int64_t start, float reach) const {
-    const float widest = gate_ ? share_ / std::max(floor_ + query_noise_, least_judged_) : share_;
+    const float divisor = gate_ ? std::max(floor_ + query_noise_, least_effective_) : 1.0f;
+    const float widest = inverse_freedom_ / divisor;
     if (!(reach * widest * FAR < 1e-6f * unit_)) return false;
     const int64_t last = std::min(first + n, task_.p.queries);
     const auto ends = std::minmax_element(query_ + std::min(first, last - 1), query_ + last);
@@ -66,36 +68,37 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     return apart >= 27.725887;  // -log FAR
   }
 
-  Row row(int64_t i) const {
+  QueryRow row(int64_t i) const {
     i = std::min(i, task_.p.queries - 1);
     const double* at = query_ + i;
     return {task_.query_times()[i], at[0], at[query_step_], RICCATI ? at[2 * query_step_] : 0.0};
   }
 
-  // Of `n` keys from `start` on. What `add` needs again stays in the rows below.
-  Pairs pairs(const Row& row, int64_t start, int64_t n) {
+  // E, b and w with `n` keys from `start` on. What `add` needs again stays in the buffers below.
+  Pairs pairs(const QueryRow& row, int64_t start, int64_t n) {
     for (int64_t j = 0; j < n; j += LANES) {
       const double* key = key_ + start + j;
       const Order order = ordered(row, start + j);
-      const Floats damping = narrow(row.damping - load(key)) * order.sign;
-      const Floats grown = narrow(row.variance - load(key + padded_)) * order.sign;
+      const Floats apart = narrow(row.decay_sum - load(key)) * order.sign;
+      const Floats added = narrow(row.variance - load(key + padded_)) * order.sign;
       Floats decay, less_one;
-      exp2_both(smaller(damping * -BITS, all(0.0f)), &decay, &less_one);  // a key not seen may lie ahead
-      const Floats lost = -less_one * (decay + 1.0f);
+      exp2_both(smaller(apart * -BITS, all(0.0f)), &decay, &less_one);  // a key that is not seen may lie ahead
+      const Floats complement = -less_one * (decay + 1.0f);  // 1 - E^2
       store(decay_ + j, decay);
-      store(lost_ + j, lost);
-      store(variance_ + j, larger(grown + order.earlier * lost + decay * decay * key_noise_ + floor_, all(LEAST_VARIANCE)));
+      store(complement_ + j, complement);
+      const Floats variance = added + order.earlier * complement + decay * decay * key_noise_ + floor_;
+      store(variance_ + j, larger(variance, all(LEAST_VARIANCE)));
     }
     for (int64_t j = 0; j < n; j += LANES) {
-      const Floats judged = larger(load(variance_ + j) + query_noise_, all(least_judged_));
-      const Floats inverse = gate_ ? 1.0f / judged : all(1.0f);
+      const Floats effective_variance = larger(load(variance_ + j) + query_noise_, all(least_effective_));
+      const Floats inverse = gate_ ? 1.0f / effective_variance : all(1.0f);
       store(inverse_ + j, inverse);
-      store(weight_ + j, inverse * share_);
+      store(weight_ + j, inverse * inverse_freedom_);
       if (RICCATI) {
-        store(bias_ + j, load(key_bias_ + start + j) - magnitude(gained(row, start + j)));
+        store(bias_ + j, load(key_bias_ + start + j) - magnitude(riccati_between(row, start + j)));
       } else {
         const Floats log_variance = log2(load(variance_ + j));
-        Floats bias = log_variance * -exponent_;
+        Floats bias = log_variance * -bias_factor_;
         rounded(bias);
         store(log_variance_ + j, log_variance);
         store(bias_ + j, bias);
@@ -104,63 +107,63 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     return {decay_, bias_, weight_};
   }
 
-  // Gradients of what `pairs` gave become those of the path and of the noises. Those of variances, which may be as large
-  // as 1 / LEAST_VARIANCE, and of damping beside them are in units of 1 / SMALL until they are handed over in double.
-  void add(Row& row, int64_t start, int64_t n, GradPairs grads) {
+  // From the gradients of E, b and w to those of the path and of the noises. Gradients of variances may be as large as
+  // 1 / LEAST_VARIANCE. They and those of M are in units of 1 / SMALL until they are handed over in double.
+  void add(QueryRow& row, int64_t start, int64_t n, GradPairs grads) {
     for (int64_t j = 0; j < n; j += LANES) {
       const Order order = ordered(row, start + j);
       const Floats bias = load(grads.bias + j), weight = load(grads.weight + j), inverse = load(inverse_ + j);
-      const Floats decay = load(decay_ + j), lost = load(lost_ + j), sigma = load(variance_ + j);
+      const Floats decay = load(decay_ + j), complement = load(complement_ + j), sigma = load(variance_ + j);
       const Floats relative = weight * load(weight_ + j);  // the gradient of log w, and a finite number
-      Floats judged = gate_ ? relative * (inverse * -SMALL) : all(0.0f);
-      judged = choose(inverse < 1.0f / least_judged_, judged, all(0.0f));
-      Floats variance = judged;
-      share_sum_ += widen(relative);
+      Floats grad_effective = gate_ ? relative * (inverse * -SMALL) : all(0.0f);
+      grad_effective = choose(inverse < 1.0f / least_effective_, grad_effective, all(0.0f));
+      Floats variance = grad_effective;
+      inverse_freedom_sum_ += widen(relative);
       if (!RICCATI) {
-        exponent_sum_ -= widen(bias * load(log_variance_ + j));
-        const Floats logarithm = bias * (exponent_ * BITS * SMALL) / sigma;
+        bias_factor_sum_ -= widen(bias * load(log_variance_ + j));
+        const Floats logarithm = bias * (bias_factor_ * BITS * SMALL) / sigma;
         variance -= choose(sigma > LEAST_VARIANCE, logarithm, all(0.0f));
       }
       floor_sum_ += widen(variance);
-      query_noise_sum_ += widen(judged);
-      // The sums over all pairs are weighed with times later and cancel to the lags. So a pair's shares in M and in u come
-      // from the same numbers, and u and, while E^2 is near 1, what is lost of it stay in double.
-      const Ints near = lost < 0.5f;
-      const Doubles apart = (row.damping - load(key_ + start + j)) * widen(order.sign * keep(all(1.0f), near));
-      const Doubles grown = widen(variance);
-      const Doubles kept = widen(keep(variance, near)) * (1.0 - one_less_exponential(2.0 * apart)) +
+      query_noise_sum_ += widen(grad_effective);
+      // The sums over all pairs are multiplied by times later and must cancel down to the lags. So a pair adds the same
+      // numbers at its query and at its key, and u and 1 - E^2 stay in double while E^2 is near 1.
+      const Ints near = complement < 0.5f;
+      const Doubles apart = (row.decay_sum - load(key_ + start + j)) * widen(order.sign * keep(all(1.0f), near));
+      const Doubles added = widen(variance);
+      const Doubles remaining = widen(keep(variance, near)) * (1.0 - one_less_exponential(2.0 * apart)) +
                            widen(variance * choose(near, all(0.0f), decay * decay));  // by E^2
-      key_noise_sum_ += kept;
-      Doubles damping = -kept * (2.0 * static_cast<double>(key_noise_) - 2.0 * earlier(row, start + j, order));
-      damping -= widen(load(grads.decay + j) * SMALL * decay);
-      if (!CAUSAL) damping = damping * widen(order.sign);
-      row.grad_damping += damping;
-      add_to(column_sums_ + j, -damping);
+      key_noise_sum_ += remaining;
+      Doubles grad_decay_sum = -remaining * (2.0 * static_cast<double>(key_noise_) - 2.0 * earlier(row, start + j, order));
+      grad_decay_sum -= widen(load(grads.decay + j) * SMALL * decay);
+      if (!CAUSAL) grad_decay_sum = grad_decay_sum * widen(order.sign);
+      row.grad_decay_sum += grad_decay_sum;
+      add_to(column_sums_ + j, -grad_decay_sum);
       if (CAUSAL) {
-        row.grad_variance += grown;
-        add_to(column_sums_ + KEY_BLOCK + j, -kept);
+        row.grad_variance += added;
+        add_to(column_sums_ + KEY_BLOCK + j, -remaining);
       } else {
         const Doubles later = widen(order.sign) * 0.5 + 0.5;  // 1 where the query is the later one
-        row.grad_variance += grown * later - kept * (1.0 - later);
-        add_to(column_sums_ + KEY_BLOCK + j, grown * (1.0 - later) - kept * later);
+        row.grad_variance += added * later - remaining * (1.0 - later);
+        add_to(column_sums_ + KEY_BLOCK + j, added * (1.0 - later) - remaining * later);
       }
       if (RICCATI) {
-        const Doubles gain = widen(choose(gained(row, start + j) < 0.0f, -bias, bias));
-        row.grad_gain -= gain;
-        add_to(column_sums_ + 2 * KEY_BLOCK + j, gain);
+        const Doubles grad_riccati_sum = widen(choose(riccati_between(row, start + j) < 0.0f, -bias, bias));
+        row.grad_riccati_sum -= grad_riccati_sum;
+        add_to(column_sums_ + 2 * KEY_BLOCK + j, grad_riccati_sum);
         add_to(column_sums_ + 3 * KEY_BLOCK + j, widen(bias));
       }
     }
   }
 
-  void end_row(int64_t i, const Row& row) {
+  void end_row(int64_t i, const QueryRow& row) {
     if (i >= task_.p.queries) return;
     const Problem& p = task_.p;
     const int64_t each = p.batch * p.heads * p.queries;
     double* to = p.grad_query_path + task_.slice * p.path_rows * each + task_.row_index() * p.queries + i;
-    to[0] += sum(row.grad_damping) / SMALL;
+    to[0] += sum(row.grad_decay_sum) / SMALL;
     to[each] += sum(row.grad_variance) / SMALL;
-    if (RICCATI) to[2 * each] += sum(row.grad_gain);
+    if (RICCATI) to[2 * each] += sum(row.grad_riccati_sum);
   }
 
   void begin_block(int64_t) {
@@ -179,9 +182,10 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   }
 
   void finish(double* scalars) {
-    const double share = task_.scalar(1);
-    scalars[1] = share > 0.0 ? sum(share_sum_) / share : 0.0, scalars[2] = sum(key_noise_sum_) / SMALL;
-    scalars[3] = sum(floor_sum_) / SMALL, scalars[4] = sum(query_noise_sum_) / SMALL, scalars[5] = sum(exponent_sum_);
+    const double inverse_freedom = task_.scalar(1);
+    scalars[1] = inverse_freedom > 0.0 ? sum(inverse_freedom_sum_) / inverse_freedom : 0.0;
+    scalars[2] = sum(key_noise_sum_) / SMALL, scalars[3] = sum(floor_sum_) / SMALL;
+    scalars[4] = sum(query_noise_sum_) / SMALL, scalars[5] = sum(bias_factor_sum_);
   }
 
  private:
@@ -190,7 +194,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     Floats sign, earlier;  // +1 where the key is the earlier one; u of that one
   };
 
-  RFA_INLINE_MEMBER Order ordered(const Row& row, int64_t j) const {
+  RFA_INLINE_MEMBER Order ordered(const QueryRow& row, int64_t j) const {
     const Floats key = narrow(load(key_ + padded_ + j));
     if (CAUSAL) return {all(1.0f), key};
     const Ints later = narrow(row.time - load(times_ + j)) < 0.0f;
@@ -205,7 +209,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   }
 
   // u of the earlier one, as `order.earlier` but in double.
-  RFA_INLINE_MEMBER Doubles earlier(const Row& row, int64_t j, const Order& order) const {
+  RFA_INLINE_MEMBER Doubles earlier(const QueryRow& row, int64_t j, const Order& order) const {
     const Doubles key = load(key_ + padded_ + j);
     if (CAUSAL) return key;
     const Doubles later = widen(order.sign) * 0.5 + 0.5;
@@ -213,21 +217,23 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
   }
 
   // C_i - C_j
-  RFA_INLINE_MEMBER Floats gained(const Row& row, int64_t j) const { return narrow(row.gain - load(key_ + 2 * padded_ + j)); }
+  RFA_INLINE_MEMBER Floats riccati_between(const QueryRow& row, int64_t j) const {
+    return narrow(row.riccati_sum - load(key_ + 2 * padded_ + j));
+  }
 
   const Task& task_;
   int64_t padded_, query_step_;
   Buffer<double> key_;
   Buffer<float> key_bias_;
   Buffer<double> times_;         // only where keys may lie ahead
-  Buffer<double> column_sums_;  // of one block of keys: damping, variance, then gain and bias
-  // Of one query with a block of keys: E, b, w, Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2).
-  Buffer<float> decay_, bias_, weight_, variance_, log_variance_, lost_, inverse_;
+  Buffer<double> column_sums_;  // of one block of keys: gradients of M, u, then C and the bias
+  // One query with a block of keys: E, b, w, Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2).
+  Buffer<float> decay_, bias_, weight_, variance_, log_variance_, complement_, inverse_;
   const double* query_;
-  float unit_, share_, key_noise_, floor_, query_noise_, exponent_, least_judged_;
+  float unit_, inverse_freedom_, key_noise_, floor_, query_noise_, bias_factor_, least_effective_;
   bool gate_;
-  std::vector<double> least_, most_;  // damping M of each block of keys
-  Doubles share_sum_{}, key_noise_sum_{}, floor_sum_{}, query_noise_sum_{}, exponent_sum_{};
+  std::vector<double> least_, most_;  // M of each block of keys
+  Doubles inverse_freedom_sum_{}, key_noise_sum_{}, floor_sum_{}, query_noise_sum_{}, bias_factor_sum_{};
 };
 
 }  // namespace rfa
