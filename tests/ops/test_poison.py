@@ -67,7 +67,7 @@ def test_other_segments(name, weight, prior, backend):
 def dense_operators():
     """By name, estimates of a query, keys and values `(1, 2, length, 8)` of one length, causal, in float64."""
     from rfa.ops.content import Noises, content_filter_attention
-    from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
+    from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
     from rfa.ops.cumulative import TokenDynamics
     from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
     from rfa.ops.positions import locate
@@ -98,7 +98,7 @@ def dense_operators():
             target_process=process,
             auxiliary_process=process,
             coupling=one,
-            judgement=Judgement(*[one] * 4),
+            prediction_weights=PredictionWeights(*[one] * 4),
         )
 
     def tensor(q, k, v):

@@ -1,4 +1,4 @@
-"""What every attention layer here shares: the `d -> 2d -> d` projections, the cache and the innovation step."""
+"""The common part of all attention layers: the `d -> 2d -> d` projections, the cache and the innovation step."""
 
 import math
 from abc import ABC, abstractmethod
@@ -61,9 +61,9 @@ class Attention(nn.Module, ABC):
             key_mask: True for keys that take part, those in the cache included.
             segment_ids: attend within equal ids only.
             past_key_values: a `FilterCache` of earlier tokens, which this call extends.
-            layer_index: the layer's place in that cache.
-            positions: where the tokens stand, in the place of times, mask and segments: a model locates them once for
-                all its layers.
+            layer_index: the layer's index in that cache.
+            positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
+                layers.
 
         Returns:
             `(batch, length, hidden)`.

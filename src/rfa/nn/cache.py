@@ -1,4 +1,4 @@
-"""The cache of a decoder: states as they stand in the common frame, turned once, when they enter."""
+"""The cache of a decoder: states in the common frame, turned once when they enter, and the times of all tokens."""
 
 from collections.abc import Callable
 from functools import partial
@@ -27,7 +27,7 @@ class FilterLayer(CacheLayerMixin):
     is_croppable = True
     is_sliding = False
 
-    def __init__(self) -> None:  # the base class would make attributes of what are properties here
+    def __init__(self) -> None:  # the base class would set attributes that are properties here
         self.reset()
 
     def reset(self) -> None:
@@ -58,7 +58,7 @@ class FilterLayer(CacheLayerMixin):
         return self.keys is not None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the first states that enter become the buffers."""
+        """Do nothing: the first states that enter become the buffers."""
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -92,7 +92,7 @@ class FilterLayer(CacheLayerMixin):
         return -1
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last `-tokens_to_remove` keys; with the last of all everything, as `reset` does.
+        """Remove the last `-tokens_to_remove` keys; if none is left, this is `reset`.
 
         Raises:
             ValueError: for a positive number, as transformers' own caches do.
@@ -106,12 +106,12 @@ class FilterLayer(CacheLayerMixin):
             buffer.crop(length)
 
     def offload(self) -> None:
-        """Move keys and values to the CPU; `prefetch` them before more enter."""
+        """Move keys and values to the CPU; call `prefetch` before more tokens enter."""
         for buffer in (self._keys, self._values):
             buffer.change(Tensor.cpu)
 
     def prefetch(self) -> None:
-        """Move keys and values back to where the norms stayed."""
+        """Move keys and values back to the device of the norms."""
         for buffer in (self._keys, self._values):
             buffer.change(lambda x: x.to(cast(Tensor, self.key_norms).device))
 
@@ -204,7 +204,7 @@ class FilterCache(Cache):
         absent = None if key_mask is None else ~key_mask
         origin = given[:, :1] if absent is None else first_time(given, absent)
         if held and self.origin is not None:
-            unseen = None if absent is None else absent[:, :held].all(-1, keepdim=True)  # rows of nothing but padding
+            unseen = None if absent is None else absent[:, :held].all(-1, keepdim=True)  # rows of padding alone
             origin = self.origin if unseen is None else torch.where(unseen, origin, self.origin)
         elapsed = (given - origin).to(dtype)
         if held:
@@ -274,7 +274,7 @@ def locate_tokens(
 
 
 def check_cache(given: Cache | None) -> FilterCache | None:
-    """Raise `ValueError` for any other cache: one of raw keys would have to be turned again at every token."""
+    """The cache, or a `ValueError` for any other one: raw keys would have to be turned again at every token."""
     if given is not None and not isinstance(given, FilterCache):
         raise ValueError(f"past_key_values: got {type(given).__name__}, expected a FilterCache")
     return given

@@ -38,7 +38,7 @@ class ContentDynamics(PositiveParameters):
 
     Args:
         hidden_size: d_model.
-        frequency: `(heads, modes)`, where all tokens begin; pairs `(w, -w)` with w >= 0.
+        frequency: `(heads, modes)`, the initial frequencies of all tokens; pairs `(w, -w)` with w >= 0.
         decay: `(heads,)`; at least 1e-6.
         steady_state: initial `sigma^2 / (2 mu)`.
 
@@ -81,16 +81,17 @@ class ContentDynamics(PositiveParameters):
 class ContentFilterAttention(nn.Module):
     """Robust filter attention in which each token sets the decay, frequencies and process noise until the next.
 
-    A token can let the past pass, forget it, or make it uncertain. Damping, phases and variance accumulate along the
-    sequence by O(N) scans; between two tokens they are differences, so the operator's separable path prior, and with it
-    every fused backend, serves: O(N) memory there, O(N^2) on the reference. `rfa.ops.content.content_filter_attention`
-    gives the formulas. The layer begins as `RobustFilterAttention` of the same dynamics, decays of zero raised to 1e-6.
+    A token can keep the earlier tokens, forget them, or make them uncertain. Decay, phases and variance accumulate
+    along the sequence by O(N) scans, and between two tokens they are differences of these sums. So the operator's
+    separable path serves, and with it every fused backend: O(N) memory there, O(N^2) on the reference. The formulas are
+    those of `rfa.ops.content.content_filter_attention`. The layer begins as `RobustFilterAttention` with the same
+    dynamics, but decays of zero are raised to 1e-6.
 
     Args:
         hidden_size: d_model.
         num_heads: H.
-        frequency: where all tokens begin, `(heads, modes)` in radians per unit of time, in conjugate pairs
-            `(w, -w)`; the partitioned bank.
+        frequency: the initial frequencies of all tokens, `(heads, modes)` in radians per unit of time, in conjugate
+            pairs `(w, -w)`; the partitioned bank by default.
         decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
         steady_state: initial steady-state variance `sigma^2 / (2 mu)`.
         weight: "student_t" or "exponential".
@@ -147,11 +148,11 @@ class ContentFilterAttention(nn.Module):
         Args:
             hidden_states: the tokens, already normalised.
             times: of the tokens, strictly increasing within a segment; 0, 1, 2, ... by default.
-            key_mask: True for tokens that take part; the others neither are keys nor set dynamics.
-            segment_ids: attend within equal ids only; each segment is a path of its own.
-            past_key_values: None: a cache would have to keep the end of each path, and does not.
+            key_mask: True for tokens that take part; the others are no keys and set no dynamics.
+            segment_ids: attend within equal ids only; each segment has sums of its own.
+            past_key_values: None: the cache does not keep the sums at the end of a sequence.
             layer_index: not used without a cache.
-            positions: where the tokens stand, in the place of times, mask and segments.
+            positions: of the tokens, instead of times, mask and segments.
 
         Returns:
             `(batch, length, hidden)`.

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
+from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
 from rfa.ops.positions import times_dtype
 from rfa.ops.problem import Weight
 
@@ -53,7 +53,7 @@ class _HeadProcess(PositiveParameters):
         return Process(decay, frequency, values["process_noise"], values["key_noise"], values["prior_variance"])
 
 
-class _Judge(PositiveParameters):
+class _Weighing(PositiveParameters):
     """How predictions are weighed, and how strongly one process drives the other."""
 
     def __init__(self, heads: int, coupling: float):
@@ -65,8 +65,8 @@ class _Judge(PositiveParameters):
         self.register_buffer("noise_floor", NOISE_FLOOR * each)
         self.coupling = nn.Parameter(coupling * each)  # of either sign
 
-    def forward(self, dtype: torch.dtype) -> Judgement:
-        return Judgement(noise_floor=self.get_buffer("noise_floor"), **self.positive(dtype))
+    def forward(self, dtype: torch.dtype) -> PredictionWeights:
+        return PredictionWeights(noise_floor=self.get_buffer("noise_floor"), **self.positive(dtype))
 
 
 class CoupledFilterAttention(nn.Module):
@@ -144,7 +144,7 @@ class CoupledFilterAttention(nn.Module):
         self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation)
         self.target_process = _HeadProcess(frequency, decay, steady_state, learn_rates)
         self.auxiliary_process = _HeadProcess(auxiliary_frequency, auxiliary_decay, steady_state, learn_rates)
-        self.judge = _Judge(num_heads, coupling)
+        self.judge = _Weighing(num_heads, coupling)  # this name is that of its parameters in checkpoints
 
     def forward(
         self,
@@ -203,7 +203,7 @@ class CoupledFilterAttention(nn.Module):
             target_process=self.target_process(query.dtype),
             auxiliary_process=self.auxiliary_process(query.dtype),
             coupling=self.judge.coupling,
-            judgement=self.judge(query.dtype),
+            prediction_weights=self.judge(query.dtype),
             weight=self.weight,
         )
         if self.innovation:

@@ -42,10 +42,10 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 
 def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
-    """The map of the paper's released RoPE code (SPEC section 6).
+    """The map of the paper's released RoPE code.
 
-    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves, so that it is no rotation
-    and scores depend on more than the lag. Kept to measure what that explains.
+    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves. So it is no rotation, and
+    scores depend on more than the lag. It is here to measure the effect of that.
     """
     cos, sin = (part.repeat_interleave(2, dim=-1).to(x.dtype) for part in rotation(frequency, times))
     first, second = x.chunk(2, dim=-1)
@@ -53,7 +53,7 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
 
 
 class Geometry(FullPrecision):
-    """The fixed numbers of a baseline's heads, each None where the baseline does without."""
+    """The fixed numbers of a baseline's heads, each None where the baseline does not use it."""
 
     frequency: Tensor | None
     decay: Tensor | None
@@ -200,10 +200,10 @@ class DotProductAttention(Attention):
         positions: Positions,
         log_gate: Tensor | None = None,
     ) -> Tensor:
-        """The same over the keys and values of a cache, turned already; only what is new is turned.
+        """The same over the keys and values of a cache, which are turned already; only new states are turned.
 
         Raises:
-            ValueError: for more tokens beyond the training length with YaRN, whose scale would turn the past again.
+            ValueError: for more tokens beyond the training length with YaRN: a new scale would turn cached keys again.
         """
         scale = None if self.yarn is None else self.yarn.scale(positions)
         if self.yarn is not None and scale is not None and cached.get_seq_length():

@@ -15,7 +15,7 @@ TEMPERATURE = 0.1
 
 
 class Yarn(NamedTuple):
-    """NTK-by-parts interpolation and attention temperature, of sequences longer than in training and of those only.
+    """NTK-by-parts interpolation and attention temperature, for sequences longer than in training.
 
     With the scale `s = length / train_length`, a mode turns at `omega (1 - g + g / s)`, where g grows linearly over the
     modes from 0 at 32 turns within the training length to 1 at a single turn, and queries and keys are multiplied by

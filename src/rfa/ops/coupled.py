@@ -1,4 +1,4 @@
-"""Cross-attention of two coupled processes (appendix E.4), dense: its kernel does not separate into query and key."""
+"""Cross-attention of two coupled processes (appendix E.4). It is dense: its terms do not separate by query and key."""
 
 from typing import NamedTuple
 
@@ -21,8 +21,8 @@ class Process(NamedTuple):
     prior_variance: Tensor  # of its state before it has been observed; the mean is zero
 
 
-class Judgement(NamedTuple):
-    """How a prediction is weighed, `(heads,)` each."""
+class PredictionWeights(NamedTuple):
+    """gamma^2, sigma_0^2, nu_s and beta_s, by which predictions are weighed, `(heads,)` each."""
 
     query_noise: Tensor
     noise_floor: Tensor
@@ -39,7 +39,7 @@ class Observations(NamedTuple):
     mask: Tensor | None
 
 
-class _Sources(NamedTuple):
+class _SourceStates(NamedTuple):
     """Pairs at the times of the auxiliary observations.
 
     States `(batch, heads, 1, sources, 2, modes)` complex, of keys and of values; the variance of the target's,
@@ -59,7 +59,7 @@ def coupled_filter_attention(
     target_process: Process,
     auxiliary_process: Process,
     coupling: Tensor,
-    judgement: Judgement,
+    prediction_weights: PredictionWeights,
     weight: Weight = "student_t",
 ) -> Tensor:
     """Estimates of the target at its own times from all auxiliary observations at or before them.
@@ -87,7 +87,7 @@ def coupled_filter_attention(
         auxiliary: the observations that are attended to.
         target_process, auxiliary_process: decay, frequencies and noises.
         coupling: b, `(heads,)`, per unit of time.
-        judgement: gamma^2, sigma_0^2, nu_s and beta_s.
+        prediction_weights: gamma^2, sigma_0^2, nu_s and beta_s.
         weight: "student_t" as above, or "exponential".
 
     Returns:
@@ -106,7 +106,7 @@ def coupled_filter_attention(
 
         def dense_rows(rows: slice) -> DenseRows:
             times = target.times[:, rows]
-            return _rows(states[:, :, rows], times, auxiliary, sources, processes, coupling, judgement, weight)
+            return _rows(states[:, :, rows], times, auxiliary, sources, processes, coupling, prediction_weights, weight)
 
         estimate, _ = masked_softmax(row_blocks(batch, heads, queries, keys * channels), dense_rows)
     return torch.cat([estimate.real, estimate.imag], dim=-1).to(query.dtype)
@@ -153,7 +153,7 @@ def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor
 
 
 def _last(times: Tensor, mask: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the observations at or before each time: the index of the last, the lag from it, and whether there is one."""
+    """The last observation at or before each time: its index, the lag from it, and whether there is one."""
     seen = times[:, None, :] <= at[:, :, None]
     if mask is not None:
         seen = seen & mask[:, None, :]
@@ -179,7 +179,7 @@ def _sources(
     processes: tuple[Process, Process],
     coupling: Tensor,
     dtype: torch.dtype,
-) -> _Sources:
+) -> _SourceStates:
     """Each auxiliary observation, and the target as it is known at its time."""
     x_noise = processes[0].key_noise.to(dtype)[:, None]
     x_prior, y_prior = (process.prior_variance.to(dtype)[:, None] for process in processes)
@@ -204,17 +204,17 @@ def _sources(
     driver_variance = torch.take_along_dim(driver_variance, index[:, None], dim=2)
     variance = remaining * x_noise + cross_power * driver_variance + added
     variance = torch.where(found[:, None], variance, x_prior)
-    return _Sources(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
+    return _SourceStates(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
 
 
 def _rows(
     query: Tensor,
     times: Tensor,
     auxiliary: Observations,
-    sources: _Sources,
+    sources: _SourceStates,
     processes: tuple[Process, Process],
     coupling: Tensor,
-    judgement: Judgement,
+    prediction_weights: PredictionWeights,
     weight: Weight,
 ) -> DenseRows:
     """Scores of some queries, whose estimates are complex."""
@@ -233,7 +233,7 @@ def _rows(
     query = query.masked_fill(poisoned[..., None], 0.0)
     key, value = predicted.unbind(-2)
 
-    query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
+    query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in prediction_weights)
     y_noise = processes[1].key_noise.to(dtype)[:, None, None]
     variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
     difference = query[:, :, :, None] - key

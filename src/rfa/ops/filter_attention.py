@@ -43,23 +43,23 @@ def robust_filter_attention(
     Float[Tensor, "batch heads queries value_channels"]
     | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
 ):
-    r"""Robust filter attention: each query estimates its state from the past keys, transported to its time.
+    r"""Robust filter attention: each query estimates its state from earlier keys, transported to its time.
 
     For one head and the lag `tau = t_i - t_j` (`|tau|` when not causal), with d complex modes per head:
 
-        E     = exp(-mu tau)                                         what is left of a key
-        Sigma = sigma^2 phi(tau) + eta^2 E^2 + sigma_0^2             how uncertain it is (Lyapunov equation)
-        r_ij  = |q_i - exp((-mu + i omega) tau) k_j|^2               how far it lies from the query
+        E     = exp(-mu tau)                                         the decay of a key
+        Sigma = sigma^2 phi(tau) + eta^2 E^2 + sigma_0^2             its uncertainty (Lyapunov equation)
+        r_ij  = |q_i - exp((-mu + i omega) tau) k_j|^2               its distance from the query
         L_ij  = -log Sigma - (nu_s + 1) log(1 + r_ij / (nu_s d (Sigma + gamma^2)))
         A     = softmax_j(beta_s L)
         out_i = sum_j A_ij exp((-mu + i omega) tau) v_j
 
     The decay multiplies A after normalisation: the rows of `A E` sum to less than one.
 
-    Variances are right down to the smallest normal number, 1.2e-38 in float32 and in the fused backends; what lies
-    below counts as that number in logarithms and quotients and has no gradient there. With exponential weights
-    `Sigma + gamma^2` counts as 2e-24 (float64: 5e-193) where it is less, or scores would leave the range of numbers. A
-    state that holds NaN or infinity makes NaN of the estimates of the queries that see it, and changes no other.
+    Variances are right down to the smallest normal number, 1.2e-38 in float32 and in the fused backends. A smaller one
+    counts as that number in logarithms and quotients and has no gradient there. With exponential weights
+    `Sigma + gamma^2` counts as 2e-24 (float64: 5e-193) where it is smaller: scores would leave the range of the dtype.
+    Where a state holds NaN or infinity, the estimates of the queries that see it become NaN, and no others change.
 
     Args:
         query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
@@ -84,12 +84,12 @@ def robust_filter_attention(
         prior: "lyapunov" as above, or "riccati": the weight `log c_ij` that a steady Kalman filter gives to a
             past observation takes the place of `-log Sigma`.
         gate: off, `Sigma + gamma^2` is 1 in the residual term (the paper's M2.3).
-        query_noise_in_bias: `-log(Sigma + gamma^2)` in the place of `-log Sigma`, as the released code has it.
-        horizon: h >= 0 per head: lags grow by h and the estimate turns on by it, a forecast of `t_i + h`.
-            Which keys are seen, the rotation within r and the Riccati weights stay as they are.
-        noise: what the process noise has beside its white part sigma^2, `(heads,)` each: V of
-            `rfa.dynamics.time_dependent_variance` stands in the place of `sigma^2 phi` (appendix E.5). Where times are
-            given only the reference serves it, in O(N^2) memory; with prior="lyapunov" only.
+        query_noise_in_bias: `-log(Sigma + gamma^2)` instead of `-log Sigma`, as in the released code.
+        horizon: h >= 0 per head: a forecast of the time `t_i + h`. Lags grow by h, and the estimate is turned by h.
+            The visible keys, the rotation within r and the Riccati weights do not change.
+        noise: parts of the process noise beside the white part sigma^2, `(heads,)` each: V of
+            `rfa.dynamics.time_dependent_variance` replaces `sigma^2 phi` (appendix E.5). With prior="lyapunov" only.
+            Where times are given only the reference serves it, in O(N^2) memory.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
         backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
             by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second

@@ -14,7 +14,7 @@ Prior = Literal["lyapunov", "riccati"]
 class Parameters(NamedTuple):
     """The dynamics and noises of each head, `(heads,)`; `frequency` is `(heads, modes)`.
 
-    `noise` is what the process noise has beside its white part, None for nothing.
+    `noise` holds the parts of the process noise beside the white one, None for none.
     """
 
     decay: Tensor
@@ -29,11 +29,11 @@ class Parameters(NamedTuple):
     noise: TimeDependentNoise | None = None
 
     def to(self, dtype: torch.dtype) -> "Parameters":
-        """The same in another dtype, save `noise`: its phases are formed before rounding."""
+        """The same in another dtype, but for `noise`: its phases are formed before rounding."""
         return Parameters(*(p.to(dtype) if isinstance(p, Tensor) else p for p in self))  # type: ignore[arg-type]
 
     def unsqueezed(self, dimensions: int) -> "Parameters":
-        """The same with so many dimensions of size 1 behind the heads, save `frequency`: to go with lags."""
+        """The same with so many dimensions of size 1 behind the heads, to broadcast with lags; not `frequency`."""
         index = (..., *(None,) * dimensions)
         changed: dict[str, Any] = {name: p[index] for name, p in self._asdict().items() if isinstance(p, Tensor)}
         changed["frequency"] = self.frequency
@@ -42,7 +42,7 @@ class Parameters(NamedTuple):
         return self._replace(**changed)
 
     def variance(self, lag: Tensor) -> Tensor:
-        """`Sigma(tau)`, how uncertain a key is after a lag that goes with the parameters."""
+        """`Sigma(tau)`, the variance of a key after a lag that broadcasts with the parameters."""
         if self.noise is None:
             return covariance(self.decay, self.process_noise, self.key_noise, self.noise_floor, lag)
         accumulated = time_dependent_variance(self.decay, self.process_noise, self.noise, lag)
@@ -50,7 +50,7 @@ class Parameters(NamedTuple):
         return accumulated + covariance(self.decay, none, self.key_noise, self.noise_floor, lag)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that are given, by name, those of the noise in one row with the others."""
+        """All tensors that are given, by name, those of the noise among them."""
         named = {name: given for name, given in self._asdict().items() if name != "noise" and given is not None}
         return named | ({} if self.noise is None else self.noise._asdict())
 

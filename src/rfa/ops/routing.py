@@ -1,4 +1,4 @@
-"""Posterior routing: which past key explains the present state, and how far each would move it (appendix E.8)."""
+"""Posterior routing: which earlier key is the source of the present state, and how far each moves it (appendix E.8)."""
 
 from typing import NamedTuple
 
@@ -48,7 +48,7 @@ def posterior_routing(
     causal: bool = True,
     rotate_values: bool = True,
 ) -> Float[Tensor, "batch heads queries channels"]:
-    r"""The posterior mean of a state whose source is one of the past keys, which one being unknown.
+    r"""The posterior mean of a state whose source is one of the earlier keys, and it is not known which.
 
     A state comes from one of the visible keys, each as likely as the others before the query is seen, and the query
     is a noisy observation of it: `x_i | K = j ~ CN(x_ij, Sigma_ij I)`, `q_i ~ CN(x_i, gamma^2 I)`. For one head, with

@@ -1,4 +1,4 @@
-"""What `torch.func`, `torch.vmap`, batched gradients and dual numbers make of a fused kernel's operators."""
+"""`torch.func`, `torch.vmap`, batched gradients and dual numbers for the registered operators of the fused kernels."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -32,24 +32,25 @@ def refuse_forward_mode(backend: str) -> None:
 def transformed() -> bool:
     """Whether a transform of `torch.func` is at work, `torch.vmap` among them, or forward-mode differentiation.
 
-    A tensor may then hide others: what it says of `requires_grad`, and its address, are not the whole of it. A
-    compiler traces the operators themselves.
+    A tensor may then wrap others, so that its `requires_grad` and its address do not tell all. A compiler traces the
+    operators themselves.
     """
     return not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_mode())
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether the values of tensors can be looked at, and what follows from them may choose the way.
+    """Whether the values of tensors can be read, and the computation may depend on them.
 
-    Not while a program is recorded, for it must serve other values; nor where tensors are batched or hold no numbers.
+    It may not while a program is recorded, because the program must serve other values too. Batched tensors, and
+    tensors without data, cannot be read.
     """
     return not _recorded() and all(_has_numbers(x) for x in tensors if x is not None)
 
 
 def _recorded() -> bool:
-    """Whether a compiler, `torch.jit.trace` or a dispatch mode (`make_fx`, `FakeTensorMode`) sees what runs.
+    """Whether a compiler, `torch.jit.trace` or a dispatch mode (`make_fx`, `FakeTensorMode`) records what runs.
 
-    `torch.device` as a context is no such mode.
+    `torch.device` as a context is not such a mode.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
@@ -70,8 +71,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """PyTorch's attention, by its formula where its kernels lack a derivative.
 
-    They have no tangents and, where a transform hides that the mask is learned, no gradient of it. Nor have they
-    `second_derivatives`: where those are asked for, the formula serves wherever there is a gradient, which is slower.
+    The kernels have no tangents, and no gradient of a learned mask where a transform hides that it is learned. They
+    have no second derivatives: with `second_derivatives` the slower formula serves wherever there is a gradient.
     """
     by_formula = transformed()
     if second_derivatives and torch.is_grad_enabled():
@@ -91,14 +92,14 @@ def transformable(
 ) -> Callable[..., Any]:
     """A registered operator as a function that `torch.func` can differentiate once and `torch.vmap` can batch.
 
-    `torch.func` refuses a gradient that is registered by PyTorch's own means, and forward mode passes it by. So where
-    there are transforms, the operator is called from a `torch.autograd.Function`, which would cost too much elsewhere.
-    To `vmap` a call is to give it more heads; where positions are batched, to make one call for each.
+    `torch.func` refuses a gradient that is registered by PyTorch's own means, and forward mode ignores it. So under
+    transforms the operator is called from a `torch.autograd.Function`, which would cost too much elsewhere. `vmap`
+    gives a call more heads. Where positions are batched, it makes one call for each sample.
 
     Args:
         backend: its name, for errors.
         operator: of tensors to a tuple of tensors.
-        inputs: the dimension of the heads in each input; those that follow have none.
+        inputs: the dimension of the heads in each input, None where an input has none; further inputs have none.
         results: the same of the outputs.
         setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
     """

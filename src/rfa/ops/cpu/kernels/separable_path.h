@@ -12,7 +12,7 @@ constexpr float LEAST_VARIANCE = 1.17549435e-38f;       // the least normal floa
 constexpr float LEAST_OF_EXPONENTIAL = 1.9673782e-24f;  // of Sigma + gamma^2, as in dense.least_effective_variance
 constexpr float SMALL = 2.3283064e-10f;                 // 2^-32: gradients of variances are summed in this unit
 
-template <bool RICCATI, bool CAUSAL> class PathPrior {
+template <bool RICCATI, bool CAUSAL> class SeparablePath {
  public:
   // The numbers of one query: its time, M, u and C (rfa/ops/prior.py), and their gradients.
   struct QueryRow {
@@ -21,7 +21,7 @@ template <bool RICCATI, bool CAUSAL> class PathPrior {
     QueryRow(double t, double m, double u, double c) : time(t), decay_sum(m), variance(u), riccati_sum(c) {}
   };
 
-  explicit PathPrior(const Task& task, bool backward)
+  explicit SeparablePath(const Task& task, bool backward)
       : task_(task),
         padded_(round_up(task.p.keys, KEY_BLOCK)),
         key_(ROWS_OF_PATH * padded_),

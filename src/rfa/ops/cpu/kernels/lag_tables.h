@@ -8,13 +8,13 @@
 namespace rfa {
 
 // A table is mirrored, so that a row reads keys j, j + 1, ... from consecutive numbers: index j - position + keys - 1.
-class TablePrior {
+class LagTables {
  public:
   struct QueryRow {
     int64_t first;  // index of key 0
   };
 
-  explicit TablePrior(const Task& task, bool backward)
+  explicit LagTables(const Task& task, bool backward)
       : task_(task),
         middle_(task.p.keys - 1),
         size_(task.p.keys + (task.p.causal ? 2 * KEY_BLOCK : round_up(task.p.keys, KEY_BLOCK))),
