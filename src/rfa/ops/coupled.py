@@ -88,7 +88,7 @@ def coupled_filter_attention(
         target_process, auxiliary_process: decay, frequencies and noises.
         coupling: b, `(heads,)`, per unit of time.
         prediction_weights: gamma^2, sigma_0^2, nu_s and beta_s.
-        weight: "student_t" as above, or "exponential".
+        weight: "student_t", the L of the formula, or "exponential".
 
     Returns:
         `(batch, heads, queries, 2 d)`; zeros for a query that sees no source. Differentiable in everything, to any

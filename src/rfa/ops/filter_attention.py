@@ -79,10 +79,10 @@ def robust_filter_attention(
         key_mask: `(batch, keys)`, True for keys that take part.
         segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
         causal: key j takes part in query i when `t_j <= t_i`.
-        weight: "student_t" as above, or "exponential", `L = -log Sigma - r / (nu_s d (Sigma + gamma^2))`.
+        weight: "student_t", the L of the formula, or "exponential", `L = -log Sigma - r / (nu_s d (Sigma + gamma^2))`.
         rotate_values: transport values by rotation too; off, they only decay.
-        prior: "lyapunov" as above, or "riccati": the weight `log c_ij` that a steady Kalman filter gives to a
-            past observation takes the place of `-log Sigma`.
+        prior: "lyapunov", the `-log Sigma` of the formulas, or "riccati": in its place the weight `log c_ij` that a
+            steady Kalman filter gives to a past observation.
         gate: off, `Sigma + gamma^2` is 1 in the residual term (the paper's M2.3).
         query_noise_in_bias: `-log(Sigma + gamma^2)` instead of `-log Sigma`, as in the released code.
         horizon: h >= 0 per head: a forecast of the time `t_i + h`. Lags grow by h, and the estimate is turned by h.

@@ -89,7 +89,7 @@ def tensor_filter_attention(
         key_mask: `(batch, keys)`, True for keys that take part.
         segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
         causal: key j takes part in query i when `t_j <= t_i`.
-        weight: "student_t" as above, or "exponential", `L[k] = -log Sigma[k] - D2 / (nu_s d)`.
+        weight: "student_t", the L of the formula, or "exponential", `L[k] = -log Sigma[k] - D2 / (nu_s d)`.
         rotate_values: transport values by rotation too; off, they only decay.
         return_log_precision: also return `log s_i[k] = log sum_j exp(beta_s L_ij[k])`, one for each mode.
 
