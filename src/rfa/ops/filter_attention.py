@@ -8,8 +8,7 @@ from rfa.dynamics import TimeDependentNoise
 from .backends import backend_for
 from .positions import Positions, checked_positions
 from .prior import DecodingCache
-from .problem import Options, Parameters, Prior, Weight
-from .validation import validate
+from .problem import Options, Parameters, Prior, Weight, validate
 
 
 def robust_filter_attention(

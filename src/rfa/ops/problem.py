@@ -1,14 +1,24 @@
-"""What every backend is handed beside states and positions: parameters and options."""
+"""What every backend is handed beside states and positions: parameters and options, and the checks of all of them.
 
-from typing import Any, Literal, NamedTuple
+Each message of a check names the argument, what was given and what was expected.
+"""
+
+import math
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise, covariance, time_dependent_variance
 
+from .positions import check_device, check_tensor
+from .transforms import readable
+
 Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
+
+_POSITIVE = ("robustness", "inverse_temperature")
+_SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
 
 
 class Parameters(NamedTuple):
@@ -65,4 +75,105 @@ class Options(NamedTuple):
     gate: bool
     query_noise_in_bias: bool
     log_precision: bool
-    in_frame: bool = False  # states stand in the common frame already, and the estimate stays in it
+    in_frame: bool = False  # states stand in the common frame, and the estimate stays in it
+
+
+def validate(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameters: Parameters,
+    options: Options,
+    per_mode: tuple[str, ...] = ("frequency",),
+) -> None:
+    """Raise `ValueError` where the arguments of `robust_filter_attention` do not fit together.
+
+    The parameters that `per_mode` names are `(heads, modes)`, all others `(heads,)`.
+    """
+    _check_options(options)
+    _check_noise(parameters.noise, options)
+    _check_states(query, key, value, options.rotate_values)
+    _, heads, _, channels = query.shape
+    _check_parameters(parameters, heads, channels // 2, query.device, per_mode)
+    if readable(*parameters.tensors().values()):
+        _check_parameter_values(parameters.to(torch.promote_types(query.dtype, torch.float32)))
+
+
+def _check_options(options: Options) -> None:
+    for name, given, choices in (
+        ("weight", options.weight, get_args(Weight)),
+        ("prior", options.prior, get_args(Prior)),
+    ):
+        if given not in choices:
+            raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
+    if options.prior == "riccati" and options.query_noise_in_bias:
+        raise ValueError("query_noise_in_bias: got True with prior='riccati', expected prior='lyapunov'")
+
+
+def _check_noise(noise: object, options: Options) -> None:
+    if noise is None:
+        return
+    if not isinstance(noise, TimeDependentNoise):
+        raise ValueError(f"noise: got {type(noise).__name__}, expected a TimeDependentNoise")
+    if options.prior == "riccati":
+        raise ValueError("noise: got a TimeDependentNoise with prior='riccati', expected prior='lyapunov'")
+
+
+def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:
+    for name, state in (("query", query), ("key", key), ("value", value)):
+        check_tensor(name, state)
+        if state.dim() != 4:
+            raise ValueError(f"{name}: got shape {tuple(state.shape)}, expected (batch, heads, length, channels)")
+        if not state.is_floating_point():
+            raise ValueError(f"{name}: got dtype {state.dtype}, expected a floating-point dtype")
+        if state.dtype != query.dtype:
+            raise ValueError(f"{name}: got dtype {state.dtype}, expected {query.dtype}, the query's")
+        check_device(name, state, query.device)
+        if state.shape[:2] != query.shape[:2]:
+            raise ValueError(
+                f"{name}: got batch and heads {tuple(state.shape[:2])}, expected {tuple(query.shape[:2])}, the query's"
+            )
+    channels = query.shape[-1]
+    if channels == 0 or channels % 2:
+        raise ValueError(f"query: got {channels} channels, expected 2 d: d real and d imaginary parts")
+    if key.shape[-1] != channels:
+        raise ValueError(f"key: got {key.shape[-1]} channels, expected {channels}, the query's")
+    if value.shape[2] != key.shape[2]:
+        raise ValueError(f"value: got length {value.shape[2]}, expected {key.shape[2]}, the key's")
+    if rotate_values and value.shape[-1] != channels:
+        raise ValueError(
+            f"value: got {value.shape[-1]} channels, expected {channels}, the query's, or rotate_values=False: "
+            "values turn with the same frequencies"
+        )
+
+
+def _check_parameters(
+    parameters: Parameters, heads: int, modes: int, device: torch.device, per_mode: tuple[str, ...]
+) -> None:
+    for name, given in parameters.tensors().items():
+        expected = (heads, modes) if name in per_mode else (heads,)
+        check_tensor(name, given)
+        if tuple(given.shape) != expected:
+            raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {expected}")
+        if not given.is_floating_point():
+            raise ValueError(f"{name}: got dtype {given.dtype}, expected a floating-point dtype")
+        check_device(name, given, device)
+
+
+def _check_parameter_values(parameters: Parameters) -> None:
+    given = {name: value.detach().to(parameters.decay.dtype) for name, value in parameters.tensors().items()}
+    if not given["decay"].numel():
+        return
+    rows: list[tuple[str, Tensor]] = []  # `(heads,)` each
+    for name, value in given.items():
+        if name in _SIGNED:
+            rows.append((name, value.abs() if value.dim() == 1 else value.abs().amax(-1)))
+        else:
+            rows += [(name, part) for part in ((value,) if value.dim() == 1 else value.aminmax(dim=-1))]
+    stacked = torch.stack([row for _, row in rows])
+    least, most = torch.stack(stacked.aminmax(dim=-1)).tolist()  # one synchronisation for all; NaN wins
+    for (name, _), low, high in zip(rows, least, most, strict=True):
+        if high < math.inf and (low > 0 if name in _POSITIVE else low >= 0):
+            continue
+        wanted = "numbers" if name in _SIGNED else "and > 0" if name in _POSITIVE else "and >= 0"
+        raise ValueError(f"{name}: got {given[name].flatten().tolist()[:8]}, expected finite {wanted}")

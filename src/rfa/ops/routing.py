@@ -10,8 +10,7 @@ from rfa.dynamics import TimeDependentNoise, decay_kernel
 
 from .dense import DenseRows, effective_variance, evidence, finite, masked_softmax, rotated, row_blocks, sees_any
 from .positions import Positions, checked_positions
-from .problem import Options, Parameters
-from .validation import validate
+from .problem import Options, Parameters, validate
 
 
 class Routes(NamedTuple):

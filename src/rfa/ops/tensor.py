@@ -19,8 +19,7 @@ from .dense import (
     sees_any,
 )
 from .positions import Positions, checked_positions
-from .problem import Options, Parameters, Weight
-from .validation import validate
+from .problem import Options, Parameters, Weight, validate
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
 

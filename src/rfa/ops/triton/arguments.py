@@ -1,4 +1,4 @@
-"""The arguments that all kernels of a call share: orders and groups, states in the common frame, the prior."""
+"""The arguments that the kernels of a call share: orders and groups, states in the common frame, prior, block sizes."""
 
 from typing import Any, NamedTuple
 
@@ -224,3 +224,41 @@ def batched(call: KernelInputs, order: Orders) -> tuple[int, int]:
 def whole_ranges(ranges: Tensor, batch: int) -> Tensor:
     """Ranges of blocks of every batch."""
     return ranges.expand(batch, -1, -1).contiguous()
+
+
+class Blocks(NamedTuple):
+    """Queries and keys of a tile, warps of a program, stages of prefetch in its loop.
+
+    Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
+    the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
+    gradients. The sizes are the largest whose values and accumulators ptxas keeps in the registers of an H100 or H200
+    with almost no spilling. Two stages of prefetch are enough. In float32 the products are exact ("ieee"; TF32 would
+    cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles. The
+    sizes follow from what the compiler says for sm_90. They were not measured.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def forward_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+    """Of the forward kernel; `channels` is the larger of a key's and a value's."""
+    if dtype == torch.float32:
+        return Blocks(32 if channels > 64 else 64, 32, 8, 1)
+    return Blocks(64, 64 if uniform else 32, 8 if channels > 64 else 4, 2)
+
+
+def query_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+    """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
+    if dtype == torch.float32:
+        return Blocks(32, 32, 8, 1)
+    return Blocks(64, 32, 8 if channels > 64 else 4, 2)
+
+
+def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+    """Of the kernel of sums over queries."""
+    if dtype == torch.float32:
+        return Blocks(32, 32, 8, 1)
+    return Blocks(32, 64, 8 if channels > 64 else 4, 2)

@@ -16,14 +16,16 @@ from .arguments import (
     batched,
     block_ranges,
     choices,
+    forward_blocks,
+    key_blocks,
     orders,
     prior_arguments,
+    query_blocks,
     to_frame,
     turned,
     unit,
     whole_ranges,
 )
-from .forward import forward_blocks, key_blocks, query_blocks
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
