@@ -17,7 +17,7 @@ from .buffer import Buffer
 
 
 class FilterLayer(CacheLayerMixin):
-    """What one layer keeps of the tokens it has read: keys and values in the frame, and squared norms of the keys.
+    """The cache of one layer: keys and values of earlier tokens in the frame, and squared norms of the keys.
 
     A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good; `FilterCache` knows t_0. The
     layer may keep its dynamics here, and the operator its tables. Parameters may change only while the cache is empty.
@@ -138,11 +138,11 @@ class FilterLayer(CacheLayerMixin):
 
 
 class FilterCache(Cache):
-    """What a decoder keeps of the tokens it has read; `past_key_values` of the model and of the attention layers.
+    """The cache of a decoder, `past_key_values` of the model and of the attention layers.
 
     It has one `FilterLayer` for each decoder layer, made when it is first needed. All layers share the times of the
     tokens: they count from one origin, the first key of a row that takes part, in float64. A new token costs a rotation
-    of its own query, key and value and one pass over the keys. The past is neither turned again nor copied.
+    of its own query, key and value and one pass over the keys. Earlier states are neither turned again nor copied.
     """
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ class FilterCache(Cache):
         self.times: Tensor | None = None  # of the keys since the origin, `(1 or batch, keys)`; padding has times too
 
     def layer(self, index: int) -> FilterLayer:
-        """What the decoder layer at `index` keeps."""
+        """The cache of the decoder layer at `index`."""
         while len(self.layers) <= index:
             self.layers.append(FilterLayer())
         return cast(FilterLayer, self.layers[index])

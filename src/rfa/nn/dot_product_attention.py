@@ -228,7 +228,7 @@ class DotProductAttention(Attention):
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
     def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:
-        """What the operator takes beside states and positions."""
+        """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         return {**geometry, "log_gate": log_gate, "gains": self.gates == "gain", "backend": self.backend}
 

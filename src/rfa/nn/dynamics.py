@@ -99,7 +99,7 @@ class LearnedNoise(nn.Module):
         self.periodic_phase = nn.Parameter(NOISE_PHASE * each)
 
     def forward(self) -> TimeDependentNoise:
-        """What the operator takes as `noise`."""
+        """The operator's argument `noise`."""
         return TimeDependentNoise(
             transient_noise=F.softplus(self.raw_transient_noise),
             transient_rate=F.softplus(self.raw_transient_rate),
@@ -119,7 +119,7 @@ class HeadDynamics(PositiveParameters):
         frequency: `(heads, modes)`, radians per unit of time.
         decay: `(heads,)`, per unit of time.
         steady_state: initial `sigma~^2`, so that `sigma^2 = 2 mu steady_state`.
-        prior: "flat" has no noise parameters: `Sigma = Sigma~ = 1`.
+        prior: "flat" has no noise parameters: `Sigma = Sigma + gamma^2 = 1`.
         slopes: initial slopes of the Riccati prior, instead of the steady state.
         uses_query_noise: off where gamma^2 is not used, so that every parameter has a gradient.
         robust: off for Gaussian weights, which have no robustness and no inverse temperature.

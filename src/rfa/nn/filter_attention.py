@@ -34,22 +34,22 @@ class RobustFilterAttention(Attention):
         frequency: `(heads, modes)` in radians per unit of time; the partitioned bank.
         decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
         weight: "student_t" or "exponential".
-        prior: "lyapunov", "riccati", or "flat" (`Sigma = Sigma~ = 1`, no noise parameters).
+        prior: "lyapunov", "riccati", or "flat" (`Sigma = Sigma + gamma^2 = 1`, no noise parameters).
         steady_state: initial steady-state variance `sigma~^2 = sigma^2 / (2 mu)`.
         slopes: initial slopes of the Riccati prior, instead of `steady_state`.
-        gate: off, `Sigma~ = 1` in the residual term.
+        gate: off, `Sigma + gamma^2` is 1 in the residual term.
         rotate_values: transport values by rotation too.
         innovation: return the correction toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
         horizon: initial time added to each lag, None for none.
         learn_frequency, learn_decay, learn_horizon: make parameters of what is fixed by default.
         tie_key_value: the values are the keys, with one projection fewer (appendix E.1).
-        step: "learned", fixed in the output projection; or "precision", the innovation times the gain
-            `sigmoid(p log s_i + log gamma^2)` of each query and head, p learned from 1 on (appendix E.2). The Riccati
-            weights are no precisions, and a flat prior has no gamma^2: with prior="lyapunov" only.
+        step: "learned", part of the output projection; or "precision", the innovation times the gain
+            `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
+            prior="lyapunov": Riccati weights are not precisions, and a flat prior has no gamma^2.
         noise: "constant", or "time_dependent": white, exponential and periodic parts (appendix E.5).
-        aggregation: "consensus", or "routing": each past key is a candidate source with a responsibility and a gain
-            of its own (appendix E.8), in O(N^2) memory. Its weight is Gaussian: no robustness, no temperature.
+        aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
+            gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         backend: the operator's backend.
 
     Raises:
@@ -184,8 +184,8 @@ class RobustFilterAttention(Attention):
 def precision_gain(log_precision: Tensor, query_noise: Tensor, tempering: Tensor) -> Tensor:
     """`G_i = sigmoid(p log s_i + log gamma^2)`, the gain of an innovation that weighs evidence against the query.
 
-    The query counts as a measurement of variance gamma^2, the context as one of precision `s_i^p`: `p = 1` takes the
-    transported observations as independent, smaller values discount what they share, and `p -> 0` leaves the
+    The query counts as a measurement of variance gamma^2, the context as one of precision `s_i^p`. With `p = 1` the
+    transported observations count as independent. Smaller values discount their common part, and `p -> 0` leaves the
     constant gain `gamma^2 / (1 + gamma^2)`.
 
     Args:

@@ -1,4 +1,7 @@
-"""Which implementation runs: what each can do here, what "auto" takes, and why a named one does not run."""
+"""The choice of a backend, and how a fused kernel is called.
+
+A backend says what it can do here, what "auto" takes, and why a backend asked for by name does not run.
+"""
 
 import functools
 import importlib.util
@@ -122,7 +125,7 @@ def choose_backend(
     dtype: torch.dtype | None = None,
     channels: tuple[int, ...] = (),
 ) -> str:
-    """The backend that `name` stands for, for states of a device, dtype and head sizes.
+    """The name of the backend that serves states of this device, dtype and these head sizes.
 
     Where the kernels cannot be compiled, "auto" takes the reference and warns once.
 
@@ -151,7 +154,7 @@ def choose_backend(
 
 
 def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True) -> Backend:
-    """The backend that `name` stands for, for these states; raises as `choose_backend`.
+    """The backend that serves these states; raises as `choose_backend`.
 
     Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times, and
     forward-mode differentiation.

@@ -1,4 +1,4 @@
-"""Robust filter attention under dynamics that each token sets anew (appendix E.6), on the fused kernels."""
+"""Robust filter attention in which each token sets the dynamics until the next (appendix E.6)."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from .problem import Weight
 
 
 class Noises(NamedTuple):
-    """What does not depend on content: eta^2, gamma^2, sigma_0^2, nu_s and beta_s, `(heads,)` each."""
+    """The parameters that do not depend on content: eta^2, gamma^2, sigma_0^2, nu_s, beta_s; `(heads,)` each."""
 
     key_noise: Tensor
     query_noise: Tensor

@@ -72,14 +72,15 @@ def coupled_filter_attention(
         out_i = sum_j softmax_j(beta_s L_ij) (e^(lambda_x tau) v^x_j + lambda_xy(tau) v^y_j)
 
     The paper observes both processes at the same times. Here `x_j`, the target at the time of source j, is its last
-    observation m at or before it, carried on by the same law: `x_j = e^(lambda_x g) x_m + lambda_xy(g) y(t_m)` over the
-    gap `g = s_j - t_m`, where `y(t_m)` is the last auxiliary observation at or before `t_m`, carried on by `lambda_y`;
-    `P_j` is Sigma of that prediction without its floor, `eta_x^2` where the gap is zero. A state that has not been
-    observed yet has mean zero and the process's `prior_variance`. Where both sequences have the same times this is the
-    paper's formula, and on noiseless data every prediction from observed pairs is exact, whatever the times.
+    observation m at or before that time, transported over the gap `g = s_j - t_m` by the same dynamics:
+    `x_j = e^(lambda_x g) x_m + lambda_xy(g) y(t_m)`. There `y(t_m)` is the last auxiliary observation at or before
+    `t_m`, transported by `lambda_y`. `P_j` is Sigma of that prediction without its floor, `eta_x^2` where the gap is
+    zero. A state that has not been observed yet has mean zero and the process's `prior_variance`. Where both sequences
+    have the same times this is the paper's formula. On noiseless data every prediction from observed pairs is exact,
+    for any times.
 
-    `|lambda_xy|^2` in a variance is its mean over the modes of a head; they are equal, as the paper has it, where the
-    two processes share their frequencies.
+    `|lambda_xy|^2` in a variance is its mean over the modes of a head. All modes have the same value, as in the paper,
+    where the two processes share their frequencies.
 
     Args:
         query: `(batch, heads, queries, 2 d)`, at the target's times.

@@ -73,8 +73,8 @@ def cumulative_dynamics(
     """The sums at the keys and at the queries, which are the same tokens, and the times of the queries.
 
     An absent key does not count: the dynamics of the key before it last until the next one. As a query it lies in that
-    interval, at its own time, or at the nearer end where its time lies outside. Each group has sums of its own,
-    whatever the order of the groups. The first key of a group has u = 0.
+    interval, at its own time, or at the nearer end where its time lies outside. Each group has its own sums, in any
+    order of the groups. The first key of a group has u = 0.
     """
     times, present, groups = positions.query_times, positions.present(), positions.query_groups
     if groups is None:

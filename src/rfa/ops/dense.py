@@ -1,4 +1,4 @@
-"""What all computations in ordinary autograd code share: scores at their limits, poison, and one masked softmax.
+"""The common part of all computations in ordinary autograd code: scores at their limits, poison, one masked softmax.
 
 A variance is right down to the smallest normal number of its dtype (1.2e-38 in float32, 2.2e-308 in float64). A
 smaller one counts as that number and has no gradient. Scores of exponential weights, `r / (nu_s d (Sigma + gamma^2))`,

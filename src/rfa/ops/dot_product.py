@@ -15,7 +15,7 @@ from .positions import Positions, by_group
 from .prior import BITS, LagTables, SeparablePath
 from .transforms import scaled_dot_product_attention
 
-LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, in which gates come
+LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, the dtype of the gates
 
 
 def decayed_dot_product_attention(
@@ -100,7 +100,7 @@ def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
         log_gate = log_gate.masked_fill(~present[:, None], 0.0)
     if groups is None or positions.key_groups is None:
         return -log_gate.cumsum(-1)
-    # an absent token that is a query has a group of its own all the same
+    # a query belongs to a group even if its token is absent as a key
     groups = torch.cat([positions.key_groups[:, : log_gate.shape[-1] - groups.shape[-1]], groups], dim=-1)
     order = by_group(positions.key_times, groups)[2][:, None].expand(log_gate.shape)
     return -log_gate.gather(-1, order).cumsum(-1).gather(-1, order.argsort(-1))

@@ -102,8 +102,8 @@ def robust_filter_attention(
 
     Raises:
         ValueError: naming the argument, what was given and what was expected; also where a backend asked for by name
-            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not;
-            nor are those that `torch.vmap` has batched.
+            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not.
+            The values of tensors that `torch.vmap` has batched are not checked either.
         RuntimeError: where "cpu" is asked for and its kernels cannot be compiled.
 
     Source: section 3.2, algorithm 1.

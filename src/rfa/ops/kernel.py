@@ -79,7 +79,7 @@ class KernelInputs(NamedTuple):
 
     @property
     def lags(self) -> int:
-        """Of the tables, which a cache makes for more keys than it holds yet; 0 along a path."""
+        """The number of lags of the tables, which a cache makes for more keys than it holds yet; 0 along a path."""
         return 0 if self.tables is None else self.tables.shape[-1]
 
 
@@ -98,7 +98,7 @@ PRIOR = slice(KernelInputs._fields.index("tables"), KernelInputs._fields.index("
 
 
 def gradients_by_field(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """What a backward pass returns, in the order of `KernelInputs`: None where a field has no gradient."""
+    """The results of a backward pass in the order of `KernelInputs`: None where a field has no gradient."""
     named = dict(zip(_LEARNED, gradients, strict=True))
     return tuple(named.get(name) for name in KernelInputs._fields)
 

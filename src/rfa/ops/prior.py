@@ -89,7 +89,7 @@ def kernel_prior(
     grouped = options.prior == "riccati" and positions.key_groups is not None  # a gain depends on the key before
     if not positions.uniform or grouped:
         return separable_path(parameters, positions, options)
-    if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # a single key has a gain of its own
+    if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
         return lag_tables(parameters, options, keys)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:
         cache.tables = lag_tables(parameters, options, 2 * keys)
@@ -97,7 +97,7 @@ def kernel_prior(
 
 
 def _coefficient(parameters: Parameters, options: Options) -> Tensor:
-    """What multiplies the logarithm, or the weighted residual, in a score in bits."""
+    """The factor of the logarithm, or of the weighted residual, in a score in bits."""
     if options.weight == "student_t":
         return parameters.inverse_temperature * (parameters.robustness + 1)
     return BITS * parameters.inverse_temperature

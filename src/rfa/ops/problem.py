@@ -1,4 +1,4 @@
-"""What every backend is handed beside states and positions: parameters and options, and the checks of all of them.
+"""The parameters and options that every backend is handed, and the checks of states, parameters and options.
 
 Each message of a check names the argument, what was given and what was expected.
 """

@@ -14,12 +14,12 @@ from .problem import Options, Parameters, validate
 
 
 class Routes(NamedTuple):
-    """What each key j means to each query i; all `(batch, heads, queries, keys)`.
+    """The part of each key j in the estimate of each query i; all `(batch, heads, queries, keys)`.
 
     Fields:
         responsibility: alpha_ij, the posterior of the source; a row sums to 1, or to 0 where it sees no key.
         gain: G_ij in [0, 1], the share of the way to the transported key.
-        decay: E_ij in (0, 1], what is left of the key.
+        decay: E_ij in (0, 1].
     """
 
     responsibility: Tensor

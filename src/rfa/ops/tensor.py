@@ -60,11 +60,11 @@ def tensor_filter_attention(
         A[k]     = softmax_j(beta_s L[k])
         out_i[k] = sum_j A_ij[k] exp((-mu_k + i omega_k) tau) v_j[k]
 
-    The modes share one distance, yet each has weights of its own. Where the modes of a head agree this is
-    `robust_filter_attention`, which costs d times less: use that wherever one decay a head will do.
+    The modes share one distance, but each has its own weights. Where the modes of a head agree this is
+    `robust_filter_attention`, which costs d times less: use that where one decay a head is enough.
 
-    Decay is formed for each pair of times. The stationary frame, which splits it into `exp(-mu t_i) exp(mu t_j)`,
-    overflows (appendix B.2; measured in docs/experiments.md).
+    The decay is formed for each pair of times. The stationary frame would split it into `exp(-mu t_i) exp(mu t_j)`,
+    which overflows (appendix B.2; measured in docs/experiments.md).
 
     Time is `O(N^2 d)`. So is memory where gradients are enabled: fourteen numbers are kept for each mode of each pair
     of a query and a key (4 GB in float32 for one head of 32 modes and 1,500 tokens). Without gradients rows are
@@ -99,7 +99,7 @@ def tensor_filter_attention(
 
     Raises:
         ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes and
-            devices are checked, values are not; nor are those that `torch.vmap` has batched.
+            devices are checked, values are not. Values that `torch.vmap` has batched are not checked either.
 
     Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
     """

@@ -21,7 +21,7 @@ def forward_mode() -> bool:
 
 
 def refuse_forward_mode(backend: str) -> None:
-    """Raise `ValueError` in forward-mode differentiation, where a kernel would drop the tangents in silence."""
+    """Raise `ValueError` in forward-mode differentiation, where a kernel would drop the tangents without an error."""
     if forward_mode():
         raise ValueError(
             f"backend: got {backend!r} in forward-mode differentiation, expected backend='reference', or 'auto', "

@@ -1,4 +1,4 @@
-"""What is handed to C++: the kernel inputs as a structure, and the entry points."""
+"""The kernel inputs as a structure for C++, and the entry points of the compiled kernels."""
 
 import ctypes
 import functools
@@ -21,12 +21,12 @@ class Strided(ctypes.Structure):
 
     @classmethod
     def of(cls, tensor: Tensor | None) -> "Strided":
-        """Its address and strides, 0 along a batch of one, which serves every sample."""
+        """Address and strides of a tensor; the stride is 0 along a batch of one, which serves every sample."""
         if tensor is None:
             return cls(None, 0, 0, 0)
         batch, head, row, channel = tensor.stride()
-        nowhere = tensor.shape[-1] == 1 or not tensor.numel()  # no stride is taken; NumPy has 0 where nothing is
-        assert channel == 1 or nowhere, tensor.stride()
+        unused = tensor.shape[-1] == 1 or not tensor.numel()  # NumPy has strides of 0 in empty arrays
+        assert channel == 1 or unused, tensor.stride()
         return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
 
 
@@ -55,7 +55,7 @@ class Problem(ctypes.Structure):
 
     @classmethod
     def of(cls, inputs: KernelInputs, blocks: int) -> "Problem":
-        """The problem of these inputs, whose heads have so many blocks of work each."""
+        """The problem of these inputs. `blocks` is the number of blocks of work of each head."""
         problem = cls()
         problem.held = []
         batch, heads, queries, channels = inputs.query.shape
@@ -80,7 +80,7 @@ class Problem(ctypes.Structure):
     def set(self, **fields: "Tensor | Strided | int | None") -> None:
         """Fill fields: states to read by address and strides, in float32; other tensors by address, contiguous.
 
-        What the kernels write must keep its memory: such states come as `Strided`, other such tensors are contiguous.
+        A tensor that the kernels write must not be copied: such states are given as `Strided`, others are contiguous.
         """
         for name, value in fields.items():
             setattr(self, name, self._converted(value, name in _STATES))

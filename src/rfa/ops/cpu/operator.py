@@ -19,7 +19,7 @@ def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
     """Registers a function as `torch.ops.rfa.cpu_<name>`.
 
     `torch.library.custom_op` spends 0.1 ms a call on checks, as much as a short sequence takes. What else it does is
-    done below: an operator without a formula of its own must raise, where PyTorch's fallback drops the gradient.
+    done below: where an operator has no gradient it must raise, because PyTorch's fallback would drop the gradient.
     """
 
     def register(function: Callable[..., Any]) -> Any:
@@ -33,7 +33,7 @@ def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen."""
     plain = inputs.decode and type(inputs.query) is Tensor and not (torch.compiler.is_compiling() or transformed())
-    return (_forward if plain else _differentiable)(*inputs)  # decoding goes past PyTorch's dispatcher, which is slow
+    return (_forward if plain else _differentiable)(*inputs)  # decoding avoids PyTorch's dispatcher, which is slow
 
 
 @_operator("phases", "(Tensor frequency, Tensor times) -> (Tensor, Tensor)")
@@ -62,7 +62,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     if inputs.empty:
         return out.zero_(), log_sum.fill_(-torch.inf)
     queries = inputs.query.shape[2]
-    # the sums of decoding are not those that backward forms anew
+    # decoding adds up in another order than backward, which forms the weights again
     decode = inputs.decode and inputs.key_cos is None and queries <= FEW
     problem = Problem.of(inputs, blocks=queries if decode else -(-queries // QUERY_BLOCK))
     problem.set(out=Strided.of(out), log_sum=log_sum)
@@ -81,7 +81,7 @@ def _(query, key, value, *rest):
 def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """In float32, the estimate laid out as heads of one projection, so that merging them copies nothing.
 
-    The log2 sum is in float64: beside large scores its float32 neighbours lie too far apart to form weights anew.
+    The log2 sum is in float64: near large scores float32 is too coarse to form the weights again.
     """
     batch, heads, queries, _ = query.shape
     out = query.new_empty(batch, queries, heads, value.shape[-1], dtype=torch.float32).transpose(1, 2)

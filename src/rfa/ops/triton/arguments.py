@@ -17,8 +17,8 @@ SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 class Orders(NamedTuple):
     """Order numbers and groups of keys and queries.
 
-    Orders `(b, length)` int32, b = 1 or batch: equal where the times are equal, else in their order, so that a kernel
-    compares pairs in 32 bits whatever the times are. None where positions say the same.
+    Orders `(b, length)` int32, b = 1 or batch: the ranks of the times, equal where the times are equal. So a kernel
+    compares pairs in 32 bits for any times. None where the positions already are such ranks.
     Groups `(batch, length)` int32 or None. `skips`: ranges of blocks are worth computing.
     """
 
@@ -180,7 +180,7 @@ def prior_arguments(call: KernelInputs) -> tuple[Tensor | None, ...]:
 
     Paths become pairs of float32, high and low: `(b, heads, rows, 2, length)`. A difference of such pairs is as good as
     float64 for small lags, and as good as float32 relative to the lag for large ones. Most GPUs compute float64 at 1/64
-    of the speed. No block needs an origin of its own, and gaps within a block do no harm.
+    of the speed. No block needs its own origin, and gaps within a block do no harm.
     """
     paths = (_split(call.key_path), _split(call.query_path))
     scalars = torch.cat([call.scalars[:1], unit(call) * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
