@@ -22,9 +22,17 @@ _SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
 
 
 class Parameters(NamedTuple):
-    """The dynamics and noises of each head, `(heads,)`; `frequency` is `(heads, modes)`.
+    """The dynamics and noises of each head, `(heads,)` but for the frequency.
 
-    `noise` holds the parts of the process noise beside the white one, None for none.
+    Fields:
+        decay: mu, per unit of time.
+        frequency: omega, `(heads, modes)`, radians per unit of time.
+        process_noise: sigma^2, variance per unit of time.
+        key_noise, query_noise, noise_floor: the variances eta^2, gamma^2 and sigma_0^2.
+        robustness: nu_s, degrees of freedom per mode.
+        inverse_temperature: beta_s.
+        horizon: h, units of time; None for none.
+        noise: the parts of the process noise beside the white one; None for none.
     """
 
     decay: Tensor
@@ -66,7 +74,13 @@ class Parameters(NamedTuple):
 
 
 class Options(NamedTuple):
-    """The choices that select a variant of the operator."""
+    """The choices that select a variant of the operator, as the arguments of `robust_filter_attention`.
+
+    Fields:
+        causal, weight, rotate_values, prior, gate, query_noise_in_bias: the arguments of these names.
+        log_precision: the log precision is wanted too.
+        in_frame: the states stand in the common frame already, and the estimate stays in it.
+    """
 
     causal: bool
     weight: Weight
@@ -75,7 +89,7 @@ class Options(NamedTuple):
     gate: bool
     query_noise_in_bias: bool
     log_precision: bool
-    in_frame: bool = False  # states stand in the common frame, and the estimate stays in it
+    in_frame: bool = False
 
 
 def validate(
