@@ -56,7 +56,7 @@ def test_models_that_do_not_run_here_are_named_before_any_run(tmp_path, out, eva
     def broken(*_, **__):
         raise CompilationError("no\ncompiler")
 
-    monkeypatch.setattr(filter_attention, "filter_attention_at", broken)
+    monkeypatch.setattr(filter_attention, "located_filter_attention", broken)
     path = write_recipe(tmp_path)
     status, said, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
     assert (status, said) == (2, "")

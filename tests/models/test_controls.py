@@ -8,7 +8,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rfa.dynamics import rotary_frequencies
 from rfa.models import preset
 from rfa.nn import Yarn
-from rfa.ops.inputs import locate
+from rfa.ops.positions import locate
 from rfa.training.trainer import make_optimizer
 
 from .small import EXACT, SIZES, assert_same, small, tokens

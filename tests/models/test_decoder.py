@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rfa.nn.dynamics import process_noise_of_slope
-from rfa.nn.positive import softplus_inverse
+import rfa.nn.cache
+from rfa.nn.dynamics import process_noise_of_slope, softplus_inverse
 
 from .small import EXACT, NAMES, RELATIVE, assert_same, small, tokens
 
@@ -280,6 +280,18 @@ def test_a_step_never_waits_for_its_device(name, monkeypatch):
     model, ids = small(name).to("meta"), tokens().to("meta")
     model(ids, labels=ids).loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
+
+
+def test_tokens_are_located_once_a_forward_pass(monkeypatch):
+    """Not once a layer: each time a GPU would have to finish its work first."""
+    calls, original = [], rfa.nn.cache.checked_positions
+    monkeypatch.setattr(rfa.nn.cache, "checked_positions", lambda *given: calls.append(1) or original(*given))
+    model, ids = small("m2-sc-rfa"), tokens()
+    with torch.no_grad():
+        first = model(ids[:, :4], use_cache=True, times=torch.arange(4.0))
+        model(ids[:, 4:], past_key_values=first.past_key_values, times=torch.arange(1.0 * ids.shape[1]))
+    model(ids, times=torch.arange(1.0 * ids.shape[1]), segment_ids=torch.zeros_like(ids))
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])

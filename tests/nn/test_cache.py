@@ -8,10 +8,9 @@ from transformers import DynamicCache
 import rfa.dynamics
 from rfa.nn import FilterCache
 from rfa.nn.projections import split_heads
-from rfa.ops.inputs import locate
 
 from .by_hand import EXACT, SINGLE, hidden
-from .cached import CHUNKS, HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
+from .cached import HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)
@@ -64,22 +63,24 @@ def test_a_row_whose_first_chunk_is_padding_counts_from_its_first_key():
         whole = layer(x, times=times, key_mask=mask)
         pieces, cache = read(layer, x, times=times, key_mask=mask)
     torch.testing.assert_close(pieces[mask], whole[mask], rtol=EXACT, atol=EXACT)
-    assert cache.layers[0].origin.tolist() == [[times[0, 0]], [times[1, 6]]]
+    assert cache.origin.tolist() == [[times[0, 0]], [times[1, 6]]]
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_places_are_those_of_whole_sequences(situation):
-    """The operator's own `locate` sees the same keys and queries."""
-    given = {"times": None, "key_mask": None, "segment_ids": None, **SITUATIONS[situation]}
-    past, end = FilterCache().layer(0), 0
-    for length in CHUNKS:
-        end += length
-        so_far = {name: value if value is None else value[..., :end] for name, value in given.items()}
-        placed = past.place(2, length, torch.device("cpu"), **so_far)
-        past.update(torch.zeros(2, HEADS, length, 4), torch.zeros(2, HEADS, length, 4))
-        expected = locate(length, end, torch.device("cpu"), query_times=None, **so_far)
-        for mine, other in zip(placed, expected, strict=True):
-            assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine is other
+def test_layers_share_the_times_of_their_cache():
+    """One layer after the other, at each chunk; another one may come later, and must be given the same times."""
+    layers, x = [build(name) for name in ("defaults", "b2", "riccati")], hidden(length=9)
+    with torch.no_grad():
+        wholes = [layer(x, times=IRREGULAR) for layer in layers]
+        cache = FilterCache()
+        for start, end in ((0, 4), (4, 5), (5, 9)):
+            for i, layer in enumerate(layers[:2]):
+                part = layer(x[:, start:end], past_key_values=cache, layer_index=i, times=IRREGULAR[:end])
+                torch.testing.assert_close(part, wholes[i][:, start:end], rtol=EXACT, atol=EXACT)
+        with pytest.raises(ValueError, match=r"times: got key 1 .*, as the cache holds it"):
+            layers[2](x[:, :4], past_key_values=cache, layer_index=2)
+        part = layers[2](x[:, :4], past_key_values=cache, layer_index=2, times=IRREGULAR[:4])
+        torch.testing.assert_close(part, wholes[2][:, :4], rtol=EXACT, atol=EXACT)
+        assert torch.equal(cache.times[0], IRREGULAR)
 
 
 def test_times_of_one_row_may_become_those_of_each():

@@ -34,7 +34,7 @@ def test_crop_and_reset_at_their_limits():
         for shift, forget in zip((7.0, 1e9, -3.0), forgetting, strict=True):
             pieces, _ = read(layer, x, (4, 5), cache, times=shift + IRREGULAR)
             torch.testing.assert_close(pieces, layer(x, times=shift + IRREGULAR), rtol=EXACT, atol=EXACT)
-            assert cache.layers[0].origin.tolist() == [[shift]]
+            assert cache.origin.tolist() == [[shift]]
             forget()
         assert cache.get_seq_length() == 9
         cache.reset()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from ops import oracle
 from shapes import only_our_own_checks
 
-import rfa.ops.inputs
+import rfa.ops.dense
 from rfa.nn import ContentFilterAttention, FilterCache, RobustFilterAttention
 
 from .by_hand import (
@@ -230,7 +230,7 @@ def test_a_shift_of_time_changes_nothing(backend):
 def test_rows_in_blocks_are_the_whole(monkeypatch):
     layer, x = layer_with(backend="reference"), hidden()
     whole = layer(x)
-    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * HEADS * 7 * 2)
+    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 7 * 2)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), whole, rtol=EXACT, atol=EXACT)
 

@@ -6,7 +6,7 @@ import torch
 from ops import oracle
 from shapes import only_our_own_checks
 
-import rfa.ops.inputs
+import rfa.ops.dense
 from rfa.nn import CoupledFilterAttention, RobustFilterAttention
 
 from .by_hand import EXACT, SINGLE, assert_near, hidden, linear, merged, perturb, states
@@ -163,7 +163,7 @@ def test_a_query_without_a_source_has_no_estimate():
 def test_rows_in_blocks_are_the_whole(monkeypatch):
     layer, x, y = layer_with(), hidden(), other()
     whole = layer(x, y, times=TIMES, auxiliary_times=AUXILIARY_TIMES)
-    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * HEADS * 5 * 2 * MODES * 2)  # two rows at a time
+    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 5 * 2 * MODES * 2)  # two rows at a time
     with torch.no_grad():
         found = layer(x, y, times=TIMES, auxiliary_times=AUXILIARY_TIMES)
     torch.testing.assert_close(found, whole, rtol=EXACT, atol=EXACT)

@@ -11,7 +11,7 @@ from shapes import only_our_own_checks
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-import rfa.ops.inputs
+import rfa.ops.dense
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
 
@@ -209,9 +209,9 @@ def test_rows_in_blocks_are_the_whole(name, monkeypatch):
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1, :2] = False
     whole = layer(x, key_mask=mask)
-    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
+    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
     with torch.no_grad():
-        assert len(rfa.ops.inputs.row_blocks(2, HEADS, 7, 7)) == 4
+        assert len(rfa.ops.dense.row_blocks(2, HEADS, 7, 7)) == 4
         torch.testing.assert_close(layer(x, key_mask=mask), whole, rtol=SINGLE, atol=SINGLE)
 
 

@@ -9,7 +9,7 @@ from ops import oracle
 from scipy import integrate, linalg
 
 from rfa.nn import RobustFilterAttention
-from rfa.nn.step import precision_gain
+from rfa.nn.filter_attention import precision_gain
 
 from .by_hand import EXACT, assert_near, hidden, merged, perturb, positive, softplus, states
 from .extended import DECAY, HEADS, MODES, SIZE, build

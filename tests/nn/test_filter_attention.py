@@ -6,7 +6,7 @@ import torch
 from ops import oracle
 from shapes import only_our_own_checks
 
-import rfa.ops.inputs
+import rfa.ops.dense
 from rfa.nn import RobustFilterAttention
 
 from .by_hand import (
@@ -120,9 +120,9 @@ def test_rows_in_blocks_are_the_whole(options, monkeypatch):
     layer = perturb(RobustFilterAttention(SIZE, HEADS, **options))
     x = hidden(dtype=torch.float32)
     whole = layer(x)
-    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
+    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * HEADS * 7 * 2)  # two rows of two batches at a time
     with torch.no_grad():
-        assert len(rfa.ops.inputs.row_blocks(2, HEADS, 7, 7)) == 4
+        assert len(rfa.ops.dense.row_blocks(2, HEADS, 7, 7)) == 4
         torch.testing.assert_close(layer(x), whole, rtol=SINGLE, atol=SINGLE)
 
 

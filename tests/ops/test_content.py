@@ -4,8 +4,8 @@ import torch
 from nn.by_hand import positive
 
 from rfa.ops.content import Noises, content_filter_attention
-from rfa.ops.inputs import locate
-from rfa.ops.path import TokenDynamics, content_path
+from rfa.ops.cumulative import TokenDynamics, cumulative_dynamics
+from rfa.ops.positions import locate
 
 from .written import Written
 
@@ -39,6 +39,6 @@ def test_the_path_costs_a_linear_number_of_operations():
         mask = torch.rand(1, length) > 0.1
         positions = locate(length, length, mask.device, None, None, mask, None)
         with Written() as written:
-            content_path(dynamics, positions)
+            cumulative_dynamics(dynamics, positions)
         totals.append(written.total)
     assert totals[1] / totals[0] < 2.01

@@ -6,7 +6,7 @@ import torch
 from nn.by_hand import EXACT, positive
 from scipy.linalg import expm
 
-from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
+from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
 
 X_RATES, Y_RATES = np.array([-0.2 + 1j, -0.2 - 1j, -0.2 + 0.3j]), np.array([-0.1 + 1j, -0.1 - 1j, -0.1 + 0.9j])
 
@@ -34,7 +34,7 @@ def operator_arguments(heads=1, modes=3, queries=6, sources=5, seed=0, same_rate
         "target_process": x,
         "auxiliary_process": y,
         "coupling": drawn(heads),
-        "judgement": Judgement(*positive(generator, 4, heads, low=0.5)),
+        "prediction_weights": PredictionWeights(*positive(generator, 4, heads, low=0.5)),
     }
 
 
@@ -64,7 +64,7 @@ def test_equal_rates_are_the_limit():
 def test_gradients(same_rates):
     given = operator_arguments(modes=2, queries=4, sources=3, same_rates=same_rates)
     leaves = [given["query"], *given["target"][:3], *given["auxiliary"][:3]]
-    leaves += [*given["target_process"], *given["auxiliary_process"], given["coupling"], *given["judgement"]]
+    leaves += [*given["target_process"], *given["auxiliary_process"], given["coupling"], *given["prediction_weights"]]
 
     def run(query, xk, xv, xt, yk, yv, yt, *rest):
         return coupled_filter_attention(
@@ -74,7 +74,7 @@ def test_gradients(same_rates):
             target_process=Process(*rest[:5]),
             auxiliary_process=Process(*rest[5:10]),
             coupling=rest[10],
-            judgement=Judgement(*rest[11:]),
+            prediction_weights=PredictionWeights(*rest[11:]),
         )
 
     assert torch.autograd.gradcheck(run, [leaf.clone().requires_grad_() for leaf in leaves], fast_mode=True)
@@ -121,7 +121,7 @@ def test_noiseless_predictions_are_exact():
         target_process=process_of(X_RATES, 0.1, 0.1),
         auxiliary_process=process_of(Y_RATES, 0.1, 0.1),
         coupling=torch.tensor([0.7], dtype=torch.float64),
-        judgement=Judgement(*torch.tensor([[0.1], [0.01], [4.0], [1.0]], dtype=torch.float64)),
+        prediction_weights=PredictionWeights(*torch.tensor([[0.1], [0.01], [4.0], [1.0]], dtype=torch.float64)),
     )
     torch.testing.assert_close(estimate, target, rtol=1e-12, atol=1e-12)
 
@@ -149,7 +149,7 @@ def test_the_auxiliary_process_helps():
                 target_process=process_of(X_RATES, 0.02, 1.0),
                 auxiliary_process=process_of(Y_RATES, 0.1, 0.05),
                 coupling=torch.tensor([coupling], dtype=torch.float64),
-                judgement=Judgement(*torch.tensor([[1.0], [0.0], [4.0], [1.0]], dtype=torch.float64)),
+                prediction_weights=PredictionWeights(*torch.tensor([[1.0], [0.0], [4.0], [1.0]], dtype=torch.float64)),
             )
             squared[name] += float((estimate - truth).square().sum())
     assert squared["coupled"] < 0.6 * squared["observed"]

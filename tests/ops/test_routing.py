@@ -6,9 +6,9 @@ import torch
 from shapes import only_our_own_checks
 from torch.distributions import MultivariateNormal
 
-import rfa.ops.inputs
+import rfa.ops.dense
 from rfa.dynamics import rotate
-from rfa.ops.inputs import locate
+from rfa.ops.positions import locate
 from rfa.ops.routing import gaussian_parameters, posterior_routing, routes
 
 from . import oracle
@@ -194,7 +194,7 @@ def test_only_lags_count():
 def test_rows_in_blocks_are_the_whole(monkeypatch):
     inputs = inputs_of(8, keys=7)
     whole = posterior_routing(**inputs, causal=False)
-    monkeypatch.setattr(rfa.ops.inputs, "_SCORES", 2 * 2 * 7 * 2)
+    monkeypatch.setattr(rfa.ops.dense, "_SCORES", 2 * 2 * 7 * 2)
     with torch.no_grad():
         torch.testing.assert_close(posterior_routing(**inputs, causal=False), whole, rtol=EXACT, atol=EXACT)
 

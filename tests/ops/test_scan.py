@@ -4,7 +4,7 @@ import pytest
 import torch
 from nn.by_hand import positive
 
-from rfa.ops.scan import linear_scan
+from rfa.ops.cumulative import linear_scan
 
 
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 8, 13])

@@ -8,7 +8,7 @@ from torch.autograd import gradgradcheck
 import rfa.ops.transforms
 from rfa.nn import DotProductAttention
 from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.inputs import locate
+from rfa.ops.positions import locate
 
 RATES = torch.tensor([0.1, 0.4], dtype=torch.float64)
 GATES = -torch.rand(1, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

@@ -152,7 +152,7 @@ def test_without_gradients_rows_are_computed_in_blocks(monkeypatch):
     inputs, options = tensor_problem(8, keys=7), {"key_mask": torch.arange(14).view(2, 7) % 3 > 0}
     expected = attend(inputs, **options)
     for scores in (1, 2 * 2 * 3 * 7 * 2, 10**9):
-        monkeypatch.setattr("rfa.ops.inputs._SCORES", scores)
+        monkeypatch.setattr("rfa.ops.dense._SCORES", scores)
         with torch.no_grad():
             for x, y in zip(attend(inputs, **options), expected, strict=True):
                 torch.testing.assert_close(x, y, rtol=ROUNDING, atol=ROUNDING)

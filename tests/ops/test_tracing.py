@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from rfa.ops import robust_filter_attention
-from rfa.ops.scores import evidence, of_numbers
+from rfa.ops.dense import evidence, of_finite
 from rfa.ops.transforms import readable
 
 from .cpu.compiled import python
@@ -26,17 +26,17 @@ def traced(function, *given):
 
 def summed(states):
     """Of each state, in each channel."""
-    return of_numbers(lambda x: x.sum(-1, keepdim=True).expand(x.shape), states)
+    return of_finite(lambda x: x.sum(-1, keepdim=True).expand(x.shape), states)
 
 
 def judged(residual, variance):
     return evidence(residual, (variance,), "student_t")
 
 
-ORDINARY = {"evidence": (judged, torch.ones(3), torch.ones(3)), "of_numbers": (summed, torch.ones(2, 3))}
+ORDINARY = {"evidence": (judged, torch.ones(3), torch.ones(3)), "of_finite": (summed, torch.ones(2, 3))}
 EXTREME = {
     "evidence": (torch.full((3,), 1e30), torch.full((3,), 1e-15)),  # a quotient beyond float32
-    "of_numbers": (torch.tensor([[torch.inf, 0.0, 0.0], [1.0, 1.0, 1.0]]),),
+    "of_finite": (torch.tensor([[torch.inf, 0.0, 0.0], [1.0, 1.0, 1.0]]),),
 }
 
 
@@ -105,7 +105,7 @@ import torch
 from ops.problems import PRIORS, WEIGHTS, STATES, attend, problem
 from ops.test_tracing import extreme
 from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.inputs import locate
+from rfa.ops.positions import locate
 
 positions = locate(7, 7, torch.device("cpu"), None, None, None, None)
 

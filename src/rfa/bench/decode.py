@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import rotate
-from rfa.nn.cache import FilterLayer
+from rfa.nn import FilterCache
 
 from .bound import bound_fields, decoding_work
 from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
@@ -78,19 +78,20 @@ def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
     layer, device = problem.layer, torch.device(problem.setting.device)
     layer.backend = problem.setting.backend
     batch, _, length, _ = problem.shape
-    frequency, cache = layer.dynamics()["frequency"], FilterLayer()
-    times = cache.place(batch, length - 1, device, None, None, None).query_times
+    frequency, cache = layer.dynamics()["frequency"], FilterCache()
+    cached_layer = cache.layer(0)
+    times = cache.locate(batch, length - 1, device, None, None, None).query_times
     query, key, value = (state.detach()[:, :, -1:] for state in problem.states)
     cached = []
     for state, turns in zip(problem.states[1:], (True, layer.rotate_values), strict=True):
         earlier = state.detach()[:, :, :-1]
         cached.append(rotate(earlier.float(), frequency, times, inverse=True).to(state.dtype) if turns else earlier)
-    cache.update(cached[0], cached[1])
+    cached_layer.update(cached[0], cached[1])
 
     def step() -> Tensor:
-        positions = cache.place(batch, 1, device, None, None, None)
-        estimate = layer.estimate_with_past(query, key, value, cache, positions)
-        cache.crop(-1)
+        positions = cache.locate(batch, 1, device, None, None, None)
+        estimate = layer.estimate_with_cache(query, key, value, cached_layer, positions=positions)
+        cached_layer.crop(-1)
         return estimate
 
     return step

@@ -4,7 +4,7 @@ In the co-rotating frame states only decay, by `E_ij` from time j to time i. So 
 
     d_ij^2 = |x_i - E_ij z_j|^2 / (Sigma_ij + P_i),    xbar_i = sum_j w_ij c_ij E_ij z_j / sum_j w_ij c_ij,
 
-which is the operator's separable path (`rfa.ops.fused.FusedPrior`): `Sigma_ij = u_i - E_ij^2 u_j + eta^2 E_ij^2`, and
+which is the operator's `rfa.ops.prior.SeparablePath`: `Sigma_ij = u_i - E_ij^2 u_j + eta^2 E_ij^2`, and
 P_i joins the query's u.
 
     Lyapunov: c_ij = 1 / Sigma_ij,            P_i = 0
@@ -26,12 +26,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
-from rfa.ops.backends import TRITON_CHANNELS, backend_for
-from rfa.ops.dense_path import path_attention
-from rfa.ops.fused import BITS, FusedPrior, Score
-from rfa.ops.fused_backend import Kernel, attend
-from rfa.ops.inputs import Positions
-from rfa.ops.scan import linear_scan
+from rfa.ops.backends import TRITON_CHANNELS, attend, backend_for
+from rfa.ops.cumulative import linear_scan
+from rfa.ops.kernel import Kernel, Score
+from rfa.ops.positions import Positions, group_numbers
+from rfa.ops.prior import BITS, SeparablePath
+from rfa.ops.reference import path_attention
 
 from .isotropic import CorotatingSeries
 from .problem import EstimationProblem, QueryEstimate
@@ -209,7 +209,7 @@ def _reweighted(
     parts_found = []
     for rows, keys in _blocks(series, prior, robust_weight, state, times, key_times):
         key_bias = None if bias is None else bias[..., keys]
-        fused_prior = FusedPrior(None, prior.key_path[..., keys], prior.query_path[..., rows], key_bias, scalars, bound)
+        block_prior = SeparablePath(prior.key_path[..., keys], prior.query_path[..., rows], key_bias, scalars, bound)
         own = key[:, :, keys]
         parts_found.append(
             attend(
@@ -218,8 +218,8 @@ def _reweighted(
                 own,
                 own,
                 frequency=None,
-                positions=Positions(key_times[:, keys], times[:, rows], present[:, keys], None, None),
-                prior=fused_prior,
+                positions=Positions(key_times[:, keys], times[:, rows], *group_numbers(present[:, keys])),
+                prior=block_prior,
                 causal=True,
                 score=score,
                 rotate_values=False,

@@ -14,7 +14,7 @@ from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
 from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, require
 from rfa.nn.dynamics import LayerPrior, Noise
 from rfa.nn.filter_attention import Step
-from rfa.ops.inputs import Weight
+from rfa.ops.problem import Weight
 
 from .fields import CheckedFields
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from rfa.nn.checks import require
 from rfa.nn.filter_attention import Aggregation
-from rfa.ops.inputs import Weight
+from rfa.ops.problem import Weight
 
 from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
 from .dot_product import DotProductAttentionConfig

@@ -12,9 +12,10 @@ from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from rfa.nn import FilterCache, HeadDynamics, NormalLinear
-from rfa.nn.cache import check_cache
+from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states, require
-from rfa.nn.precision import FullPrecision
+from rfa.nn.dynamics import FullPrecision
+from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
@@ -37,17 +38,13 @@ class RFABlock(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: Tensor,
-        times: Tensor | None = None,
-        key_mask: Tensor | None = None,
-        segment_ids: Tensor | None = None,
+        positions: Positions | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
         """The block's output, `(batch, length, hidden)`."""
         hidden_states = hidden_states + self.attention(
             self.attention_norm(hidden_states),
-            times=times,
-            key_mask=key_mask,
-            segment_ids=segment_ids,
+            positions=positions,
             past_key_values=past_key_values,
             layer_index=self.layer_index,
         )
@@ -136,20 +133,18 @@ class RFAModel(RFAPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = FilterCache()
         past_key_values = check_cache(past_key_values)
+        batch, length = embedded.shape[:2]
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
-        key_mask = _key_mask(attention_mask, embedded.shape[0], cached + embedded.shape[1])
+        key_mask = _key_mask(attention_mask, batch, cached + length)
+        # gradient checkpointing takes the cache away from the layers: it would be filled twice
+        kept = None if self.gradient_checkpointing and self.training else past_key_values
+        positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, kept)
 
         # in the embedding's precision: under autocast the residual stream would be of half precision else
         hidden_states = self.input_projection(embedded).to(embedded.dtype)
         for layer in self.layers:
-            # by keyword: gradient checkpointing takes the cache away where it would be filled twice
-            hidden_states = layer(
-                hidden_states,
-                times=times,
-                key_mask=key_mask,
-                segment_ids=segment_ids,
-                past_key_values=past_key_values,
-            )
+            # by keyword, for gradient checkpointing to find the cache
+            hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
         hidden_states = self.output_projection(self.norm(hidden_states))
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 

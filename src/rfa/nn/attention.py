@@ -1,18 +1,18 @@
-"""What every attention layer here shares: the `d -> 2d -> d` projections, the cache and the innovation step."""
+"""The common part of all attention layers: the `d -> 2d -> d` projections, the cache and the innovation step."""
 
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
-from rfa.ops.inputs import Positions
-from rfa.ops.validation import check_flags
+from rfa.ops.positions import Positions
 
-from .cache import FilterLayer, check_cache
+from .cache import FilterLayer, check_cache, locate_tokens
 from .checks import check_sizes, check_states
-from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
+from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 
 class Attention(nn.Module, ABC):
@@ -51,6 +51,7 @@ class Attention(nn.Module, ABC):
         segment_ids: Int[Tensor, "batch keys"] | None = None,
         past_key_values: Cache | None = None,
         layer_index: int = 0,
+        positions: Positions | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """The layer's correction, to be added to the residual stream.
 
@@ -60,7 +61,9 @@ class Attention(nn.Module, ABC):
             key_mask: True for keys that take part, those in the cache included.
             segment_ids: attend within equal ids only.
             past_key_values: a `FilterCache` of earlier tokens, which this call extends.
-            layer_index: the layer's place in that cache.
+            layer_index: the layer's index in that cache.
+            positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
+                layers.
 
         Returns:
             `(batch, length, hidden)`.
@@ -70,11 +73,10 @@ class Attention(nn.Module, ABC):
         """
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
-        past = None if cache is None else cache.layer(layer_index)
-        if key_mask is not None:
-            cached = 0 if past is None else past.get_seq_length()
-            check_flags("key_mask", key_mask, batch, cached + length, hidden_states.device, integer=False)
-            hidden_states = finite_where_missing(hidden_states, key_mask[:, cached:])
+        if positions is None:
+            device = hidden_states.device
+            positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
+        hidden_states = finite_where_absent(hidden_states, positions)
         query, key = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection)
@@ -83,13 +85,11 @@ class Attention(nn.Module, ABC):
         if self.value_projection is not None:
             value = split_heads(self.value_projection(hidden_states), self.num_heads)
         log_gate = self.log_gate(hidden_states)
-        gated = {} if log_gate is None else {"log_gate": log_gate}
-        if past is None:
-            given = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, **gated}
+        given: dict[str, Any] = {"positions": positions} | ({} if log_gate is None else {"log_gate": log_gate})
+        if cache is None:
             estimate = self.estimate(query, key, value, **given)
         else:
-            positions = past.place(batch, length, query.device, times, key_mask, segment_ids)
-            estimate = self.estimate_with_past(query, key, value, past, positions, **gated)
+            estimate = self.estimate_with_cache(query, key, value, cache.layer(layer_index), **given)
         if self.innovation:
             estimate = estimate - value
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
@@ -99,23 +99,11 @@ class Attention(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def estimate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        times: Tensor | None,
-        key_mask: Tensor | None,
-        segment_ids: Tensor | None,
-    ) -> Tensor:
+    def estimate(self, query: Tensor, key: Tensor, value: Tensor, *, positions: Positions) -> Tensor:
         """`(batch, heads, length, 2 d)` from the queries, keys and values of whole sequences."""
 
     @abstractmethod
-    def estimate_with_past(
-        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+    def estimate_with_cache(
+        self, query: Tensor, key: Tensor, value: Tensor, cached: FilterLayer, *, positions: Positions
     ) -> Tensor:
-        """The same for tokens that continue `past`, which their keys and values join, turned into the frame.
-
-        `positions` are those that `past.place` has given the tokens.
-        """
+        """The same for tokens that continue a cache, which their keys and values join, turned into the frame."""

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from rfa.ops.backends import BACKENDS
-from rfa.ops.inputs import Positions, locate
 from rfa.ops.transforms import readable
-from rfa.ops.validation import validate_positions
 
-# What the extensions of appendix E need of a filter's other choices
+# the choices of a filter that the extensions of appendix E need
 _NEEDS: dict[tuple[str, str], dict[str, object]] = {
-    # the Riccati weights are no precisions, a flat prior has no gamma^2, and a bias with gamma^2 would count it twice
+    # Riccati weights are not precisions, a flat prior has no gamma^2, and a bias with gamma^2 would count it twice
     ("step", "precision"): {"prior": "lyapunov", "query_noise_in_bias": False},
     # the likelihood has gamma^2 in both places, and each source its own gain
     ("aggregation", "routing"): {
@@ -82,7 +80,7 @@ def check_backend(name: str) -> None:
 def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> torch.Size:
     """The shape of tokens; `ValueError` unless they are `(batch, length, size)` in the dtype of what projects them.
 
-    Under autocast any dtype will do but float64, which it leaves alone.
+    Under autocast every dtype is allowed but float64, which autocast does not change.
     """
     require(isinstance(given, Tensor), name, type(given).__name__, "a tensor")
     weight = cast(Tensor, projection.weight).dtype
@@ -90,39 +88,24 @@ def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> 
     if fits and given.dtype != weight and weight in _MULTIPLIED:  # others are quantised, whose layers know their input
         cast_to_each_other = torch.float64 not in (given.dtype, weight)
         fits = cast_to_each_other and torch.is_autocast_enabled(given.device.type)
-    if not fits:  # the words cost more than the check
+    if not fits:  # making the message costs more than the check
         expected = f"floating-point (batch, length, {size}) in {weight}, the weights' dtype"
         require(False, name, f"{given.dtype} {tuple(given.shape)}", expected)
     return given.shape
 
 
-def check_ids(name: str, ids: Tensor, vocabulary: int, spared: int | None = None) -> None:
-    """Raise `ValueError` for ids outside the vocabulary, but for the `spared` one.
+def check_ids(name: str, ids: Tensor, vocabulary: int, ignored: int | None = None) -> None:
+    """Raise `ValueError` for ids outside the vocabulary, but for the `ignored` one.
 
     Only on a CPU: a GPU would have to finish its work first.
     """
     if ids.device.type != "cpu" or not readable(ids) or not ids.numel():
         return
     least, most = (int(x) for x in ids.aminmax())
-    if least < 0 and spared is not None:
-        least = int(ids.masked_fill(ids == spared, 0).min())
-    expected = f"ids from 0 to {vocabulary - 1}" + ("" if spared is None else f", or {spared}")
+    if least < 0 and ignored is not None:
+        least = int(ids.masked_fill(ids == ignored, 0).min())
+    expected = f"ids from 0 to {vocabulary - 1}" + ("" if ignored is None else f", or {ignored}")
     require(least >= 0 and most < vocabulary, name, least if least < 0 else most, expected)
-
-
-def checked_positions(
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    *,
-    times: Tensor | None,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-) -> Positions:
-    """Where tokens stand; `ValueError` where times, mask and segments do not fit queries and keys of these numbers."""
-    validate_positions(batch, queries, keys, device, times, None, key_mask, segment_ids)
-    return locate(queries, keys, device, times, None, key_mask, segment_ids)
 
 
 def check_sizes(hidden_size: int, num_heads: int) -> None:

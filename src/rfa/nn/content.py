@@ -10,13 +10,24 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.ops.content import Noises, content_filter_attention
-from rfa.ops.inputs import Weight
-from rfa.ops.path import TokenDynamics
+from rfa.ops.cumulative import TokenDynamics
+from rfa.ops.positions import Positions
+from rfa.ops.problem import Weight
 
-from .checks import check_backend, check_rates, check_sizes, check_states, checked_positions, paired, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
-from .positive import PositiveParameters, softplus_inverse
-from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
+from .cache import locate_tokens
+from .checks import check_backend, check_rates, check_sizes, check_states, paired, require
+from .dynamics import (
+    INVERSE_TEMPERATURE,
+    KEY_NOISE,
+    NOISE_FLOOR,
+    QUERY_NOISE,
+    ROBUSTNESS,
+    SMALLEST,
+    PositiveParameters,
+    bank,
+    softplus_inverse,
+)
+from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 
 class ContentDynamics(PositiveParameters):
@@ -27,7 +38,7 @@ class ContentDynamics(PositiveParameters):
 
     Args:
         hidden_size: d_model.
-        frequency: `(heads, modes)`, where all tokens begin; pairs `(w, -w)` with w >= 0.
+        frequency: `(heads, modes)`, the initial frequencies of all tokens; pairs `(w, -w)` with w >= 0.
         decay: `(heads,)`; at least 1e-6.
         steady_state: initial `sigma^2 / (2 mu)`.
 
@@ -70,16 +81,17 @@ class ContentDynamics(PositiveParameters):
 class ContentFilterAttention(nn.Module):
     """Robust filter attention in which each token sets the decay, frequencies and process noise until the next.
 
-    A token can let the past pass, forget it, or make it uncertain. Damping, phases and variance accumulate along the
-    sequence by O(N) scans; between two tokens they are differences, so the operator's separable path prior, and with it
-    every fused backend, serves: O(N) memory there, O(N^2) on the reference. `rfa.ops.content.content_filter_attention`
-    gives the formulas. The layer begins as `RobustFilterAttention` of the same dynamics, decays of zero raised to 1e-6.
+    A token can keep the earlier tokens, forget them, or make them uncertain. Decay, phases and variance accumulate
+    along the sequence by O(N) scans, and between two tokens they are differences of these sums. So the operator's
+    separable path serves, and with it every fused backend: O(N) memory there, O(N^2) on the reference. The formulas are
+    those of `rfa.ops.content.content_filter_attention`. The layer begins as `RobustFilterAttention` with the same
+    dynamics, but decays of zero are raised to 1e-6.
 
     Args:
         hidden_size: d_model.
         num_heads: H.
-        frequency: where all tokens begin, `(heads, modes)` in radians per unit of time, in conjugate pairs
-            `(w, -w)`; the partitioned bank.
+        frequency: the initial frequencies of all tokens, `(heads, modes)` in radians per unit of time, in conjugate
+            pairs `(w, -w)`; the partitioned bank by default.
         decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
         steady_state: initial steady-state variance `sigma^2 / (2 mu)`.
         weight: "student_t" or "exponential".
@@ -129,16 +141,18 @@ class ContentFilterAttention(nn.Module):
         segment_ids: Int[Tensor, "batch length"] | None = None,
         past_key_values: Cache | None = None,
         layer_index: int = 0,
+        positions: Positions | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """The layer's correction, to be added to the residual stream.
 
         Args:
             hidden_states: the tokens, already normalised.
             times: of the tokens, strictly increasing within a segment; 0, 1, 2, ... by default.
-            key_mask: True for tokens that take part; the others neither are keys nor set dynamics.
-            segment_ids: attend within equal ids only; each segment is a path of its own.
-            past_key_values: None: a cache would have to keep the end of each path, and does not.
+            key_mask: True for tokens that take part; the others are no keys and set no dynamics.
+            segment_ids: attend within equal ids only; each segment has sums of its own.
+            past_key_values: None: the cache does not keep the sums at the end of a sequence.
             layer_index: not used without a cache.
+            positions: of the tokens, instead of times, mask and segments.
 
         Returns:
             `(batch, length, hidden)`.
@@ -149,10 +163,9 @@ class ContentFilterAttention(nn.Module):
         given = None if past_key_values is None else type(past_key_values).__name__
         require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
-        positions = checked_positions(
-            batch, length, length, hidden_states.device, times=times, key_mask=key_mask, segment_ids=segment_ids
-        )
-        hidden_states = finite_where_missing(hidden_states, key_mask)
+        if positions is None:
+            positions = locate_tokens(batch, length, hidden_states.device, times, key_mask, segment_ids)
+        hidden_states = finite_where_absent(hidden_states, positions)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)

@@ -7,14 +7,23 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rfa.ops.coupled import Judgement, Observations, Process, coupled_filter_attention
-from rfa.ops.inputs import Weight, times_dtype
-from rfa.ops.validation import validate_positions
+from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
+from rfa.ops.positions import times_dtype
+from rfa.ops.problem import Weight
 
+from .cache import locate_tokens
 from .checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states, require
-from .dynamics import INVERSE_TEMPERATURE, KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS, SMALLEST, bank
-from .positive import PositiveParameters
-from .projections import NormalLinear, complex_deviation, finite_where_missing, merge_heads, split_heads
+from .dynamics import (
+    INVERSE_TEMPERATURE,
+    KEY_NOISE,
+    NOISE_FLOOR,
+    QUERY_NOISE,
+    ROBUSTNESS,
+    SMALLEST,
+    PositiveParameters,
+    bank,
+)
+from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 
 class _HeadProcess(PositiveParameters):
@@ -44,7 +53,7 @@ class _HeadProcess(PositiveParameters):
         return Process(decay, frequency, values["process_noise"], values["key_noise"], values["prior_variance"])
 
 
-class _Judge(PositiveParameters):
+class _Weighing(PositiveParameters):
     """How predictions are weighed, and how strongly one process drives the other."""
 
     def __init__(self, heads: int, coupling: float):
@@ -56,8 +65,8 @@ class _Judge(PositiveParameters):
         self.register_buffer("noise_floor", NOISE_FLOOR * each)
         self.coupling = nn.Parameter(coupling * each)  # of either sign
 
-    def forward(self, dtype: torch.dtype) -> Judgement:
-        return Judgement(noise_floor=self.get_buffer("noise_floor"), **self.positive(dtype))
+    def forward(self, dtype: torch.dtype) -> PredictionWeights:
+        return PredictionWeights(noise_floor=self.get_buffer("noise_floor"), **self.positive(dtype))
 
 
 class CoupledFilterAttention(nn.Module):
@@ -135,7 +144,7 @@ class CoupledFilterAttention(nn.Module):
         self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation)
         self.target_process = _HeadProcess(frequency, decay, steady_state, learn_rates)
         self.auxiliary_process = _HeadProcess(auxiliary_frequency, auxiliary_decay, steady_state, learn_rates)
-        self.judge = _Judge(num_heads, coupling)
+        self.judge = _Weighing(num_heads, coupling)  # this name is that of its parameters in checkpoints
 
     def forward(
         self,
@@ -170,15 +179,15 @@ class CoupledFilterAttention(nn.Module):
         require(others == batch, "auxiliary_states", others, f"batch {batch}, that of hidden_states")
         device = hidden_states.device
         require(auxiliary_states.device == device, "auxiliary_states", auxiliary_states.device, f"device {device}")
-        validate_positions(batch, length, length, device, times, None, key_mask, None)
+        positions = locate_tokens(batch, length, device, times, key_mask, None)
         try:
-            validate_positions(batch, sources, sources, device, auxiliary_times, None, auxiliary_key_mask, None)
+            auxiliary = locate_tokens(batch, sources, device, auxiliary_times, auxiliary_key_mask, None)
         except ValueError as error:
             raise ValueError(f"auxiliary_{error}") from None
         times, auxiliary_times = _on_one_clock(times, length, auxiliary_times, sources, device)
 
-        hidden_states = finite_where_missing(hidden_states, key_mask)
-        auxiliary_states = finite_where_missing(auxiliary_states, auxiliary_key_mask)
+        hidden_states = finite_where_absent(hidden_states, positions)
+        auxiliary_states = finite_where_absent(auxiliary_states, auxiliary)
         query, key, value = (
             split_heads(projection(hidden_states), self.num_heads)
             for projection in (self.query_projection, self.key_projection, self.value_projection)
@@ -194,7 +203,7 @@ class CoupledFilterAttention(nn.Module):
             target_process=self.target_process(query.dtype),
             auxiliary_process=self.auxiliary_process(query.dtype),
             coupling=self.judge.coupling,
-            judgement=self.judge(query.dtype),
+            prediction_weights=self.judge(query.dtype),
             weight=self.weight,
         )
         if self.innovation:

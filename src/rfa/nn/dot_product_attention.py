@@ -9,16 +9,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import riccati_log_gain, rotate, rotation
-from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.inputs import Positions
+from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
+from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
-from rfa.ops.window import windowed_attention
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates, check_turned_values, checked_positions, require
-from .dynamics import HeadDynamics
-from .precision import FullPrecision
+from .checks import check_backend, check_frequencies, check_rates, check_turned_values, require
+from .dynamics import FullPrecision, HeadDynamics
 from .projections import NormalLinear
 from .yarn import Yarn
 
@@ -44,10 +42,10 @@ def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
 
 
 def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
-    """The map of the paper's released RoPE code (SPEC section 6).
+    """The map of the paper's released RoPE code.
 
-    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves, so that it is no rotation
-    and scores depend on more than the lag. Kept to measure what that explains.
+    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves. So it is no rotation, and
+    scores depend on more than the lag. It is here to measure the effect of that.
     """
     cos, sin = (part.repeat_interleave(2, dim=-1).to(x.dtype) for part in rotation(frequency, times))
     first, second = x.chunk(2, dim=-1)
@@ -55,7 +53,7 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
 
 
 class Geometry(FullPrecision):
-    """The fixed numbers of a baseline's heads, each None where the baseline does without."""
+    """The fixed numbers of a baseline's heads, each None where the baseline does not use it."""
 
     frequency: Tensor | None
     decay: Tensor | None
@@ -171,17 +169,10 @@ class DotProductAttention(Attention):
         key: Tensor,
         value: Tensor,
         *,
-        times: Tensor | None,
-        key_mask: Tensor | None,
-        segment_ids: Tensor | None,
+        positions: Positions,
         log_gate: Tensor | None = None,
     ) -> Tensor:
         """Scaled dot-product attention of whole sequences."""
-        batch, _, queries, _ = query.shape
-        keys = key.shape[2]
-        positions = checked_positions(
-            batch, queries, keys, query.device, times=times, key_mask=key_mask, segment_ids=segment_ids
-        )
         scale = None if self.yarn is None else self.yarn.scale(positions)
         if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
             query, key = (self._turn(x, positions.key_times, scale) for x in (query, key))
@@ -199,30 +190,31 @@ class DotProductAttention(Attention):
             **self._biases(log_gate),
         )
 
-    def estimate_with_past(
+    def estimate_with_cache(
         self,
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        past: FilterLayer,
+        cached: FilterLayer,
+        *,
         positions: Positions,
         log_gate: Tensor | None = None,
     ) -> Tensor:
-        """The same over the keys and values of a cache, turned already; only what is new is turned.
+        """The same over the keys and values of a cache, which are turned already; only new states are turned.
 
         Raises:
-            ValueError: for more tokens beyond the training length with YaRN, whose scale would turn the past again.
+            ValueError: for more tokens beyond the training length with YaRN: a new scale would turn cached keys again.
         """
         scale = None if self.yarn is None else self.yarn.scale(positions)
-        if self.yarn is not None and scale is not None and past.get_seq_length():
+        if self.yarn is not None and scale is not None and cached.get_seq_length():
             expected = f"at most train_length = {self.yarn.train_length}: YaRN's scale is that of the whole sequence"
             require(False, "past_key_values", f"a sequence of {positions.key_times.shape[-1]} keys", expected)
-        log_gate = None if log_gate is None else past.forget(log_gate)
+        log_gate = None if log_gate is None else cached.update_gates(log_gate)
         query = self._turn(query, positions.query_times, scale)
         key = self._turn(key, positions.query_times, scale)
         if self.rotate_values:
             value = self._turn(value, positions.query_times)
-        estimate = self._attend(query, *past.update(key, value), positions, log_gate)
+        estimate = self._attend(query, *cached.update(key, value), positions, log_gate)
         if self.rotate_values and self.geometry.frequency is not None:
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
@@ -230,13 +222,13 @@ class DotProductAttention(Attention):
     def _plain(self, positions: Positions) -> bool:
         """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        masked = positions.key_mask is not None or positions.key_segments is not None or queries not in (1, keys)
+        masked = positions.key_groups is not None or queries not in (1, keys)
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
         beyond = self.window is not None and not (positions.uniform and keys <= self.window)
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
     def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:
-        """What the operator takes beside states and positions."""
+        """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         return {**geometry, "log_gate": log_gate, "gains": self.gates == "gain", "backend": self.backend}
 

@@ -1,4 +1,4 @@
-"""The learned dynamics and noises of a layer's heads."""
+"""The learned dynamics and noises of a layer's heads, in full precision."""
 
 from typing import Any, Literal, get_args
 
@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
 from .checks import check_dynamics, check_frequencies, check_learnable, check_rates, require
-from .positive import PositiveParameters, softplus_inverse
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]
 
-# Initial values: SPEC section 3, appendix D.2
+# Initial values of appendix D.2
 ROBUSTNESS, INVERSE_TEMPERATURE, KEY_NOISE, QUERY_NOISE, NOISE_FLOOR = 4.0, 1.0, 1.0, 1.0, 0.01
 TEMPERING = 1.0  # transported observations count as independent, as in the paper's consensus
 # Of the noise's exponential and periodic parts: a tenth of the white one each, over tens of units of time
@@ -26,7 +25,7 @@ SMALLEST = 1e-6  # where mu = 0, a steady state would leave no process noise at 
 def bank(
     heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None
 ) -> tuple[Float[Tensor, "heads modes"], Float[Tensor, " heads"]]:
-    """What heads begin with: by default SC-RFA's partitioned bank, damped by 0.05 in all heads but the first two.
+    """Initial frequencies and decays: by default SC-RFA's partitioned bank with damping 0.05, two heads without decay.
 
     Raises:
         ValueError: for frequencies of another shape, or not finite.
@@ -40,7 +39,7 @@ def bank(
 def process_noise_of_slope(
     slope: Float[Tensor, " heads"], decay: Float[Tensor, " heads"], measurement_noise: float
 ) -> Float[Tensor, " heads"]:
-    """`sigma^2` for which the Riccati prior falls by `slope` a unit of time (SPEC section 7, ALiBi start).
+    """`sigma^2` for which the Riccati prior falls by `slope` a unit of time, which starts a layer as ALiBi.
 
     With `K = 1 - exp(-slope)`, `x = K r / (1 - K)`: `sigma^2 phi(1) = (x^2 + x r (1 - F^2)) / (x + r)`.
     """
@@ -50,10 +49,40 @@ def process_noise_of_slope(
     return forcing / accumulated_variance(decay, torch.ones_like(decay))
 
 
-class LearnedNoise(nn.Module):
-    """`TimeDependentNoise` of each head: all through softplus but the phase, so that the variance stays positive.
+class FullPrecision(nn.Module):
+    """A module that changes its device but never to half precision, where phases and variances would be wrong."""
 
-    It has no precision of its own: it belongs into a module that keeps full precision.
+    def _apply(self, fn, recurse=True):
+        def keep_precision(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype.itemsize >= 4 else tensor.to(moved.device)
+
+        return super()._apply(keep_precision, recurse)
+
+
+def softplus_inverse(value: Tensor) -> Tensor:
+    """`x` with `softplus(x) = value`, for `value > 0`."""
+    return value + torch.log(-torch.expm1(-value))
+
+
+class PositiveParameters(FullPrecision):
+    """Base of modules whose parameters are positive numbers: each is stored as `raw_<name>` before softplus."""
+
+    def hold(self, name: str, value: Tensor) -> None:
+        """A learned number that begins at `value > 0`."""
+        self.register_parameter(f"raw_{name}", nn.Parameter(softplus_inverse(value.clamp(min=1e-12))))
+
+    def positive(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """All numbers held, by name, at least in float32."""
+        dtype = torch.promote_types(dtype, torch.float32)
+        raw = {name: value for name, value in self.named_parameters(recurse=False) if name.startswith("raw_")}
+        return {name.removeprefix("raw_"): F.softplus(value.to(dtype)) for name, value in raw.items()}
+
+
+class LearnedNoise(nn.Module):
+    """`TimeDependentNoise` of each head. All but the phase go through softplus, so that the variance stays positive.
+
+    It must be part of a module that keeps full precision.
 
     Args:
         process_noise: `(heads,)`, the initial white part, variance per unit of time; the other parts start at a tenth.
@@ -70,7 +99,7 @@ class LearnedNoise(nn.Module):
         self.periodic_phase = nn.Parameter(NOISE_PHASE * each)
 
     def forward(self) -> TimeDependentNoise:
-        """What the operator takes as `noise`."""
+        """The operator's argument `noise`."""
         return TimeDependentNoise(
             transient_noise=F.softplus(self.raw_transient_noise),
             transient_rate=F.softplus(self.raw_transient_rate),
@@ -90,11 +119,11 @@ class HeadDynamics(PositiveParameters):
         frequency: `(heads, modes)`, radians per unit of time.
         decay: `(heads,)`, per unit of time.
         steady_state: initial `sigma~^2`, so that `sigma^2 = 2 mu steady_state`.
-        prior: "flat" has no noise parameters: `Sigma = Sigma~ = 1`.
+        prior: "flat" has no noise parameters: `Sigma = Sigma + gamma^2 = 1`.
         slopes: initial slopes of the Riccati prior, instead of the steady state.
-        uses_query_noise: off where gamma^2 enters nothing, so that no parameter stays without a gradient.
-        robust: off where residuals are weighed by a Gaussian: no robustness, no inverse temperature.
-        tempered: on where the step is determined by precision: `tempering()` gives its exponent, which starts at 1.
+        uses_query_noise: off where gamma^2 is not used, so that every parameter has a gradient.
+        robust: off for Gaussian weights, which have no robustness and no inverse temperature.
+        tempered: on where precision determines the step: `tempering()` gives its exponent, which starts at 1.
         noise: "time_dependent" adds exponential and periodic parts to the process noise (appendix E.5).
         horizon: time added to each lag, or None.
         learn_frequency, learn_decay, learn_horizon: make parameters of them.
@@ -157,7 +186,7 @@ class HeadDynamics(PositiveParameters):
             self.noise = LearnedNoise(process_noise)
 
     def _hold(self, name: str, value: Tensor, learned: bool) -> None:
-        """A fixed value under its own name, a learned one through softplus as `raw_...`: they never mix on loading."""
+        """A fixed value under its own name, a learned one through softplus as `raw_...`: loading cannot mix them."""
         if learned:
             self.hold(name, value)
         else:

@@ -7,16 +7,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import rotation, turn
-from rfa.ops.at_positions import filter_attention_at
-from rfa.ops.inputs import Options, Parameters, Positions, Weight
-from rfa.ops.routing import gaussian_parameters, posterior_routing, routing_step
+from rfa.ops.filter_attention import located_filter_attention
+from rfa.ops.positions import Positions
+from rfa.ops.problem import Options, Parameters, Weight
+from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
 from .attention import Attention
 from .cache import FilterLayer
-from .checks import check_backend, check_filter, check_routing, checked_positions, require
+from .checks import check_backend, check_filter, check_routing, require
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
-from .step import precision_gain
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
@@ -34,22 +34,22 @@ class RobustFilterAttention(Attention):
         frequency: `(heads, modes)` in radians per unit of time; the partitioned bank.
         decay: `(heads,)` per unit of time; `0.05` times the fastest frequency of each head, 0 for the first two.
         weight: "student_t" or "exponential".
-        prior: "lyapunov", "riccati", or "flat" (`Sigma = Sigma~ = 1`, no noise parameters).
+        prior: "lyapunov", "riccati", or "flat" (`Sigma = Sigma + gamma^2 = 1`, no noise parameters).
         steady_state: initial steady-state variance `sigma~^2 = sigma^2 / (2 mu)`.
         slopes: initial slopes of the Riccati prior, instead of `steady_state`.
-        gate: off, `Sigma~ = 1` in the residual term.
+        gate: off, `Sigma + gamma^2` is 1 in the residual term.
         rotate_values: transport values by rotation too.
         innovation: return the correction toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
         horizon: initial time added to each lag, None for none.
         learn_frequency, learn_decay, learn_horizon: make parameters of what is fixed by default.
         tie_key_value: the values are the keys, with one projection fewer (appendix E.1).
-        step: "learned", fixed in the output projection; or "precision", the innovation times the gain
-            `sigmoid(p log s_i + log gamma^2)` of each query and head, p learned from 1 on (appendix E.2). The Riccati
-            weights are no precisions, and a flat prior has no gamma^2: with prior="lyapunov" only.
+        step: "learned", part of the output projection; or "precision", the innovation times the gain
+            `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
+            prior="lyapunov": Riccati weights are not precisions, and a flat prior has no gamma^2.
         noise: "constant", or "time_dependent": white, exponential and periodic parts (appendix E.5).
-        aggregation: "consensus", or "routing": each past key is a candidate source with a responsibility and a gain
-            of its own (appendix E.8), in O(N^2) memory. Its weight is Gaussian: no robustness, no temperature.
+        aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
+            gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         backend: the operator's backend.
 
     Raises:
@@ -119,50 +119,40 @@ class RobustFilterAttention(Attention):
             log_precision=precise,
         )
 
-    def estimate(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        times: Tensor | None,
-        key_mask: Tensor | None,
-        segment_ids: Tensor | None,
-    ) -> Tensor:
+    def estimate(self, query: Tensor, key: Tensor, value: Tensor, *, positions: Positions) -> Tensor:
         """The operator under the layer's dynamics."""
-        given: dict[str, Any] = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
         dynamics = self.dynamics()
         if self.aggregation == "routing":
-            return posterior_routing(query, key, value, value, rotate_values=self.rotate_values, **given, **dynamics)
-        batch, _, length, _ = query.shape
-        positions = checked_positions(batch, length, length, query.device, **given)
-        result = filter_attention_at(
+            parameters = gaussian_parameters(**dynamics)
+            rotates = self.rotate_values
+            return located_posterior_routing(positions, query, key, value, value, parameters, rotate_values=rotates)
+        result = located_filter_attention(
             positions, query, key, value, Parameters(**dynamics), self.options, backend=self.backend
         )
         return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
 
-    def estimate_with_past(
-        self, query: Tensor, key: Tensor, value: Tensor, past: FilterLayer, positions: Positions
+    def estimate_with_cache(
+        self, query: Tensor, key: Tensor, value: Tensor, cached: FilterLayer, *, positions: Positions
     ) -> Tensor:
-        """The operator in the frame of the cache: only what is new is turned, and the estimate turned back."""
-        dynamics = self._dynamics_of(past)
+        """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
+        dynamics = self._dynamics_of(cached)
         frequency, times = dynamics["frequency"], positions.query_times
         cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in rotation(frequency, times))
         states = (query, key, value) if self.rotate_values else (query, key)
         query, key, *turned = turn(torch.stack(states), cos, -sin).unbind()
         own = turned[0] if turned else value
-        key, values = past.update(key, own)
+        key, values = cached.update(key, own)
         if self.aggregation == "routing":
             step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turn(step, cos, sin) if self.rotate_values else step)
-        result = filter_attention_at(
+        result = located_filter_attention(
             positions,
             query,
             key,
             values,
             Parameters(**dynamics),
             self.options._replace(rotate_values=False, in_frame=True),
-            kept=past.kept,
+            cache=cached.decoding,
             backend=self.backend,
         )
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
@@ -182,10 +172,34 @@ class RobustFilterAttention(Attention):
         gain = precision_gain(log_precision, query_noise, self.dynamics.tempering())[..., None]
         return torch.lerp(value.to(gain.dtype), estimate.to(gain.dtype), gain)
 
-    def _dynamics_of(self, past: FilterLayer) -> dict[str, Any]:
-        """Those that the cache began with: parameters do not change while it holds something."""
+    def _dynamics_of(self, cached: FilterLayer) -> dict[str, Any]:
+        """The dynamics that the cache began with: parameters do not change while it holds something."""
         if torch.is_grad_enabled() or transformed():
             return self.dynamics()
-        if past.kept.dynamics is None:
-            past.kept.dynamics = self.dynamics()
-        return past.kept.dynamics
+        if cached.dynamics is None:
+            cached.dynamics = self.dynamics()
+        return cached.dynamics
+
+
+def precision_gain(log_precision: Tensor, query_noise: Tensor, tempering: Tensor) -> Tensor:
+    """`G_i = sigmoid(p log s_i + log gamma^2)`, the gain of an innovation that weighs evidence against the query.
+
+    The query counts as a measurement of variance gamma^2, the context as one of precision `s_i^p`. With `p = 1` the
+    transported observations count as independent. Smaller values discount their common part, and `p -> 0` leaves the
+    constant gain `gamma^2 / (1 + gamma^2)`.
+
+    Args:
+        log_precision: log s_i, `(batch, heads, queries)`; -inf where a query sees no key.
+        query_noise: gamma^2, `(heads,)`, variance.
+        tempering: p > 0, `(heads,)`.
+
+    Returns:
+        `(batch, heads, queries)` between 0 and 1, in the dtype of `log_precision`; 0 where a query sees no key.
+
+    Source: appendix E.2.
+    """
+    dtype = log_precision.dtype
+    log_noise = query_noise.to(dtype).clamp(min=torch.finfo(dtype).tiny).log()[:, None]
+    unseen = log_precision == -torch.inf  # p times that would have no gradient
+    score = tempering.to(dtype)[:, None] * log_precision.masked_fill(unseen, 0.0) + log_noise
+    return torch.sigmoid(score).masked_fill(unseen, 0.0)

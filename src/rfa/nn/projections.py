@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rfa.ops.positions import Positions
+
 
 class NormalLinear(nn.Linear):
     """A linear layer whose weights start as normal numbers of a given deviation, its bias at 0 or at given numbers.
@@ -40,12 +42,16 @@ def complex_deviation(fan_in: int, fan_out: int) -> float:
     return math.sqrt(1 / (fan_in + fan_out))
 
 
-def finite_where_missing(states: Tensor, mask: Tensor | None) -> Tensor:
-    """States `(batch, length, hidden)` of tokens that take no part, where they are no numbers, as zeros.
+def finite_where_absent(states: Tensor, positions: Positions) -> Tensor:
+    """States `(batch, length, hidden)` with zeros where an absent token holds NaN or infinity.
 
-    Their queries stay queries, their keys are none.
+    Such a token is no key, but it remains a query.
     """
-    return states if mask is None else states.masked_fill(~mask[:, :, None] & ~states.isfinite(), 0.0)
+    present = positions.present()
+    if present is None:
+        return states
+    present = present[:, present.shape[-1] - states.shape[1] :, None]
+    return states.masked_fill(~present & ~states.isfinite(), 0.0)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

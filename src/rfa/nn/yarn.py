@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rfa.dynamics import time_dtype, turn
-from rfa.ops.inputs import Positions, numbered
+from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable
 
 FAST, SLOW = 32, 1  # turns within the training length, above which a mode stays and below which it is interpolated
@@ -15,7 +15,7 @@ TEMPERATURE = 0.1
 
 
 class Yarn(NamedTuple):
-    """NTK-by-parts interpolation and attention temperature, of sequences longer than in training and of those only.
+    """NTK-by-parts interpolation and attention temperature, for sequences longer than in training.
 
     With the scale `s = length / train_length`, a mode turns at `omega (1 - g + g / s)`, where g grows linearly over the
     modes from 0 at 32 turns within the training length to 1 at a single turn, and queries and keys are multiplied by
@@ -39,27 +39,28 @@ class Yarn(NamedTuple):
         return ((index - first) / span).clamp(0, 1)
 
     def scale(self, positions: Positions) -> Tensor | None:
-        """`s >= 1` of the sequence that each key belongs to, `(b, keys)`; None where none is too long.
+        """`s >= 1` of the sequence that each query belongs to, `(b, queries)`; None where no sequence is too long.
 
         A sequence is a row, or one segment of a row, from its first key that takes part up to the last one.
         """
-        times, mask, segments = positions.key_times, positions.key_mask, positions.key_segments
+        times, groups = positions.key_times, positions.key_groups
         keys = times.shape[-1]
         if positions.uniform and keys <= self.train_length:
             return None
-        present = torch.ones_like(times, dtype=torch.bool) if mask is None else mask
-        group = torch.zeros_like(times, dtype=torch.long)
-        if segments is not None:
-            group = numbered(segments)
-        times, present, group = torch.broadcast_tensors(times.detach(), present, group)
+        if groups is None:
+            groups = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
+        times, groups = torch.broadcast_tensors(times.detach(), groups)
+        index = groups.clamp(min=0).long()
         ends = []
         for sign in (1, -1):
-            known = (sign * times).masked_fill(~present, -torch.inf)
-            ends.append(
-                known.new_full(known.shape, -torch.inf).scatter_reduce(-1, group, known, "amax").gather(-1, group)
-            )
-        length = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
-        if not positions.uniform and readable(length) and bool((length <= self.train_length).all()):
+            present = (sign * times).masked_fill(groups < 0, -torch.inf)
+            ends.append(present.new_full(present.shape, -torch.inf).scatter_reduce(-1, index, present, "amax"))
+        of_queries = positions.query_groups
+        if of_queries is None:
+            of_queries = torch.zeros(positions.query_times.shape, dtype=torch.int32, device=times.device)
+        of_groups = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
+        length = of_groups.gather(-1, of_queries.expand(times.shape[0], -1).long())
+        if not positions.uniform and readable(of_groups) and bool((of_groups <= self.train_length).all()):
             return None
         return (length / self.train_length).clamp(min=1.0)
 

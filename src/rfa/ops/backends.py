@@ -1,7 +1,11 @@
-"""Which implementation runs: what each can do here, what "auto" takes, and why a named one does not run."""
+"""The choice of a backend, and how a fused kernel is called.
+
+A backend says what it can do here, what "auto" takes, and why a backend asked for by name does not run.
+"""
 
 import functools
 import importlib.util
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -10,11 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from . import fused_backend, reference
-from .fused import Kept
-from .fused_backend import Kernel
-from .inputs import Options, Parameters, Positions
-from .transforms import forward_mode, refuse_forward_mode
+from . import reference
+from .dense import of_finite, rotated
+from .kernel import Kernel, Score, kernel_inputs, rotation_tables
+from .positions import Positions
+from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
+from .problem import Options, Parameters
+from .transforms import forward_mode, refuse_forward_mode, transformed
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
@@ -23,11 +29,12 @@ TRITON_CHANNELS = (16, 32, 64, 128)
 class Backend(NamedTuple):
     """An implementation of the operator.
 
-    kernel: loads the fused kernel; None for the reference.
-    missing: why it cannot run on this machine at all, or None.
-    devices: device types, None for any.
-    dtypes: None for any floating-point dtype.
-    channels: head sizes 2 d, None for any.
+    Fields:
+        kernel: loads the fused kernel; None for the reference.
+        missing: why it cannot run on this machine at all, or None.
+        devices: device types, None for any.
+        dtypes: None for any floating-point dtype.
+        channels: head sizes 2 d, None for any.
     """
 
     kernel: Callable[[], Kernel] | None
@@ -44,12 +51,12 @@ class Backend(NamedTuple):
         parameters: Parameters,
         positions: Positions,
         options: Options,
-        kept: Kept | None = None,
+        cache: DecodingCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The filtered values and, if asked for, the log precision."""
         if self.kernel is None:
             return reference.filter_attention(query, key, value, parameters, positions, options)
-        return fused_backend.filter_attention(self.kernel(), query, key, value, parameters, positions, options, kept)
+        return _fused(self.kernel(), query, key, value, parameters, positions, options, cache)
 
 
 def _cpu_kernel() -> Kernel:
@@ -118,7 +125,7 @@ def choose_backend(
     dtype: torch.dtype | None = None,
     channels: tuple[int, ...] = (),
 ) -> str:
-    """The backend that `name` stands for, for states of a device, dtype and head sizes.
+    """The name of the backend that serves states of this device, dtype and these head sizes.
 
     Where the kernels cannot be compiled, "auto" takes the reference and warns once.
 
@@ -147,7 +154,7 @@ def choose_backend(
 
 
 def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True) -> Backend:
-    """The backend that `name` stands for, for these states; raises as `choose_backend`.
+    """The backend that serves these states; raises as `choose_backend`.
 
     Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times, and
     forward-mode differentiation.
@@ -183,3 +190,97 @@ def _refusal(name: str, device: str, dtype: torch.dtype | None, channels: tuple[
 @functools.cache
 def _warn_once(name: str, reason: str) -> None:
     warnings.warn(f"rfa: the {name!r} backend cannot run, the slower reference does: {reason}", stacklevel=5)
+
+
+def _fused(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    parameters: Parameters,
+    positions: Positions,
+    options: Options,
+    cache: DecodingCache | None,
+) -> tuple[Tensor, Tensor | None]:
+    """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
+    with torch.autocast(query.device.type, enabled=False):
+        prior = kernel_prior(parameters, positions, options, cache)
+        key_norm = None if cache is None else cache.key_norm
+        dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
+        if parameters.horizon is not None and isinstance(prior, SeparablePath):  # tables contain the horizon's decay
+            decay = torch.exp(-parameters.decay * parameters.horizon).to(torch.float32)[:, None, None]
+            query = query.to(torch.float32)
+            key, value = (of_finite(decay.mul, x.to(torch.float32)) for x in positions.without_absent(key, value))
+            key_norm = None if key_norm is None else key_norm * decay[..., 0].square()
+        estimate, log_sum = attend(
+            kernel,
+            query,
+            key,
+            value,
+            frequency=frequency,
+            positions=positions,
+            prior=prior,
+            causal=options.causal,
+            score=options.weight,
+            gate=options.gate,
+            rotate_values=options.rotate_values,
+            key_norm=key_norm,
+        )
+        if parameters.horizon is not None and frequency is not None and options.rotate_values:
+            angle = frequency * parameters.horizon[:, None]
+            estimate = rotated(estimate, angle, torch.ones(query.shape[2], device=query.device))
+    log_precision = (log_sum * math.log(2)).to(torch.float32) if options.log_precision else None
+    return estimate.to(dtype), log_precision
+
+
+def attend(
+    kernel: Kernel,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    frequency: Tensor | None,
+    positions: Positions,
+    prior: LagTables | SeparablePath,
+    causal: bool,
+    score: Score,
+    gate: bool = True,
+    rotate_values: bool,
+    key_norm: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The estimate in float32 and `log2 sum_j 2^z` by a kernel; see `rfa.ops.kernel`.
+
+    A `frequency` of None says that the states stand in the common frame. Otherwise the kernel turns them itself, but it
+    has no gradient for phases: where frequencies or times are learned, autograd turns the states, in float32.
+    """
+    rotation, learned = None, False
+    if frequency is not None:
+        turning = (frequency, positions.key_times, positions.query_times)
+        learned = transformed() or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
+    if frequency is not None and learned:
+        key, value = positions.without_absent(key, value)
+        query = rotated(query.to(torch.float32), frequency, positions.query_times, inverse=True)
+        key = rotated(key.to(torch.float32), frequency, positions.key_times, inverse=True)
+        value = value.to(torch.float32)
+        if rotate_values:
+            value = rotated(value, frequency, positions.key_times, inverse=True)
+    elif frequency is not None:
+        rotation = rotation_tables(frequency, positions, kernel.phases)
+    inputs = kernel_inputs(
+        query,
+        key,
+        value,
+        rotation,
+        prior,
+        positions,
+        causal=causal,
+        score=score,
+        gate=gate,
+        rotate_values=rotate_values,
+        key_norm=key_norm,
+        decode=frequency is None and not torch.is_grad_enabled(),
+    )
+    estimate, log_sum = kernel.attention(inputs)
+    if frequency is not None and learned and rotate_values:
+        estimate = rotated(estimate, frequency, positions.query_times)
+    return estimate, log_sum

@@ -1,4 +1,4 @@
-"""Cross-attention of two coupled processes (appendix E.4), dense: its kernel does not separate into query and key."""
+"""Cross-attention of two coupled processes (appendix E.4). It is dense: its terms do not separate by query and key."""
 
 from typing import NamedTuple
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, time_dtype
 
-from .inputs import Weight, row_blocks
-from .scores import among_visible, evidence, judged, log_weights
+from .dense import DenseRows, effective_variance, evidence, log_weights, masked_softmax, positive, row_blocks
+from .problem import Weight
 
 
 class Process(NamedTuple):
@@ -21,8 +21,8 @@ class Process(NamedTuple):
     prior_variance: Tensor  # of its state before it has been observed; the mean is zero
 
 
-class Judgement(NamedTuple):
-    """How a prediction is weighed, `(heads,)` each."""
+class PredictionWeights(NamedTuple):
+    """gamma^2, sigma_0^2, nu_s and beta_s, by which predictions are weighed, `(heads,)` each."""
 
     query_noise: Tensor
     noise_floor: Tensor
@@ -39,7 +39,7 @@ class Observations(NamedTuple):
     mask: Tensor | None
 
 
-class _Sources(NamedTuple):
+class _SourceStates(NamedTuple):
     """Pairs at the times of the auxiliary observations.
 
     States `(batch, heads, 1, sources, 2, modes)` complex, of keys and of values; the variance of the target's,
@@ -59,7 +59,7 @@ def coupled_filter_attention(
     target_process: Process,
     auxiliary_process: Process,
     coupling: Tensor,
-    judgement: Judgement,
+    prediction_weights: PredictionWeights,
     weight: Weight = "student_t",
 ) -> Tensor:
     """Estimates of the target at its own times from all auxiliary observations at or before them.
@@ -72,14 +72,15 @@ def coupled_filter_attention(
         out_i = sum_j softmax_j(beta_s L_ij) (e^(lambda_x tau) v^x_j + lambda_xy(tau) v^y_j)
 
     The paper observes both processes at the same times. Here `x_j`, the target at the time of source j, is its last
-    observation m at or before it, carried on by the same law: `x_j = e^(lambda_x g) x_m + lambda_xy(g) y(t_m)` over the
-    gap `g = s_j - t_m`, where `y(t_m)` is the last auxiliary observation at or before `t_m`, carried on by `lambda_y`;
-    `P_j` is Sigma of that prediction without its floor, `eta_x^2` where the gap is zero. A state that has not been
-    observed yet has mean zero and the process's `prior_variance`. Where both sequences have the same times this is the
-    paper's formula, and on noiseless data every prediction from observed pairs is exact, whatever the times.
+    observation m at or before that time, transported over the gap `g = s_j - t_m` by the same dynamics:
+    `x_j = e^(lambda_x g) x_m + lambda_xy(g) y(t_m)`. There `y(t_m)` is the last auxiliary observation at or before
+    `t_m`, transported by `lambda_y`. `P_j` is Sigma of that prediction without its floor, `eta_x^2` where the gap is
+    zero. A state that has not been observed yet has mean zero and the process's `prior_variance`. Where both sequences
+    have the same times this is the paper's formula. On noiseless data every prediction from observed pairs is exact,
+    for any times.
 
-    `|lambda_xy|^2` in a variance is its mean over the modes of a head; they are equal, as the paper has it, where the
-    two processes share their frequencies.
+    `|lambda_xy|^2` in a variance is its mean over the modes of a head. All modes have the same value, as in the paper,
+    where the two processes share their frequencies.
 
     Args:
         query: `(batch, heads, queries, 2 d)`, at the target's times.
@@ -87,8 +88,8 @@ def coupled_filter_attention(
         auxiliary: the observations that are attended to.
         target_process, auxiliary_process: decay, frequencies and noises.
         coupling: b, `(heads,)`, per unit of time.
-        judgement: gamma^2, sigma_0^2, nu_s and beta_s.
-        weight: "student_t" as above, or "exponential".
+        prediction_weights: gamma^2, sigma_0^2, nu_s and beta_s.
+        weight: "student_t", the L of the formula, or "exponential".
 
     Returns:
         `(batch, heads, queries, 2 d)`; zeros for a query that sees no source. Differentiable in everything, to any
@@ -103,11 +104,12 @@ def coupled_filter_attention(
         processes = target_process, auxiliary_process
         sources = _sources(target, auxiliary, processes, coupling, dtype)
         states = _complex(query.to(dtype))
-        rows = [
-            _rows(states[:, :, rows], target.times[:, rows], auxiliary, sources, processes, coupling, judgement, weight)
-            for rows in row_blocks(batch, heads, queries, keys * channels)
-        ]
-        estimate = torch.cat(rows, dim=2)
+
+        def dense_rows(rows: slice) -> DenseRows:
+            times = target.times[:, rows]
+            return _rows(states[:, :, rows], times, auxiliary, sources, processes, coupling, prediction_weights, weight)
+
+        estimate, _ = masked_softmax(row_blocks(batch, heads, queries, keys * channels), dense_rows)
     return torch.cat([estimate.real, estimate.imag], dim=-1).to(query.dtype)
 
 
@@ -131,9 +133,9 @@ class _Transport(NamedTuple):
 
     own: Tensor  # e^(lambda_x tau)
     cross: Tensor  # lambda_xy
-    left: Tensor  # e^(-2 mu_x tau)
-    cross_left: Tensor  # the mean of |lambda_xy|^2
-    grown: Tensor  # sigma_x^2 phi_x + |lambda_xy|^2 sigma_y^2 phi_y
+    remaining: Tensor  # e^(-2 mu_x tau)
+    cross_power: Tensor  # the mean of |lambda_xy|^2
+    added: Tensor  # sigma_x^2 phi_x + |lambda_xy|^2 sigma_y^2 phi_y
 
 
 def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor, dtype: torch.dtype) -> _Transport:
@@ -144,15 +146,15 @@ def _transport(processes: tuple[Process, Process], coupling: Tensor, lag: Tensor
     frequency, driver_frequency = x[1][..., None, :], y[1][..., None, :]
     cross = b * cross_transport(decay, frequency, driver_decay, driver_frequency, each)
     own = torch.exp(torch.complex(*torch.broadcast_tensors(-decay * each, frequency * each)))
-    cross_left = (cross.real.square() + cross.imag.square()).mean((-2, -1))
-    grown = x[2] * accumulated_variance(x[0], lag) + cross_left * y[2] * accumulated_variance(y[0], lag)
-    left = decay_kernel(2 * x[0], lag)
+    cross_power = (cross.real.square() + cross.imag.square()).mean((-2, -1))
+    added = x[2] * accumulated_variance(x[0], lag) + cross_power * y[2] * accumulated_variance(y[0], lag)
+    remaining = decay_kernel(2 * x[0], lag)
     states = (part.to(torch.promote_types(dtype, torch.complex64)) for part in (own, cross))
-    return _Transport(*states, *(part.to(dtype) for part in (left, cross_left, grown)))
+    return _Transport(*states, *(part.to(dtype) for part in (remaining, cross_power, added)))
 
 
 def _last(times: Tensor, mask: Tensor | None, at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the observations at or before each time: the index of the last, the lag from it, and whether there is one."""
+    """The last observation at or before each time: its index, the lag from it, and whether there is one."""
     seen = times[:, None, :] <= at[:, :, None]
     if mask is not None:
         seen = seen & mask[:, None, :]
@@ -168,7 +170,7 @@ def _take(states: Tensor, index: Tensor) -> Tensor:
     return torch.take_along_dim(states, index, dim=2)
 
 
-def _per_place(flags: Tensor) -> Tensor:
+def _per_state(flags: Tensor) -> Tensor:
     return flags[:, None, :, None, None]
 
 
@@ -178,7 +180,7 @@ def _sources(
     processes: tuple[Process, Process],
     coupling: Tensor,
     dtype: torch.dtype,
-) -> _Sources:
+) -> _SourceStates:
     """Each auxiliary observation, and the target as it is known at its time."""
     x_noise = processes[0].key_noise.to(dtype)[:, None]
     x_prior, y_prior = (process.prior_variance.to(dtype)[:, None] for process in processes)
@@ -187,9 +189,9 @@ def _sources(
     index, lag, found = _last(auxiliary.times, auxiliary.mask, target.times)  # the auxiliary at the target's times
     rates = [p.to(lag.dtype)[:, None] for p in processes[1]]
     phase = lag[:, None, :, None] * processes[1].frequency.to(lag.dtype)[:, None, :]
-    damping = (rates[0] * lag[:, None])[..., None].expand_as(phase)
-    turned = torch.exp(torch.complex(-damping, phase))[..., None, :].to(auxiliary_states.dtype)
-    driver = turned * _take(auxiliary_states, index).masked_fill(~_per_place(found), 0.0)
+    decay = (rates[0] * lag[:, None])[..., None].expand_as(phase)
+    turned = torch.exp(torch.complex(-decay, phase))[..., None, :].to(auxiliary_states.dtype)
+    driver = turned * _take(auxiliary_states, index).masked_fill(~_per_state(found), 0.0)
     lag = lag[:, None]
     driver_variance = decay_kernel(2 * rates[0], lag) * rates[3] + rates[2] * accumulated_variance(rates[0], lag)
     driver_variance = torch.where(found[:, None], driver_variance.to(dtype), y_prior)
@@ -198,47 +200,49 @@ def _sources(
     over = _transport(processes, coupling, lag[:, None, None], dtype)
     own, cross = over.own[:, :, 0], over.cross[:, :, 0]
     carried = own * _take(target_states, index) + cross * _take(driver, index)
-    carried = carried.masked_fill(~_per_place(found), 0.0)
-    left, cross_left, grown = over.left[:, :, 0], over.cross_left[:, :, 0], over.grown[:, :, 0]
+    carried = carried.masked_fill(~_per_state(found), 0.0)
+    remaining, cross_power, added = over.remaining[:, :, 0], over.cross_power[:, :, 0], over.added[:, :, 0]
     driver_variance = torch.take_along_dim(driver_variance, index[:, None], dim=2)
-    variance = left * x_noise + cross_left * driver_variance + grown
+    variance = remaining * x_noise + cross_power * driver_variance + added
     variance = torch.where(found[:, None], variance, x_prior)
-    return _Sources(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
+    return _SourceStates(carried[:, :, None], auxiliary_states[:, :, None], variance[:, :, None])
 
 
 def _rows(
     query: Tensor,
     times: Tensor,
     auxiliary: Observations,
-    sources: _Sources,
+    sources: _SourceStates,
     processes: tuple[Process, Process],
     coupling: Tensor,
-    judgement: Judgement,
+    prediction_weights: PredictionWeights,
     weight: Weight,
-) -> Tensor:
-    """The estimates of some queries, complex."""
+) -> DenseRows:
+    """Scores of some queries, whose estimates are complex."""
     dtype, modes = query.real.dtype, query.shape[-1]
     lag = times[:, :, None] - auxiliary.times[:, None, :]
     visible = lag >= 0
     if auxiliary.mask is not None:
         visible = visible & auxiliary.mask[:, None, :]
-    visible = visible[:, None]
-    lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~visible, 0.0)
+    seen = visible[:, None]
+    lag = lag[:, None].to(time_dtype(lag.device)).masked_fill(~seen, 0.0)
     over = _transport(processes, coupling, lag, dtype)
     predicted = over.own * sources.target + over.cross * sources.auxiliary
     unknown = ~torch.view_as_real(predicted).isfinite().all(-1).all(-1).all(-1)  # (batch, heads, 1 or rows, sources)
     predicted = predicted.masked_fill(unknown[..., None, None], 0.0)
     poisoned = ~torch.view_as_real(query).isfinite().all(-1).all(-1)
     query = query.masked_fill(poisoned[..., None], 0.0)
-    poisoned = poisoned | (visible & unknown).any(-1)
     key, value = predicted.unbind(-2)
 
-    query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in judgement)
+    query_noise, floor, robustness, temperature = (p.to(dtype)[:, None, None] for p in prediction_weights)
     y_noise = processes[1].key_noise.to(dtype)[:, None, None]
-    variance = over.left * sources.variance + over.cross_left * y_noise + over.grown + floor
+    variance = over.remaining * sources.variance + over.cross_power * y_noise + over.added + floor
     difference = query[:, :, :, None] - key
     residual = (difference.real.square() + difference.imag.square()).sum(-1)
-    lost = evidence(residual, (robustness * modes, judged(variance, query_noise, weight)), weight)
-    score, empty = among_visible(log_weights(lost, variance, robustness, temperature, weight), visible)
-    estimate = (score.softmax(-1)[..., None] * value).sum(-2)
-    return estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)
+    scale = (robustness * modes, effective_variance(variance, query_noise, weight))
+    return DenseRows(
+        log_weights(-torch.log(positive(variance)), evidence(residual, scale, weight), robustness, temperature, weight),
+        visible,
+        lambda weights: (weights[..., None] * value).sum(-2),
+        poisoned | (seen & unknown).any(-1),
+    )

@@ -1,6 +1,7 @@
-"""The baselines' operator: softmax attention with a linear bias, decay after normalisation, and turned values."""
+"""Softmax attention of the baselines: a linear bias, forget gates, decay after the softmax, turned values, a window."""
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -8,14 +9,13 @@ from torch import Tensor
 
 from rfa.dynamics import decay_kernel, time_dtype
 
-from .backends import backend_for
-from .fused import BITS, FusedPrior
-from .fused_backend import attend
-from .inputs import Positions, by_segment, row_blocks
-from .scores import finite, rotated, sees_any
+from .backends import attend, backend_for
+from .dense import DenseRows, fill_rows, finite, masked_softmax, rotated, row_blocks, sees_any
+from .positions import Positions, by_group
+from .prior import BITS, LagTables, SeparablePath
 from .transforms import scaled_dot_product_attention
 
-LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, in which gates come
+LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, the dtype of the gates
 
 
 def decayed_dot_product_attention(
@@ -43,8 +43,8 @@ def decayed_dot_product_attention(
         slopes: of ALiBi's bias, `(heads,)`; None for none.
         log_gate: of forget gates, `log f <= 0` of each key, `(batch, heads, keys)`: `G_ij` is their sum over
             the keys from j + 1 to i of a segment that take part. The queries are the last of the keys. None for none.
-        gains: the gates are `f = 1 - K` of Kalman gains, and `G_ij` holds `log K_j` too: what a Kalman filter whose
-            gains depend on the content gives to a past observation (SPEC section 7).
+        gains: the gates are `f = 1 - K` of Kalman gains, and `G_ij` holds `log K_j` too: the weight that a Kalman
+            filter gives to a past observation where its gains depend on the content.
         rotate_values: values are turned too, and the estimate back (RoPER).
         backend: as for `robust_filter_attention`.
 
@@ -57,9 +57,9 @@ def decayed_dot_product_attention(
     """
     kernel = backend_for(backend, query, value).kernel
     with torch.autocast(query.device.type, enabled=False):
-        path = None if log_gate is None else _path(log_gate, gains, positions)
+        gates = None if log_gate is None else _cumulative_gates(log_gate, gains, positions)
         if kernel is None or not key.shape[2]:
-            estimate = _dense(query, key, value, positions, frequency, decay, slopes, path, rotate_values)
+            estimate = _dense(query, key, value, positions, frequency, decay, slopes, gates, rotate_values)
         else:
             estimate, _ = attend(
                 kernel(),
@@ -68,7 +68,7 @@ def decayed_dot_product_attention(
                 value,
                 frequency=frequency,
                 positions=positions,
-                prior=_prior(query, decay, slopes, path, positions),
+                prior=_prior(query, decay, slopes, gates, positions),
                 causal=True,
                 score="dot_product",
                 rotate_values=rotate_values,
@@ -76,32 +76,43 @@ def decayed_dot_product_attention(
     return estimate.to(query.dtype)
 
 
-class _Path(NamedTuple):
-    """`G_ij = entered_j - left_i`, in `time_dtype`; within a segment both may be off by the same constant."""
+class _CumulativeGates(NamedTuple):
+    """`G_ij = of_keys_j - of_queries_i`, both `(batch, heads, keys)` in `time_dtype`.
 
-    entered: Tensor
-    left: Tensor
+    Within a group both may be off by the same constant. The queries are the last of the keys.
+    """
+
+    of_keys: Tensor
+    of_queries: Tensor
 
 
-def _path(log_gate: Tensor, gains: bool, positions: Positions) -> _Path:
-    """`left_i = -sum_{l <= i} log f_l` of each key, and what enters there: the same, with gains `log K_j` more."""
+def _cumulative_gates(log_gate: Tensor, gains: bool, positions: Positions) -> _CumulativeGates:
+    """`-sum_{l <= i} log f_l` of the present keys of a group; with gains `log K_j` is added at the keys."""
     log_gate = log_gate.to(time_dtype(log_gate.device))
-    left = _forgotten(log_gate, positions)
-    return _Path(left + torch.log(-torch.expm1(log_gate.clamp(max=-LEAST_GAIN))) if gains else left, left)
+    sums = _forgotten(log_gate, positions)
+    gain = torch.log(-torch.expm1(log_gate.clamp(max=-LEAST_GAIN))) if gains else None
+    return _CumulativeGates(sums if gain is None else sums + gain, sums)
 
 
 def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
-    if positions.key_mask is not None:
-        log_gate = log_gate.masked_fill(~positions.key_mask[:, None], 0.0)
-    if positions.key_segments is None:
+    groups, present = positions.query_groups, positions.present()
+    if present is not None:
+        log_gate = log_gate.masked_fill(~present[:, None], 0.0)
+    if groups is None or positions.key_groups is None:
         return -log_gate.cumsum(-1)
-    order = by_segment(positions.key_times, None, positions.key_segments)[2][:, None].expand(log_gate.shape)
+    # a query belongs to a group even if its token is absent as a key
+    groups = torch.cat([positions.key_groups[:, : log_gate.shape[-1] - groups.shape[-1]], groups], dim=-1)
+    order = by_group(positions.key_times, groups)[2][:, None].expand(log_gate.shape)
     return -log_gate.gather(-1, order).cumsum(-1).gather(-1, order.argsort(-1))
 
 
 def _prior(
-    query: Tensor, decay: Tensor | None, slopes: Tensor | None, path: _Path | None, positions: Positions
-) -> FusedPrior:
+    query: Tensor,
+    decay: Tensor | None,
+    slopes: Tensor | None,
+    gates: _CumulativeGates | None,
+    positions: Positions,
+) -> LagTables | SeparablePath:
     """`E = exp(-mu tau)` and the bias, as tables over the lag or as a path whose third row is the bias."""
     heads, device = query.shape[1], query.device
     dtype = positions.key_times.dtype
@@ -110,22 +121,22 @@ def _prior(
     slope = BITS * (none if slopes is None else slopes.to(dtype))
     coefficient = torch.full((heads,), BITS / math.sqrt(query.shape[-1]), device=device)
     bound = torch.zeros(heads, device=device)
-    if positions.uniform and path is None:
+    if positions.uniform and gates is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
         tables = torch.stack([decay_kernel(mu[:, None], lag), -slope[:, None] * lag, torch.zeros_like(lag)])
-        return FusedPrior(tables.to(torch.float32), None, None, None, coefficient[None], bound)
+        return LagTables(tables.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
-    entered, left = path or _Path(*[torch.zeros_like(positions.key_times)[:, None]] * 2)
-    first = left.shape[-1] - query.shape[2]
-    ends = ((positions.key_times, BITS * entered), (positions.query_times, BITS * left[..., first:]))
-    key, query_path = (
+    of_keys, of_queries = gates or _CumulativeGates(*[torch.zeros_like(positions.key_times)[:, None]] * 2)
+    first = of_queries.shape[-1] - query.shape[2]
+    ends = ((positions.key_times, BITS * of_keys), (positions.query_times, BITS * of_queries[..., first:]))
+    key_path, query_path = (
         torch.stack(torch.broadcast_tensors(mu[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0).to(
             torch.float64
         )
         for t, bias in ((times.to(dtype)[:, None], bias) for times, bias in ends)
     )
-    return FusedPrior(None, key, query_path, torch.zeros(key.shape[1:], device=device), scalars, bound)
+    return SeparablePath(key_path, query_path, torch.zeros(key_path.shape[1:], device=device), scalars, bound)
 
 
 def _dense(
@@ -136,11 +147,11 @@ def _dense(
     frequency: Tensor | None,
     decay: Tensor | None,
     slopes: Tensor | None,
-    path: _Path | None,
+    gates: _CumulativeGates | None,
     rotate_values: bool,
 ) -> Tensor:
     """In ordinary autograd code, in float32 or float64."""
-    key, value = positions.present(key, value)
+    key, value = positions.without_absent(key, value)
     dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if frequency is not None:
@@ -148,59 +159,89 @@ def _dense(
         key = rotated(key, frequency, positions.key_times, inverse=True)
         if rotate_values:
             value = rotated(value, frequency, positions.key_times, inverse=True)
-    (query, unknown), (key, unknown_keys), (value, unknown_values) = map(finite, (query, key, value))
-    unknown_keys = unknown_keys | unknown_values
-    blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
+    poisoned_keys = poisoned_keys | poisoned_values
     first = key.shape[2] - query.shape[2]
-    estimate = torch.cat(
-        [
-            _rows(
-                (query[:, :, rows], key, value),
-                (unknown[:, :, rows], unknown_keys),
-                positions.rows(rows),
-                decay,
-                slopes,
-                _gates(path, first, rows),
-            )
-            for rows in blocks
-        ],
-        dim=2,
-    )
+
+    def biased(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Bias, lag `(b, heads or 1, rows, keys)` and visibility of some queries."""
+        part = positions.rows(rows)
+        visible = part.visible(causal=True)
+        lag = (part.query_times[:, :, None] - part.key_times[:, None, :])[:, None]
+        lag = lag.masked_fill(~visible[:, None], 0.0).to(query.dtype)
+        bias = torch.zeros_like(lag)
+        if slopes is not None:
+            bias = bias - slopes[:, None, None] * lag
+        if gates is not None:
+            own = gates.of_queries[:, :, first + rows.start : first + rows.stop, None]
+            between = gates.of_keys[:, :, None] - own
+            bias = bias + between.masked_fill(~visible[:, None], 0.0).to(bias.dtype)
+        return bias, lag, visible
+
+    def with_decay(rows: slice, mu: Tensor) -> DenseRows:
+        bias, lag, visible = biased(rows)
+        remaining = decay_kernel(mu[:, None, None], lag)
+        score = query[:, :, rows] @ key.mT / math.sqrt(query.shape[-1]) + bias
+        unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
+        return DenseRows(score, visible, lambda weights: (weights * remaining) @ value, unknown)
+
+    def without_decay(rows: slice) -> Tensor:
+        bias, _, visible = biased(rows)
+        unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
+        empty = ~visible.any(-1, keepdim=True)[:, None]
+        bias = bias.masked_fill(~visible[:, None] & ~empty, -torch.inf)
+        states = query[:, :, rows], key, value
+        estimate = scaled_dot_product_attention(*states, second_derivatives=True, attn_mask=bias)
+        return fill_rows(estimate, unknown, empty)
+
+    blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    if decay is None:
+        estimate = torch.cat([without_decay(rows) for rows in blocks], dim=2)
+    else:
+        estimate, _ = masked_softmax(blocks, partial(with_decay, mu=decay))
     if frequency is not None and rotate_values:
         estimate = rotated(estimate, frequency, positions.query_times)
     return estimate
 
 
-def _gates(path: _Path | None, first: int, rows: slice) -> Tensor | None:
-    """`G_ij` of some of the queries, which begin at the key `first`."""
-    if path is None:
-        return None
-    return path.entered[:, :, None] - path.left[:, :, first + rows.start : first + rows.stop, None]
-
-
-def _rows(
-    states: tuple[Tensor, Tensor, Tensor],
-    unknown: tuple[Tensor, Tensor],
+def windowed_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
     positions: Positions,
-    decay: Tensor | None,
-    slopes: Tensor | None,
-    gates: Tensor | None,
+    window: int,
+    second_derivatives: bool = False,
 ) -> Tensor:
-    """Some rows of the attention, with bias, mask and decay; unknown queries and keys stand as zero."""
-    query, key, value = states
-    visible = positions.visible(causal=True)[:, None]
-    empty = ~visible.any(-1, keepdim=True)
-    lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :])[:, None]
-    lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
-    bias = torch.zeros_like(lag).masked_fill(~visible & ~empty, -torch.inf)
-    if slopes is not None:
-        bias = bias - slopes[:, None, None] * lag
-    if gates is not None:
-        bias = bias + gates.masked_fill(~visible, 0.0).to(bias.dtype)
-    if decay is None:
-        estimate = scaled_dot_product_attention(query, key, value, second_derivatives=True, attn_mask=bias)
-    else:
-        weight = (query @ key.mT / math.sqrt(query.shape[-1]) + bias).softmax(-1)
-        estimate = (weight * decay_kernel(decay[:, None, None], lag)) @ value
-    poisoned = unknown[0] | sees_any(visible, unknown[1])
-    return estimate.masked_fill(poisoned[..., None], torch.nan).masked_fill(empty, 0.0)
+    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d)) v_j` over the keys of lags `0 <= t_i - t_j < window`.
+
+    Args:
+        query, key, value: `(batch, heads, length, 2 d)`, turned already.
+        positions: where keys and queries stand, checked already.
+        window: in units of time; at times 0, 1, 2, ... the number of keys that a query sees, its own included.
+        second_derivatives: the result can be differentiated twice, which makes the first derivative slower.
+
+    Returns:
+        `(batch, heads, queries, 2 d)`; zeros for a query that sees no key. At times 0, 1, 2, ... it costs O(N window).
+    """
+    key, value = positions.without_absent(key, value)
+    (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
+    poisoned_keys = poisoned_keys | poisoned_values
+    queries, keys = query.shape[2], key.shape[2]
+    blocks = row_blocks(query.shape[0], query.shape[1], queries, keys)
+    if positions.uniform:
+        blocks = [slice(start, min(start + window, queries)) for start in range(0, max(1, queries), window)]
+    estimates = []
+    for rows in blocks:
+        seen = slice(0, keys)
+        if positions.uniform:
+            seen = slice(max(0, keys - queries + rows.start - window + 1), keys - queries + rows.stop)
+        part = positions.rows(rows).keys(seen)
+        visible = part.visible(causal=True)
+        visible = visible & (part.query_times[:, :, None] - part.key_times[:, None, :] < window)
+        empty = ~visible.any(-1, keepdim=True)[:, None]
+        states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
+        estimate = scaled_dot_product_attention(*states, second_derivatives, attn_mask=visible[:, None] | empty)
+        unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys[:, :, seen])
+        estimates.append(fill_rows(estimate, unknown, empty))
+    return torch.cat(estimates, dim=2)

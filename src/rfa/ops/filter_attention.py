@@ -1,13 +1,14 @@
-"""The public operator: what it means, its checks, its dispatch."""
+"""The public operator, and the same at positions that are located already."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise
 
-from .at_positions import filter_attention_at
-from .inputs import Options, Parameters, Prior, Weight, locate
-from .validation import validate
+from .backends import backend_for
+from .positions import Positions, checked_positions
+from .prior import DecodingCache
+from .problem import Options, Parameters, Prior, Weight, validate
 
 
 def robust_filter_attention(
@@ -41,23 +42,23 @@ def robust_filter_attention(
     Float[Tensor, "batch heads queries value_channels"]
     | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
 ):
-    r"""Robust filter attention: each query estimates its state from the past keys, transported to its time.
+    r"""Robust filter attention: each query estimates its state from earlier keys, transported to its time.
 
     For one head and the lag `tau = t_i - t_j` (`|tau|` when not causal), with d complex modes per head:
 
-        E     = exp(-mu tau)                                         what is left of a key
-        Sigma = sigma^2 phi(tau) + eta^2 E^2 + sigma_0^2             how uncertain it is (Lyapunov equation)
-        r_ij  = |q_i - exp((-mu + i omega) tau) k_j|^2               how far it lies from the query
+        E     = exp(-mu tau)                                         the decay of a key
+        Sigma = sigma^2 phi(tau) + eta^2 E^2 + sigma_0^2             its uncertainty (Lyapunov equation)
+        r_ij  = |q_i - exp((-mu + i omega) tau) k_j|^2               its distance from the query
         L_ij  = -log Sigma - (nu_s + 1) log(1 + r_ij / (nu_s d (Sigma + gamma^2)))
         A     = softmax_j(beta_s L)
         out_i = sum_j A_ij exp((-mu + i omega) tau) v_j
 
     The decay multiplies A after normalisation: the rows of `A E` sum to less than one.
 
-    Variances are right down to the smallest normal number, 1.2e-38 in float32 and in the fused backends; what lies
-    below counts as that number in logarithms and quotients and has no gradient there. With exponential weights
-    `Sigma + gamma^2` counts as 2e-24 (float64: 5e-193) where it is less, or scores would leave the range of numbers. A
-    state that holds NaN or infinity makes NaN of the estimates of the queries that see it, and changes no other.
+    Variances are right down to the smallest normal number, 1.2e-38 in float32 and in the fused backends. A smaller one
+    counts as that number in logarithms and quotients and has no gradient there. With exponential weights
+    `Sigma + gamma^2` counts as 2e-24 (float64: 5e-193) where it is smaller: scores would leave the range of the dtype.
+    Where a state holds NaN or infinity, the estimates of the queries that see it become NaN, and no others change.
 
     Args:
         query: `(batch, heads, queries, 2 d)`; real parts first, then imaginary parts.
@@ -77,17 +78,17 @@ def robust_filter_attention(
         key_mask: `(batch, keys)`, True for keys that take part.
         segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
         causal: key j takes part in query i when `t_j <= t_i`.
-        weight: "student_t" as above, or "exponential", `L = -log Sigma - r / (nu_s d (Sigma + gamma^2))`.
+        weight: "student_t", the L of the formula, or "exponential", `L = -log Sigma - r / (nu_s d (Sigma + gamma^2))`.
         rotate_values: transport values by rotation too; off, they only decay.
-        prior: "lyapunov" as above, or "riccati": the weight `log c_ij` that a steady Kalman filter gives to a
-            past observation stands in the place of `-log Sigma` (SPEC section 7).
+        prior: "lyapunov", the `-log Sigma` of the formulas, or "riccati": in its place the weight `log c_ij` that a
+            steady Kalman filter gives to a past observation.
         gate: off, `Sigma + gamma^2` is 1 in the residual term (the paper's M2.3).
-        query_noise_in_bias: `-log(Sigma + gamma^2)` in the place of `-log Sigma`, as the released code has it.
-        horizon: h >= 0 per head: lags grow by h and the estimate turns on by it, a forecast of `t_i + h`.
-            Which keys are seen, the rotation within r and the Riccati weights stay as they are.
-        noise: what the process noise has beside its white part sigma^2, `(heads,)` each: V of
-            `rfa.dynamics.time_dependent_variance` stands in the place of `sigma^2 phi` (appendix E.5). Where times are
-            given only the reference serves it, in O(N^2) memory; with prior="lyapunov" only.
+        query_noise_in_bias: `-log(Sigma + gamma^2)` instead of `-log Sigma`, as in the released code.
+        horizon: h >= 0 per head: a forecast of the time `t_i + h`. Lags grow by h, and the estimate is turned by h.
+            The visible keys, the rotation within r and the Riccati weights do not change.
+        noise: parts of the process noise beside the white part sigma^2, `(heads,)` each: V of
+            `rfa.dynamics.time_dependent_variance` replaces `sigma^2 phi` (appendix E.5). With prior="lyapunov" only.
+            Where times are given only the reference serves it, in O(N^2) memory.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).
         backend: "auto", or the name of one: it runs or raises. "cpu" and "triton" are differentiated once, in reverse,
             by `torch.func` and `torch.vmap` too. Forward mode, where "auto" takes the reference, and second
@@ -101,8 +102,8 @@ def robust_filter_attention(
 
     Raises:
         ValueError: naming the argument, what was given and what was expected; also where a backend asked for by name
-            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not;
-            nor are those that `torch.vmap` has batched.
+            does not serve such states. Under `torch.compile` shapes, dtypes and devices are checked, values are not.
+            The values of tensors that `torch.vmap` has batched are not checked either.
         RuntimeError: where "cpu" is asked for and its kernels cannot be compiled.
 
     Source: section 3.2, algorithm 1.
@@ -120,6 +121,45 @@ def robust_filter_attention(
         noise,
     )
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, return_log_precision)
-    validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
-    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
-    return filter_attention_at(positions, query, key, value, parameters, options, backend=backend)
+    validate(query, key, value, parameters, options)
+    batch, _, queries, _ = query.shape
+    positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    return located_filter_attention(positions, query, key, value, parameters, options, backend=backend)
+
+
+def located_filter_attention(
+    positions: Positions,
+    query: Float[Tensor, "batch heads queries channels"],
+    key: Float[Tensor, "batch heads keys channels"],
+    value: Float[Tensor, "batch heads keys value_channels"],
+    parameters: Parameters,
+    options: Options,
+    *,
+    cache: DecodingCache | None = None,
+    backend: str = "auto",
+) -> (
+    Float[Tensor, "batch heads queries value_channels"]
+    | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
+):
+    """`robust_filter_attention` without its checks. A model locates its tokens once and calls this in every layer.
+
+    Args:
+        positions: where keys and queries stand, `(1 or batch, length)`.
+        query, key, value: the states. With `options.in_frame` they are turned by `exp(-i omega t)` already (values that
+            do not rotate are not), and the estimate stays in that frame: the caller turns it by `exp(+i omega t)` and
+            by a horizon.
+        parameters, options: the arguments of the public function.
+        cache: what a decoder keeps of its keys and of the prior; for states in the frame only.
+        backend: as in the public function.
+
+    Returns:
+        The estimate, and the log precision if `options` ask for it.
+
+    Raises:
+        ValueError: for a backend that is unknown or does not serve such states.
+        RuntimeError: where it is "cpu" and cannot be compiled.
+    """
+    separable = parameters.noise is None or positions.uniform
+    run = backend_for(backend, query, value, separable=separable).run
+    estimate, log_precision = run(query, key, value, parameters, positions, options, cache)
+    return estimate if log_precision is None else (estimate, log_precision)

@@ -1,36 +1,208 @@
-"""The Riccati prior along a path of times, in the separable form that a blocked kernel can use."""
+"""The prior of a pair as a fused kernel reads it: `LagTables` for uniform times, a `SeparablePath` for any others.
 
+A kernel knows nothing of the dynamics. For query i and key j it needs three numbers: the decay E, the bias b of the
+score in bits, and the weight w of the squared residual. Both types give them, and both carry gradients back to the
+parameters.
+"""
+
+import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.dynamics import riccati_log_gain, time_dtype
+from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, time_dtype
 
-from .inputs import Parameters, Positions, by_segment, numbered
+from .dense import least_effective_variance
+from .positions import Positions, by_group
+from .problem import Options, Parameters
+from .transforms import transformed
+
+BITS = math.log2(math.e)  # bits in a nat
+UNIT = 2.0**40  # lag tables hold w / UNIT for Student-t scores: 1 / (Sigma + gamma^2) may lie beyond float32
+SMALLEST = torch.finfo(torch.float32).tiny  # a smaller variance counts as this and has no gradient
 
 
-class RiccatiPath(NamedTuple):
-    """`log c_ij = log K_j - |C_i - C_j|` (SPEC section 7): both `(b, heads, keys)`.
+class LagTables(NamedTuple):
+    """E, b and w of every lag `|i - j|` of positions, in float32.
 
-    `cumulative` is C, in `time_dtype` and right up to a constant within each segment.
+    Fields:
+        tables: `(3, heads, lags)`: E, b in bits, and w (`w / UNIT` for Student-t scores).
+        coefficient: c, `(heads,)`.
+        bound: `(heads,)`: no score of a head is larger. It has no gradient.
+    """
+
+    tables: Tensor
+    coefficient: Tensor
+    bound: Tensor
+
+
+class SeparablePath(NamedTuple):
+    """E, b and w of a pair from numbers at its key and at its query, for any times.
+
+    M is the cumulative decay and u the accumulated variance from the origin up to a key or a query. With `e` the
+    earlier and `l` the later of the two:
+
+        E     = exp(-|M_i - M_j|)
+        Sigma = (u_l - u_e) + u_e (1 - E^2) + eta^2 E^2 + sigma_0^2
+        w     = W / (Sigma + gamma^2)
+        b     = -B log2 Sigma, or key_bias_j - |C_i - C_j| where there is a third row C
+
+    Fields (b is 1 or batch):
+        key_path: `(2 or 3, b, heads, keys)` float64: M, u, and C in bits.
+        query_path: `(2 or 3, b, heads, queries)` float64, the same at the queries.
+        key_bias: `(b, heads, keys)` float32 in bits; None without a third row.
+        scalars: `(6, heads)` float32 or float64: c, W, eta^2, sigma_0^2, gamma^2, B.
+        bound: `(heads,)`: no score of a head is larger. It has no gradient.
+    """
+
+    key_path: Tensor
+    query_path: Tensor
+    key_bias: Tensor | None
+    scalars: Tensor
+    bound: Tensor
+
+
+@dataclass
+class DecodingCache:
+    """What a decoder keeps for the next token, valid while the parameters do not change.
+
+    Fields:
+        key_norm: `|k|^2` of all keys, `(batch, heads, keys)`.
+        tables: lag tables for at least as many lags as there are keys.
+    """
+
+    key_norm: Tensor | None = None
+    tables: LagTables | None = None
+
+
+def kernel_prior(
+    parameters: Parameters, positions: Positions, options: Options, cache: DecodingCache | None = None
+) -> LagTables | SeparablePath:
+    """The prior in the form that suits the times.
+
+    Where there is a cache, its tables are made for twice the lags, so that they serve all the tokens in between.
+    """
+    keys = positions.key_times.shape[-1]
+    grouped = options.prior == "riccati" and positions.key_groups is not None  # a gain depends on the key before
+    if not positions.uniform or grouped:
+        return separable_path(parameters, positions, options)
+    if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
+        return lag_tables(parameters, options, keys)
+    if cache.tables is None or cache.tables.tables.shape[-1] < keys:
+        cache.tables = lag_tables(parameters, options, 2 * keys)
+    return cache.tables
+
+
+def _coefficient(parameters: Parameters, options: Options) -> Tensor:
+    """The factor of the logarithm, or of the weighted residual, in a score in bits."""
+    if options.weight == "student_t":
+        return parameters.inverse_temperature * (parameters.robustness + 1)
+    return BITS * parameters.inverse_temperature
+
+
+def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTables:
+    """E, `b = -beta_s log2 Sigma` (or the Riccati weight) and `w = 1 / (nu_s d (Sigma + gamma^2))` of `length` lags."""
+    modes = parameters.frequency.shape[-1]
+    parameters = parameters.to(time_dtype(parameters.decay.device))
+    head = parameters.unsqueezed(1)
+    mu, sigma2, eta2, floor = head.decay, head.process_noise, head.key_noise, head.noise_floor
+    steps = torch.arange(length, device=mu.device, dtype=mu.dtype)
+    lag = steps if head.horizon is None else steps + head.horizon
+    lag = lag.expand(mu.shape[0], length)
+    variance = head.variance(lag)
+    effective_variance = (variance + head.query_noise).clamp(
+        min=least_effective_variance(options.weight, torch.float32)
+    )
+    if options.prior == "riccati":
+        log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
+        log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
+    else:
+        log_prior = -torch.log(
+            (variance + head.query_noise if options.query_noise_in_bias else variance).clamp(min=SMALLEST)
+        )
+    bias = BITS * head.inverse_temperature * log_prior
+    unit = UNIT if options.weight == "student_t" else 1.0
+    divisor = effective_variance if options.gate else torch.ones_like(effective_variance)
+    weight = 1 / (unit * head.robustness * modes * divisor)
+    weight = weight.clamp(max=torch.finfo(torch.float32).max)
+    tables = torch.stack([decay_kernel(mu, lag), bias, weight]).to(torch.float32)
+    bound = tables[1].detach().amax(-1) if length else tables.new_zeros(mu.shape[0])
+    return LagTables(tables, _coefficient(parameters, options).to(torch.float32), bound)
+
+
+def separable_path(parameters: Parameters, positions: Positions, options: Options) -> SeparablePath:
+    """Constant dynamics at any times: `M_i = mu t_i` and `u_i = sigma^2 phi(t_i - t_0)`.
+
+    A horizon h changes the noises here. Its decay `exp(-mu h)` of keys and values is applied by the caller.
+    """
+    modes = parameters.frequency.shape[-1]
+    riccati = None
+    dtype = time_dtype(parameters.decay.device)
+    parameters = parameters.to(dtype)
+    if options.prior == "riccati":
+        riccati = riccati_weights(parameters, positions, dtype, SMALLEST)
+    mu, sigma2 = parameters.decay[:, None], parameters.process_noise[:, None]
+    ends = [t.detach().amin(-1, keepdim=True) for t in (positions.key_times, positions.query_times) if t.shape[-1]]
+    origin = torch.stack(torch.broadcast_tensors(*ends)).amin(0) if ends else 0.0
+    horizon = torch.zeros_like(parameters.decay) if parameters.horizon is None else parameters.horizon
+    remaining = decay_kernel(2 * parameters.decay, horizon)  # of a variance after the horizon
+    rows = []
+    for times in (positions.key_times, positions.query_times):
+        elapsed = (times - origin).to(dtype)[:, None, :]
+        cumulative_decay = (mu * elapsed).expand(-1, mu.shape[0], -1)
+        rows.append([cumulative_decay, remaining[:, None] * sigma2 * accumulated_variance(mu, elapsed)])
+    eta2 = remaining * parameters.key_noise
+    floor = parameters.noise_floor + parameters.process_noise * accumulated_variance(parameters.decay, horizon)
+    beta_s = parameters.inverse_temperature
+    key_bias = None
+    if riccati is not None:
+        key_bias = (BITS * beta_s[:, None] * riccati.log_gain).to(torch.float32)
+        scale = BITS * beta_s[:, None]
+        rows[0].append(scale * riccati.cumulative)
+        rows[1].append(scale * cumulative_at_queries(riccati, positions))
+        bound = key_bias.detach().amax((0, 2)) if key_bias.numel() else torch.zeros_like(beta_s)
+    else:
+        stationary = torch.where(mu > 0, sigma2 / (2 * mu), torch.inf)[:, 0]
+        least = torch.minimum(eta2 + floor, remaining * stationary + floor).clamp(min=SMALLEST)
+        bound = -beta_s * torch.log2(least + parameters.query_noise if options.query_noise_in_bias else least)
+    if options.query_noise_in_bias:  # Sigma + gamma^2 in both places: gamma^2 joins the floor
+        floor, gamma2 = floor + parameters.query_noise, torch.zeros_like(floor)
+    else:
+        gamma2 = parameters.query_noise
+    inverse_freedom = 1 / (parameters.robustness * modes)
+    scalars = torch.stack([_coefficient(parameters, options), inverse_freedom, eta2, floor, gamma2, beta_s])
+    batch = max(part.shape[0] for part in rows[0])
+    key_path, query_path = (
+        torch.stack([part.expand(batch, -1, -1).to(torch.float64) for part in parts]) for parts in rows
+    )
+    return SeparablePath(key_path, query_path, key_bias, scalars, bound.detach().to(torch.float32))
+
+
+class RiccatiWeights(NamedTuple):
+    """`log c_ij = log K_j - |C_i - C_j|`, the weight of a past observation in a steady Kalman filter.
+
+    Fields:
+        log_gain: log K, `(b, heads, keys)`.
+        cumulative: C, the sum of `log(1 - K_l)` along the keys, `(b, heads, keys)` in `time_dtype`. Within a group it
+            is right up to a constant.
     """
 
     log_gain: Tensor
     cumulative: Tensor
 
 
-def riccati_path(
+def riccati_weights(
     parameters: Parameters, positions: Positions, dtype: torch.dtype, smallest: float | None = None
-) -> RiccatiPath:
-    """Steady-state Kalman gains of each local interval, and the sums of `log(1 - K_l)` along the keys.
+) -> RiccatiWeights:
+    """Steady-state Kalman gains of each interval between two keys, and their sums along the keys.
 
-    Keys that take no part are as if absent: an interval runs between two that do. The first key of a segment
-    takes the gain of the first interval, 1 where it is alone, and adds nothing to the sum. `smallest` as for
-    `riccati_log_gain`.
+    Absent keys do not count: an interval runs between two keys that take part. The first key of a group takes the gain
+    of the first interval, 1 where it is alone, and adds nothing to the sum. `smallest` is passed to `riccati_log_gain`.
     """
-    times, follows, order = by_segment(positions.key_times, positions.key_mask, positions.key_segments)
+    times, follows, order = by_group(positions.key_times, positions.key_groups)
     leads = F.pad(follows[:, 1:], (0, 1))
     step = times.diff(dim=-1)
     interval = torch.where(follows, F.pad(step, (1, 0)), torch.where(leads, F.pad(step, (0, 1)), 1.0))
@@ -46,45 +218,42 @@ def riccati_path(
     step_down = log_rest.masked_fill(~follows[:, None, :], 0.0)
     cumulative = step_down.cumsum(-1, dtype=time_dtype(times.device))
     restore = order.argsort(-1)[:, None, :].expand_as(cumulative)
-    return RiccatiPath(log_gain.gather(-1, restore), cumulative.gather(-1, restore))
+    return RiccatiWeights(log_gain.gather(-1, restore), cumulative.gather(-1, restore))
 
 
-def latest(path: RiccatiPath, positions: Positions) -> Tensor:
-    """C at each query, `(b, heads, queries)`: that of the last key of its segment, of the first one before all keys.
+def cumulative_at_queries(weights: RiccatiWeights, positions: Positions) -> Tensor:
+    """C at each query, `(b, heads, queries)`: that of the last key of its group, or of the first where none is earlier.
 
-    0 where no key of the segment takes part. Keys and queries are sorted together, so that it costs O(N log N).
+    It is 0 where no key of the group takes part. Keys and queries are sorted together, which costs O(N log N).
     """
     keys = positions.key_times.shape[-1]
     if not keys:
-        return path.cumulative.new_zeros(*path.cumulative.shape[:2], positions.query_times.shape[-1])
+        return weights.cumulative.new_zeros(*weights.cumulative.shape[:2], positions.query_times.shape[-1])
     times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
-    flags = [t for t in (positions.key_mask, positions.key_segments) if t is not None]
-    batch = max(times.shape[0], *(t.shape[0] for t in flags)) if flags else times.shape[0]
+    batch = max(times.shape[0], 1 if positions.key_groups is None else positions.key_groups.shape[0])
     times = times.expand(batch, -1)
-    group = torch.zeros(times.shape, dtype=torch.long, device=times.device)
-    if positions.key_segments is not None and positions.query_segments is not None:
-        segments = torch.cat([positions.key_segments, positions.query_segments], dim=-1)
-        group = numbered(segments).expand(batch, -1)
-    if positions.key_mask is not None:
-        group = torch.cat([group[:, :keys].masked_fill(~positions.key_mask, -1), group[:, keys:]], dim=-1)
+    group = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
+    if positions.key_groups is not None:
+        own = group[:, keys:] if positions.query_groups is None else positions.query_groups.expand(batch, -1)
+        group = torch.cat([positions.key_groups.expand(batch, -1), own], dim=-1)
     by_time = times.argsort(dim=-1, stable=True)  # a key stands before a query of the same time
     order = by_time.gather(-1, group.gather(-1, by_time).argsort(dim=-1, stable=True))
     group = group.gather(-1, order)
 
-    place = torch.arange(times.shape[-1], device=times.device).expand(batch, -1)
+    index = torch.arange(times.shape[-1], device=times.device).expand(batch, -1)
     is_key = order < keys
-    before = torch.where(is_key, place, -1).cummax(-1).values
-    after = torch.where(is_key, place, times.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
+    before = torch.where(is_key, index, -1).cummax(-1).values
+    after = torch.where(is_key, index, times.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
     found = torch.zeros_like(is_key)
-    at = torch.zeros_like(place)
-    for candidate in (after, before):  # the earlier key, where there is one, has the last word
+    chosen = torch.zeros_like(index)
+    for candidate in (after, before):  # the earlier key is preferred, so it comes last
         inside = candidate.clamp(0, max(0, times.shape[-1] - 1))
         same = (candidate == inside) & (group.gather(-1, inside) == group)
-        at, found = torch.where(same, inside, at), found | same
+        chosen, found = torch.where(same, inside, chosen), found | same
     restore = order.argsort(-1)[:, keys:]
     found = found.gather(-1, restore)
-    key = order.gather(-1, at.gather(-1, restore)).masked_fill(~found, 0)
-    heads = path.cumulative.shape[1]
-    cumulative = path.cumulative.expand(batch, -1, -1)
-    chosen = cumulative.gather(-1, key[:, None, :].expand(-1, heads, -1))
-    return torch.where(found[:, None, :], chosen, 0.0)
+    key = order.gather(-1, chosen.gather(-1, restore)).masked_fill(~found, 0)
+    heads = weights.cumulative.shape[1]
+    cumulative = weights.cumulative.expand(batch, -1, -1)
+    of_queries = cumulative.gather(-1, key[:, None, :].expand(-1, heads, -1))
+    return torch.where(found[:, None, :], of_queries, 0.0)

@@ -1,13 +1,34 @@
-"""The dense operator in ordinary autograd code, any dtype: the specification in code."""
+"""Dense code in any dtype: the operator from its formulas, and a fused kernel's separable path from its own.
+
+`filter_attention` is the specification in code. `path_attention` computes what a kernel computes, for dtypes and head
+sizes that no kernel serves.
+"""
+
+import math
 
 import torch
 from torch import Tensor
 
 from rfa.dynamics import decay_kernel
 
-from .inputs import Options, Parameters, Positions, row_blocks
-from .prior import RiccatiPath, latest, riccati_path
-from .scores import evidence, finite, judged, log_sum, positive, rotated, sees_any
+from .dense import (
+    DenseRows,
+    effective_variance,
+    evidence,
+    finite,
+    log_weights,
+    masked_softmax,
+    positive,
+    rotated,
+    row_blocks,
+    sees_any,
+)
+from .kernel import KernelInputs
+from .positions import Positions
+from .prior import RiccatiWeights, cumulative_at_queries, riccati_weights
+from .problem import Options, Parameters, Weight
+
+_LN2 = math.log(2)
 
 
 def filter_attention(
@@ -15,12 +36,12 @@ def filter_attention(
 ) -> tuple[Tensor, Tensor | None]:
     """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
 
-    Rows are independent, so where no gradient is asked for they are computed in blocks of bounded memory.
+    Rows are independent: where no gradient is asked for they are computed in blocks of bounded memory.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
+    frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
-    key, value = positions.present(key, value)
+    key, value = positions.without_absent(key, value)
     with torch.autocast(query.device.type, enabled=False):
         query_frame, key_frame, value_frame = query.to(dtype), key.to(dtype), value.to(dtype)
         if not options.in_frame:
@@ -28,24 +49,17 @@ def filter_attention(
             key_frame = rotated(key_frame, frequency, positions.key_times, inverse=True)
         if options.rotate_values and not options.in_frame:
             value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
-        frame, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
-        path = riccati_path(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
+        states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
+        riccati = riccati_weights(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
+
+        def dense_rows(rows: slice) -> DenseRows:
+            of_rows = (states[0][:, :, rows], *states[1:])
+            poisoned_rows = (poisoned[0][:, :, rows], *poisoned[1:])
+            return _rows(of_rows, poisoned_rows, parameters, positions.rows(rows), options, riccati)
 
         batch, heads, queries, _ = query.shape
-        rows = [
-            _rows(
-                (frame[0][:, :, rows], *frame[1:]),
-                (poisoned[0][:, :, rows], *poisoned[1:]),
-                parameters,
-                positions.rows(rows),
-                options,
-                path,
-            )
-            for rows in row_blocks(batch, heads, queries, key.shape[2])
-        ]
-        estimate = torch.cat([row[0] for row in rows], dim=2)
-        totals = [total for _, total in rows if total is not None]
-        log_precision = torch.cat(totals, dim=2) if totals else None
+        blocks = row_blocks(batch, heads, queries, key.shape[2])
+        estimate, log_precision = masked_softmax(blocks, dense_rows, options.log_precision)
         if options.rotate_values and not options.in_frame:
             estimate = rotated(estimate, frequency, positions.query_times)
             if parameters.horizon is not None:
@@ -60,11 +74,11 @@ def _rows(
     parameters: Parameters,
     positions: Positions,
     options: Options,
-    path: RiccatiPath | None,
-) -> tuple[Tensor, Tensor | None]:
-    """The estimate, still in the common frame, and the log precision of some rows; SPEC section 2, line by line.
+    riccati: RiccatiWeights | None,
+) -> DenseRows:
+    """Scores of some queries with states in the common frame, from the formulas of `robust_filter_attention`.
 
-    What is no number stands as zero in queries, keys and values; `poisoned` says where.
+    Poisoned queries, keys and values stand as zeros.
     """
     query, key, value = states
     modes = query.shape[-1] // 2
@@ -80,28 +94,61 @@ def _rows(
 
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
     residual = squares - 2 * decay * (query @ key.mT)
-    rounded = (residual <= 0) & (squares > 0)  # of no distance rounding is all that a gradient is
+    rounded = (residual <= 0) & (squares > 0)  # at distance 0 a gradient would consist of rounding alone
     residual = residual.masked_fill(rounded, 0.0)
-    scale = (head.robustness * modes, judged(variance, head.query_noise, options.weight))
-    lost = evidence(residual, scale if options.gate else scale[:1], options.weight)
+    scale = (head.robustness * modes, effective_variance(variance, head.query_noise, options.weight))
+    weighed = evidence(residual, scale if options.gate else scale[:1], options.weight)
 
-    if path is not None:
-        between = latest(path, positions)[..., None] - path.cumulative[:, :, None, :]
-        prior = path.log_gain[:, :, None, :] - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
+    if riccati is not None:
+        between = cumulative_at_queries(riccati, positions)[..., None] - riccati.cumulative[:, :, None, :]
+        log_prior = riccati.log_gain[:, :, None, :]
+        log_prior = log_prior - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
     else:
-        prior = -torch.log(positive(variance + head.query_noise if options.query_noise_in_bias else variance))
-    exponent = head.robustness + 1 if options.weight == "student_t" else 1.0
-    score = head.inverse_temperature * (prior - exponent * lost)
-
-    empty = ~visible.any(-1, keepdim=True)[:, None]
-    score = score.masked_fill(~visible[:, None] & ~empty, -torch.inf)
-    attention = torch.softmax(score, dim=-1) * decay
-    unknown = poisoned[0] | sees_any(visible[:, None], poisoned[1])
-    estimate = (attention @ value).masked_fill(
-        (unknown | sees_any(visible[:, None], poisoned[2]))[..., None], torch.nan
+        log_prior = -torch.log(positive(variance + head.query_noise if options.query_noise_in_bias else variance))
+    return DenseRows(
+        log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight),
+        visible,
+        lambda weights: weights * decay @ value,
+        poisoned[0] | sees_any(visible, poisoned[1]),
+        sees_any(visible, poisoned[2]),
     )
-    estimate = estimate.masked_fill(empty, 0.0)
-    if not options.log_precision:
-        return estimate, None
-    log_precision = log_sum(score).masked_fill(unknown, torch.nan)
-    return estimate, log_precision.masked_fill(empty[..., 0], -torch.inf)
+
+
+def path_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
+    """The estimate and `log2 sum_j 2^z` of causal rows in the common frame, as `rfa.ops.kernel` defines them.
+
+    Raises:
+        NotImplementedError: for lag tables, phases, rows that are not causal, or dot products.
+    """
+    query, key, value, key_path, query_path = (
+        inputs.query, inputs.key, inputs.value, inputs.key_path, inputs.query_path
+    )  # fmt: skip
+    known = inputs.key_cos is None and inputs.causal and inputs.score != "dot_product"
+    if not known or key_path is None or query_path is None:
+        raise NotImplementedError("path_attention: causal rows along a path in the common frame only")
+    weight: Weight = "student_t" if inputs.score == "student_t" else "exponential"
+    coefficient, scale, key_noise, floor, query_noise, exponent = (x[:, None, None] for x in inputs.scalars.to(query))
+    positions = Positions(inputs.key_times, inputs.query_times, inputs.key_groups, inputs.query_groups)
+
+    def dense_rows(rows: slice) -> DenseRows:
+        visible = positions.rows(rows).visible(causal=True)
+        apart = query_path[..., rows, None] - key_path[..., None, :]
+        apart = apart.masked_fill(~visible[:, None], 0.0)
+        decay = torch.exp(-apart[0]).to(query.dtype)
+        variance = (apart[1] + key_path[1][..., None, :] * -torch.expm1(-2 * apart[0])).to(query.dtype)
+        variance = variance + key_noise * decay.square() + floor
+        divisors = (1 / scale, effective_variance(variance, query_noise, weight)) if inputs.gate else (1 / scale,)
+        if inputs.key_bias is None:
+            bias = -exponent * torch.log2(positive(variance))
+        else:
+            bias = inputs.key_bias.to(query.dtype)[..., None, :] - apart[2].abs().to(query.dtype)
+        part = query[:, :, rows]
+        residual = part.square().sum(-1)[..., None] + decay.square() * key.square().sum(-1)[..., None, :]
+        residual = (residual - 2 * decay * (part @ key.mT)).relu()
+        z = bias - coefficient * evidence(residual, divisors, weight) / (_LN2 if weight == "student_t" else 1.0)
+        return DenseRows(z * _LN2, visible, lambda weights: weights * decay @ value)
+
+    batch, heads, queries, _ = query.shape
+    estimate, log_sums = masked_softmax(row_blocks(batch, heads, queries, key.shape[2]), dense_rows, log_sums=True)
+    assert log_sums is not None
+    return estimate, (log_sums / _LN2).to(torch.float64)

@@ -1,4 +1,4 @@
-"""Posterior routing: which past key explains the present state, and how far each would move it (appendix E.8)."""
+"""Posterior routing: which earlier key is the source of the present state, and how far each moves it (appendix E.8)."""
 
 from typing import NamedTuple
 
@@ -8,18 +8,18 @@ from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise, decay_kernel
 
-from .inputs import Options, Parameters, Positions, locate, row_blocks
-from .scores import among_visible, evidence, finite, judged, rotated, sees_any
-from .validation import validate
+from .dense import DenseRows, effective_variance, evidence, finite, masked_softmax, rotated, row_blocks, sees_any
+from .positions import Positions, checked_positions
+from .problem import Options, Parameters, validate
 
 
 class Routes(NamedTuple):
-    """What each key j means to each query i; all `(batch, heads, queries, keys)`.
+    """The part of each key j in the estimate of each query i; all `(batch, heads, queries, keys)`.
 
     Fields:
         responsibility: alpha_ij, the posterior of the source; a row sums to 1, or to 0 where it sees no key.
         gain: G_ij in [0, 1], the share of the way to the transported key.
-        decay: E_ij in (0, 1], what is left of the key.
+        decay: E_ij in (0, 1].
     """
 
     responsibility: Tensor
@@ -47,7 +47,7 @@ def posterior_routing(
     causal: bool = True,
     rotate_values: bool = True,
 ) -> Float[Tensor, "batch heads queries channels"]:
-    r"""The posterior mean of a state whose source is one of the past keys, which one being unknown.
+    r"""The posterior mean of a state whose source is one of the earlier keys, and it is not known which.
 
     A state comes from one of the visible keys, each as likely as the others before the query is seen, and the query
     is a noisy observation of it: `x_i | K = j ~ CN(x_ij, Sigma_ij I)`, `q_i ~ CN(x_i, gamma^2 I)`. For one head, with
@@ -93,13 +93,32 @@ def posterior_routing(
         noise=noise,
     )
     options = Options(causal, "student_t", rotate_values, "lyapunov", True, False, False)
-    validate(query, key, value, parameters, options, times, query_times, key_mask, segment_ids)
+    validate(query, key, value, parameters, options)
+    batch, _, queries, _ = query.shape
+    positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     if query_value.shape != (*query.shape[:3], value.shape[-1]):
         expected = (*query.shape[:3], value.shape[-1])
         raise ValueError(f"query_value: got shape {tuple(query_value.shape)}, expected {expected}")
-    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    return located_posterior_routing(
+        positions, query, key, value, query_value, parameters, causal=causal, rotate_values=rotate_values
+    )
+
+
+def located_posterior_routing(
+    positions: Positions,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_value: Tensor,
+    parameters: Parameters,
+    *,
+    causal: bool = True,
+    rotate_values: bool = True,
+) -> Tensor:
+    """`posterior_routing` of arguments that are checked already, at known positions."""
+    frequency = parameters.frequency
     dtype = torch.promote_types(query.dtype, torch.float32)
-    key, value = positions.present(key, value)
+    key, value = positions.without_absent(key, value)
     query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
     query = rotated(query, frequency, positions.query_times, inverse=True)
     key = rotated(key, frequency, positions.key_times, inverse=True)
@@ -141,39 +160,54 @@ def routing_step(
     Rows are independent, so where no gradient is asked for they are computed in blocks of bounded memory.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    key, value = positions.present(key, value)
+    key, value = positions.without_absent(key, value)
     query, key, value, query_value = (x.to(dtype) for x in (query, key, value, query_value))
-    (query, unknown), (key, unknown_keys), (value, unknown_values) = map(finite, (query, key, value))
-    unknown_keys = unknown_keys | unknown_values
+    (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
+    poisoned_keys = poisoned_keys | poisoned_values
     batch, heads, queries, _ = query.shape
-    steps = []
+
+    def dense_rows(rows: slice) -> DenseRows:
+        scores = _scores(query[:, :, rows], key, parameters, positions.rows(rows), causal)
+
+        def step(responsibility: Tensor) -> Tensor:
+            weights = responsibility * scores.gain
+            return (weights * scores.decay) @ value - weights.sum(-1, keepdim=True) * query_value[:, :, rows]
+
+        unknown = poisoned[:, :, rows] | sees_any(scores.visible, poisoned_keys)
+        return DenseRows(scores.log_likelihood, scores.visible, step, unknown)
+
     with torch.autocast(query.device.type, enabled=False):
-        for rows in row_blocks(batch, heads, queries, key.shape[2]):
-            alpha, gain, decay = routes(query[:, :, rows], key, parameters, positions.rows(rows), causal)
-            share = alpha * gain
-            step = (share * decay) @ value - share.sum(-1, keepdim=True) * query_value[:, :, rows]
-            visible = positions.rows(rows).visible(causal)[:, None]
-            empty = ~visible.any(-1)
-            poisoned = (unknown[:, :, rows] & ~empty) | sees_any(visible, unknown_keys)
-            steps.append(step.masked_fill(poisoned[..., None], torch.nan))
-    return torch.cat(steps, dim=2)
+        return masked_softmax(row_blocks(batch, heads, queries, key.shape[2]), dense_rows)[0]
 
 
 def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positions, causal: bool = True) -> Routes:
     """Responsibilities and gains of states that stand in the common frame, in float32 or float64."""
+    scores = _scores(query, key, parameters, positions, causal)
+    rows = DenseRows(scores.log_likelihood, scores.visible, lambda responsibility: responsibility)
+    responsibility, _ = masked_softmax([slice(None)], lambda _: rows)
+    return Routes(responsibility, scores.gain, scores.decay)
+
+
+class _Scores(NamedTuple):
+    """`log_likelihood`, `gain` and `decay` `(batch, heads, queries, keys)`; `visible` `(b, queries, keys)`."""
+
+    log_likelihood: Tensor
+    gain: Tensor
+    decay: Tensor
+    visible: Tensor
+
+
+def _scores(query: Tensor, key: Tensor, parameters: Parameters, positions: Positions, causal: bool) -> _Scores:
     modes = query.shape[-1] // 2
     head = parameters.to(query.dtype).unsqueezed(2)
     visible = positions.visible(causal)
     lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
     lag = lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
-    visible = visible[:, None]
 
     decay = decay_kernel(head.decay, lag)
-    total = judged(head.variance(lag), head.query_noise, "exponential")
+    total = effective_variance(head.variance(lag), head.query_noise, "exponential")
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
     residual = (squares - 2 * decay * (query @ key.mT)).relu()  # rounding may leave a tiny negative number
-
-    score, empty = among_visible(-evidence(residual, (total,), "exponential") - modes * total.log(), visible)
-    responsibility = score.softmax(-1).masked_fill(empty, 0.0)
-    gain = (head.query_noise / total).expand_as(score)
-    return Routes(responsibility, gain, decay.expand_as(score))
+    log_likelihood = -evidence(residual, (total,), "exponential") - modes * total.log()
+    gain = (head.query_noise / total).expand_as(log_likelihood)
+    return _Scores(log_likelihood, gain, decay.expand_as(log_likelihood), visible)

@@ -6,9 +6,20 @@ from torch import Tensor
 
 from rfa.dynamics import covariance, decay_kernel
 
-from .inputs import Options, Parameters, Positions, Weight, locate, row_blocks
-from .scores import among_visible, evidence, finite, judged, log_sum, log_weights, rotated, sees_any
-from .validation import validate
+from .dense import (
+    DenseRows,
+    effective_variance,
+    evidence,
+    finite,
+    log_weights,
+    masked_softmax,
+    positive,
+    rotated,
+    row_blocks,
+    sees_any,
+)
+from .positions import Positions, checked_positions
+from .problem import Options, Parameters, Weight, validate
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
 
@@ -49,11 +60,11 @@ def tensor_filter_attention(
         A[k]     = softmax_j(beta_s L[k])
         out_i[k] = sum_j A_ij[k] exp((-mu_k + i omega_k) tau) v_j[k]
 
-    The modes share one distance, yet each has weights of its own. Where the modes of a head agree this is
-    `robust_filter_attention`, which costs d times less: use that wherever one decay a head will do.
+    The modes share one distance, but each has its own weights. Where the modes of a head agree this is
+    `robust_filter_attention`, which costs d times less: use that where one decay a head is enough.
 
-    Decay is formed for each pair of times. The stationary frame, which splits it into `exp(-mu t_i) exp(mu t_j)`,
-    overflows (appendix B.2; measured in docs/experiments.md).
+    The decay is formed for each pair of times. The stationary frame would split it into `exp(-mu t_i) exp(mu t_j)`,
+    which overflows (appendix B.2; measured in docs/experiments.md).
 
     Time is `O(N^2 d)`. So is memory where gradients are enabled: fourteen numbers are kept for each mode of each pair
     of a query and a key (4 GB in float32 for one head of 32 modes and 1,500 tokens). Without gradients rows are
@@ -77,7 +88,7 @@ def tensor_filter_attention(
         key_mask: `(batch, keys)`, True for keys that take part.
         segment_ids: `(batch, keys)`; queries see keys of their own segment only and take the last ids.
         causal: key j takes part in query i when `t_j <= t_i`.
-        weight: "student_t" as above, or "exponential", `L[k] = -log Sigma[k] - D2 / (nu_s d)`.
+        weight: "student_t", the L of the formula, or "exponential", `L[k] = -log Sigma[k] - D2 / (nu_s d)`.
         rotate_values: transport values by rotation too; off, they only decay.
         return_log_precision: also return `log s_i[k] = log sum_j exp(beta_s L_ij[k])`, one for each mode.
 
@@ -88,7 +99,7 @@ def tensor_filter_attention(
 
     Raises:
         ValueError: naming the argument, what was given and what was expected. Under `torch.compile` shapes, dtypes and
-            devices are checked, values are not; nor are those that `torch.vmap` has batched.
+            devices are checked, values are not. Values that `torch.vmap` has batched are not checked either.
 
     Source: appendix B.1, with the robust weight and temperature of section 3.2, so that agreeing modes give that one.
     """
@@ -97,13 +108,13 @@ def tensor_filter_attention(
     )
     options = Options(causal, weight, rotate_values, "lyapunov", True, False, return_log_precision)
     anywhere = options._replace(rotate_values=False)  # the width of the values is checked below, for another reason
-    validate(query, key, value, parameters, anywhere, times, query_times, key_mask, segment_ids, _PER_MODE)
-    if value.shape[-1] != query.shape[-1]:
+    validate(query, key, value, parameters, anywhere, _PER_MODE)
+    batch, _, queries, channels = query.shape
+    positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
+    if value.shape[-1] != channels:
         raise ValueError(
-            f"value: got {value.shape[-1]} channels, expected {query.shape[-1]}, the query's: "
-            "each mode has weights of its own"
+            f"value: got {value.shape[-1]} channels, expected {channels}, the query's: each mode has weights of its own"
         )
-    positions = locate(query.shape[2], key.shape[2], query.device, times, query_times, key_mask, segment_ids)
     estimate, log_precision = _filter(query, key, value, parameters, positions, options)
     return estimate if log_precision is None else (estimate, log_precision)
 
@@ -113,9 +124,9 @@ def _filter(
 ) -> tuple[Tensor, Tensor | None]:
     """Rotations, which are safe in a common frame, around blocks of independent rows."""
     dtype = torch.promote_types(query.dtype, torch.float32)
-    frequency = parameters.frequency  # kept in its own dtype: phases are formed before rounding
+    frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
-    key, value = positions.present(key, value)
+    key, value = positions.without_absent(key, value)
     with torch.autocast(query.device.type, enabled=False):
         query_frame = rotated(query.to(dtype), frequency, positions.query_times, inverse=True)
         key_frame = rotated(key.to(dtype), frequency, positions.key_times, inverse=True)
@@ -125,21 +136,21 @@ def _filter(
         states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
         queries, keys, values = map(_by_mode, states)
         batch, heads, modes, length, _ = queries.shape
-        rows = [
-            _rows(
+
+        def dense_rows(rows: slice) -> DenseRows:
+            return _rows(
                 (queries[..., rows, :], keys, values),
                 (poisoned[0][..., rows], *poisoned[1:]),
                 parameters,
                 positions.rows(rows),
                 options,
             )
-            for rows in row_blocks(batch, heads * modes, length, keys.shape[3])
-        ]
-        estimate = torch.cat([row[0] for row in rows], dim=2)
-        totals = [total for _, total in rows if total is not None]
+
+        blocks = row_blocks(batch, heads * modes, length, keys.shape[3])
+        estimate, log_sums = masked_softmax(blocks, dense_rows, options.log_precision)
         if options.rotate_values:
             estimate = rotated(estimate, frequency, positions.query_times)
-    return estimate.to(query.dtype), torch.cat(totals, dim=2) if totals else None
+    return estimate.to(query.dtype), None if log_sums is None else log_sums.mT
 
 
 def _by_mode(x: Tensor) -> Tensor:
@@ -153,39 +164,34 @@ def _rows(
     parameters: Parameters,
     positions: Positions,
     options: Options,
-) -> tuple[Tensor, Tensor | None]:
-    """The estimate `(batch, heads, queries, 2 d)`, still in the common frame, and the log precision of some rows.
-
-    All scores are `(batch, heads, modes, queries, keys)`; appendix B.1, line by line.
-    """
+) -> DenseRows:
+    """Scores `(batch, heads, modes, queries, keys)` of some rows in the common frame, from appendix B.1."""
     query, key, value = states
     modes = query.shape[2]
-    decay, process_noise, key_noise, query_noise = (
-        noise[..., None, None]
-        for noise in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.query_noise)
+    rate, process_noise, key_noise, query_noise = (
+        x[..., None, None]
+        for x in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.query_noise)
     )
     noise_floor, robustness, inverse_temperature = (
         x[:, None, None, None] for x in (parameters.noise_floor, parameters.robustness, parameters.inverse_temperature)
     )
-    visible = positions.visible(options.causal)[:, None, None]
-    lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :]).abs()[:, None, None]
-    lag = lag.masked_fill(~visible, 0.0).to(query.dtype)
+    visible = positions.visible(options.causal)
+    lag = (positions.query_times[:, :, None] - positions.key_times[:, None, :]).abs()
+    lag = lag.masked_fill(~visible, 0.0)[:, None, None].to(query.dtype)
 
-    kept = decay_kernel(decay, lag)
-    variance = covariance(decay, process_noise, key_noise, noise_floor, lag)
-    real, imaginary = (query[..., :, None, part] - kept * key[..., None, :, part] for part in (0, 1))
-    total = judged(variance, query_noise, options.weight)
-    held = total.detach()  # as in `evidence`, with the least of the modes' variances as its scale
-    least = held.amin(2, keepdim=True)
-    shares = (real.square() + imaginary.square()) * (least / held) * (held / total)
-    lost = evidence(shares.sum(2, keepdim=True), (robustness * modes, least), options.weight)
-    score = log_weights(lost, variance, robustness, inverse_temperature, options.weight)
-    score, empty = among_visible(score, visible)
-    unknown = poisoned[0] | sees_any(visible[:, 0], poisoned[1])
-    estimate = (score.softmax(-1) * kept @ value).permute(0, 1, 3, 4, 2).flatten(-2)
-    estimate = estimate.masked_fill((unknown | sees_any(visible[:, 0], poisoned[2]))[..., None], torch.nan)
-    estimate = estimate.masked_fill(empty[:, :, 0], 0.0)
-    if not options.log_precision:
-        return estimate, None
-    total = log_sum(score).masked_fill(unknown[:, :, None], torch.nan).masked_fill(empty[..., 0], -torch.inf)
-    return estimate, total.mT
+    decay = decay_kernel(rate, lag)
+    variance = covariance(rate, process_noise, key_noise, noise_floor, lag)
+    real, imaginary = (query[..., :, None, part] - decay * key[..., None, :, part] for part in (0, 1))
+    total = effective_variance(variance, query_noise, options.weight)
+    constant = total.detach()  # as in `evidence`, with the least of the modes' variances as its scale
+    least = constant.amin(2, keepdim=True)
+    scaled = (real.square() + imaginary.square()) * (least / constant) * (constant / total)
+    weighed = evidence(scaled.sum(2, keepdim=True), (robustness * modes, least), options.weight)
+    log_prior = -torch.log(positive(variance))
+    return DenseRows(
+        log_weights(log_prior, weighed, robustness, inverse_temperature, options.weight),
+        visible,
+        lambda weights: (weights * decay @ value).permute(0, 1, 3, 4, 2).flatten(-2),
+        poisoned[0] | sees_any(visible, poisoned[1]),
+        sees_any(visible, poisoned[2]),
+    )

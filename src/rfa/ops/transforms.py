@@ -1,4 +1,4 @@
-"""What `torch.func`, `torch.vmap`, batched gradients and dual numbers make of a fused kernel's operators."""
+"""`torch.func`, `torch.vmap`, batched gradients and dual numbers for the registered operators of the fused kernels."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -13,11 +13,6 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
-# The dimension of the heads, None where all share it. Of the inputs that every kernel takes first: states, phases,
-# prior, positions; and of the gradients that its backward pass gives: states, the prior but its bound.
-INPUTS = (1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 1, 1, 0, None, None, None, None)
-GRADIENTS = (1, 1, 1, 1, 2, 2, 1, 1)
-
 
 @torch.compiler.assume_constant_result  # the module's number changes while the compiler traces a `jvp`
 def forward_mode() -> bool:
@@ -26,7 +21,7 @@ def forward_mode() -> bool:
 
 
 def refuse_forward_mode(backend: str) -> None:
-    """Raise `ValueError` in forward-mode differentiation, where a kernel would drop the tangents in silence."""
+    """Raise `ValueError` in forward-mode differentiation, where a kernel would drop the tangents without an error."""
     if forward_mode():
         raise ValueError(
             f"backend: got {backend!r} in forward-mode differentiation, expected backend='reference', or 'auto', "
@@ -37,24 +32,25 @@ def refuse_forward_mode(backend: str) -> None:
 def transformed() -> bool:
     """Whether a transform of `torch.func` is at work, `torch.vmap` among them, or forward-mode differentiation.
 
-    A tensor may then hide others: what it says of `requires_grad`, and its address, are not the whole of it. A
-    compiler traces the operators themselves.
+    A tensor may then wrap others, so that its `requires_grad` and its address do not tell all. A compiler traces the
+    operators themselves.
     """
     return not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or forward_mode())
 
 
 def readable(*tensors: Tensor | None) -> bool:
-    """Whether the values of tensors can be looked at, and what follows from them may choose the way.
+    """Whether the values of tensors can be read, and the computation may depend on them.
 
-    Not while a program is recorded, for it must serve other values; nor where tensors are batched or hold no numbers.
+    It may not while a program is recorded, because the program must serve other values too. Batched tensors, and
+    tensors without data, cannot be read.
     """
     return not _recorded() and all(_has_numbers(x) for x in tensors if x is not None)
 
 
 def _recorded() -> bool:
-    """Whether a compiler, `torch.jit.trace` or a dispatch mode (`make_fx`, `FakeTensorMode`) sees what runs.
+    """Whether a compiler, `torch.jit.trace` or a dispatch mode (`make_fx`, `FakeTensorMode`) records what runs.
 
-    `torch.device` as a context is no such mode.
+    `torch.device` as a context is not such a mode.
     """
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return True
@@ -75,8 +71,8 @@ def scaled_dot_product_attention(
 ) -> Tensor:
     """PyTorch's attention, by its formula where its kernels lack a derivative.
 
-    They have no tangents and, where a transform hides that the mask is learned, no gradient of it. Nor have they
-    `second_derivatives`: where those are asked for, the formula serves wherever there is a gradient, which is slower.
+    The kernels have no tangents, and no gradient of a learned mask where a transform hides that it is learned. They
+    have no second derivatives: with `second_derivatives` the slower formula serves wherever there is a gradient.
     """
     by_formula = transformed()
     if second_derivatives and torch.is_grad_enabled():
@@ -96,14 +92,14 @@ def transformable(
 ) -> Callable[..., Any]:
     """A registered operator as a function that `torch.func` can differentiate once and `torch.vmap` can batch.
 
-    `torch.func` refuses a gradient that is registered by PyTorch's own means, and forward mode passes it by. So where
-    there are transforms, the operator is called from a `torch.autograd.Function`, which would cost too much elsewhere.
-    To `vmap` a call is to give it more heads; where positions are batched, to make one call for each.
+    `torch.func` refuses a gradient that is registered by PyTorch's own means, and forward mode ignores it. So under
+    transforms the operator is called from a `torch.autograd.Function`, which would cost too much elsewhere. `vmap`
+    gives a call more heads. Where positions are batched, it makes one call for each sample.
 
     Args:
         backend: its name, for errors.
         operator: of tensors to a tuple of tensors.
-        inputs: the dimension of the heads in each input; those that follow have none.
+        inputs: the dimension of the heads in each input, None where an input has none; further inputs have none.
         results: the same of the outputs.
         setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
     """
@@ -113,18 +109,18 @@ def transformable(
 
     def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int | None]]:
         size = info.batch_size
-        places: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
-        if any(dim is not None and place is None for dim, place in zip(in_dims, places, strict=True)):
+        heads_of: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
+        if any(dim is not None and heads is None for dim, heads in zip(in_dims, heads_of, strict=True)):
             each = [
                 operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
                 for i in range(size)
             ]
             return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(results)
-        joined = [_joined(x, dim, place, size) for x, dim, place in zip(given, in_dims, places, strict=True)]
+        joined = [_joined(x, dim, heads, size) for x, dim, heads in zip(given, in_dims, heads_of, strict=True)]
         first = list(given[0].shape)
         if in_dims[0] is not None:
             del first[in_dims[0]]
-        parts = (size, first[places[0]])
+        parts = (size, first[heads_of[0]])
         return [x.unflatten(heads, parts) for x, heads in zip(operator(*joined), results, strict=True)], [*results]
 
     backward = refused if gradient is None else gradient

@@ -6,8 +6,10 @@ import torch
 from torch.library import opcheck
 
 from rfa.ops.cpu.operator import backward, forward
-from rfa.ops.fused import fused_prior, fused_rotation, fused_visibility
-from rfa.ops.inputs import Options, Parameters, locate
+from rfa.ops.kernel import kernel_inputs, rotation_tables
+from rfa.ops.positions import locate
+from rfa.ops.prior import kernel_prior
+from rfa.ops.problem import Options, Parameters
 
 from ..problems import PARAMETERS, PRIORS, STATES, attend, irregular_times, problem
 from .compiled import give_library, python
@@ -37,10 +39,11 @@ def arguments(*, queries=None, keys=7, value_modes=None, in_frame=False, dtype=t
     options = Options(causal, "student_t", rotate_values, given.get("prior", "lyapunov"), True, False, True)
     places = (given.get(name) for name in ("times", "query_times", "key_mask", "segment_ids"))
     positions = locate(states[0].shape[2], keys, torch.device("cpu"), *places)
-    prior = [x if x is None else x.detach() for x in fused_prior(parameters, positions, options)]
-    prior = [x if x is None else x.requires_grad_() for x in prior[:-1]] + prior[-1:]  # the bound has no gradient
-    rotation = (None,) * 4 if in_frame else fused_rotation(parameters.frequency, positions)
-    return (*states, *rotation, *prior, *fused_visibility(positions, causal), "student_t", True, rotate_values)
+    prior = kernel_prior(parameters, positions, options)
+    learned = {n: x.detach().requires_grad_() for n, x in prior._asdict().items() if x is not None and n != "bound"}
+    rotation = None if in_frame else rotation_tables(parameters.frequency, positions)
+    options = {"causal": causal, "score": "student_t", "rotate_values": rotate_values}
+    return kernel_inputs(*states, rotation, prior._replace(**learned), positions, **options)
 
 
 @pytest.mark.parametrize("sample", SAMPLES)

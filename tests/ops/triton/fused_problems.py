@@ -7,7 +7,8 @@ import torch
 
 from rfa.ops import robust_filter_attention
 from rfa.ops.backends import BACKENDS
-from rfa.ops.inputs import Options, Parameters, locate
+from rfa.ops.positions import locate
+from rfa.ops.problem import Options, Parameters
 
 from ..problems import PARAMETERS, STATES, problem
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import rfa.ops.triton
-from rfa.ops.fused import FusedPrior, Rotation, Visibility, fused_prior, fused_rotation, fused_visibility
-from rfa.ops.inputs import Options, Parameters, locate
+from rfa.ops.kernel import kernel_inputs, rotation_tables
+from rfa.ops.positions import locate
+from rfa.ops.prior import kernel_prior
+from rfa.ops.problem import Options, Parameters
 from rfa.ops.triton import fused_attention
 
 from ..problems import PARAMETERS, irregular_times, problem
@@ -25,12 +27,12 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     times = irregular_times(0, keys).to(DEVICE) if irregular else None
     positions = locate(queries, keys, torch.device(DEVICE), times, None, present, None)
     options = Options(True, "student_t", True, prior, True, False, True)
-    fused = fused_prior(parameters, positions, options)
-    learned = [*(inputs[n] for n in ("query", "key", "value")), *fused[:5]]
-    learned = [None if x is None else x.detach().requires_grad_() for x in learned]
-    phases = fused_rotation(parameters.frequency, positions)
-    visibility = fused_visibility(positions, True)
-    return (*learned[:3], *phases, *learned[3:], fused.bound, *visibility, "student_t", True, True)
+    made = kernel_prior(parameters, positions, options)
+    learned = {n: x.detach().requires_grad_() for n, x in made._asdict().items() if x is not None and n != "bound"}
+    states = [inputs[n].detach().requires_grad_() for n in ("query", "key", "value")]
+    rotation = rotation_tables(parameters.frequency, positions)
+    options = {"causal": True, "score": "student_t", "rotate_values": True}
+    return kernel_inputs(*states, rotation, made._replace(**learned), positions, **options)
 
 
 @pytest.mark.parametrize(("prior", "irregular", "mask"), [("lyapunov", False, False), ("riccati", True, True)])
@@ -84,19 +86,7 @@ def test_nothing_to_see(queries, keys):
 
 
 def call(query, key, value, rotate_values=True):
-    given = arguments()
-    prior, visibility = given[7:13], given[13:18]
-    return fused_attention(
-        query,
-        key,
-        value,
-        Rotation(*given[3:7]),
-        FusedPrior(*prior),
-        Visibility(*visibility),
-        "student_t",
-        True,
-        rotate_values,
-    )
+    return fused_attention(arguments()._replace(query=query, key=key, value=value, rotate_values=rotate_values))
 
 
 def test_errors_name_the_argument():

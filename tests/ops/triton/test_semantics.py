@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from rfa.ops.fused import UNIT, FusedPrior, Visibility
+from rfa.ops.kernel import kernel_inputs
+from rfa.ops.positions import Positions
+from rfa.ops.prior import UNIT, LagTables
 from rfa.ops.triton import backward, fused_attention
 
 from ..problems import irregular_times, problem
@@ -25,24 +27,24 @@ def table_prior(keys, heads=2, seed=0, unit=UNIT):
     g = torch.Generator().manual_seed(seed)
     tables = torch.rand(3, heads, keys, generator=g)
     tables[2] /= unit
-    scalars = 0.5 + torch.rand(1, heads, generator=g)
-    tables, scalars = (x.to(DEVICE).requires_grad_() for x in (tables, scalars))
-    return FusedPrior(tables, None, None, None, scalars, tables[1].detach().amax(-1))
+    coefficient = 0.5 + torch.rand(1, heads, generator=g)[0]
+    tables, coefficient = (x.to(DEVICE).requires_grad_() for x in (tables, coefficient))
+    return LagTables(tables, coefficient, tables[1].detach().amax(-1))
 
 
-def by_position(queries, keys, causal=True):
+def by_position(queries, keys):
     times = torch.arange(keys, dtype=torch.float64, device=DEVICE)[None]
-    return Visibility(times, times[:, keys - queries :], None, None, causal)
+    return Positions(times, times[:, keys - queries :], uniform=True)
 
 
-def run(query, key, value, prior, visibility, score="student_t"):
-    return fused_attention(query, key, value, None, prior, visibility, score, True, False)
+def run(query, key, value, prior, positions, causal=True, score="student_t"):
+    return fused_attention(kernel_inputs(query, key, value, None, prior, positions, causal=causal, score=score))
 
 
-def dense(query, key, value, prior, visibility, score):
-    """The formulas of `rfa.ops.fused` with tables, in float64."""
+def dense(query, key, value, prior, positions, causal, score):
+    """The formulas of `rfa.ops.kernel` with tables, in float64."""
     query, key, value, tables = (x.double() for x in (query, key, value, prior.tables))
-    lag = (visibility.query_times[0, :, None] - visibility.key_times[0]).long()
+    lag = (positions.query_times[0, :, None] - positions.key_times[0]).long()
     decay, bias, weight = tables[:, :, lag.abs()]
     dot = query @ key.mT
     residual = query.square().sum(-1)[..., None] + decay**2 * key.square().sum(-1)[..., None, :] - 2 * decay * dot
@@ -51,16 +53,16 @@ def dense(query, key, value, prior, visibility, score):
         "exponential": weight * residual,
         "dot_product": -dot,
     }[score]
-    z = (bias - prior.scalars[0, :, None, None].double() * evidence) * torch.log(torch.tensor(2.0)).double()
-    if visibility.causal:
+    z = (bias - prior.coefficient[:, None, None].double() * evidence) * torch.log(torch.tensor(2.0)).double()
+    if causal:
         z = z.masked_fill(lag < 0, -torch.inf)
     return (z.softmax(-1) * decay) @ value, z.logsumexp(-1) / torch.log(torch.tensor(2.0)).double()
 
 
-def gradients(function, inputs, prior, visibility, *options):
+def gradients(function, inputs, prior, positions, *options):
     """Both results, and the gradients of states, tables and scalars."""
-    out, log_sum = function(*inputs, prior, visibility, *options)
-    leaves = [*inputs, prior.tables, prior.scalars]
+    out, log_sum = function(*inputs, prior, positions, *options)
+    leaves = [*inputs, prior.tables, prior.coefficient]
     weights = torch.linspace(-1, 1, out.numel(), device=DEVICE).view_as(out)
     total = (out * weights).sum() + (log_sum * weights[..., 0]).sum()
     return [out, log_sum, *torch.autograd.grad(total, leaves)]
@@ -70,9 +72,9 @@ def gradients(function, inputs, prior, visibility, *options):
 @pytest.mark.parametrize("score", ["student_t", "exponential", "dot_product"])
 def test_scores_with_free_tables(score, causal):
     unit = UNIT if score == "student_t" else 1.0
-    inputs, prior, visibility = states(21, 40), table_prior(40, unit=unit), by_position(21, 40, causal)
-    actual = gradients(run, inputs, prior, visibility, score)
-    expected = gradients(dense, inputs, prior, visibility, score)
+    inputs, prior, positions = states(21, 40), table_prior(40, unit=unit), by_position(21, 40)
+    actual = gradients(run, inputs, prior, positions, causal, score)
+    expected = gradients(dense, inputs, prior, positions, causal, score)
     for found in (actual, expected):
         found[5][2] /= unit  # of w, in order one
     for one, other in zip(actual, expected, strict=True):  # float32: 40 terms of order 1 to 10
@@ -80,10 +82,10 @@ def test_scores_with_free_tables(score, causal):
 
 
 def test_long_lag_tables_are_summed_in_turns(monkeypatch):
-    inputs, prior, visibility = states(70, 70), table_prior(70), by_position(70, 70, causal=False)
-    whole = gradients(run, inputs, prior, visibility)
+    inputs, prior, positions = states(70, 70), table_prior(70), by_position(70, 70)
+    whole = gradients(run, inputs, prior, positions, False)
     monkeypatch.setattr(backward, "_PARTIAL_SUMS", 1)  # one block of queries at a time
-    for one, other in zip(gradients(run, inputs, prior, visibility), whole, strict=True):
+    for one, other in zip(gradients(run, inputs, prior, positions, False), whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)  # the same numbers, added in another order
 
 
@@ -177,10 +179,10 @@ def test_gradient_of_a_slow_decay_far_from_the_origin():
 @pytest.mark.parametrize("causal", [True, False])
 def test_tables_of_more_lags_than_keys(causal):
     """As a decoder keeps them: they are read at the same lags, and no lag that no pair has gets a gradient."""
-    inputs, prior, visibility = states(7, 20), table_prior(45), by_position(7, 20, causal)
+    inputs, prior, positions = states(7, 20), table_prior(45), by_position(7, 20)
     short = prior._replace(tables=prior.tables.detach()[..., :20].clone().requires_grad_())
-    actual = gradients(run, inputs, prior, visibility)
-    expected = gradients(run, inputs, short, visibility)
+    actual = gradients(run, inputs, prior, positions, causal)
+    expected = gradients(run, inputs, short, positions, causal)
     assert not actual[5][..., 20:].any()
     actual[5] = actual[5][..., :20]
     assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))

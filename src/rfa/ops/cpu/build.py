@@ -20,7 +20,7 @@ MEND = "install a C++17 compiler (g++ or clang++) or name one in CXX"
 
 
 class BuildError(RuntimeError):
-    """The kernels cannot be compiled here; the message is one line that says why and how to mend it."""
+    """The kernels cannot be compiled here. The message is one line that says why, and what to do."""
 
 
 def find_compiler() -> list[str]:
@@ -37,7 +37,7 @@ def find_compiler() -> list[str]:
 
 
 def flags(version: str) -> list[str]:
-    """For the widest vectors of this machine. No -ffast-math: NaN must stay NaN, and roundings where they stand.
+    """Compiler flags for the widest vectors of this machine. Not -ffast-math: NaN and roundings must stay.
 
     Args:
         version: what the compiler says of itself.
@@ -55,10 +55,10 @@ def _version(*compiler: str) -> str:
 
 @functools.cache
 def compiled_library() -> Path:
-    """The shared library, compiled unless one for these sources, this compiler and this machine lies in the cache.
+    """The shared library. It is compiled unless the cache has one for these sources, this compiler and this machine.
 
-    Of several processes one compiles and the others wait. Where the cache cannot be written, the library is made
-    anew in a temporary folder.
+    Of several processes one compiles and the others wait. Where the cache cannot be written, the library is made in a
+    temporary folder.
 
     Raises:
         BuildError: if there is no compiler, or it fails; its whole output is then in the log named.
@@ -89,7 +89,7 @@ def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
 
 
 def _run(commands: dict[Path, tuple[list[str], Path]]) -> None:
-    """Let each command make its file, all at once; all that one which fails has said is in its log."""
+    """Run all commands at once, each of which makes a file. The output of one that fails is in its log."""
     with contextlib.ExitStack() as stack:  # ends what still runs where one fails, or at an interrupt
         running = []
         for log, (command, made) in commands.items():
@@ -117,7 +117,7 @@ def _key(compiler: list[str]) -> str:
 
 
 def _processor() -> str:
-    """The instructions that this processor has, where the system tells."""
+    """The instruction sets of this processor, where the system names them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,12 +1,16 @@
-"""What is handed to C++: `Problem`, field by field as in kernels/problem.h, and the entry points."""
+"""The kernel inputs as a structure for C++, and the entry points of the compiled kernels."""
 
 import ctypes
 import functools
+from typing import get_args
 
+import torch
 from torch import Tensor
 
+from ..kernel import KernelInputs, Score
 from .build import BuildError, compiled_library
 
+SCORES = get_args(Score)
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -17,17 +21,17 @@ class Strided(ctypes.Structure):
 
     @classmethod
     def of(cls, tensor: Tensor | None) -> "Strided":
-        """Its address and strides, 0 along a batch of one, which serves every sample."""
+        """Address and strides of a tensor; the stride is 0 along a batch of one, which serves every sample."""
         if tensor is None:
             return cls(None, 0, 0, 0)
         batch, head, row, channel = tensor.stride()
-        nowhere = tensor.shape[-1] == 1 or not tensor.numel()  # no stride is taken; NumPy has 0 where nothing is
-        assert channel == 1 or nowhere, tensor.stride()
+        unused = tensor.shape[-1] == 1 or not tensor.numel()  # NumPy has strides of 0 in empty arrays
+        assert channel == 1 or unused, tensor.stride()
         return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
 
 
 class Problem(ctypes.Structure):
-    """See kernels/problem.h."""
+    """One call of the kernels, field by field as in kernels/problem.h. It holds the tensors whose addresses it has."""
 
     _fields_ = (
         *((name, _integer) for name in ("batch", "heads", "queries", "keys", "channels", "value_channels")),
@@ -40,14 +44,69 @@ class Problem(ctypes.Structure):
         *((name, _integer) for name in ("path_rows", "path_batch")),
         *((name, _pointer) for name in ("key_times", "query_times")),
         ("times_batch", _integer),
-        *((name, _pointer) for name in ("key_groups", "query_groups", "key_norms")),
-        *((name, _integer) for name in ("key_norms_batch", "key_norms_head")),
+        *((name, _pointer) for name in ("key_groups", "query_groups")),
+        ("key_norm", Strided),
         *((name, Strided) for name in ("grad_out", "grad_query", "grad_key", "grad_value")),
         ("grad_log_sum", _pointer),
         ("query_slice", _integer),
         *((name, _pointer) for name in ("grad_tables", "grad_scalars", "grad_key_path", "grad_query_path")),
         ("grad_key_bias", _pointer),
     )
+
+    @classmethod
+    def of(cls, inputs: KernelInputs, blocks: int) -> "Problem":
+        """The problem of these inputs. `blocks` is the number of blocks of work of each head."""
+        problem = cls()
+        problem.held = []
+        batch, heads, queries, channels = inputs.query.shape
+        keys, value_channels = inputs.value.shape[2:]
+        threads = torch.get_num_threads()
+        problem.set(
+            batch=batch, heads=heads, queries=queries, keys=keys, channels=channels, value_channels=value_channels,
+            turned=inputs.key_cos is not None, threads=threads, slices=slices(batch * heads, blocks, threads),
+            lags=inputs.lags, times_batch=inputs.key_times.shape[0],
+        )  # fmt: skip
+        if inputs.key_path is not None:
+            problem.set(path_rows=inputs.key_path.shape[0], path_batch=inputs.key_path.shape[1])
+        given = inputs._asdict()
+        del given["decode"]
+        given["score"] = SCORES.index(inputs.score)
+        given["scalars"] = inputs.scalars.to(torch.float32)
+        if inputs.key_norm is not None:
+            given["key_norm"] = inputs.key_norm.unsqueeze(2)
+        problem.set(**given)
+        return problem
+
+    def set(self, **fields: "Tensor | Strided | int | None") -> None:
+        """Fill fields: states to read by address and strides, in float32; other tensors by address, contiguous.
+
+        A tensor that the kernels write must not be copied: such states are given as `Strided`, others are contiguous.
+        """
+        for name, value in fields.items():
+            setattr(self, name, self._converted(value, name in _STATES))
+
+    def _converted(self, value: Tensor | Strided | int | None, is_state: bool) -> Strided | int | None:
+        if is_state and (value is None or isinstance(value, Tensor)):
+            if value is not None:
+                value = value.to(torch.float32)
+                value = value if value.stride(-1) == 1 else value.contiguous()
+                self.held.append(value)
+            return Strided.of(value)
+        if isinstance(value, Tensor):
+            value = value.contiguous()
+            self.held.append(value)
+            return value.data_ptr()
+        return value
+
+
+_STATES = frozenset(field[0] for field in Problem._fields_ if field[1] is Strided)
+
+
+def slices(heads: int, blocks: int, threads: int) -> int:
+    """Into how many tasks each head is cut: several where there are too few heads to keep the threads busy."""
+    if heads == 0 or heads % threads == 0 or heads >= 4 * threads:
+        return 1
+    return max(1, min(-(-4 * threads // heads), blocks))
 
 
 class PhasesProblem(ctypes.Structure):

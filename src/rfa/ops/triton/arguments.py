@@ -1,67 +1,108 @@
-"""What all kernels of a call share, and states in the common frame."""
+"""The arguments that the kernels of a call share: orders and groups, states in the common frame, prior, block sizes."""
 
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from .visibility import Plan, visibility_plan
+from ..kernel import KernelInputs
+from ..positions import numbered
 
-_ROWS = 64  # of the linear kernels
+_FAR = 2**31 - 1
+LINEAR_ROWS = 64  # of the linear kernels
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 
-class Call(NamedTuple):
-    """The arguments of the operators, by name; see `operator.py`."""
+class Orders(NamedTuple):
+    """Order numbers and groups of keys and queries.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    key_cos: Tensor | None
-    key_sin: Tensor | None
-    query_cos: Tensor | None
-    query_sin: Tensor | None
-    tables: Tensor | None
-    key_path: Tensor | None
-    query_path: Tensor | None
-    key_bias: Tensor | None
-    scalars: Tensor
-    bound: Tensor
-    key_times: Tensor
-    query_times: Tensor
+    Orders `(b, length)` int32, b = 1 or batch: the ranks of the times, equal where the times are equal. So a kernel
+    compares pairs in 32 bits for any times. None where the positions already are such ranks.
+    Groups `(batch, length)` int32 or None. `skips`: ranges of blocks are worth computing.
+    """
+
+    key_order: Tensor | None
+    query_order: Tensor | None
     key_groups: Tensor | None
     query_groups: Tensor | None
     causal: bool
-    score: str
-    gate: bool
-    rotate_values: bool
+    skips: bool
 
-    @property
-    def empty(self) -> bool:
-        """Whether there is no pair to visit."""
-        return 0 in (*self.query.shape[:3], self.key.shape[2])
 
-    @property
-    def unit(self) -> float:
-        """What the kernels' w is in units of; see `kernels/pairs.py`."""
-        return 2.0**-40 if self.score == "student_t" else 1.0
+def time_order(key_times: Tensor, query_times: Tensor) -> tuple[Tensor, Tensor]:
+    """The rank of each time among all keys' and queries' times; equal times share one. Without a device sync."""
+    batch = max(key_times.shape[0], query_times.shape[0])
+    times = torch.cat([key_times.expand(batch, -1), query_times.expand(batch, -1)], dim=-1)
+    ranks = numbered(times).to(torch.int32)
+    keys, queries = ranks.split([key_times.shape[-1], query_times.shape[-1]], dim=-1)
+    return keys.contiguous(), queries.contiguous()
 
-    @property
-    def lags(self) -> int:
-        """Of the tables, which a cache makes for more keys than it holds yet; 0 along a path."""
-        return 0 if self.tables is None else self.tables.shape[-1]
 
-    @property
-    def plan(self) -> Plan:
-        """Orders and groups."""
-        batch, uniform = self.query.shape[0], self.tables is not None
-        return visibility_plan(
-            self.key_times, self.query_times, self.key_groups, self.query_groups, batch, self.causal, uniform
-        )
+def block_ranges(order: Orders, queries: int, keys: int, rows: int, columns: int) -> tuple[Tensor, Tensor] | None:
+    """For each block of queries the first and last (exclusive) block of keys that it may see, and the other way round.
+
+    Both are `(b, blocks, 2)` int32, or None for uniform times without groups, where the kernels find the blocks
+    themselves. A pair of blocks is worth a visit if some query is as late as some present key and their ranges of
+    groups overlap. So the acausal half, padding and other packed sequences are skipped.
+    """
+    if not order.skips:
+        return None
+    device = next(t.device for t in (order.key_order, order.key_groups) if t is not None)
+    key_order, query_order = order.key_order, order.query_order
+    if key_order is None or query_order is None:
+        key_order = torch.arange(keys, dtype=torch.int32, device=device)[None]
+        query_order = key_order[:, keys - queries :]
+    batch = max(key_order.shape[0], 1 if order.key_groups is None else order.key_groups.shape[0])
+    present = None if order.key_groups is None else order.key_groups >= 0
+    earliest = key_order if present is None else torch.where(present, key_order, _FAR)
+    worth = torch.ones(batch, -(-queries // rows), -(-keys // columns), dtype=torch.bool, device=device)
+    if order.causal:
+        worth = worth & (_least(earliest, columns)[:, None, :] <= _greatest(query_order, rows)[:, :, None])
+    if order.key_groups is not None and order.query_groups is not None:
+        lowest = _least(torch.where(order.key_groups >= 0, order.key_groups, _FAR), columns)
+        worth = worth & (lowest[:, None, :] <= _greatest(order.query_groups, rows)[:, :, None])
+        highest = _greatest(order.key_groups, columns)
+        worth = worth & (highest[:, None, :] >= _least(order.query_groups, rows)[:, :, None])
+    return _span(worth), _span(worth.mT)
+
+
+def _least(x: Tensor, block: int) -> Tensor:
+    return F.pad(x, (0, -x.shape[-1] % block), value=_FAR).unflatten(-1, (-1, block)).amin(-1)
+
+
+def _greatest(x: Tensor, block: int) -> Tensor:
+    return F.pad(x, (0, -x.shape[-1] % block), value=-_FAR).unflatten(-1, (-1, block)).amax(-1)
+
+
+def _span(worth: Tensor) -> Tensor:
+    """The index of the first True of each row and the one after the last; first > last where there is none."""
+    indices = torch.arange(worth.shape[-1], dtype=torch.int32, device=worth.device)
+    first = torch.where(worth, indices, worth.shape[-1]).amin(-1)
+    last = torch.where(worth, indices + 1, 0).amax(-1)
+    return torch.stack([first, last], dim=-1).to(torch.int32).contiguous()
+
+
+def unit(call: KernelInputs) -> float:
+    """The unit of w in the kernels; see `kernels/pairs.py`."""
+    return 2.0**-40 if call.score == "student_t" else 1.0
+
+
+def orders(call: KernelInputs) -> Orders:
+    """Orders where times are not uniform, and groups of the whole batch."""
+    batch, uniform = call.query.shape[0], call.tables is not None
+    key_order = query_order = None
+    if not uniform:
+        key_order, query_order = time_order(call.key_times, call.query_times)
+    key_groups, query_groups = (
+        x if x is None else x.expand(batch, -1).contiguous() for x in (call.key_groups, call.query_groups)
+    )
+    skips = key_groups is not None or not uniform
+    return Orders(key_order, query_order, key_groups, query_groups, call.causal, skips)
 
 
 class Frame(NamedTuple):
-    """Queries, keys and values in the common frame, contiguous, and their squared norms, NaN of what is no number."""
+    """Queries, keys and values in the common frame, contiguous, and their squared norms; NaN for a poisoned state."""
 
     query: Tensor
     key: Tensor
@@ -71,11 +112,11 @@ class Frame(NamedTuple):
     value_norm: Tensor
 
 
-def to_frame(call: Call) -> Frame:
+def to_frame(call: KernelInputs) -> Frame:
     """The states as the kernels read them.
 
-    A pass of its own: rotating within the kernels would read eight bytes of phases for every two of a half-precision
-    state, once for each tile instead of once.
+    They are rotated in a pass of their own. Within the kernels this would read eight bytes of phases for every two
+    bytes of a half-precision state, in each tile instead of once.
     """
     query, query_norm = turned(call.query, call.query_cos, call.query_sin, None, inverse=True)
     key, key_norm = turned(call.key, call.key_cos, call.key_sin, call.key_groups, inverse=True)
@@ -95,7 +136,7 @@ def turned(
 ) -> tuple[Tensor, Tensor]:
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
-    Those of group -1 become zero, and so do those that are no numbers on the way into the frame; their norm is NaN.
+    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN.
     """
     from .kernels.frame import frame_kernel
 
@@ -110,7 +151,7 @@ def turned(
         sin = sin if sin.stride() == cos.stride() else sin.contiguous()
         cos = cos if sin.stride() == cos.stride() else cos.contiguous()
         phase = cos.stride()
-    blocks = -(-length // _ROWS)
+    blocks = -(-length // LINEAR_ROWS)
     with torch.cuda.device_of(states):
         frame_kernel[(blocks * batch * heads,)](
             states,
@@ -125,7 +166,7 @@ def turned(
             length,
             blocks,
             MODES=channels // 2,
-            BLOCK=_ROWS,
+            BLOCK=LINEAR_ROWS,
             ROTATE=cos is not None,
             INVERSE=inverse,
             NORM=inverse,
@@ -134,15 +175,15 @@ def turned(
     return target, norm
 
 
-def prior_arguments(call: Call) -> tuple[Tensor | None, ...]:
+def prior_arguments(call: KernelInputs) -> tuple[Tensor | None, ...]:
     """Tables, paths at keys and queries, key bias and scalars, contiguous.
 
-    Paths become pairs of float32, high and low: `(b, heads, rows, 2, length)`. Differences of such pairs are as good as
-    float64's where the lag is small and as float32's relative to the lag where it is large, on any GPU, while most do
-    float64 at 1/64 of the speed; no block needs an origin of its own, and gaps within a block do no harm.
+    Paths become pairs of float32, high and low: `(b, heads, rows, 2, length)`. A difference of such pairs is as good as
+    float64 for small lags, and as good as float32 relative to the lag for large ones. Most GPUs compute float64 at 1/64
+    of the speed. No block needs its own origin, and gaps within a block do no harm.
     """
     paths = (_split(call.key_path), _split(call.query_path))
-    scalars = torch.cat([call.scalars[:1], call.unit * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
+    scalars = torch.cat([call.scalars[:1], unit(call) * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
     parts = (call.tables, *paths, call.key_bias, scalars.to(torch.float32))
     return tuple(part if part is None else part.contiguous() for part in parts)
 
@@ -155,7 +196,7 @@ def _split(path: Tensor | None) -> Tensor | None:
     return torch.stack([high, (path - high.to(path.dtype)).to(torch.float32)], dim=3)
 
 
-def choices(call: Call, plan: Plan, ranges: Tensor | None) -> dict[str, Any]:
+def choices(call: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[str, Any]:
     """The compile-time choices that the three attention kernels share."""
     query = call.query
     return {
@@ -166,20 +207,58 @@ def choices(call: Call, plan: Plan, ranges: Tensor | None) -> dict[str, Any]:
         "GATE": call.gate,
         "UNIFORM": call.tables is not None,
         "RICCATI": call.key_bias is not None,
-        "GROUPS": plan.key_groups is not None,
+        "GROUPS": order.key_groups is not None,
         "RANGES": ranges is not None,
         "FAST_LOG": query.dtype != torch.float32 and query.is_cuda and torch.version.cuda is not None,
         "PRECISION": "interpreted" if not query.is_cuda else "ieee" if query.dtype == torch.float32 else "tf32",
     }
 
 
-def batched(call: Call, plan: Plan) -> tuple[int, int]:
-    """Whether paths, and orders, differ along the batch."""
+def batched(call: KernelInputs, order: Orders) -> tuple[int, int]:
+    """Whether the path, and the orders, differ between the rows of the batch, as 0 or 1."""
     path = call.key_path is not None and call.key_path.shape[1] > 1
-    order = plan.key_order is not None and plan.key_order.shape[0] > 1
-    return int(path), int(order)
+    ordered = order.key_order is not None and order.key_order.shape[0] > 1
+    return int(path), int(ordered)
 
 
 def whole_ranges(ranges: Tensor, batch: int) -> Tensor:
     """Ranges of blocks of every batch."""
     return ranges.expand(batch, -1, -1).contiguous()
+
+
+class Blocks(NamedTuple):
+    """Queries and keys of a tile, warps of a program, stages of prefetch in its loop.
+
+    Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
+    the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
+    gradients. The sizes are the largest whose values and accumulators ptxas keeps in the registers of an H100 or H200
+    with almost no spilling. Two stages of prefetch are enough. In float32 the products are exact ("ieee"; TF32 would
+    cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles. The
+    sizes follow from what the compiler says for sm_90. They were not measured.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int
+
+
+def forward_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+    """Of the forward kernel; `channels` is the larger of a key's and a value's."""
+    if dtype == torch.float32:
+        return Blocks(32 if channels > 64 else 64, 32, 8, 1)
+    return Blocks(64, 64 if uniform else 32, 8 if channels > 64 else 4, 2)
+
+
+def query_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+    """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
+    if dtype == torch.float32:
+        return Blocks(32, 32, 8, 1)
+    return Blocks(64, 32, 8 if channels > 64 else 4, 2)
+
+
+def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+    """Of the kernel of sums over queries."""
+    if dtype == torch.float32:
+        return Blocks(32, 32, 8, 1)
+    return Blocks(32, 64, 8 if channels > 64 else 4, 2)

@@ -1,4 +1,4 @@
-"""The backward pass on the host: two kernels, each the only writer of what it writes, so gradients are repeatable."""
+"""The backward pass on the host: two kernels, each the only writer of its outputs, so that gradients are repeatable."""
 
 from functools import partial
 from typing import NamedTuple
@@ -7,15 +7,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .arguments import _ROWS, SMALL, Call, Frame, batched, choices, prior_arguments, to_frame, turned, whole_ranges
-from .blocks import forward_blocks, key_blocks, query_blocks
-from .visibility import Plan, block_ranges
+from ..kernel import KernelInputs
+from .arguments import (
+    LINEAR_ROWS,
+    SMALL,
+    Frame,
+    Orders,
+    batched,
+    block_ranges,
+    choices,
+    forward_blocks,
+    key_blocks,
+    orders,
+    prior_arguments,
+    query_blocks,
+    to_frame,
+    turned,
+    unit,
+    whole_ranges,
+)
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
 
 class Incoming(NamedTuple):
-    """Of rows: the gradient of the estimate, in the frame; `log2 sum_j 2^z` and what scores subtract, each in two."""
+    """For each row: the gradient of the estimate in the frame; `log2 sum_j 2^z` and the terms that gradients of scores
+    subtract, each as two float32.
+    """
 
     grad_out: Tensor
     log_sum: Tensor
@@ -25,7 +43,7 @@ class Incoming(NamedTuple):
 
 
 class PriorGradients(NamedTuple):
-    """Of the numbers of a `FusedPrior`, in their shapes and dtypes; None where it has none."""
+    """Gradients of the prior's numbers in `KernelInputs`, in their shapes and dtypes; None where it has none."""
 
     tables: Tensor | None
     key_path: Tensor | None
@@ -35,7 +53,7 @@ class PriorGradients(NamedTuple):
 
 
 def backward(
-    call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool
+    call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, PriorGradients]:
     """Gradients of query, key and value and, if wanted, of the prior."""
     if call.empty:
@@ -43,21 +61,21 @@ def backward(
         zeros = (p if p is None else p.new_zeros(p.shape) for p in parts)
         query, key, value = (x.new_zeros(x.shape) for x in (call.query, call.key, call.value))
         return query, key, value, PriorGradients(*zeros)
-    plan, frame, prior = call.plan, to_frame(call), prior_arguments(call)
+    order, frame, prior = orders(call), to_frame(call), prior_arguments(call)
     incoming = _incoming(call, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(call.query):
-        _sharpen(call, plan, frame, prior, incoming, log_sum)
-        query, gradients = _query_gradients(call, plan, frame, prior, incoming, prior_gradient)
-        key, value = _key_gradients(call, plan, frame, prior, incoming)
+        _sharpen(call, order, frame, prior, incoming, log_sum)
+        query, gradients = _query_gradients(call, order, frame, prior, incoming, prior_gradient)
+        key, value = _key_gradients(call, order, frame, prior, incoming)
     return query, key, value, gradients
 
 
-def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor) -> Incoming:
+def _incoming(call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor) -> Incoming:
     from .kernels.frame import delta_kernel
 
     batch, heads, queries, channels = out.shape
     high, rest, delta, delta_rest = (torch.empty_like(log_sum, dtype=torch.float32) for _ in range(4))
-    blocks = -(-queries // _ROWS)
+    blocks = -(-queries // LINEAR_ROWS)
     with torch.cuda.device_of(out):
         delta_kernel[(blocks * batch * heads,)](
             grad_out,
@@ -73,7 +91,7 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
             queries,
             blocks,
             CHANNELS=channels,
-            BLOCK=_ROWS,
+            BLOCK=LINEAR_ROWS,
         )
     cos, sin = (call.query_cos, call.query_sin) if call.rotate_values else (None, None)
     grad_out, norm = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
@@ -82,15 +100,20 @@ def _incoming(call: Call, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, l
 
 
 def _sharpen(
-    call: Call, plan: Plan, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming, log_sum: Tensor
+    call: KernelInputs,
+    order: Orders,
+    frame: Frame,
+    prior: tuple[Tensor | None, ...],
+    incoming: Incoming,
+    log_sum: Tensor,
 ) -> None:
-    """What the scores of rows subtract, and log sums, rewritten in `incoming` where they need more digits."""
+    """Rewrite what `incoming` holds of rows that need more digits."""
     from .kernels.sharp import sharpen_kernel
 
     batch, heads, queries, _ = call.query.shape
     keys = call.key.shape[2]
     blocks = forward_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, call.tables is not None)
-    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     row_blocks = -(-queries // blocks.rows)
     sharpen_kernel[(row_blocks * batch * heads,)](
@@ -98,17 +121,17 @@ def _sharpen(
         *incoming,
         log_sum,
         *prior,
-        *plan[:4],
+        *order[:4],
         row_ranges,
         heads,
         queries,
         keys,
         call.lags,
         row_blocks,
-        *batched(call, plan),
+        *batched(call, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(call, plan, row_ranges),
+        **choices(call, order, row_ranges),
         EVERY=call.query.dtype != torch.float32,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
@@ -116,18 +139,18 @@ def _sharpen(
 
 
 def _query_gradients(
-    call: Call,
-    plan: Plan,
+    call: KernelInputs,
+    order: Orders,
     frame: Frame,
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
     prior_gradient: bool,
 ) -> tuple[Tensor, PriorGradients]:
-    """Of the query and of the prior.
+    """Gradients of the query and of the prior.
 
-    What belongs to lags or keys each program adds up for its own rows: 12 to 32 bytes of traffic for each
-    `blocks.rows` pairs, against some 80 operations a pair, and the host adds the programs in float64. The sums of a
-    long sequence would take O(length^2) memory, so blocks of queries are launched in turns that fit `_PARTIAL_SUMS`.
+    Each program adds up the gradients of lags or keys for its own rows, and the host adds the programs in float64. The
+    traffic is 12 to 32 bytes for each `blocks.rows` pairs, against some 80 operations a pair. The sums of a long
+    sequence would take O(length^2) memory, so blocks of queries are launched in turns that fit `_PARTIAL_SUMS`.
     """
     from .kernels.query_gradient import query_gradient_kernel
 
@@ -135,7 +158,7 @@ def _query_gradients(
     keys = call.key.shape[2]
     uniform = call.tables is not None
     blocks = query_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, uniform)
-    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     row_blocks, column_blocks = -(-queries // blocks.rows), -(-keys // blocks.columns)
     first_window = (queries - keys) // blocks.columns if call.causal else -column_blocks
@@ -163,14 +186,14 @@ def _query_gradients(
             scalars,
             shares,
             *prior,
-            *plan[:4],
+            *order[:4],
             row_ranges,
             heads,
             queries,
             keys,
             call.lags,
             row_blocks,
-            *batched(call, plan),
+            *batched(call, order),
             start,
             count,
             first_window,
@@ -178,7 +201,7 @@ def _query_gradients(
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
             PRIOR=prior_gradient,
-            **choices(call, plan, row_ranges),
+            **choices(call, order, row_ranges),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
@@ -188,7 +211,7 @@ def _query_gradients(
     if sums is None or scalars is None:
         return query, PriorGradients(None, None, None, None, None)
     by_head = scalars.sum((0, 3), dtype=torch.float64).T
-    units = by_head.new_tensor([1.0, call.unit, *[1 / SMALL] * 3, 1.0])[: len(by_head)]
+    units = by_head.new_tensor([1.0, unit(call), *[1 / SMALL] * 3, 1.0])[: len(by_head)]
     by_head = (units[:, None] * by_head).to(call.scalars.dtype).contiguous()
     if call.key_path is None or call.query_path is None or path is None:
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
@@ -202,9 +225,9 @@ def _query_gradients(
 
 
 def _key_gradients(
-    call: Call, plan: Plan, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
+    call: KernelInputs, order: Orders, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
 ) -> tuple[Tensor, Tensor]:
-    """Of key and value."""
+    """Gradients of key and value."""
     from .kernels.key_gradient import key_gradient_kernel
 
     batch, heads, queries, _ = call.query.shape
@@ -214,7 +237,7 @@ def _key_gradients(
     value_gradient = _gradient_of(call.value, value_cos)
     blocks = key_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, call.tables is not None)
     column_blocks = -(-keys // blocks.columns)
-    ranges = block_ranges(plan, queries, keys, blocks.rows, blocks.columns)
+    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     column_ranges = None if ranges is None else whole_ranges(ranges[1], batch)
     key_gradient_kernel[(column_blocks * batch * heads,)](
         *frame,
@@ -222,17 +245,17 @@ def _key_gradients(
         gradient,
         value_gradient,
         *prior,
-        *plan[:4],
+        *order[:4],
         column_ranges,
         heads,
         queries,
         keys,
         call.lags,
         column_blocks,
-        *batched(call, plan),
+        *batched(call, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(call, plan, column_ranges),
+        **choices(call, order, column_ranges),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )

@@ -1,7 +1,7 @@
 """The registered operators `rfa::triton_forward` and `rfa::triton_backward`, and the function that calls them.
 
 They are opaque custom operators, not `torch.library.triton_op`: the host code launches several kernels, some in a loop
-whose count depends on the memory it may use, and there is nothing around them that a compiler could fuse.
+whose count depends on memory, and there is nothing around them that a compiler could fuse.
 """
 
 from typing import Any
@@ -10,38 +10,27 @@ import torch
 from torch import Tensor
 
 from ..backends import HALF_AND_SINGLE, TRITON_CHANNELS
-from ..fused import FusedPrior, Rotation, Score, Visibility
-from ..transforms import GRADIENTS, INPUTS, refuse_forward_mode, transformable
+from ..kernel import GRADIENT_HEADS, GRADIENT_SCHEMA, HEADS, PRIOR, SCHEMA, TENSORS, KernelInputs, gradients_by_field
+from ..transforms import refuse_forward_mode, transformable
+from .arguments import (
+    batched,
+    block_ranges,
+    choices,
+    forward_blocks,
+    orders,
+    prior_arguments,
+    to_frame,
+    turned,
+    whole_ranges,
+)
 
 
-def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    rotation: Rotation | None,
-    prior: FusedPrior,
-    visibility: Visibility,
-    score: Score,
-    gate: bool,
-    rotate_values: bool,
-    key_norm: Tensor | None = None,
-    decode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The formulas of `rfa.ops.fused`, with gradients for states and prior.
+def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
+    """The formulas of `rfa.ops.kernel`, with gradients for states and prior.
 
-    Args:
-        query: `(batch, heads, queries, channels)`, as `key` and `value` in float32, bfloat16 or float16; channels 16,
-            32, 64 or 128.
-        key: `(batch, heads, keys, channels)`.
-        value: `(batch, heads, keys, value channels)`; as many as the key's where values are rotated.
-        rotation: None where states stand in the common frame already.
-        prior: tables over the lag, of as many lags as there are keys or more; or a path.
-        visibility: who sees whom; with tables the times are those of positions.
-        score: which z.
-        gate: along a path: off, `w = W`. Tables hold their w.
-        rotate_values: turn values too, and the estimate back; without effect where `rotation` is None.
-        key_norm: not used: the norms must be those of the keys as rounded in the frame, and cost one pass over them.
-        decode: not used: a few queries take the same kernel.
+    Channels of a head are 16, 32, 64 or 128, and as many in values as in keys where values are rotated. The known norms
+    of keys are not used: a kernel needs those of the keys as rounded in the frame, which cost one pass over them. A few
+    queries take the same kernel as many.
 
     Returns:
         Estimates `(batch, heads, queries, value channels)` in the query's dtype, and `log2 sum_j 2^z`
@@ -50,10 +39,9 @@ def fused_attention(
     Raises:
         ValueError: for dtypes and sizes that no kernel was written for.
     """
-    turned = rotation is not None and rotate_values
-    _check(query, key, value, turned)
-    phases = (None,) * 4 if rotation is None else tuple(rotation)
-    return _differentiable(query, key, value, *phases, *prior, *visibility, score, gate, turned)
+    inputs = inputs._replace(rotate_values=inputs.key_cos is not None and inputs.rotate_values)
+    _check(inputs.query, inputs.key, inputs.value, inputs.rotate_values)
+    return _differentiable(*inputs)
 
 
 def _check(query: Tensor, key: Tensor, value: Tensor, turned: bool) -> None:
@@ -67,13 +55,6 @@ def _check(query: Tensor, key: Tensor, value: Tensor, turned: bool) -> None:
         raise ValueError(f"value: got {value.shape[-1]} channels, expected {key.shape[-1]} to rotate them as keys")
 
 
-_ARGUMENTS = """
-    Tensor query, Tensor key, Tensor value, Tensor? key_cos, Tensor? key_sin, Tensor? query_cos, Tensor? query_sin,
-    Tensor? tables, Tensor? key_path, Tensor? query_path, Tensor? key_bias, Tensor scalars, Tensor bound,
-    Tensor key_times, Tensor query_times, Tensor? key_groups, Tensor? query_groups,
-    bool causal, str score, bool gate, bool rotate_values
-"""
-_GRADIENTS = "Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor"
 _INCOMING = "Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, bool prior_gradient"
 
 
@@ -83,14 +64,54 @@ def _nothing(scalars: Tensor) -> Tensor:
     return scalars.new_empty(0, heads, heads, 0)
 
 
-@torch.library.custom_op("rfa::triton_forward", mutates_args=(), schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)")
+def _forward(call: KernelInputs) -> tuple[Tensor, Tensor]:
+    """Estimates `(batch, heads, queries, value channels)` and `log2 sum_j 2^z`, -inf for rows that see no key."""
+    from .kernels.forward import forward_kernel
+
+    query, value = call.query, call.value
+    batch, heads, queries, channels = query.shape
+    keys, value_channels = value.shape[2:]
+    shape = (batch, heads, queries, value_channels)
+    if call.empty:
+        return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
+    blocks = forward_blocks(max(channels, value_channels), query.dtype, call.tables is not None)
+    order, frame = orders(call), to_frame(call)
+    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
+    row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
+    turn = call.rotate_values and call.query_cos is not None
+    out = query.new_empty(shape, dtype=torch.float32 if turn else query.dtype)
+    log_sum = query.new_empty(shape[:3], dtype=torch.float64)
+    row_blocks = -(-queries // blocks.rows)
+    with torch.cuda.device_of(query):
+        forward_kernel[(row_blocks * batch * heads,)](
+            *frame,
+            out,
+            log_sum,
+            *prior_arguments(call),
+            *order[:4],
+            row_ranges,
+            heads,
+            queries,
+            keys,
+            call.lags,
+            row_blocks,
+            *batched(call, order),
+            ROWS=blocks.rows,
+            COLUMNS=blocks.columns,
+            **choices(call, order, row_ranges),
+            num_warps=blocks.warps,
+            num_stages=blocks.stages,
+        )
+    if turn:
+        out, _ = turned(out, call.query_cos, call.query_sin, None, inverse=False, dtype=query.dtype)
+    return out, log_sum
+
+
+@torch.library.custom_op("rfa::triton_forward", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
 def triton_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Estimates and log sums; see `fused_attention`."""
     refuse_forward_mode("triton")  # a compiled caller has not asked again
-    from .arguments import Call
-    from .forward import forward
-
-    return forward(Call(*arguments))
+    return _forward(KernelInputs(*arguments))
 
 
 @triton_forward.register_fake
@@ -100,57 +121,49 @@ def _(query, key, value, *others):
 
 
 @torch.library.custom_op(
-    "rfa::triton_backward", mutates_args=(), schema=f"({_INCOMING}, {_ARGUMENTS}) -> ({_GRADIENTS})"
+    "rfa::triton_backward", mutates_args=(), schema=f"({_INCOMING}, {SCHEMA}) -> ({GRADIENT_SCHEMA})"
 )
 def triton_backward(
     grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool, *arguments: Any
 ) -> tuple[Tensor, ...]:
     """Gradients of query, key, value, tables, key_path, query_path, key_bias and scalars.
 
-    Of what is not given, or not asked for, the gradient has no elements.
+    The gradient of what is not given, or not asked for, has no elements.
     """
-    from .arguments import Call
     from .backward import backward
 
-    call = Call(*arguments)
-    *states, prior = backward(call, grad_out, grad_log_sum, out, log_sum, prior_gradient)
-    missing = (g if g is not None and prior_gradient else _nothing(call.scalars) for g in prior)
+    inputs = KernelInputs(*arguments)
+    *states, prior = backward(inputs, grad_out, grad_log_sum, out, log_sum, prior_gradient)
+    missing = (g if g is not None and prior_gradient else _nothing(inputs.scalars) for g in prior)
     return (*states, *missing)
 
 
 @triton_backward.register_fake
-def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, query, key, value, *others):
-    _, _, _, _, tables, key_path, query_path, key_bias, scalars, *_ = others
-    prior = (tables, key_path, query_path, key_bias, scalars)
+def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, *arguments):
+    inputs = KernelInputs(*arguments)
     return (
-        *(x.new_empty(x.shape) for x in (query, key, value)),
-        *(_nothing(scalars) if p is None or not prior_gradient else p.new_empty(p.shape) for p in prior),
+        *(x.new_empty(x.shape) for x in (inputs.query, inputs.key, inputs.value)),
+        *(
+            p.new_empty(p.shape) if isinstance(p, Tensor) and prior_gradient else _nothing(inputs.scalars)
+            for p in list(inputs)[PRIOR]
+        ),
     )
 
 
-_PRIOR = slice(7, 12)  # tables, key_path, query_path, key_bias, scalars among the inputs of `triton_forward`
-
-
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(*inputs[:17], *output)
-    ctx.choices = inputs[17:]
+    ctx.save_for_backward(*inputs[:TENSORS], *output)
+    ctx.options = inputs[TENSORS:]
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor | None, ...]:
     *tensors, out, log_sum = ctx.saved_tensors
-    prior_gradient = any(ctx.needs_input_grad[_PRIOR])
-    query, key, value, *prior = _once(grad_out, grad_log_sum, out, log_sum, prior_gradient, *tensors, *ctx.choices)
-    needed = ctx.needs_input_grad[_PRIOR]
-    return (
-        query,
-        key,
-        value,
-        *(None,) * 4,
-        *(gradient if wanted else None for gradient, wanted in zip(prior, needed, strict=True)),
-        *(None,) * 9,
-    )
+    needed = ctx.needs_input_grad[PRIOR]
+    states_and_prior = _once(grad_out, grad_log_sum, out, log_sum, any(needed), *tensors, *ctx.options)
+    query, key, value, *prior = states_and_prior
+    learned = (gradient if wanted else None for gradient, wanted in zip(prior, needed, strict=True))
+    return gradients_by_field((query, key, value, *learned))
 
 
 _operators = torch.ops.rfa
-_differentiable = transformable("triton", _operators.triton_forward.default, INPUTS, (1, 1), _save, _backward)
-_once = transformable("triton", _operators.triton_backward.default, (*(1,) * 4, None, *INPUTS), GRADIENTS)
+_differentiable = transformable("triton", _operators.triton_forward.default, HEADS, (1, 1), _save, _backward)
+_once = transformable("triton", _operators.triton_backward.default, (*(1,) * 4, None, *HEADS), GRADIENT_HEADS)

@@ -1,4 +1,5 @@
-// Gradients of one task: blocks of keys outside, blocks of queries inside, weights formed anew from `log_sum`.
+// Gradients of one task: a loop over blocks of keys and within it over blocks of queries. Weights are formed from
+// `log_sum` again.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -16,7 +17,7 @@ template <int64_t SCORE, class Prior> class Backward {
       : task_(task),
         turns_(task),
         prior_(task, true),
-        sight_(task),
+        visibility_(task),
         padded_(round_up(task.p.queries, QUERY_BLOCK)),
         queries_(padded_ * task.channels),
         grads_(padded_ * task.value_channels),
@@ -68,21 +69,21 @@ template <int64_t SCORE, class Prior> class Backward {
       widest_ = std::max(widest_, norm);
       if (!seeing) continue;
       const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);
-      double along = 0.0;
-      for (int64_t c = 0; c < p.value_channels; c++) along += static_cast<double>(grad[c]) * out[c];
-      means_[i] = mean(static_cast<double>(LN2) * along, grad_log_sum[i]);
+      double inner = 0.0;
+      for (int64_t c = 0; c < p.value_channels; c++) inner += static_cast<double>(grad[c]) * out[c];
+      means_[i] = mean(static_cast<double>(LN2) * inner, grad_log_sum[i]);
       if (!std::isfinite(means_[i].part + means_[i].rest)) poisoned.push_back(i);
     }
-    for (int64_t i : poisoned)  // no number for the keys that it sees, zero for the others
+    for (int64_t i : poisoned)  // NaN for the keys that it sees, zero for the others
       if (rows_[i].offset != INFINITY) rows_[i] = {0.0f, task_.scalar(0), NAN, 0.0f}, means_[i] = {0.0f, 0.0f};
   }
 
-  static Mean mean(double along, float grad_log_sum) {
-    const float part = static_cast<float>(along);
-    return {part, grad_log_sum - static_cast<float>(along - part)};
+  static Mean mean(double inner, float grad_log_sum) {
+    const float part = static_cast<float>(inner);
+    return {part, grad_log_sum - static_cast<float>(inner - part)};
   }
 
-  // Whether any gradient has come for a row: without one it has none to pass on, whatever it sees.
+  // Whether a row has an incoming gradient. Without one it passes none on, whatever it sees.
   bool asked(int64_t i) const {
     const Problem& p = task_.p;
     const float* grad = p.grad_out.at(task_.b, task_.h, i);
@@ -90,8 +91,9 @@ template <int64_t SCORE, class Prior> class Backward {
            std::any_of(grad, grad + p.value_channels, [](float g) { return g != 0.0f; });
   }
 
-  // `E <grad_out, v> - <grad_out, out>` vanishes where one weight is nearly 1, by far more than either is right to. There
-  // <grad_out, out> is formed from the very products that it is subtracted from. Those rows cost some forward pass more.
+  // Where one weight is nearly 1, `E <grad_out, v> - <grad_out, out>` is far smaller than the error of either term.
+  // There <grad_out, out> is formed from the same products that it is subtracted from. Such rows cost one more forward
+  // pass.
   void sharpen() {
     const Problem& p = task_.p;
     const double* log_sum = p.log_sum + task_.row_index() * p.queries;
@@ -99,19 +101,19 @@ template <int64_t SCORE, class Prior> class Backward {
     for (int64_t first = 0; first < p.queries; first += GROUP)
       if (std::any_of(log_sum + first, log_sum + std::min(first + GROUP, p.queries), is_marked)) groups.push_back(first);
     if (groups.empty()) return;
-    std::vector<double> totals(padded_), along(padded_);
+    std::vector<double> totals(padded_), inner(padded_);
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
-      const auto sees = [&](int64_t first) { return sight_.look(first, GROUP, start).keys > 0; };
+      const auto sees = [&](int64_t first) { return visibility_.look(first, GROUP, start).keys > 0; };
       if (std::none_of(groups.begin(), groups.end(), sees)) continue;
       pack_keys(start);
       for (int64_t first : groups) {
-        const Sight seen = sight_.look(first, GROUP, start);
+        const VisibleKeys seen = visibility_.look(first, GROUP, start);
         if (!seen.keys) continue;
         products(first, seen, slopes_, weights_);
         for (int64_t i = 0; i < GROUP; i++) {
-          sight_.mask(first + i, start, seen, mask_);
+          visibility_.mask(first + i, start, seen, mask_);
           add_mean<SCORE>(prior_.pairs(prior_.row(first + i), start, seen.keys), rows_[first + i], seen, key_norms_, mask_,
-                          slopes_ + i * KEY_BLOCK, weights_ + i * KEY_BLOCK, &totals[first + i], &along[first + i]);
+                          slopes_ + i * KEY_BLOCK, weights_ + i * KEY_BLOCK, &totals[first + i], &inner[first + i]);
         }
       }
     }
@@ -119,25 +121,25 @@ template <int64_t SCORE, class Prior> class Backward {
       for (int64_t i = first; i < std::min(first + GROUP, p.queries); i++)
         if (std::isfinite(totals[i]) && totals[i] > 0.0) {
           rows_[i].rest += static_cast<float>(std::log2(totals[i]));
-          means_[i] = mean(along[i] / totals[i], p.grad_log_sum[task_.row_index() * p.queries + i]);
+          means_[i] = mean(inner[i] / totals[i], p.grad_log_sum[task_.row_index() * p.queries + i]);
         }
   }
 
   // q.k and ln2 <grad_out, v> of a group with the block of keys that is packed.
-  void products(int64_t first, Sight seen, float* dots, float* values) {
+  void products(int64_t first, VisibleKeys seen, float* dots, float* values) {
     scores(queries_ + first * task_.channels, GROUP, key_panels_, dots, KEY_BLOCK, seen.keys, task_.channels);
     scores(grads_ + first * task_.value_channels, GROUP, value_panels_, values, KEY_BLOCK, seen.keys, task_.value_channels);
   }
 
   void look_for_near() {
     for (int64_t first = 0; first < task_.p.queries; first += GROUP)
-      anchored_[first / GROUP] = sees_near(prior_, sight_, task_.p, first, 0.0f);
+      anchored_[first / GROUP] = sees_near(prior_, visibility_, task_.p, first, 0.0f);
   }
 
   void pack_keys(int64_t start) {
     const Problem& p = task_.p;
     const int64_t n = std::min(KEY_BLOCK, p.keys - start);
-    std::vector<int64_t> poisoned;  // known to the rows that see them, by their log2 sum or estimate
+    std::vector<int64_t> poisoned;  // not used: the rows that see them have a log2 sum or an estimate of NaN
     std::memset(keys_, 0, KEY_BLOCK * task_.channels * sizeof(float));
     std::memset(value_rows_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
     pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_, &poisoned);
@@ -149,7 +151,7 @@ template <int64_t SCORE, class Prior> class Backward {
       key_norms_[j] = squared_norm(keys_ + j * task_.channels, task_.channels);
       longest = std::max(longest, key_norms_[j]);
     }
-    // Of a query of zeros E c w |k| is all of its gradient.
+    // The gradient of a query of zeros is E c w |k| alone.
     reach_ = std::fabs(task_.scalar(0)) * std::sqrt(std::max(widest_, longest) * longest);
   }
 
@@ -168,10 +170,10 @@ template <int64_t SCORE, class Prior> class Backward {
 
   void query_block(int64_t first, int64_t start) {
     const int64_t groups = (std::min(QUERY_BLOCK, task_.p.queries - first) + GROUP - 1) / GROUP;
-    Sight seen[QUERY_BLOCK / GROUP];
+    VisibleKeys seen[QUERY_BLOCK / GROUP];
     int64_t most = 0;
     for (int64_t g = 0; g < groups; g++) {
-      seen[g] = sight_.look(first + g * GROUP, GROUP, start);
+      seen[g] = visibility_.look(first + g * GROUP, GROUP, start);
       most = std::max(most, seen[g].keys);
     }
     if (!most) return;
@@ -192,9 +194,9 @@ template <int64_t SCORE, class Prior> class Backward {
     }
   }
 
-  // GROUP queries against a block of keys; what is not seen is cleared where the products that follow read it. False
-  // where all has decayed: then only norms and prior have gradients.
-  bool tiles(int64_t first, int64_t start, Sight seen, int64_t read, float* slopes, float* weights) {
+  // GROUP queries against a block of keys. Pairs that are not seen are cleared where the products that follow read them.
+  // Returns false where all keys have decayed: then only norms and prior have gradients.
+  bool tiles(int64_t first, int64_t start, VisibleKeys seen, int64_t read, float* slopes, float* weights) {
     const bool near = SCORE == DOT_PRODUCT || !anchored_[first / GROUP] || !prior_.decayed(first, GROUP, start, reach_);
     if (near) {
       products(first, seen, slopes, weights);
@@ -207,20 +209,20 @@ template <int64_t SCORE, class Prior> class Backward {
       float *slope = slopes + i * KEY_BLOCK, *weight = weights + i * KEY_BLOCK;
       for (int64_t j = seen.keys; j < read; j++) slope[j] = weight[j] = 0.0f;
       if (!seen.keys) continue;
-      sight_.mask(row, start, seen, mask_);
-      auto place = prior_.row(row);
+      visibility_.mask(row, start, seen, mask_);
+      auto query_row = prior_.row(row);
       const GradPairs grads{grad_pairs_, grad_pairs_ + KEY_BLOCK, grad_pairs_ + 2 * KEY_BLOCK};
-      judge<SCORE>(prior_.pairs(place, start, seen.keys), rows_[row], means_[row], seen, key_norms_, mask_, slope, weight,
-                   grads, key_norm_sums_, norm_sums_ + row, &grad_coefficient_);
-      prior_.add(place, start, seen.keys, grads);
-      prior_.end_row(row, place);
+      row_gradients<SCORE>(prior_.pairs(query_row, start, seen.keys), rows_[row], means_[row], seen, key_norms_, mask_,
+                           slope, weight, grads, key_norm_sums_, norm_sums_ + row, &grad_coefficient_);
+      prior_.add(query_row, start, seen.keys, grads);
+      prior_.end_row(row, query_row);
     }
     if (near)
       accumulate(slopes, KEY_BLOCK, 1, keys_, query_sums_ + first * task_.channels, GROUP, task_.channels, seen.keys);
     return near && seen.keys;
   }
 
-  // The product is rounded as those that it is added to were: of equal states nothing is left.
+  // The product is rounded as the terms that it is added to: for equal states the sum is exactly 0.
   void add_multiple(float factor, const float* state, float* sums) const {
     for (int64_t c = 0; c < task_.channels; c += LANES) {
       Floats product = load(state + c) * factor;
@@ -254,7 +256,7 @@ template <int64_t SCORE, class Prior> class Backward {
   const Task& task_;
   Turns turns_;
   Prior prior_;
-  Visibility sight_;
+  Visibility visibility_;
   int64_t padded_;
   Buffer<float> queries_, grads_, query_sums_, norm_sums_;
   Buffer<RowOfScores> rows_;

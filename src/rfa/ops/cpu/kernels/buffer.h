@@ -1,4 +1,4 @@
-// Working memory of one task: handed out in turn from a thread's own stock, which outlives the task.
+// Working memory of one task, taken from a stock that each thread keeps for its tasks.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 namespace rfa {
 
-// Fresh memory for every task would cost a page fault every 4 kB.
+// New memory for every task would cost a page fault every 4 kB.
 class Stock {
  public:
   ~Stock() { release(0); }
@@ -27,7 +27,7 @@ class Stock {
     return taken;
   }
 
-  // All is free again. A thread keeps some tens of megabytes, no more.
+  // Frees all buffers. A thread keeps at most MOST bytes.
   void clear() {
     at_ = used_ = 0;
     size_t kept = 0, total = 0;
@@ -54,8 +54,8 @@ static inline Stock& stock() {
   return of_this_thread;
 }
 
-// In whole cache lines, with some room at the end for vectors that read beyond it. Zeroed, but for its first `written`
-// entries, which are about to be written. Lives until `stock().clear()`.
+// In whole cache lines, with some room at the end for vectors that read beyond it. It is zeroed, but for its first
+// `written` entries, which the caller writes. It is valid until `stock().clear()`.
 template <class T> class Buffer {
  public:
   explicit Buffer(int64_t size, int64_t written = 0) {

@@ -1,4 +1,4 @@
-// A few queries against keys that stand in the frame already, as in decoding: each key is read once, where it lies.
+// A few queries against keys that stand in the frame already, as in decoding. Each key is read once and not copied.
 #pragma once
 #include <cmath>
 
@@ -13,7 +13,7 @@ template <int64_t SCORE, class Prior> class Decode {
   explicit Decode(const Task& task)
       : task_(task),
         prior_(task, false),
-        sight_(task),
+        visibility_(task),
         scores_(round_up(task.p.keys, KEY_BLOCK)),
         norms_(KEY_BLOCK),
         out_(task.value_channels),
@@ -28,15 +28,15 @@ template <int64_t SCORE, class Prior> class Decode {
     const Problem& p = task_.p;
     const float* q = p.query.at(task_.b, task_.h, i);
     const RowOfScores row{dot(q, q, p.channels), task_.scalar(0), 0.0f, 0.0f};
-    const auto place = prior_.row(i);
+    const auto query_row = prior_.row(i);
     Floats highest = all(-INFINITY), undefined = all(0.0f);
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
-      const Sight seen = sight_.look(i, 1, start);
+      const VisibleKeys seen = visibility_.look(i, 1, start);
       std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
       if (!seen.keys) continue;
       dots(q, start, std::min(seen.keys, p.keys - start));
-      sight_.mask(i, start, seen, mask_);
-      score_row<SCORE>(prior_.pairs(place, start, seen.keys), row, seen.keys, norms_, scores_ + start);
+      visibility_.mask(i, start, seen, mask_);
+      score_row<SCORE>(prior_.pairs(query_row, start, seen.keys), row, seen.keys, norms_, scores_ + start);
       for (int64_t j = 0; j < seen.keys; j += LANES) {
         Floats z = load(scores_ + start + j);
         if (j >= seen.clear) z = choose(load(mask_ + j), z, all(-INFINITY));
@@ -49,7 +49,7 @@ template <int64_t SCORE, class Prior> class Decode {
     float most = sum(undefined) > 0.0f ? 0.0f : largest(highest), total = 0.0f;  // NaN must stay NaN
     for (int64_t start = 0; most > -INFINITY && start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
-      const float* decay = prior_.pairs(place, start, round_up(n, LANES)).decay;
+      const float* decay = prior_.pairs(query_row, start, round_up(n, LANES)).decay;
       Floats weights = all(0.0f);
       for (int64_t j = 0; j < n; j += LANES) {
         float* at = scores_ + start + j;
@@ -68,7 +68,7 @@ template <int64_t SCORE, class Prior> class Decode {
   // q.k and |k|^2 of `n` keys.
   void dots(const float* q, int64_t start, int64_t n) {
     const Problem& p = task_.p;
-    const float* norms = p.key_norms ? p.key_norms + task_.b * p.key_norms_batch + task_.h * p.key_norms_head : nullptr;
+    const float* norms = p.key_norm.data ? p.key_norm.at(task_.b, task_.h) : nullptr;
     for (int64_t j = 0; j < n; j++) {
       const float* k = p.key.at(task_.b, task_.h, start + j);
       scores_[start + j] = dot(q, k, p.channels);
@@ -86,7 +86,7 @@ template <int64_t SCORE, class Prior> class Decode {
   }
 
   RFA_INLINE_MEMBER void add_value(float weight, const float* value) {
-    if (weight == 0.0f) return;  // a key that takes no part may hold anything
+    if (weight == 0.0f) return;  // an absent key may hold NaN
     int64_t c = 0;
     for (; c + LANES <= task_.p.value_channels; c += LANES) add_to(out_ + c, load(value + c) * weight);
     for (; c < task_.p.value_channels; c++) out_[c] += weight * value[c];
@@ -94,7 +94,7 @@ template <int64_t SCORE, class Prior> class Decode {
 
   const Task& task_;
   Prior prior_;
-  Visibility sight_;
+  Visibility visibility_;
   Buffer<float> scores_, norms_, out_;
   Buffer<int32_t> mask_;
 };

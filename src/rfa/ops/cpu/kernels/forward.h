@@ -8,7 +8,7 @@
 
 namespace rfa {
 
-constexpr float SAFE_LOW = 8.6736174e-19f;   // 2^-60: what a row loses to underflow is below its rounding
+constexpr float SAFE_LOW = 8.6736174e-19f;   // 2^-60: terms that underflow are below the rounding of the sum
 constexpr float SAFE_HIGH = 1.2676506e+30f;  // 2^100
 
 template <int64_t SCORE, class Prior> class Forward {
@@ -17,7 +17,7 @@ template <int64_t SCORE, class Prior> class Forward {
       : task_(task),
         turns_(task),
         prior_(task, false),
-        sight_(task),
+        visibility_(task),
         padded_(round_up(task.p.keys, KEY_BLOCK)),
         panels_(padded_ * task.channels, task.p.keys * task.channels),
         values_(padded_ * task.value_channels,
@@ -53,8 +53,8 @@ template <int64_t SCORE, class Prior> class Forward {
     }
   }
 
-  // The bound on its scores serves a row as its maximum. Where the sum then leaves the safe range, the block is done
-  // again with the maxima themselves.
+  // The bound on a row's scores takes the place of their maximum. Where the sum then leaves the safe range, the block is
+  // computed again with the maxima themselves.
   void query_block(int64_t first) {
     const Problem& p = task_.p;
     const int64_t n = std::min(QUERY_BLOCK, p.queries - first);
@@ -79,7 +79,7 @@ template <int64_t SCORE, class Prior> class Forward {
     if (!all_safe) {
       std::fill_n(totals_, QUERY_BLOCK, -INFINITY);
       pass<true>(first, n);
-      for (int64_t i = 0; i < n; i++)  // the others keep their bound, or one row would change its neighbours' digits
+      for (int64_t i = 0; i < n; i++)  // the others keep their bound: no row may change its neighbours
         if (!safe[i]) rows_[i].offset = totals_[i] > -INFINITY ? totals_[i] : 0.0f;
       pass<false>(first, n);
     }
@@ -95,17 +95,17 @@ template <int64_t SCORE, class Prior> class Forward {
     }
     bool anchored[QUERY_BLOCK / GROUP];
     for (int64_t group = 0; group < n; group += GROUP)
-      anchored[group / GROUP] = sees_near(prior_, sight_, task_.p, first + group, reach_);
+      anchored[group / GROUP] = sees_near(prior_, visibility_, task_.p, first + group, reach_);
     for (int64_t start = 0; start < task_.p.keys; start += KEY_BLOCK)
       for (int64_t group = 0; group < n; group += GROUP) {
-        const Sight seen = sight_.look(first + group, GROUP, start);
+        const VisibleKeys seen = visibility_.look(first + group, GROUP, start);
         if (seen.keys) tiles<MAXIMA>(first, group, start, seen, anchored[group / GROUP]);
       }
     if (!MAXIMA)
       for (int64_t i = 0; i < QUERY_BLOCK; i++) totals_[i] = sum(load(parts_ + i * LANES));
   }
 
-  template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, Sight seen, bool anchored) {
+  template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, VisibleKeys seen, bool anchored) {
     const bool near = SCORE == DOT_PRODUCT || !anchored || !prior_.decayed(first + group, GROUP, start, reach_);
     if (near)
       scores(queries_ + group * task_.channels, GROUP, panels_ + start * task_.channels, tile_, KEY_BLOCK, seen.keys,
@@ -117,7 +117,7 @@ template <int64_t SCORE, class Prior> class Forward {
       const RowOfScores row = rows_[group + i];
       const float* norms = key_norms_ + start;
       float* tile = tile_ + i * KEY_BLOCK;
-      sight_.mask(first + group + i, start, seen, mask_);
+      visibility_.mask(first + group + i, start, seen, mask_);
       if (MAXIMA)
         totals_[group + i] = std::max(totals_[group + i], highest<SCORE>(pairs, row, seen, norms, mask_, tile));
       else
@@ -131,9 +131,9 @@ template <int64_t SCORE, class Prior> class Forward {
   void finish(int64_t first, int64_t n) {
     const Problem& p = task_.p;
     for (int64_t i = 0; i < n; i++) {
-      const float total = totals_[i], share = total == 0.0f ? 0.0f : 1.0f / total;
+      const float total = totals_[i], inverse = total == 0.0f ? 0.0f : 1.0f / total;
       float* out = out_ + i * task_.value_channels;
-      for (int64_t c = 0; c < p.value_channels; c++) out[c] *= share;
+      for (int64_t c = 0; c < p.value_channels; c++) out[c] *= inverse;
       turn(out, turns_.out.c(first + i), turns_.out.s(first + i), 1.0f, p.out.at(task_.b, task_.h, first + i),
            p.value_channels);
       const double log_sum = total == 0.0f ? -INFINITY : rows_[i].offset + std::log2(static_cast<double>(total));
@@ -142,12 +142,12 @@ template <int64_t SCORE, class Prior> class Forward {
     }
     for (int64_t i : poisoned_queries_) poison(i, true);
     for (int64_t i = first; i < first + n && !poisoned_keys_.empty(); i++)
-      if (sight_.sees_any(i, poisoned_keys_)) poison(i, true);
+      if (visibility_.sees_any(i, poisoned_keys_)) poison(i, true);
     for (int64_t i = first; i < first + n && !poisoned_values_.empty(); i++)
-      if (sight_.sees_any(i, poisoned_values_)) poison(i, false);
+      if (visibility_.sees_any(i, poisoned_values_)) poison(i, false);
   }
 
-  // What is no number is not hidden from the queries that see it. One that sees no key keeps its zeros.
+  // A query that sees NaN or infinity becomes NaN. One that sees no key keeps its zeros.
   void poison(int64_t i, bool score) {
     const Problem& p = task_.p;
     double* log_sum = p.log_sum + task_.row_index() * p.queries + i;
@@ -159,7 +159,7 @@ template <int64_t SCORE, class Prior> class Forward {
   const Task& task_;
   Turns turns_;
   Prior prior_;
-  Visibility sight_;
+  Visibility visibility_;
   int64_t padded_;
   Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_, parts_;
   Buffer<int32_t> mask_;

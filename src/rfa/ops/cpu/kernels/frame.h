@@ -54,7 +54,7 @@ static inline bool finite(const float* row, int64_t padded) {
 }
 
 // Rows [first, first + n) into `rows` (row-major, `padded` floats a row; what is beyond `channels` stays zero). Rows that
-// hold no numbers become zeros, for a product with a weight of zero would be none either, and join `poisoned`.
+// hold NaN or infinity become zeros, because a weight of zero times NaN is NaN, and join `poisoned`.
 __attribute__((noinline)) static void pack_rows(const States& states, const Task& task, const Turn& turn_by, int64_t first, int64_t n,
                              int64_t channels, int64_t padded, bool is_key, float* rows, std::vector<int64_t>* poisoned) {
   for (int64_t i = 0; i < n; i++) {

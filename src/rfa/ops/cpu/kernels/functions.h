@@ -48,7 +48,7 @@ RFA_INLINE Floats log2_of(Floats n, Floats f) {
 
 constexpr int32_t SQRT_HALF = 0x3f3504f3, EXPONENT = static_cast<int32_t>(0xff800000);
 
-// Weights w of Student-t scores are in units of 1 / UNIT: so w r stays in range for a Sigma~ of 1e-38.
+// Weights w of Student-t scores are in units of 1 / UNIT, so that w r stays in range where Sigma + gamma^2 is 1e-38.
 constexpr int UNIT_BITS = 40;
 constexpr float UNIT = 1.0995116e12f, ONE = 1.0f / UNIT;  // 2^40, and the number one in that unit
 

@@ -1,4 +1,4 @@
-// What Python hands over, and how the work is cut. The fields are those of `Problem` in library.py, in its order.
+// The problem that Python hands over, field by field as in library.py, and how the work is cut.
 #pragma once
 #include "buffer.h"
 #include "gemm.h"
@@ -35,8 +35,7 @@ struct Problem {
   const double *key_times, *query_times;  // (times_batch, length)
   int64_t times_batch;
   const int32_t *key_groups, *query_groups;  // (batch, length) or null
-  const float* key_norms;                    // (batch, heads, keys) or null
-  int64_t key_norms_batch, key_norms_head;
+  Phases key_norm;                           // (batch, heads, 1, keys) or null
   // backward only
   States grad_out, grad_query, grad_key, grad_value;
   const float* grad_log_sum;
@@ -48,8 +47,8 @@ struct Problem {
   double* grad_key_bias;    // (batch, heads, keys)
 };
 
-constexpr float FAR = 9.0949470e-13f;  // 2^-40: what has decayed to this has no effect beside what has not
-constexpr int64_t GROUP = 12;  // queries that go through a block of keys together: it comes from the second-level cache
+constexpr float FAR = 9.0949470e-13f;  // 2^-40: a key with less has no effect beside one that has not decayed
+constexpr int64_t GROUP = 12;  // queries that use a block of keys together, while it is in the second-level cache
 constexpr int64_t QUERY_BLOCK = 8 * GROUP;
 constexpr int64_t KEY_BLOCK = 128;
 static_assert(GROUP % ROWS == 0, "a group is cut into tiles");

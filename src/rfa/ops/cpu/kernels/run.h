@@ -4,9 +4,9 @@
 #include <exception>
 
 #include "buffer.h"
-#include "path.h"
+#include "lag_tables.h"
 #include "problem.h"
-#include "tables.h"
+#include "separable_path.h"
 
 namespace rfa {
 
@@ -21,10 +21,10 @@ template <template <int64_t, class> class Kernel, class Prior> void run_score(co
 
 template <template <int64_t, class> class Kernel> void run_task(const Problem& p, int64_t index) {
   const Task task(p, index);
-  if (p.tables) return run_score<Kernel, TablePrior>(task);
+  if (p.tables) return run_score<Kernel, LagTables>(task);
   if (p.path_rows == 3)
-    return p.causal ? run_score<Kernel, PathPrior<true, true>>(task) : run_score<Kernel, PathPrior<true, false>>(task);
-  return p.causal ? run_score<Kernel, PathPrior<false, true>>(task) : run_score<Kernel, PathPrior<false, false>>(task);
+    return p.causal ? run_score<Kernel, SeparablePath<true, true>>(task) : run_score<Kernel, SeparablePath<true, false>>(task);
+  return p.causal ? run_score<Kernel, SeparablePath<false, true>>(task) : run_score<Kernel, SeparablePath<false, false>>(task);
 }
 
 // Calls `task(index)` for each index below `count`.

@@ -1,4 +1,4 @@
-// From dot products to weights, and back: the formulas of rfa/ops/fused.py on one row of a tile.
+// From dot products to weights, and back: the formulas of rfa/ops/kernel.py on one row of a tile.
 #pragma once
 #include <cmath>
 
@@ -7,14 +7,14 @@
 
 namespace rfa {
 
-// What a row knows: |q|^2, the coefficient c, and what is subtracted from its scores, in two parts.
+// The numbers of one query row: |q|^2, the coefficient c, and what is subtracted from its scores, in two parts.
 struct RowOfScores {
   float norm, coefficient, offset, rest;
 };
 
-// Backward forms `<grad_out, out>` of a row anew where one weight may be larger than this: see `Backward::sharpen`. Forward
-// says so in the last bit of the row's log2 sum, a relative change of 2^-52. Beyond MOST_MARKED the sum itself loses that
-// digit and those above: weights are 0 or those of equal scores, and every row counts as sharp.
+// A row is sharp where one weight may be larger than this: backward then forms its `<grad_out, out>` again, see
+// `Backward::sharpen`. Forward marks such rows in the last bit of their log2 sum, a relative change of 2^-52. Beyond
+// MOST_MARKED that bit is lost to rounding: weights are 0 or equal there, and every row counts as sharp.
 constexpr float SHARP = 0.75f, MOST_MARKED = 67108864.0f;  // 2^26
 static inline double marked(double log_sum, bool sharp) {
   if (!(std::fabs(log_sum) <= MOST_MARKED)) return log_sum;
@@ -56,8 +56,8 @@ template <int64_t SCORE> RFA_INLINE Scored score(Floats bias, Floats x, RowOfSco
   return {bias - row.coefficient * log, log};
 }
 
-// What follows goes over a row several times, not once: the whole chain of operations is some 110 cycles long, and a
-// processor looks ahead over a few hundred instructions. Of short chains more are in flight.
+// The functions below go over a row several times, not once. One pass would be a chain of some 110 cycles, and a
+// processor looks ahead over a few hundred instructions: it overlaps more short chains than long ones.
 
 // Dot products of one row become z. `n` keys, a multiple of LANES.
 template <int64_t SCORE>
@@ -68,10 +68,10 @@ RFA_INLINE void score_row(Pairs pairs, RowOfScores row, int64_t n, const float* 
   for (int64_t j = 0; j < n; j += LANES) store(tile + j, score<SCORE>(load(pairs.bias + j), load(tile + j), row).z);
 }
 
-// Dot products of one row become `2^(z - offset) E`; returns the LANES parts of `sum 2^(z - offset)`. `mask`: of what is not
-// clear.
+// Dot products of one row become `2^(z - offset) E`; returns the LANES parts of `sum 2^(z - offset)`. `mask` covers the
+// keys that are not clear.
 template <int64_t SCORE>
-RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, Sight seen, const float* key_norms, const int32_t* mask,
+RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, VisibleKeys seen, const float* key_norms, const int32_t* mask,
                         float* tile) {
   score_row<SCORE>(pairs, row, seen.keys, key_norms, tile);
   Floats total = all(0.0f);
@@ -91,7 +91,7 @@ RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, Sight seen, const float* k
 
 // The largest score of one row.
 template <int64_t SCORE>
-RFA_INLINE float highest(Pairs pairs, RowOfScores row, Sight seen, const float* key_norms, const int32_t* mask,
+RFA_INLINE float highest(Pairs pairs, RowOfScores row, VisibleKeys seen, const float* key_norms, const int32_t* mask,
                          float* tile) {
   score_row<SCORE>(pairs, row, seen.keys, key_norms, tile);
   Floats most = all(-INFINITY);
@@ -102,7 +102,7 @@ RFA_INLINE float highest(Pairs pairs, RowOfScores row, Sight seen, const float* 
   return largest(most);
 }
 
-// Of one row: what the coefficient multiplies, and the exponents of its weights.
+// For one row: what the coefficient multiplies, and the exponents of the weights.
 template <int64_t SCORE>
 RFA_INLINE void exponents(Pairs pairs, RowOfScores row, int64_t n, const float* key_norms, const float* dots, float* logs,
                           float* weights) {
@@ -119,8 +119,8 @@ RFA_INLINE void exponents(Pairs pairs, RowOfScores row, int64_t n, const float* 
 
 // Adds the weights of one row, and with them ln2 E <grad_out, v>.
 template <int64_t SCORE>
-RFA_INLINE void add_mean(Pairs pairs, RowOfScores row, Sight seen, const float* key_norms, const int32_t* mask,
-                         const float* dots, const float* values, double* total, double* along) {
+RFA_INLINE void add_mean(Pairs pairs, RowOfScores row, VisibleKeys seen, const float* key_norms, const int32_t* mask,
+                         const float* dots, const float* values, double* total, double* inner) {
   alignas(64) float logs[KEY_BLOCK], weights[KEY_BLOCK];
   exponents<SCORE>(pairs, row, seen.keys, key_norms, dots, logs, weights);
   Doubles all_weights{}, all_values{};
@@ -131,10 +131,10 @@ RFA_INLINE void add_mean(Pairs pairs, RowOfScores row, Sight seen, const float* 
     all_values += widen(weight) * (widen(load(pairs.decay + j)) * widen(load(values + j)));
   }
   *total += sum(all_weights);
-  *along += sum(all_values);
+  *inner += sum(all_values);
 }
 
-// ln2 <grad_out, out>, and what is added beside it: the gradient of the row's log2 sum, less what `part` has lost.
+// ln2 <grad_out, out>; `rest` is the gradient of the row's log2 sum, less what rounding took from `part`.
 struct Mean {
   float part, rest;
 };
@@ -142,7 +142,7 @@ struct Mean {
 // Gradients of one row. In: q.k in `dots`, ln2 <grad_out, v> in `values`. Out: the coefficient of k and q in
 // `dots`, A E in `values`, and the gradients of `pairs`.
 template <int64_t SCORE>
-RFA_INLINE void judge(Pairs pairs, RowOfScores row, Mean mean, Sight seen, const float* key_norms,
+RFA_INLINE void row_gradients(Pairs pairs, RowOfScores row, Mean mean, VisibleKeys seen, const float* key_norms,
                       const int32_t* mask, float* dots, float* values, GradPairs grads, float* grad_key_norms, float* grad_norm,
                       double* grad_coefficient) {
   const int64_t n = seen.keys;
@@ -169,7 +169,7 @@ RFA_INLINE void judge(Pairs pairs, RowOfScores row, Mean mean, Sight seen, const
     *grad_coefficient += sum(coefficient);
     return;
   }
-  // Where r is 0, rounding is all that q - E k is. But of a query of zeros r is E^2 |k|^2, which may have underflown.
+  // Where r is 0, q - E k consists of rounding alone. For a query of zeros r is E^2 |k|^2, which may have underflown.
   const Floats zero = all(row.norm > 0.0f ? 0.0f : -1.0f);
   for (int64_t j = 0; j < n; j += LANES) {
     const Floats decay = load(pairs.decay + j), key_norm = load(key_norms + j), weight = load(pairs.weight + j);

@@ -1,5 +1,5 @@
-// Two registers of the widest kind side by side, in the compiler's generic form, so that the long chains of log2 and 2^x
-// overlap. `Floats`, `Ints` and `Doubles` are LANES numbers each and take the usual operators.
+// Two of the widest registers side by side, in the compiler's generic form, so that the long chains of log2 and 2^x overlap.
+// `Floats`, `Ints` and `Doubles` are LANES numbers each and take the usual operators.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -117,8 +117,8 @@ RFA_INLINE void store(double* p, Doubles x) {
 RFA_INLINE void add_to(float* p, Floats x) { store(p, load(p) + x); }
 RFA_INLINE void add_to(double* p, Doubles x) { store(p, load(p) + x); }
 
-// Keeps a product apart from a sum that follows. Backward must form the very scores of forward: where they are large, a
-// last digit is a factor of 2^0.01, and compilers fuse multiplication and addition as the neighbourhood suggests.
+// Keeps a product apart from a sum that follows, which the compiler might fuse in one place and not in another. Backward
+// must form the same scores as forward: in large scores one last digit is a factor of 2^0.01.
 RFA_INLINE void rounded(Floats& x) {
 #if defined(__x86_64__)
   __asm__("" : "+x"(x.a), "+x"(x.b));
@@ -136,7 +136,7 @@ RFA_INLINE Floats choose(Ints where, Floats x, Floats y) { return {where.a ? x.a
 
 // The larger one; NaN where `x` is.
 RFA_INLINE Floats larger(Floats x, Floats y) {
-#if defined(__AVX__) && !defined(__AVX512F__)  // one instruction, which compilers do not find by themselves
+#if defined(__AVX__) && !defined(__AVX512F__)  // one instruction, which compilers do not find
   return {(FloatRegister)_mm256_max_ps(y.a, x.a), (FloatRegister)_mm256_max_ps(y.b, x.b)};
 #else
   return choose(x < y, y, x);

@@ -1,4 +1,4 @@
-// Which keys a few queries see: whole blocks are skipped, the rest is masked only where it has to be.
+// The keys that a few queries see. Blocks that no query sees are skipped; a mask is made only where it is needed.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,9 @@
 
 namespace rfa {
 
-struct Sight {
-  int64_t keys;   // of the block that have to be looked at, a multiple of COLUMNS; 0: none is seen
-  int64_t clear;  // so many of these, from the first on, are seen by all the rows; a multiple of LANES
+struct VisibleKeys {
+  int64_t keys;   // so many keys of the block are computed, a multiple of COLUMNS; 0: none is seen
+  int64_t clear;  // so many of them, from the first on, are seen by all rows and need no mask; a multiple of LANES
 };
 
 class Visibility {
@@ -28,8 +28,8 @@ class Visibility {
     for (int64_t j = 0; j < padded; j += KEY_BLOCK) blocks_.push_back(extremes(j, std::min(keys_, j + KEY_BLOCK)));
   }
 
-  // What rows [first, first + n) see of the block of keys that starts at `start`.
-  Sight look(int64_t first, int64_t n, int64_t start) const {
+  // The keys that rows [first, first + n) see in the block that starts at `start`.
+  VisibleKeys look(int64_t first, int64_t n, int64_t start) const {
     const Extremes& block = blocks_[start / KEY_BLOCK];
     const int64_t last = std::min(first + n, queries_);
     double earliest = INFINITY, latest = -INFINITY;
@@ -67,8 +67,8 @@ class Visibility {
     return std::any_of(keys.begin(), keys.end(), [&](int64_t j) { return sees(i, j); });
   }
 
-  // All bits set where query i sees key start + j; of the keys that are not clear.
-  void mask(int64_t i, int64_t start, Sight seen, int32_t* out) const {
+  // All bits set where query i sees key start + j, for the keys that are not clear.
+  void mask(int64_t i, int64_t start, VisibleKeys seen, int32_t* out) const {
     i = std::min(i, queries_ - 1);
     const double time = causal_ ? query_times_[i] : INFINITY;
     for (int64_t j = seen.clear; j < seen.keys; j++) out[j] = -static_cast<int32_t>(times_[start + j] <= time);
@@ -110,11 +110,11 @@ class Visibility {
   std::vector<Extremes> blocks_;
 };
 
-// Whether the queries see a block that has not decayed: only beside such a one is a decayed one without effect.
+// Whether the queries see a block that has not decayed. Only then has a decayed block no effect on their estimate.
 template <class Prior>
-static bool sees_near(const Prior& prior, const Visibility& sight, const Problem& p, int64_t first, float reach) {
+static bool sees_near(const Prior& prior, const Visibility& visibility, const Problem& p, int64_t first, float reach) {
   for (int64_t start = 0; start < p.keys; start += KEY_BLOCK)
-    if (!prior.decayed(first, GROUP, start, reach) && sight.look(first, GROUP, start).keys) return true;
+    if (!prior.decayed(first, GROUP, start, reach) && visibility.look(first, GROUP, start).keys) return true;
   return false;
 }
 

@@ -54,9 +54,9 @@ def forward_kernel(
 ):
     """States in the common frame in, estimates in the common frame out.
 
-    A running maximum keeps the sums in range. The prior's bound would spare a maximum and a rescaling in each tile, but
-    rows far from every key lie more than 2^-60 below it and had to be computed again: with squared residuals
-    ("exponential") that is most rows of an untrained layer.
+    A running maximum keeps the sums in range. The prior's bound would save a maximum and a rescaling in each tile. But
+    the weights of rows far from every key would be smaller than 2^-60 then, and such rows would have to be computed
+    again. With exponential weights these are most rows of an untrained layer.
     """
     block = row_blocks - 1 - tl.program_id(0) % row_blocks  # the longest first
     pair = (tl.program_id(0) // row_blocks).to(tl.int64)
@@ -65,17 +65,17 @@ def forward_kernel(
     in_rows = rows < queries
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
-    query_place = pair * queries + rows
-    q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-    q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
+    query_index = pair * queries + rows
+    q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+    q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
     offset = keys - queries
     if not UNIFORM:
-        share = tl.load(scalars + heads + head)
+        inverse_freedom = tl.load(scalars + heads + head)
         eta2 = tl.load(scalars + 2 * heads + head)
         floor = tl.load(scalars + 3 * heads + head)
         gamma2 = tl.load(scalars + 4 * heads + head)
-        temper = tl.load(scalars + 5 * heads + head)
+        bias_factor = tl.load(scalars + 5 * heads + head)
         path_pair = batch * heads * path_batched + head
         at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
         row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
@@ -91,13 +91,13 @@ def forward_kernel(
     highest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
-    unknown = tl.zeros([ROWS], tl.int32)  # how many values that are no numbers a row sees
+    unknown = tl.zeros([ROWS], tl.int32)  # how many poisoned values a row sees
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
-        key_place = pair * keys + columns
-        k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
-        k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[None, :]
+        key_index = pair * keys + columns
+        k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+        k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[None, :]
         dot = product(q, tl.trans(k), PRECISION=PRECISION)
 
         visible = in_rows[:, None] & in_columns[None, :]
@@ -123,11 +123,11 @@ def forward_kernel(
                 at_keys,
                 later,
                 column_bias,
-                share,
+                inverse_freedom,
                 eta2,
                 floor,
                 gamma2,
-                temper,
+                bias_factor,
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
@@ -141,21 +141,21 @@ def forward_kernel(
         rescale = tl.exp2(highest - reference)
         total = total * rescale + tl.sum(attention, 1)
         v = tl.load(
-            value + key_place[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
+            value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
         )
         weights = (attention * decay).to(v.dtype)
         estimate = estimate * rescale[:, None] + product(weights, v, PRECISION=PRECISION)
         highest = higher
-        v_norm = tl.load(value_norm + key_place, mask=in_columns, other=0.0)
+        v_norm = tl.load(value_norm + key_index, mask=in_columns, other=0.0)
         if tl.max((v_norm != v_norm).to(tl.int32), 0) > 0:
             unknown += tl.sum((visible & (v_norm != v_norm)[None, :]).to(tl.int32), 1)
 
     seen = total != 0.0  # NaN too
     estimate = estimate / tl.where(seen, total, 1.0)[:, None]
     estimate = tl.where(unknown[:, None] > 0, float("nan"), estimate)
-    # in float64: beside large scores float32's neighbours lie too far apart to form weights anew
+    # in float64: near large scores float32 is too coarse to form the weights again
     logarithm = highest.to(tl.float64) + tl.log2(tl.where(seen, total, 1.0)).to(tl.float64)
     logarithm = marked(tl.where(seen, logarithm, float("-inf")), total * SHARP < 1.0)  # the largest weight is 1 / total
-    tl.store(log_sum + query_place, logarithm, mask=in_rows)
-    place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    tl.store(out + place, estimate.to(out.dtype.element_ty), mask=in_rows[:, None])
+    tl.store(log_sum + query_index, logarithm, mask=in_rows)
+    index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    tl.store(out + index, estimate.to(out.dtype.element_ty), mask=in_rows[:, None])

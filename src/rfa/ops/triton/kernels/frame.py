@@ -35,11 +35,10 @@ def frame_kernel(
     NORM: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Rotate by the phase, or against it, into a contiguous tensor, and the squared norm of the result if wanted.
+    """Rotate states by the phase, or against it, into a contiguous tensor, and give their squared norms if wanted.
 
-    Where there are groups, states of group -1 may hold anything and become zero. On the way into the frame, so does a
-    state that is no number, or none of float16 once it is turned: its norm is NaN, and no product with a weight of zero
-    can be.
+    Absent states, of group -1, become zero. On the way into the frame, so does a state that holds NaN or infinity, or
+    that leaves the range of float16 by its rotation. Its norm is NaN.
     """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
@@ -64,16 +63,16 @@ def frame_kernel(
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
 
     stored = (time < length)[:, None] & (mode < MODES)[None, :]
-    place = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]
+    index = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]
     real = real.to(target.dtype.element_ty)
     imaginary = imaginary.to(target.dtype.element_ty)
     if INVERSE:
         known = tl.sum(0.0 * real.to(tl.float32) + 0.0 * imaginary.to(tl.float32), 1) == 0.0
         real = tl.where(known[:, None], real, 0.0)
         imaginary = tl.where(known[:, None], imaginary, 0.0)
-    tl.store(target + place, real, mask=stored)
-    tl.store(target + place + MODES, imaginary, mask=stored)
-    if NORM:  # of the rounded states: so no residual |q - E k|^2 is negative by more than a float32 rounding
+    tl.store(target + index, real, mask=stored)
+    tl.store(target + index + MODES, imaginary, mask=stored)
+    if NORM:  # of the rounded states: a residual |q - E k|^2 is then negative by rounding at most
         real, imaginary = real.to(tl.float32), imaginary.to(tl.float32)
         squares = tl.sum(real * real + imaginary * imaginary, 1)
         if INVERSE:
@@ -102,10 +101,10 @@ def delta_kernel(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What a row subtracts in the gradient of each of its scores, in nats: `<dout_i, out_i>` and `-log2(e) dlog_sum_i`.
+    """The terms that a row subtracts in the gradients of its scores, in nats: `<dout_i, out_i>`, `-log2(e) dlog_sum_i`.
 
-    They stand apart: beside a large one, float32 would lose the other. And its log2 sum as two float32: NaN where
-    anything of the row is no number, infinite where nothing came for it, so that its weights are all zero.
+    They are kept apart, because float32 would lose the smaller one in their sum. The log2 sum is given as two float32.
+    It is NaN where the row holds NaN, and infinite where the row has no incoming gradient: its weights are then zero.
     """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
@@ -122,13 +121,13 @@ def delta_kernel(
     through_sum = tl.load(grad_log_sum + row, mask=present, other=0.0)
     through_sum = tl.where(total > float("-inf"), through_sum, 0.0)  # log 0 has no gradient
     asked = (tl.max(tl.where(gradient != 0.0, 1, 0), 1) > 0) | (through_sum != 0.0)
-    along = tl.sum(gradient * estimate, 1)
-    known = 0.0 * along + 0.0 * through_sum == 0.0
+    inner = tl.sum(gradient * estimate, 1)
+    known = 0.0 * inner + 0.0 * through_sum == 0.0
     total = tl.where(known, total, float("nan"))
     total = tl.where(asked, total, float("inf"))
     first = total.to(tl.float32)
     left = tl.where(0.0 * first == 0.0, (total - first.to(tl.float64)).to(tl.float32), 0.0)
     tl.store(high + row, first, mask=present)
     tl.store(rest + row, left, mask=present)
-    tl.store(delta + row, tl.where(known, along, 0.0), mask=present)
+    tl.store(delta + row, tl.where(known, inner, 0.0), mask=present)
     tl.store(delta_rest + row, tl.where(known, -through_sum * BITS, 0.0), mask=present)

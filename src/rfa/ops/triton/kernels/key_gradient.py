@@ -56,7 +56,7 @@ def key_gradient_kernel(
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
-    """One program for each block of keys of a head; tiles are `[keys, queries]`: the products need no turning."""
+    """One program for each block of keys of a head; tiles are `[keys, queries]`: no tile is transposed."""
     block = tl.program_id(0) % column_blocks  # the longest first, when causal
     pair = (tl.program_id(0) // column_blocks).to(tl.int64)
     batch, head = pair // heads, pair % heads
@@ -64,21 +64,21 @@ def key_gradient_kernel(
     in_columns = columns < keys
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
-    key_place = pair * keys + columns
-    k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
-    value_place = key_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    v = tl.load(value + value_place, mask=in_columns[:, None], other=0.0)
-    k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[:, None]
-    k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # rows that see no number know it by their log sum
+    key_index = pair * keys + columns
+    k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+    value_index = key_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    v = tl.load(value + value_index, mask=in_columns[:, None], other=0.0)
+    k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[:, None]
+    k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
     coefficient = tl.load(scalars + head)
     offset = keys - queries
     column_bias = 0.0
     if not UNIFORM:
-        share = tl.load(scalars + heads + head)
+        inverse_freedom = tl.load(scalars + heads + head)
         eta2 = tl.load(scalars + 2 * heads + head)
         floor = tl.load(scalars + 3 * heads + head)
         gamma2 = tl.load(scalars + 4 * heads + head)
-        temper = tl.load(scalars + 5 * heads + head)
+        bias_factor = tl.load(scalars + 5 * heads + head)
         path_pair = batch * heads * path_batched + head
         at_keys = load_path(key_path, path_pair, keys, columns[:, None], in_columns[:, None], RICCATI=RICCATI)
         column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)[:, None]
@@ -99,15 +99,15 @@ def key_gradient_kernel(
     for tile in range(first, last):
         rows = tile * ROWS + tl.arange(0, ROWS)
         in_rows = rows < queries
-        query_place = pair * queries + rows
-        q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-        place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
-        d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
-        q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[None, :]
-        row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[None, :]
-        row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[None, :]
-        row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[None, :]
-        row_delta_rest = tl.load(delta_rest + query_place, mask=in_rows, other=0.0)[None, :]
+        query_index = pair * queries + rows
+        q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+        index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+        d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
+        q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[None, :]
+        row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[None, :]
+        row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[None, :]
+        row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[None, :]
+        row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[None, :]
         dot = product(k, tl.trans(q), PRECISION=PRECISION)
         grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
 
@@ -131,11 +131,11 @@ def key_gradient_kernel(
                 at_keys,
                 later,
                 column_bias,
-                share,
+                inverse_freedom,
                 eta2,
                 floor,
                 gamma2,
-                temper,
+                bias_factor,
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
@@ -163,6 +163,6 @@ def key_gradient_kernel(
         residuals += tl.sum(grad_residual * decay * decay, 1)
 
     d_key += 2.0 * residuals[:, None] * k.to(tl.float32)
-    place = key_place[:, None] * CHANNELS + channels[None, :]
-    tl.store(grad_key + place, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
-    tl.store(grad_value + value_place, d_value.to(grad_value.dtype.element_ty), mask=in_columns[:, None])
+    index = key_index[:, None] * CHANNELS + channels[None, :]
+    tl.store(grad_key + index, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
+    tl.store(grad_value + value_index, d_value.to(grad_value.dtype.element_ty), mask=in_columns[:, None])

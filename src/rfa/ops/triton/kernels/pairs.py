@@ -8,7 +8,7 @@ from triton.language.extra import libdevice
 
 LN2 = tl.constexpr(0.6931471805599453)
 BITS = tl.constexpr(1.4426950408889634)
-UNIT_BITS = tl.constexpr(40.0)  # w of Student-t scores is in units of 1 / UNIT: w r stays in range for Sigma~ = 1e-38
+UNIT_BITS = tl.constexpr(40.0)  # w of Student-t scores is in units of 1 / UNIT, to stay in range
 UNIT = tl.constexpr(2.0**40)
 ONE = tl.constexpr(2.0**-40)  # the number one in that unit
 LARGE = tl.constexpr(2.0**-20)
@@ -17,7 +17,7 @@ LARGE = tl.constexpr(2.0**-20)
 @triton.jit
 @no_type_check
 def log2(x, FAST_LOG: tl.constexpr):
-    """Fast: one instruction, right to 2^-22 in absolute terms near 1, instead of some twenty."""
+    """The fast form is one instruction instead of some twenty; near 1 its absolute error is 2^-22."""
     if FAST_LOG:
         return libdevice.fast_log2f(x)
     else:
@@ -27,7 +27,7 @@ def log2(x, FAST_LOG: tl.constexpr):
 @triton.jit
 @no_type_check
 def log2_1p(x, FAST_LOG: tl.constexpr):
-    """`log2(1 + UNIT x)`; a small argument keeps its precision, a large one leaves the range before its logarithm."""
+    """`log2(1 + UNIT x)`; a small argument keeps its precision, a large one is scaled before its logarithm."""
     large = x > LARGE
     distance = tl.where(large, 0.0, x) * UNIT
     one_more = 1.0 + distance
@@ -41,9 +41,9 @@ def log2_1p(x, FAST_LOG: tl.constexpr):
 @triton.jit
 @no_type_check
 def scores(dot, query_norm, key_norm, decay, bias, weight, coefficient, SCORE: tl.constexpr, FAST_LOG: tl.constexpr):
-    """z in bits, as the formulas of `rfa.ops.fused` have it."""
+    """z in bits, as the formulas of `rfa.ops.kernel` have it."""
     if SCORE == "dot_product":
-        return bias + coefficient * dot + 0.0 * (query_norm + key_norm)  # NaN, where either is no number
+        return bias + coefficient * dot + 0.0 * (query_norm + key_norm)  # NaN where either norm is NaN
     else:
         residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
         distance = weight * tl.where(residual < 0.0, 0.0, residual)  # a maximum would hide NaN
@@ -68,14 +68,14 @@ def pair_weights(
     SCORE: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
-    """A of each pair, formed anew from the row's log sum, and r, whether r > 0, w r and what c multiplies."""
+    """The weights A, formed from the row's log sum; r, whether r > 0, w r, and the term that c multiplies."""
     if SCORE == "dot_product":
         residual, distance = tl.zeros_like(dot), tl.zeros_like(dot)
         positive = visible
         evidence = -dot
     else:
         residual = query_norm + decay * (decay * key_norm - 2.0 * dot)
-        # Where r is 0, rounding is all that q - E k is. But of a query of zeros E^2 |k|^2 may have underflown.
+        # Where r is 0, q - E k consists of rounding alone. For a query of zeros E^2 |k|^2 may have underflown.
         positive = (residual > 0.0) | (query_norm == 0.0)
         residual = tl.maximum(residual, 0.0)
         distance = weight * residual
@@ -104,7 +104,7 @@ def pair_gradients(
     SCORE: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
-    """Of each pair, with A its attention and `grad_attention` the product of dout_i and v_j.
+    """Gradients of each pair, with A its weight and `grad_attention` the product of dout_i and v_j.
 
     Returns:
         `A E`; the gradients of q.k with everything else held, of r, of E (without Sigma), of b, of w and of c.
@@ -145,9 +145,9 @@ def pair_gradients(
 def product(a, b, PRECISION: tl.constexpr):
     """A matrix product that accumulates in float32; `PRECISION` is "ieee", "tf32" or "interpreted".
 
-    Triton's interpreter multiplies the bits of bfloat16 as if they were whole numbers, and adds up in another order
-    when the factors change places: where r is a difference of large numbers, weights formed anew would not be those of
-    the forward pass. In float64 neither matters.
+    Triton's interpreter multiplies the bits of bfloat16 as if they were integers, and its order of summation depends on
+    the order of the factors. Where r is a difference of large numbers, backward would then form other weights than the
+    forward pass. In float64 neither matters.
     """
     if PRECISION == "interpreted":
         return tl.dot(a.to(tl.float64), b.to(tl.float64), out_dtype=tl.float64).to(tl.float32)
@@ -160,8 +160,8 @@ def product(a, b, PRECISION: tl.constexpr):
 def gradient_product(weights, states, PRECISION: tl.constexpr):
     """A product with states, on tensor cores for half precision.
 
-    The weights carry `1 / Sigma~` and may leave float16's range, so there the product is TF32's: it has the mantissa of
-    float16 and the range of float32.
+    The weights contain `1 / (Sigma + gamma^2)` and may leave the range of float16. There the product is in TF32, which
+    has the mantissa of float16 and the range of float32.
     """
     if states.dtype == tl.float16:
         return product(weights, states.to(tl.float32), PRECISION=PRECISION)

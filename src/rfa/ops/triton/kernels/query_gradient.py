@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .pairs import diagonal_sums, gradient_product, pair_gradients, product
-from .prior import cumulative_gradient, load_path, path_gradients, path_prior, table_prior, variance_gradients
+from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
 
 @triton.jit
@@ -65,16 +65,16 @@ def query_gradient_kernel(
 ):
     """One program for each block of queries of a head, of the blocks from `first_block` on.
 
-    A number of the prior that belongs to no query gets its share from each program, in the program's own part of
-    `partial`, and the host sums the programs in a fixed order.
+    Each program adds up the gradients of lags or keys in its own part of `partial`, and the host sums the programs in a
+    fixed order.
 
     Lag tables `(programs, 3, windows, COLUMNS)`: the diagonals of a tile fall into two or three neighbouring windows of
     COLUMNS lags, and those of the next tile into windows one further down. So a program completes one window with each
     tile and writes each of its windows once.
 
     Paths at the keys `(programs, 2 or 4, keys)` in float64: of M, u, and with the Riccati prior C and the key's bias.
-    They could be summed beside the gradients of the keys, but only from the very tiles that the queries' sums come from
-    do the two cancel: see `path_gradients`.
+    They must come from the same tiles as the sums of the queries, or the two would not cancel: see `path_gradients`. So
+    they are not summed beside the gradients of the keys.
     """
     block = first_block + launched_blocks - 1 - tl.program_id(0) % launched_blocks
     pair = (tl.program_id(0) // launched_blocks).to(tl.int64)
@@ -83,23 +83,23 @@ def query_gradient_kernel(
     in_rows = rows < queries
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
-    query_place = pair * queries + rows
-    q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-    place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
-    q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[:, None]
-    row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[:, None]
-    row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[:, None]
-    row_delta_rest = tl.load(delta_rest + query_place, mask=in_rows, other=0.0)[:, None]
+    query_index = pair * queries + rows
+    q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+    index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
+    q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
+    row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
+    row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
     offset = keys - queries
     if not UNIFORM:
-        share = tl.load(scalars + heads + head)
+        inverse_freedom = tl.load(scalars + heads + head)
         eta2 = tl.load(scalars + 2 * heads + head)
         floor = tl.load(scalars + 3 * heads + head)
         gamma2 = tl.load(scalars + 4 * heads + head)
-        temper = tl.load(scalars + 5 * heads + head)
+        bias_factor = tl.load(scalars + 5 * heads + head)
         path_pair = batch * heads * path_batched + head
         at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
         row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
@@ -128,24 +128,24 @@ def query_gradient_kernel(
         else:
             key_parts = 4 if RICCATI else 2
             program = partial + tl.program_id(0).to(tl.int64) * key_parts * keys
-            shares = tl.zeros([ROWS], tl.float32)
+            inverse_freedoms = tl.zeros([ROWS], tl.float32)
             etas = tl.zeros([ROWS], tl.float32)
             floors = tl.zeros([ROWS], tl.float32)
             gammas = tl.zeros([ROWS], tl.float32)
-            tempers = tl.zeros([ROWS], tl.float32)
-            d_damping = tl.zeros([ROWS], tl.float64)
+            bias_factors = tl.zeros([ROWS], tl.float32)
+            d_decay_sum = tl.zeros([ROWS], tl.float64)
             d_variance = tl.zeros([ROWS], tl.float64)
-            d_cumulative = tl.zeros([ROWS], tl.float64)
+            d_riccati_sum = tl.zeros([ROWS], tl.float64)
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
-        key_place = pair * keys + columns
-        k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+        key_index = pair * keys + columns
+        k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
         v = tl.load(
-            value + key_place[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
+            value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
         )
-        k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[None, :]
-        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # rows that see no number know it by their log sum
+        k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[None, :]
+        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
         dot = product(q, tl.trans(k), PRECISION=PRECISION)
         grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
 
@@ -167,16 +167,16 @@ def query_gradient_kernel(
             column_bias = 0.0
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
-            decay, bias, weight, lost, variance, judged = path_prior(
+            decay, bias, weight, complement, variance, effective_variance = path_prior(
                 at_queries,
                 at_keys,
                 later,
                 column_bias,
-                share,
+                inverse_freedom,
                 eta2,
                 floor,
                 gamma2,
-                temper,
+                bias_factor,
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
@@ -218,35 +218,43 @@ def query_gradient_kernel(
                 )
                 tl.store(window + 2 * windows * COLUMNS, whole)
             else:
-                grad_variance, grad_gamma, grad_share, grad_temper = variance_gradients(
-                    grad_bias, grad_weight, weight, variance, judged, temper, SCORE=SCORE, GATE=GATE, RICCATI=RICCATI
+                grad_variance, grad_gamma, grad_inverse_freedom, grad_bias_factor = variance_gradients(
+                    grad_bias,
+                    grad_weight,
+                    weight,
+                    variance,
+                    effective_variance,
+                    bias_factor,
+                    SCORE=SCORE,
+                    GATE=GATE,
+                    RICCATI=RICCATI,
                 )
-                shares += tl.sum(grad_share, 1)
+                inverse_freedoms += tl.sum(grad_inverse_freedom, 1)
                 etas += tl.sum(grad_variance * decay * decay, 1)
                 floors += tl.sum(grad_variance, 1)
                 gammas += tl.sum(grad_gamma, 1)
-                tempers += tl.sum(grad_temper, 1)
-                to_damping, to_variance, to_key_variance = path_gradients(
-                    grad_decay, grad_variance, decay, lost, at_queries, at_keys, later, eta2
+                bias_factors += tl.sum(grad_bias_factor, 1)
+                to_decay_sum, to_variance, to_key_variance = path_gradients(
+                    grad_decay, grad_variance, decay, complement, at_queries, at_keys, later, eta2
                 )
-                d_damping += tl.sum(to_damping, 1)
+                d_decay_sum += tl.sum(to_decay_sum, 1)
                 d_variance += tl.sum(to_variance, 1)
-                tl.store(program + columns, -tl.sum(to_damping, 0), mask=in_columns)
+                tl.store(program + columns, -tl.sum(to_decay_sum, 0), mask=in_columns)
                 tl.store(program + keys + columns, tl.sum(to_key_variance, 0), mask=in_columns)
                 if RICCATI:
-                    to_cumulative = cumulative_gradient(grad_bias, at_queries, at_keys)
-                    d_cumulative += tl.sum(to_cumulative, 1)
-                    tl.store(program + 2 * keys + columns, -tl.sum(to_cumulative, 0), mask=in_columns)
+                    to_riccati_sum = riccati_sum_gradient(grad_bias, at_queries, at_keys)
+                    d_riccati_sum += tl.sum(to_riccati_sum, 1)
+                    tl.store(program + 2 * keys + columns, -tl.sum(to_riccati_sum, 0), mask=in_columns)
                     tl.store(program + 3 * keys + columns, tl.sum(grad_bias.to(tl.float64), 0), mask=in_columns)
 
     d_query += 2.0 * residuals[:, None] * q.to(tl.float32)
-    place = query_place[:, None] * CHANNELS + channels[None, :]
-    tl.store(grad_query + place, d_query.to(grad_query.dtype.element_ty), mask=in_rows[:, None])
+    index = query_index[:, None] * CHANNELS + channels[None, :]
+    tl.store(grad_query + index, d_query.to(grad_query.dtype.element_ty), mask=in_rows[:, None])
     if PRIOR:
-        scalar_place = grad_scalars + pair * queries + rows
+        scalar_index = grad_scalars + pair * queries + rows
         if not UNIFORM:
-            scalar_place = grad_scalars + pair * 6 * queries + rows
-        tl.store(scalar_place, coefficients, mask=in_rows)
+            scalar_index = grad_scalars + pair * 6 * queries + rows
+        tl.store(scalar_index, coefficients, mask=in_rows)
         if UNIFORM:  # the windows after the last tile; of a causal head they may lie wholly before lag 0
             window = program + (highest - last) * COLUMNS
             if highest - last >= 0:
@@ -258,12 +266,12 @@ def query_gradient_kernel(
                 tl.store(window + (windows - 1) * COLUMNS, behind_bias)
                 tl.store(window + (2 * windows - 1) * COLUMNS, behind_weight)
         else:
-            tl.store(scalar_place + queries, shares / share, mask=in_rows)
-            tl.store(scalar_place + 2 * queries, etas, mask=in_rows)
-            tl.store(scalar_place + 3 * queries, floors, mask=in_rows)
-            tl.store(scalar_place + 4 * queries, gammas, mask=in_rows)
-            tl.store(scalar_place + 5 * queries, tempers, mask=in_rows)
-            path_place = grad_path + pair * 3 * queries + rows
-            tl.store(path_place, d_damping, mask=in_rows)
-            tl.store(path_place + queries, d_variance, mask=in_rows)
-            tl.store(path_place + 2 * queries, d_cumulative, mask=in_rows)
+            tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
+            tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
+            tl.store(scalar_index + 3 * queries, floors, mask=in_rows)
+            tl.store(scalar_index + 4 * queries, gammas, mask=in_rows)
+            tl.store(scalar_index + 5 * queries, bias_factors, mask=in_rows)
+            path_index = grad_path + pair * 3 * queries + rows
+            tl.store(path_index, d_decay_sum, mask=in_rows)
+            tl.store(path_index + queries, d_variance, mask=in_rows)
+            tl.store(path_index + 2 * queries, d_riccati_sum, mask=in_rows)

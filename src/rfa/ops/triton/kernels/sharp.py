@@ -1,4 +1,4 @@
-"""What scores subtract in their gradients, to more digits than the estimate has."""
+"""The terms that gradients of scores subtract, to more digits than the estimate has."""
 
 from typing import no_type_check
 
@@ -78,10 +78,10 @@ def sharpen_kernel(
 ):
     """`<dout_i, out_i>` and log sums of the blocks of queries that hold a marked row, or of `EVERY` block, rewritten.
 
-    `E <dout, v> - <dout, out>` vanishes where one weight is nearly 1, by far more than either is right to, and over a
-    row it adds up to zero: what an error of the second leaves there is multiplied by log Sigma. So `<dout, out>` is
-    formed from the very products that it is subtracted from, as a correction of the one from the rounded estimate, and
-    weights come to add up to 1. In half precision every row needs it, in float32 those with one large weight.
+    Where one weight is nearly 1, `E <dout, v> - <dout, out>` is far smaller than the error of either term. Over a row
+    the differences add up to zero, and an error of the second term would be multiplied by log Sigma. So `<dout, out>`
+    is formed from the same products that it is subtracted from, as a correction to the rounded one, and the weights are
+    made to add up to 1. In half precision every row needs this, in float32 only rows with one large weight.
     """
     block = row_blocks - 1 - tl.program_id(0) % row_blocks
     pair = (tl.program_id(0) // row_blocks).to(tl.int64)
@@ -90,23 +90,23 @@ def sharpen_kernel(
     in_rows = rows < queries
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
-    query_place = pair * queries + rows
-    of_forward = tl.load(marked_log_sum + query_place, mask=in_rows, other=float("-inf"))
-    q = tl.load(query + query_place[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-    place = query_place[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    d_out = tl.load(grad_out + place, mask=in_rows[:, None], other=0.0)
-    q_norm = tl.load(query_norm + query_place, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_place, mask=in_rows, other=0.0)[:, None]
-    row_log_sum_rest = tl.load(log_sum_rest + query_place, mask=in_rows, other=0.0)[:, None]
-    row_delta = tl.load(delta + query_place, mask=in_rows, other=0.0)[:, None]
+    query_index = pair * queries + rows
+    of_forward = tl.load(marked_log_sum + query_index, mask=in_rows, other=float("-inf"))
+    q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+    index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+    d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
+    q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
+    row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
     offset = keys - queries
     if not UNIFORM:
-        share = tl.load(scalars + heads + head)
+        inverse_freedom = tl.load(scalars + heads + head)
         eta2 = tl.load(scalars + 2 * heads + head)
         floor = tl.load(scalars + 3 * heads + head)
         gamma2 = tl.load(scalars + 4 * heads + head)
-        temper = tl.load(scalars + 5 * heads + head)
+        bias_factor = tl.load(scalars + 5 * heads + head)
         path_pair = batch * heads * path_batched + head
         at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
         row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
@@ -123,17 +123,17 @@ def sharpen_kernel(
         if tl.max(is_marked(of_forward).to(tl.int32), 0) == 0:
             last = first
     total = tl.zeros([ROWS], tl.float64)
-    along = tl.zeros([ROWS], tl.float64)
+    inner = tl.zeros([ROWS], tl.float64)
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
-        key_place = pair * keys + columns
-        k = tl.load(key + key_place[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+        key_index = pair * keys + columns
+        k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
         v = tl.load(
-            value + key_place[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
+            value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
         )
-        k_norm = tl.load(key_norm + key_place, mask=in_columns, other=0.0)[None, :]
-        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # rows that see no number know it by their log sum
+        k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[None, :]
+        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
         dot = product(q, tl.trans(k), PRECISION=PRECISION)
         grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
 
@@ -160,11 +160,11 @@ def sharpen_kernel(
                 at_keys,
                 later,
                 column_bias,
-                share,
+                inverse_freedom,
                 eta2,
                 floor,
                 gamma2,
-                temper,
+                bias_factor,
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
@@ -185,15 +185,15 @@ def sharpen_kernel(
             FAST_LOG=FAST_LOG,
         )
         total += tl.sum(attention, 1).to(tl.float64)
-        along += tl.sum(attention * (decay * grad_attention - row_delta), 1).to(tl.float64)
+        inner += tl.sum(attention * (decay * grad_attention - row_delta), 1).to(tl.float64)
 
-    known = in_rows & (0.0 * along == 0.0) & (total > 0.0) & (total < float("inf"))
+    known = in_rows & (0.0 * inner == 0.0) & (total > 0.0) & (total < float("inf"))
     total = tl.where(known, total, 1.0)
-    rough = tl.load(delta + query_place, mask=known, other=0.0).to(tl.float64)
-    along = rough + along / total
-    part = along.to(tl.float32)
-    rest = tl.load(delta_rest + query_place, mask=known, other=0.0)
-    log_rest = tl.load(log_sum_rest + query_place, mask=known, other=0.0)
-    tl.store(delta + query_place, part, mask=known)
-    tl.store(delta_rest + query_place, rest + (along - part.to(tl.float64)).to(tl.float32), mask=known)
-    tl.store(log_sum_rest + query_place, log_rest + tl.log2(total).to(tl.float32), mask=known)
+    rough = tl.load(delta + query_index, mask=known, other=0.0).to(tl.float64)
+    inner = rough + inner / total
+    part = inner.to(tl.float32)
+    rest = tl.load(delta_rest + query_index, mask=known, other=0.0)
+    log_rest = tl.load(log_sum_rest + query_index, mask=known, other=0.0)
+    tl.store(delta + query_index, part, mask=known)
+    tl.store(delta_rest + query_index, rest + (inner - part.to(tl.float64)).to(tl.float32), mask=known)
+    tl.store(log_sum_rest + query_index, log_rest + tl.log2(total).to(tl.float32), mask=known)

@@ -7,14 +7,14 @@
 
 namespace rfa {
 
-// A table is mirrored, so that a row reads keys j, j + 1, ... from consecutive places: place j - position + keys - 1.
-class TablePrior {
+// A table is mirrored, so that a row reads keys j, j + 1, ... from consecutive numbers: index j - position + keys - 1.
+class LagTables {
  public:
-  struct Row {
-    int64_t place;  // of key 0
+  struct QueryRow {
+    int64_t first;  // index of key 0
   };
 
-  explicit TablePrior(const Task& task, bool backward)
+  explicit LagTables(const Task& task, bool backward)
       : task_(task),
         middle_(task.p.keys - 1),
         size_(task.p.keys + (task.p.causal ? 2 * KEY_BLOCK : round_up(task.p.keys, KEY_BLOCK))),
@@ -37,16 +37,16 @@ class TablePrior {
     return std::max(behind, ahead) >= far_ && reach * widest_ * FAR < 1e-6f;
   }
 
-  Row row(int64_t i) const { return {middle_ - (task_.p.keys - task_.p.queries + std::min(i, task_.p.queries - 1))}; }
+  QueryRow row(int64_t i) const { return {middle_ - (task_.p.keys - task_.p.queries + std::min(i, task_.p.queries - 1))}; }
 
   // Of keys start, start + 1, ...
-  RFA_INLINE_MEMBER Pairs pairs(const Row& row, int64_t start, int64_t) const {
-    const float* from = values_ + row.place + start;
+  RFA_INLINE_MEMBER Pairs pairs(const QueryRow& row, int64_t start, int64_t) const {
+    const float* from = values_ + row.first + start;
     return {from, from + size_, from + 2 * size_};
   }
 
-  RFA_INLINE_MEMBER void add(Row& row, int64_t start, int64_t n, GradPairs grads) {
-    float* to = sums_ + row.place + start;
+  RFA_INLINE_MEMBER void add(QueryRow& row, int64_t start, int64_t n, GradPairs grads) {
+    float* to = sums_ + row.first + start;
     for (int64_t j = 0; j < n; j += LANES) {
       add_to(to + j, load(grads.decay + j));
       add_to(to + size_ + j, load(grads.bias + j));
@@ -54,7 +54,7 @@ class TablePrior {
     }
   }
 
-  void end_row(int64_t, const Row&) {}
+  void end_row(int64_t, const QueryRow&) {}
   void begin_block(int64_t) {}
 
   // Into double after each block of keys: a sum over all the rows of a long sequence would lose digits in float.

@@ -1,18 +1,95 @@
-"""The operator's checks: each message names the argument, what was given and what was expected."""
+"""The parameters and options that every backend is handed, and the checks of states, parameters and options.
+
+Each message of a check names the argument, what was given and what was expected.
+"""
 
 import math
-from typing import get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from rfa.dynamics import TimeDependentNoise
+from rfa.dynamics import TimeDependentNoise, covariance, time_dependent_variance
 
-from .inputs import Options, Parameters, Prior, Weight, by_segment, times_dtype
+from .positions import check_device, check_tensor
 from .transforms import readable
+
+Weight = Literal["student_t", "exponential"]
+Prior = Literal["lyapunov", "riccati"]
 
 _POSITIVE = ("robustness", "inverse_temperature")
 _SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
+
+
+class Parameters(NamedTuple):
+    """The dynamics and noises of each head, `(heads,)` but for the frequency.
+
+    Fields:
+        decay: mu, per unit of time.
+        frequency: omega, `(heads, modes)`, radians per unit of time.
+        process_noise: sigma^2, variance per unit of time.
+        key_noise, query_noise, noise_floor: the variances eta^2, gamma^2 and sigma_0^2.
+        robustness: nu_s, degrees of freedom per mode.
+        inverse_temperature: beta_s.
+        horizon: h, units of time; None for none.
+        noise: the parts of the process noise beside the white one; None for none.
+    """
+
+    decay: Tensor
+    frequency: Tensor
+    process_noise: Tensor
+    key_noise: Tensor
+    query_noise: Tensor
+    noise_floor: Tensor
+    robustness: Tensor
+    inverse_temperature: Tensor
+    horizon: Tensor | None = None
+    noise: TimeDependentNoise | None = None
+
+    def to(self, dtype: torch.dtype) -> "Parameters":
+        """The same in another dtype, but for `noise`: its phases are formed before rounding."""
+        return Parameters(*(p.to(dtype) if isinstance(p, Tensor) else p for p in self))  # type: ignore[arg-type]
+
+    def unsqueezed(self, dimensions: int) -> "Parameters":
+        """The same with so many dimensions of size 1 behind the heads, to broadcast with lags; not `frequency`."""
+        index = (..., *(None,) * dimensions)
+        changed: dict[str, Any] = {name: p[index] for name, p in self._asdict().items() if isinstance(p, Tensor)}
+        changed["frequency"] = self.frequency
+        if self.noise is not None:
+            changed["noise"] = TimeDependentNoise(*(p[index] for p in self.noise))
+        return self._replace(**changed)
+
+    def variance(self, lag: Tensor) -> Tensor:
+        """`Sigma(tau)`, the variance of a key after a lag that broadcasts with the parameters."""
+        if self.noise is None:
+            return covariance(self.decay, self.process_noise, self.key_noise, self.noise_floor, lag)
+        accumulated = time_dependent_variance(self.decay, self.process_noise, self.noise, lag)
+        none = torch.zeros_like(self.process_noise)
+        return accumulated + covariance(self.decay, none, self.key_noise, self.noise_floor, lag)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors that are given, by name, those of the noise among them."""
+        named = {name: given for name, given in self._asdict().items() if name != "noise" and given is not None}
+        return named | ({} if self.noise is None else self.noise._asdict())
+
+
+class Options(NamedTuple):
+    """The choices that select a variant of the operator, as the arguments of `robust_filter_attention`.
+
+    Fields:
+        causal, weight, rotate_values, prior, gate, query_noise_in_bias: the arguments of these names.
+        log_precision: the log precision is wanted too.
+        in_frame: the states stand in the common frame already, and the estimate stays in it.
+    """
+
+    causal: bool
+    weight: Weight
+    rotate_values: bool
+    prior: Prior
+    gate: bool
+    query_noise_in_bias: bool
+    log_precision: bool
+    in_frame: bool = False
 
 
 def validate(
@@ -21,10 +98,6 @@ def validate(
     value: Tensor,
     parameters: Parameters,
     options: Options,
-    times: Tensor | None,
-    query_times: Tensor | None,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
     per_mode: tuple[str, ...] = ("frequency",),
 ) -> None:
     """Raise `ValueError` where the arguments of `robust_filter_attention` do not fit together.
@@ -34,38 +107,10 @@ def validate(
     _check_options(options)
     _check_noise(parameters.noise, options)
     _check_states(query, key, value, options.rotate_values)
-    batch, heads, queries, channels = query.shape
-    keys = key.shape[2]
+    _, heads, _, channels = query.shape
     _check_parameters(parameters, heads, channels // 2, query.device, per_mode)
     if readable(*parameters.tensors().values()):
         _check_parameter_values(parameters.to(torch.promote_types(query.dtype, torch.float32)))
-    validate_positions(batch, queries, keys, query.device, times, query_times, key_mask, segment_ids)
-
-
-def validate_positions(
-    batch: int,
-    queries: int,
-    keys: int,
-    device: torch.device,
-    times: Tensor | None,
-    query_times: Tensor | None,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-) -> None:
-    """Raise `ValueError` where times, mask and segments do not fit queries and keys of these numbers."""
-    _check_times("times", times, batch, keys, device)
-    _check_times("query_times", query_times, batch, queries, device)
-    check_flags("key_mask", key_mask, batch, keys, device, integer=False)
-    check_flags("segment_ids", segment_ids, batch, keys, device, integer=True)
-    if queries > keys and (query_times is None or segment_ids is not None):
-        raise ValueError(
-            f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
-            "by default the queries stand at the last times"
-        )
-    if times is not None and readable(times, query_times, key_mask, segment_ids):
-        _check_increasing(times.to(times_dtype(times, query_times)), key_mask, segment_ids)
-    if query_times is not None and readable(query_times) and not bool(query_times.isfinite().all()):
-        raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
 
 
 def _check_options(options: Options) -> None:
@@ -90,14 +135,14 @@ def _check_noise(noise: object, options: Options) -> None:
 
 def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool) -> None:
     for name, state in (("query", query), ("key", key), ("value", value)):
-        _check_tensor(name, state)
+        check_tensor(name, state)
         if state.dim() != 4:
             raise ValueError(f"{name}: got shape {tuple(state.shape)}, expected (batch, heads, length, channels)")
         if not state.is_floating_point():
             raise ValueError(f"{name}: got dtype {state.dtype}, expected a floating-point dtype")
         if state.dtype != query.dtype:
             raise ValueError(f"{name}: got dtype {state.dtype}, expected {query.dtype}, the query's")
-        _check_device(name, state, query.device)
+        check_device(name, state, query.device)
         if state.shape[:2] != query.shape[:2]:
             raise ValueError(
                 f"{name}: got batch and heads {tuple(state.shape[:2])}, expected {tuple(query.shape[:2])}, the query's"
@@ -121,12 +166,12 @@ def _check_parameters(
 ) -> None:
     for name, given in parameters.tensors().items():
         expected = (heads, modes) if name in per_mode else (heads,)
-        _check_tensor(name, given)
+        check_tensor(name, given)
         if tuple(given.shape) != expected:
             raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {expected}")
         if not given.is_floating_point():
             raise ValueError(f"{name}: got dtype {given.dtype}, expected a floating-point dtype")
-        _check_device(name, given, device)
+        check_device(name, given, device)
 
 
 def _check_parameter_values(parameters: Parameters) -> None:
@@ -146,53 +191,3 @@ def _check_parameter_values(parameters: Parameters) -> None:
             continue
         wanted = "numbers" if name in _SIGNED else "and > 0" if name in _POSITIVE else "and >= 0"
         raise ValueError(f"{name}: got {given[name].flatten().tolist()[:8]}, expected finite {wanted}")
-
-
-def _check_tensor(name: str, given: object) -> None:
-    if not isinstance(given, Tensor):
-        raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
-
-
-def _check_device(name: str, given: Tensor | None, device: torch.device) -> None:
-    if given is not None and given.device != device:
-        raise ValueError(f"{name}: got device {given.device}, expected {device}, the query's")
-
-
-def _check_times(name: str, given: Tensor | None, batch: int, length: int, device: torch.device) -> None:
-    if given is None:
-        return
-    _check_tensor(name, given)
-    _check_device(name, given, device)
-    if given.dtype == torch.bool or given.is_complex():
-        raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
-    if tuple(given.shape) not in ((length,), (batch, length)):
-        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {(length,)} or {(batch, length)}")
-
-
-def check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
-    """Raise `ValueError` unless `given` is None or `(batch, length)`, of integers or of booleans."""
-    if given is None:
-        return
-    _check_tensor(name, given)
-    is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
-    if (not is_integer) if integer else given.dtype != torch.bool:
-        raise ValueError(f"{name}: got dtype {given.dtype}, expected {'an integer dtype' if integer else 'torch.bool'}")
-    if tuple(given.shape) != (batch, length):
-        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (batch, keys) = {(batch, length)}")
-    _check_device(name, given, device)
-
-
-def _check_increasing(times: Tensor, key_mask: Tensor | None, segment_ids: Tensor | None) -> None:
-    """Times increase strictly among the keys of a segment that take part; padding may carry any time."""
-    times = torch.atleast_2d(times.detach())
-    if not bool(times.isfinite().all()):
-        raise ValueError("times: got NaN or infinite values, expected finite numbers")
-    times, follows, _ = by_segment(times, key_mask, segment_ids)
-    wrong = follows[:, 1:] & (times[:, 1:] <= times[:, :-1])
-    if bool(wrong.any()):
-        row, at = wrong.nonzero()[0].tolist()
-        pair = times[row, at : at + 2].tolist()
-        raise ValueError(
-            f"times: got {pair[0]!r} followed by {pair[1]!r} (batch row {row}), "
-            "expected strictly increasing times within a segment"
-        )

@@ -1,0 +1,180 @@
+"""The common part of all computations in ordinary autograd code: scores at their limits, poison, one masked softmax.
+
+A variance is right down to the smallest normal number of its dtype (1.2e-38 in float32, 2.2e-308 in float64). A
+smaller one counts as that number and has no gradient. Scores of exponential weights, `r / (nu_s d (Sigma + gamma^2))`,
+leave the range of the dtype earlier: there `Sigma + gamma^2` counts as `least_effective_variance` where it is smaller.
+
+A state is poisoned where it holds NaN or infinity. The estimates of the queries that see it become NaN, no others.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import rotate
+
+from .problem import Weight
+from .transforms import readable
+
+_SCORES = 2**24  # scores held at once where no gradient needs them: 64 MB in float32
+
+
+class DenseRows(NamedTuple):
+    """Some query rows before their softmax.
+
+    Fields:
+        score: logarithm of the weights in nats, `(batch, heads, rows, keys)`, or with more dimensions after the heads.
+        visible: `(b, rows, keys)`, True where a query sees a key.
+        average: from the normalised weights, shaped as `score`, to the estimate `(batch, heads, rows, channels)`.
+        poisoned: `(batch, heads, rows)`, the rows of which a score is poisoned; None for none.
+        poisoned_values: `(batch, heads, rows)`, the rows that see a poisoned value; None for none.
+    """
+
+    score: Tensor
+    visible: Tensor
+    average: Callable[[Tensor], Tensor]
+    poisoned: Tensor | None = None
+    poisoned_values: Tensor | None = None
+
+
+def masked_softmax(
+    blocks: list[slice], dense_rows: Callable[[slice], DenseRows], log_sums: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """`average(softmax_j(score_ij))` over the visible keys, block of rows by block of rows.
+
+    Args:
+        blocks: the query rows to compute at a time, as `row_blocks` gives them.
+        dense_rows: makes the scores of such a block.
+        log_sums: also return `log sum_j exp(score_ij)`.
+
+    Returns:
+        The estimate `(batch, heads, queries, channels)`, and the log sums `(batch, heads, ..., queries)` or None. A row
+        that sees no key gives zeros and -inf, a poisoned row NaN.
+    """
+    estimates, sums = [], []
+    for rows in blocks:
+        score, visible, average, poisoned, poisoned_values = dense_rows(rows)
+        between = (None,) * (score.dim() - visible.dim())
+        visible = visible[(slice(None), *between)]
+        # an empty row keeps its scores: a softmax over nothing but -inf is NaN, and so are its gradients
+        empty = ~visible.any(-1, keepdim=True)
+        score = score.masked_fill(~visible & ~empty, -torch.inf)
+        estimate = average(score.softmax(-1))
+        unknown = poisoned if poisoned_values is None else poisoned_values
+        if poisoned is not None and poisoned_values is not None:
+            unknown = poisoned | poisoned_values
+        estimates.append(fill_rows(estimate, unknown, empty.flatten(1, -3)))
+        if log_sums:
+            total = log_sum(score)
+            if poisoned is not None:
+                total = total.masked_fill(poisoned[(slice(None), slice(None), *between[1:])], torch.nan)
+            sums.append(total.masked_fill(empty[..., 0], -torch.inf))
+    return torch.cat(estimates, dim=2), torch.cat(sums, dim=-1) if log_sums else None
+
+
+def fill_rows(estimate: Tensor, poisoned: Tensor | None, empty: Tensor) -> Tensor:
+    """The estimate with NaN in poisoned rows `(batch, heads, rows)` and zeros in empty ones `(b, 1, rows, 1)`."""
+    if poisoned is not None:
+        estimate = estimate.masked_fill(poisoned[..., None], torch.nan)
+    return estimate.masked_fill(empty, 0.0)
+
+
+def row_blocks(batch: int, heads: int, queries: int, keys: int) -> list[slice]:
+    """The query rows to compute at a time: all for autograd, blocks of bounded memory without it."""
+    rows = queries if torch.is_grad_enabled() else _SCORES // max(1, batch * heads * keys)
+    rows = max(1, rows)
+    return [slice(start, min(start + rows, queries)) for start in range(0, max(1, queries), rows)]
+
+
+def least_effective_variance(weight: Weight, dtype: torch.dtype) -> float:
+    """The least `Sigma + gamma^2` that residuals are divided by: 2e-24 with exponential weights in float32."""
+    tiny = torch.finfo(dtype).tiny
+    return tiny if weight == "student_t" else tiny**0.625
+
+
+def positive(variance: Tensor) -> Tensor:
+    """A variance kept away from zero, so that its logarithm is finite."""
+    return variance.clamp(min=torch.finfo(variance.dtype).tiny)
+
+
+def effective_variance(variance: Tensor, query_noise: Tensor, weight: Weight) -> Tensor:
+    """`Sigma + gamma^2`, by which residuals are divided; Sigma may be 0."""
+    return (variance + query_noise).clamp(min=least_effective_variance(weight, variance.dtype))
+
+
+def evidence(residual: Tensor, scale: tuple[Tensor, ...], weight: Weight) -> Tensor:
+    """`log(1 + r / s)`, or `r / s` of exponential weights, where s is the product of `scale`.
+
+    The gradient of a quotient divides by the square of s, which may be 0. So the quotient is formed with s held
+    constant, times each factor's constant over that factor: 1, with the gradient of its reciprocal. Beyond 1e19 in
+    float32 the quotient is formed as two factors, each with a logarithm of its own.
+    """
+    constant = functools.reduce(torch.mul, [factor.detach() for factor in scale])
+    one = functools.reduce(torch.mul, [factor.detach() / factor for factor in scale])
+    if weight == "exponential":
+        return residual / constant * one
+    largest = torch.finfo(residual.dtype).max
+    ordinary = _values_at_hand(residual, constant) and residual.numel()
+    if ordinary and residual.detach().max() < largest**0.5 * constant.min():
+        return torch.log1p(residual / constant * one)
+    ceiling = (largest**0.5 * constant).clamp(max=largest)
+    near = torch.minimum(residual, ceiling) / constant * one
+    return torch.log1p(near) + torch.log(torch.maximum(residual, ceiling) / ceiling)
+
+
+def log_weights(
+    log_prior: Tensor, evidence: Tensor, robustness: Tensor, inverse_temperature: Tensor, weight: Weight
+) -> Tensor:
+    """`beta_s L = beta_s (log_prior - (nu_s + 1) evidence)`; with exponential weights `- evidence` (section 3.2).
+
+    `log_prior` is `-log Sigma` where nothing else is said; `evidence` is that of r against `nu_s d (Sigma + gamma^2)`.
+    """
+    exponent = robustness + 1 if weight == "student_t" else 1.0
+    return inverse_temperature * (log_prior - exponent * evidence)
+
+
+def log_sum(score: Tensor) -> Tensor:
+    """`log sum_j exp(score_j)`. Its gradient is the softmax to all digits.
+
+    PyTorch's gradient is the exponential of a score less the result. Near 1e6 float32 knows that only to 0.06.
+    """
+    if not score.shape[-1]:
+        return score.logsumexp(-1)
+    highest = score.detach().amax(-1, keepdim=True)
+    return highest[..., 0] + (score - highest).exp().sum(-1).log()
+
+
+def finite(states: Tensor) -> tuple[Tensor, Tensor]:
+    """States with zeros in the place of poisoned ones; and which are poisoned, `(batch, heads, length)`.
+
+    A weight of zero times NaN is NaN. So poison must not meet weights that it does not belong to.
+    """
+    poisoned = ~states.isfinite().all(-1)
+    return states.masked_fill(poisoned[..., None], 0.0), poisoned
+
+
+def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
+    """`rotate`. A poisoned state becomes NaN and gives the frequencies no gradient."""
+    return of_finite(lambda states: rotate(states, frequency, times, inverse), states)
+
+
+def of_finite(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
+    """`function(states)`, state by state. A poisoned state becomes NaN, and no gradient goes back through it."""
+    if _values_at_hand(states) and states.detach().sum(dtype=torch.float32).isfinite():
+        return function(states)  # all are finite
+    states, poisoned = finite(states)
+    return function(states).masked_fill(poisoned[..., None], torch.nan)
+
+
+def _values_at_hand(*tensors: Tensor) -> bool:
+    """Whether a look at the values is allowed and costs little: a GPU would have to finish its work first."""
+    return readable(*tensors) and all(x.device.type == "cpu" for x in tensors)
+
+
+def sees_any(visible: Tensor, poisoned: Tensor) -> Tensor:
+    """Which queries see a key that is `poisoned` `(batch, heads, keys)`; `visible` is `(b, queries, keys)`."""
+    seen = visible.to(torch.float32) @ poisoned.mT.to(torch.float32)  # counted: no mask of every head
+    return seen.mT > 0

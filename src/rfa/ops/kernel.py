@@ -1,0 +1,186 @@
+r"""The one argument list of a fused kernel, from which operator schemas and call structures are made.
+
+A kernel computes, for query i and key j in the common frame, with the E, b and w of `rfa.ops.prior`,
+
+    r  = |q_i|^2 + E^2 |k_j|^2 - 2 E q_i.k_j
+    z  = b - c log2(1 + w r)      student_t        z = log2(e) beta_s L, a score in bits
+    z  = b - c w r                exponential
+    z  = b + c q_i.k_j            dot_product
+    out_i = sum_j 2^(z - z_i) E v_j,    z_i = log2 sum_j 2^z
+
+and returns gradients for q, k, v and for every number of the prior.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, NamedTuple, get_type_hints
+
+import torch
+from torch import Tensor
+
+from rfa.dynamics import rotation, time_dtype
+
+from .positions import Positions
+from .prior import LagTables, SeparablePath
+
+Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Score = Literal["student_t", "exponential", "dot_product"]
+
+
+class KernelInputs(NamedTuple):
+    """Everything that a fused kernel is handed, in the order of its registered operator. Tensors come first.
+
+    Fields:
+        query, key, value: `(batch, heads, length, channels)` in float32, bfloat16 or float16.
+        key_cos, key_sin, query_cos, query_sin: phases, `(b, heads, length, modes)` in float32; None where the states
+            stand in the common frame already.
+        tables: of `LagTables`; None along a path.
+        key_path, query_path, key_bias: of a `SeparablePath`; None with tables.
+        scalars: c, `(1, heads)`, with tables; the scalars of the path, `(6, heads)`.
+        bound: `(heads,)`: no score of a head is larger.
+        key_times, query_times: `(b, length)` in `time_dtype`.
+        key_groups, query_groups: `(batch, length)` int32 as in `Positions`; both None or neither.
+        key_norm: `|k|^2`, `(batch, heads, keys)`, where it is known.
+        causal: key j takes part where its time is not later than that of query i.
+        score: a `Score`.
+        gate: off, w does not depend on the lag: `w = W` along a path.
+        rotate_values: values and the estimate turn too.
+        decode: no gradient will be asked for, and the states stand in the common frame: the kernel may read a few
+            queries' keys where they lie.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    key_cos: Tensor | None
+    key_sin: Tensor | None
+    query_cos: Tensor | None
+    query_sin: Tensor | None
+    tables: Tensor | None
+    key_path: Tensor | None
+    query_path: Tensor | None
+    key_bias: Tensor | None
+    scalars: Tensor
+    bound: Tensor
+    key_times: Tensor
+    query_times: Tensor
+    key_groups: Tensor | None
+    query_groups: Tensor | None
+    key_norm: Tensor | None
+    causal: bool
+    score: str
+    gate: bool
+    rotate_values: bool
+    decode: bool
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no pair of a query and a key."""
+        return 0 in (*self.query.shape[:3], self.key.shape[2])
+
+    @property
+    def lags(self) -> int:
+        """The number of lags of the tables, which a cache makes for more keys than it holds yet; 0 along a path."""
+        return 0 if self.tables is None else self.tables.shape[-1]
+
+
+_KINDS: dict[object, str] = {Tensor: "Tensor", Tensor | None: "Tensor?", bool: "bool", str: "str"}
+_HINTS = get_type_hints(KernelInputs)
+_HEADS = {name: 1 for name in ("query", "key", "value", "key_cos", "key_sin", "query_cos", "query_sin", "tables")}
+_HEADS |= {"key_path": 2, "query_path": 2, "key_bias": 1, "scalars": 1, "bound": 0, "key_norm": 1}
+_LEARNED = ("query", "key", "value", "tables", "key_path", "query_path", "key_bias", "scalars")
+
+SCHEMA = ", ".join(f"{_KINDS[_HINTS[name]]} {name}" for name in KernelInputs._fields)  # of a registered operator
+GRADIENT_SCHEMA = ", ".join("Tensor" for _ in _LEARNED)  # of its backward pass
+TENSORS = sum(_KINDS[kind].startswith("Tensor") for kind in _HINTS.values())  # so many fields come first
+HEADS = tuple(_HEADS.get(name) for name in KernelInputs._fields)  # each field's dimension of the heads, None for none
+GRADIENT_HEADS = tuple(_HEADS[name] for name in _LEARNED)
+PRIOR = slice(KernelInputs._fields.index("tables"), KernelInputs._fields.index("bound"))  # what is learned of it
+
+
+def gradients_by_field(gradients: Iterable[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The results of a backward pass in the order of `KernelInputs`: None where a field has no gradient."""
+    named = dict(zip(_LEARNED, gradients, strict=True))
+    return tuple(named.get(name) for name in KernelInputs._fields)
+
+
+def kernel_inputs(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rotation: "Rotation | None",
+    prior: LagTables | SeparablePath,
+    positions: Positions,
+    *,
+    causal: bool,
+    score: Score,
+    gate: bool = True,
+    rotate_values: bool = False,
+    key_norm: Tensor | None = None,
+    decode: bool = False,
+) -> KernelInputs:
+    """The argument list, filled; see the fields of `KernelInputs`."""
+    dtype = time_dtype(query.device)
+    groups = positions.query_groups
+    if groups is None and positions.key_groups is not None:
+        groups = query.new_zeros(positions.key_groups.shape[0], positions.query_times.shape[-1], dtype=torch.int32)
+    numbers: dict[str, Any]
+    if isinstance(prior, LagTables):
+        path = {"key_path": None, "query_path": None, "key_bias": None}
+        numbers = {"tables": prior.tables, **path, "scalars": prior.coefficient[None], "bound": prior.bound}
+    else:
+        numbers = {"tables": None, **prior._asdict()}
+    phases: dict[str, Any] = dict.fromkeys(Rotation._fields) if rotation is None else rotation._asdict()
+    return KernelInputs(
+        query=query,
+        key=key,
+        value=value,
+        **phases,
+        **numbers,
+        key_times=positions.key_times.detach().to(dtype),
+        query_times=positions.query_times.detach().to(dtype),
+        key_groups=positions.key_groups,
+        query_groups=groups,
+        key_norm=key_norm,
+        causal=causal,
+        score=score,
+        gate=gate,
+        rotate_values=rotate_values,
+        decode=decode,
+    )
+
+
+class Rotation(NamedTuple):
+    """Cosine and sine of the phases at keys and queries, `(b, heads, length, modes)` in float32."""
+
+    key_cos: Tensor
+    key_sin: Tensor
+    query_cos: Tensor
+    query_sin: Tensor
+
+
+def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32."""
+    cos, sin = (part.to(torch.float32) for part in rotation(frequency, times))
+    return cos, sin
+
+
+def rotation_tables(frequency: Tensor, positions: Positions, phases: Phases = torch_phases) -> Rotation:
+    """The tables by which a kernel turns states into the common frame and the estimate out of it."""
+    key = phases(frequency, positions.key_times)
+    if positions.uniform:
+        first = positions.key_times.shape[-1] - positions.query_times.shape[-1]
+        return Rotation(*key, *(part[..., first:, :] for part in key))
+    return Rotation(*key, *phases(frequency, positions.query_times))
+
+
+class Kernel(NamedTuple):
+    """A fused implementation.
+
+    Fields:
+        attention: the inputs to the estimate `(batch, heads, queries, value channels)` and to `log2 sum_j 2^z`, float64
+            `(batch, heads, queries)`, -inf where no key is seen.
+        phases: `(frequency, times)` to cosine and sine.
+    """
+
+    attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]
+    phases: Phases = torch_phases

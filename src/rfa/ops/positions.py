@@ -1,0 +1,260 @@
+"""Times and groups of keys and queries: checked and located once, then shared by all layers of a forward pass."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rfa.dynamics import time_dtype
+
+from .transforms import readable
+
+
+class Positions(NamedTuple):
+    """Where keys and queries stand in time, and which keys a query may see.
+
+    Fields:
+        key_times: `(b, keys)` since a common origin, in `time_dtype`; b is 1 or batch.
+        query_times: `(b, queries)` since the same origin.
+        key_groups: `(batch, keys)` int32. A query sees the keys of its own group. -1 marks an absent key, which no
+            query sees. None where all keys take part in one group.
+        query_groups: `(batch, queries)` int32, 0 or more. None where every query belongs to group 0.
+        uniform: the keys stand at 0, 1, 2, ... and the queries at the last of these times.
+    """
+
+    key_times: Tensor
+    query_times: Tensor
+    key_groups: Tensor | None = None
+    query_groups: Tensor | None = None
+    uniform: bool = False
+
+    def visible(self, causal: bool) -> Tensor:
+        """`(b, queries, keys)`, True where a key takes part in a query's estimate."""
+        lag = self.query_times[:, :, None] - self.key_times[:, None, :]
+        seen = lag >= 0 if causal else torch.ones_like(lag, dtype=torch.bool)
+        if self.key_groups is not None:
+            own = 0 if self.query_groups is None else self.query_groups[:, :, None]
+            seen = seen & (self.key_groups[:, None, :] == own)
+        return seen
+
+    def present(self) -> Tensor | None:
+        """`(batch, keys)`, True where a key takes part; None where all do."""
+        return None if self.key_groups is None else self.key_groups >= 0
+
+    def without_absent(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values `(batch, heads, keys, channels)`, zero where a key is absent: it may hold anything."""
+        if self.key_groups is None:
+            return key, value
+        absent = (self.key_groups < 0)[:, None, :, None]
+        return key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
+
+    def rows(self, rows: slice) -> "Positions":
+        """The same for some of the queries."""
+        groups = None if self.query_groups is None else self.query_groups[:, rows]
+        return self._replace(query_times=self.query_times[:, rows], query_groups=groups)
+
+    def keys(self, keys: slice) -> "Positions":
+        """The same for some of the keys."""
+        groups = None if self.key_groups is None else self.key_groups[:, keys]
+        return self._replace(key_times=self.key_times[:, keys], key_groups=groups)
+
+
+def checked_positions(
+    batch: int,
+    queries: int,
+    keys: int,
+    device: torch.device,
+    times: Tensor | None,
+    query_times: Tensor | None = None,
+    key_mask: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    origin: Callable[[Tensor], Tensor] | None = None,
+) -> Positions:
+    """Positions from arguments as users give them. Their values are read once, which a GPU waits for.
+
+    Args:
+        batch, queries, keys, device: of the states.
+        times: of the keys, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default.
+        query_times: of the queries, `(queries,)` or `(batch, queries)`; by default the last of `times`.
+        key_mask: `(batch, keys)`, True for keys that take part.
+        segment_ids: `(batch, keys)`, queries see keys of their own segment only.
+        origin: gives the time `(b, 1)` that times count from for the given ones `(b, keys)`; see `locate`.
+
+    Raises:
+        ValueError: where times, mask and segments do not fit queries and keys of these numbers.
+    """
+    _check_times("times", times, batch, keys, device)
+    _check_times("query_times", query_times, batch, queries, device)
+    check_flags("key_mask", key_mask, batch, keys, device, integer=False)
+    check_flags("segment_ids", segment_ids, batch, keys, device, integer=True)
+    if queries > keys and (query_times is None or segment_ids is not None):
+        raise ValueError(
+            f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
+            "by default the queries stand at the last times"
+        )
+    groups = group_numbers(key_mask, segment_ids, queries)
+    if times is not None and readable(times, query_times, key_mask, segment_ids):
+        _check_increasing(times.to(times_dtype(times, query_times)), groups[0])
+    if query_times is not None and readable(query_times) and not bool(query_times.isfinite().all()):
+        raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
+    return _located(queries, keys, device, times, query_times, key_mask, groups, origin)
+
+
+def locate(
+    queries: int,
+    keys: int,
+    device: torch.device,
+    times: Tensor | None,
+    query_times: Tensor | None,
+    key_mask: Tensor | None,
+    segment_ids: Tensor | None,
+) -> Positions:
+    """`checked_positions` without the checks.
+
+    Times count from the first key that takes part: a large common offset would cost digits later. An absent key
+    stands at that origin, because padding may carry any time.
+    """
+    groups = group_numbers(key_mask, segment_ids, queries)
+    return _located(queries, keys, device, times, query_times, key_mask, groups, None)
+
+
+def _located(
+    queries: int,
+    keys: int,
+    device: torch.device,
+    times: Tensor | None,
+    query_times: Tensor | None,
+    key_mask: Tensor | None,
+    groups: tuple[Tensor | None, Tensor | None],
+    origin: Callable[[Tensor], Tensor] | None,
+) -> Positions:
+    dtype = time_dtype(device)
+    if times is None and query_times is None:
+        key_times = torch.arange(keys, device=device, dtype=dtype)[None]
+        return Positions(key_times, key_times[:, keys - queries :], *groups, uniform=True)
+    given = torch.arange(keys, device=device) if times is None else times
+    common = times_dtype(given, query_times)
+    key_times = torch.atleast_2d(given.to(common))
+    query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(common))
+    absent = None if times is None or key_mask is None or not keys else ~key_mask
+    if origin is not None:
+        start = origin(key_times)
+    elif absent is not None:
+        start = first_time(key_times, absent)
+    else:
+        start = (key_times if keys else query_times)[:, :1].detach()
+    key_times, query_times = (key_times - start).to(dtype), (query_times - start).to(dtype)
+    if absent is not None:
+        key_times = key_times.masked_fill(absent, 0.0)
+    batch = max(key_times.shape[0], query_times.shape[0])
+    return Positions(key_times.expand(batch, -1), query_times.expand(batch, -1), *groups)
+
+
+def first_time(times: Tensor, absent: Tensor) -> Tensor:
+    """The time `(batch, 1)` of the first key of each row that takes part, of its first key where none does."""
+    first = absent.int().argmin(-1, keepdim=True)
+    return times.detach().expand(absent.shape).gather(-1, first)
+
+
+def times_dtype(times: Tensor, query_times: Tensor | None) -> torch.dtype:
+    """Of differences of times: int64 where all are whole; nanoseconds since 1970 do not fit into a float."""
+    given = (times,) if query_times is None else (times, query_times)
+    return time_dtype(times.device) if any(t.is_floating_point() for t in given) else torch.int64
+
+
+def group_numbers(
+    key_mask: Tensor | None, segment_ids: Tensor | None = None, queries: int = 0
+) -> tuple[Tensor | None, Tensor | None]:
+    """Mask and segments as `Positions.key_groups` and `Positions.query_groups`; the queries are the last tokens."""
+    if segment_ids is None:
+        return (None if key_mask is None else key_mask.to(torch.int32) - 1), None
+    groups = numbered(segment_ids).to(torch.int32)
+    of_queries = groups[:, groups.shape[-1] - queries :]
+    return (groups if key_mask is None else groups.masked_fill(~key_mask, -1)), of_queries
+
+
+def numbered(ids: Tensor) -> Tensor:
+    """Numbers 0, 1, 2, ... in the place of the ids of each row `(batch, length)`, in their order.
+
+    `torch.unique` would do the same, but it has no rule for `torch.vmap`, and a GPU has to wait for it.
+    """
+    order = ids.argsort(dim=-1, stable=True)
+    ordered = ids.gather(-1, order)
+    steps = F.pad((ordered[:, 1:] != ordered[:, :-1]).cumsum(-1), (1, 0))
+    return steps.gather(-1, order.argsort(dim=-1))
+
+
+def by_group(times: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys group after group, absent keys first; within a group they keep their order.
+
+    Args:
+        times: `(b, keys)`.
+        groups: `(batch, keys)` as in `Positions.key_groups`.
+
+    Returns:
+        The times, whether each key follows the one before it in the same group (both `(batch, keys)`), and the
+        order that was taken.
+    """
+    if groups is None:
+        groups = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
+    groups = groups.expand(torch.broadcast_shapes(times.shape, groups.shape))
+    ordered, order = groups.sort(dim=-1, stable=True)
+    joined = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    follows = torch.cat([torch.zeros_like(ordered[:, :1], dtype=torch.bool), joined], dim=-1)
+    return times.expand(groups.shape).gather(-1, order), follows, order
+
+
+def _check_times(name: str, given: Tensor | None, batch: int, length: int, device: torch.device) -> None:
+    if given is None:
+        return
+    check_tensor(name, given)
+    check_device(name, given, device)
+    if given.dtype == torch.bool or given.is_complex():
+        raise ValueError(f"{name}: got dtype {given.dtype}, expected real numbers")
+    if tuple(given.shape) not in ((length,), (batch, length)):
+        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {(length,)} or {(batch, length)}")
+
+
+def check_flags(name: str, given: Tensor | None, batch: int, length: int, device: torch.device, integer: bool) -> None:
+    """Raise `ValueError` unless `given` is None or `(batch, length)`, of integers or of booleans."""
+    if given is None:
+        return
+    check_tensor(name, given)
+    is_integer = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    if (not is_integer) if integer else given.dtype != torch.bool:
+        raise ValueError(f"{name}: got dtype {given.dtype}, expected {'an integer dtype' if integer else 'torch.bool'}")
+    if tuple(given.shape) != (batch, length):
+        raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected (batch, keys) = {(batch, length)}")
+    check_device(name, given, device)
+
+
+def check_tensor(name: str, given: object) -> None:
+    """Raise `ValueError` unless `given` is a tensor."""
+    if not isinstance(given, Tensor):
+        raise ValueError(f"{name}: got {type(given).__name__}, expected a tensor")
+
+
+def check_device(name: str, given: Tensor, device: torch.device) -> None:
+    """Raise `ValueError` unless `given` is on the device of the query."""
+    if given.device != device:
+        raise ValueError(f"{name}: got device {given.device}, expected {device}, the query's")
+
+
+def _check_increasing(times: Tensor, groups: Tensor | None) -> None:
+    """Times are finite and increase strictly among the keys of a group; padding may carry any time."""
+    times = torch.atleast_2d(times.detach())
+    finite = times.isfinite().all()
+    times, follows, _ = by_group(times, groups)
+    wrong = follows[:, 1:] & (times[:, 1:] <= times[:, :-1])
+    if bool(finite & ~wrong.any()):  # one look for both: a GPU has to finish its work first
+        return
+    if not bool(finite):
+        raise ValueError("times: got NaN or infinite values, expected finite numbers")
+    row, at = wrong.nonzero()[0].tolist()
+    pair = times[row, at : at + 2].tolist()
+    raise ValueError(
+        f"times: got {pair[0]!r} followed by {pair[1]!r} (batch row {row}), "
+        "expected strictly increasing times within a segment"
+    )
