@@ -39,12 +39,6 @@ def test_default_collate_and_workers():
     assert torch.equal(batches[1]["labels"], torch.arange(40, 80).view(4, 10))
 
 
-@pytest.mark.parametrize("index", [-1, 3])
-def test_no_such_block(index):
-    with pytest.raises(IndexError, match=f"got {index}, expected 0 to 2"):
-        TokenBlocks(np.arange(9, dtype=np.uint16), 3)[index]
-
-
 @pytest.mark.parametrize("length", [-1, 0, 1])
 def test_blocks_too_short(length):
     with pytest.raises(ValueError, match=f"length: got {length}, expected at least 2"):

@@ -76,13 +76,6 @@ def test_differences_are_those_of_the_statistics():
         assert [text.get_text().strip() for text in axes.texts] == ["no results"]  # b2-alibi has no seed in common
 
 
-def test_sorted_by_the_longer_context():
-    steep = result("m1-rfa", 0, 3.0, slope=0.9)
-    assert rows(differences([*BASE, steep, result("m2-sc-rfa", 0, 3.9)])) == [
-        *("the paper's models", "m2-sc-rfa", "m1-rfa"),
-    ]
-
-
 def test_equal_differences_keep_their_order():
     """Whatever the hash of their names is: the same results are the same figure."""
     labels = [f"m2.{number}-ablation" for number in range(6)]

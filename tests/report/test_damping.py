@@ -60,18 +60,6 @@ def test_a_run_trained_in_one_group_is_of_no_sweep():
     assert damping_by_label([run("m2-sc-rfa", "m2-sc-rfa"), other]) == {"m2-sc-rfa": 0.05}
 
 
-def test_damping_is_what_the_run_had():
-    """Not what its preset has today."""
-    written = run("any", "m3-sc-rfa")
-    written["config"]["damping"] = 4.0
-    assert damping_of(written) == 4.0
-
-
-def test_a_result_without_a_spec_is_of_no_sweep():
-    assert damping_of(result("m2-sc-rfa")) is None
-    assert damping_by_label([]) == {}
-
-
 def test_two_labels_of_one_damping():
     with pytest.raises(ValueError, match=r"got labels a and b both of b = 0\.05, expected one"):
         damping_by_label([run("a", "m2-sc-rfa"), run("b", "m2-sc-rfa")])

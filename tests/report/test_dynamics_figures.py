@@ -74,18 +74,6 @@ def test_lines_are_the_results(draw, rows):
     assert figure.get_suptitle() == "m2-sc-rfa, seed 0"
 
 
-def test_units_are_named():
-    words = [axes.get_ylabel() for axes in columns(noises_over_training([learned()]))[0]]
-    for word, symbol in zip(words, (r"\eta^2", r"\gamma^2", r"\sigma^2", r"\tilde{\sigma}^2"), strict=True):
-        assert symbol in word
-        assert "variance" in word
-    assert "variance / token" in words[2]
-    assert columns(noises_over_training([learned()]))[1][2].get_yscale() == "log"
-    assert all(
-        column[-1].get_xlabel() == "training tokens" for column in columns(robustness_over_training([learned()]))
-    )
-
-
 def test_regimes():
     run = learned()
     figure = regimes_over_training([run])
@@ -106,16 +94,6 @@ def test_regimes():
     shown = [*alpha[:, (0, -1), 1:].ravel(), *alpha[-1, :, 1:].ravel(), 0]
     assert 3 * min(shown) < low < min(shown)  # both sides are in sight, minus infinity is not
     assert high > max(shown)
-
-
-def test_sides_of_zero_and_heads_without_decay_are_named():
-    by_head, _ = regimes_over_training([learned()]).axes
-    by_head.figure.draw_without_rendering()
-    words = {text.get_text(): text for text in by_head.texts}
-    assert words["integrative"].get_window_extent().y0 > words["diffusive"].get_window_extent().y1
-    (brownian,) = (text for text in by_head.texts if r"\infty" in text.get_text())
-    assert brownian.get_position()[0] == 0  # the head
-    assert r"\mu" in brownian.get_text()
 
 
 def test_the_first_seed_that_has_them_is_drawn():

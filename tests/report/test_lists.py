@@ -50,25 +50,12 @@ def test_babylm_stands_beside_table_3(recipe, data):
     assert "17.70" in markdown(table(runs, "table3-blocks"))
 
 
-def test_other_text_stands_beside_table_1():
-    assert "28.48" in markdown(table(RUNS, "table1-blocks"))
-
-
 def test_the_papers_protocol_is_said():
     aside = "The paper's figures are of the protocol blocks."
     assert aside not in table(RUNS, "table1-blocks").notes
     assert aside in table(RUNS, "table1-matched").notes
     assert aside not in table(RUNS, "differences-matched").notes
     assert table(RUNS, "differences-matched").caption.endswith("Protocol matched.")
-
-
-def test_a_sweep_alone_has_table_2_only():
-    runs = [whole_result("b1-rope"), swept(0.05), swept(5.0), swept(0.5)]
-    assert names(listed_tables(runs))[:2] == ["table2-blocks", "differences-blocks"]
-    assert {"damping-blocks", "damping-matched"} <= set(names(listed_figures(runs)))
-    made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
-    assert made == ["b1-rope", "b = 0.05", "b = 0.5", "b = 5"]
-    assert "m3-sc-rfa" not in " ".join(table(runs, "table2-blocks").notes)
 
 
 def test_what_else_the_papers_sweep_changes():
@@ -95,11 +82,6 @@ def test_a_sweep_beside_models_has_both():
     assert "m2-sc-rfa b=0.5" not in rows
     made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
     assert made == ["b1-rope", "b = 0.005", "b = 0.05", "b = 0.5"]
-
-
-def test_two_values_of_b_are_no_sweep():
-    assert "table2-blocks" not in names(listed_tables([*RUNS, swept(0.5)]))
-    assert "damping-blocks" not in names(listed_figures([*RUNS, swept(0.5)]))
 
 
 def test_two_labels_of_one_b_are_a_reason_not_a_table():
@@ -132,13 +114,6 @@ def test_maps_of_the_first_seed():
     assert [round(float(image[3, 0]), 6) for image in images] == [1e-5, 1e-5, 0.1, 0.1]
     plt.close(figure)
     assert "attention" not in names(listed_figures(RUNS))
-
-
-def test_an_unknown_protocol_names_no_file():
-    run = whole_result("b1-rope")
-    run["evaluations"] = {"../../elsewhere": run["evaluations"]["blocks"]}
-    assert names(listed_tables([run])) == PROBES
-    assert names(listed_figures([run]))[:2] == ["training", "position"]
 
 
 def test_probes():

@@ -3,6 +3,7 @@
 import random
 import string
 
+from cover import slow
 from experiments.recipes import TRAINING, write_recipe
 from training.runs import MODEL
 
@@ -13,6 +14,7 @@ from rfa.results import read_results
 EVALUATION = {"lengths": [16, 128], "protocols": {"blocks": 300, "matched": 128}, "by_position": True, "passkey": True}
 
 
+@slow
 def test_a_tiny_experiment_is_reported_whole(tmp_path, one_of_theory):
     letters = random.Random(0)
     for split in ("train", "valid", "test"):

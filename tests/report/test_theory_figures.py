@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.special
+from cover import slow
 from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 
@@ -53,6 +54,7 @@ def curves(axes):
     return [np.array(line.get_xydata(), dtype=float) for line in axes.lines]
 
 
+@slow
 @pytest.mark.parametrize(("name", "given"), [*DRAWN.items(), *LARGE.items()])
 def test_fit_for_print(name, given):
     with plt.rc_context({"font.size": 3, "xtick.labelsize": 3, "axes.labelsize": 3}):  # the caller's style is not ours
@@ -140,11 +142,6 @@ def test_measurements_are_transported_by_the_matrix_exponential():
         expected = [scipy.linalg.expm(dynamics * (target - j)) @ z for j, z in enumerate(measured)]
         np.testing.assert_allclose(past[place], expected[: target + 1], atol=1e-9)
         np.testing.assert_allclose(later[place].reshape(-1, 2), np.reshape(expected[target + 1 :], (-1, 2)), atol=1e-9)
-
-
-def test_trajectory_is_drawn_the_same_every_time():
-    first, second = (figures.transported_measurements(seed=3) for _ in range(2))
-    np.testing.assert_array_equal(curves(first.axes[0])[1], curves(second.axes[0])[1])
 
 
 def test_a_common_frame_needs_fewer_transports():
