@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from models.small import small, tokens
 from shapes import only_our_own_checks
 
@@ -36,8 +37,7 @@ def test_every_parameter_gets_a_gradient(name):
         assert parameter.grad.any(), path
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", EXTENSIONS)
+@cover(1, situation=SITUATIONS, name=EXTENSIONS)
 def test_chunks_are_the_whole(name, situation):
     layer, x, given = build(**EXTENSIONS[name]), hidden(length=9), SITUATIONS[situation]
     kept = given.get("key_mask", torch.ones(2, 9, dtype=torch.bool))
