@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import slow
 
 from rfa.ops import available_backends, robust_filter_attention
 from rfa.ops.backends import TRITON_CHANNELS, choose_backend, missing
@@ -103,6 +104,7 @@ else:
 """
 
 
+@slow
 def test_without_a_compiler_auto_warns_once_and_a_name_raises(tmp_path):
     done = python(WITHOUT_COMPILER, tmp_path, CXX="no-such-compiler", TRITON_INTERPRET="")
     assert done.returncode == 0, done.stderr

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 
 from .problems import PARAMETERS, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
 
@@ -26,9 +27,7 @@ def assert_finite(inputs, backend, **options):
     return output, log_precision, grads
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(dtype=[torch.float32, torch.bfloat16, torch.float16], prior=PRIORS, weight=WEIGHTS)
 def test_inputs_times_a_thousand(weight, prior, dtype, backend):
     inputs = problem(1, keys=9, dtype=torch.float32)
     inputs.update({n: (1e3 * inputs[n]).to(dtype) for n in ("query", "key", "value")})
@@ -41,10 +40,7 @@ def test_inputs_times_a_thousand(weight, prior, dtype, backend):
             assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("gate", [True, False])
+@cover(dtype=[torch.float32, torch.bfloat16], prior=PRIORS, weight=WEIGHTS, gate=[True, False])
 def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dtype, backend):
     """q = k of size 1e3 without decay or rotation: |q|^2 + |k|^2 - 2 q.k cancels to less than its rounding."""
     inputs = problem(2, keys=9, dtype=torch.float32)
@@ -60,9 +56,7 @@ def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dty
     assert bool((log_precision <= top).all())
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("causal", [True, False])
+@cover(prior=PRIORS, weight=WEIGHTS, causal=[True, False])
 def test_lags_of_a_million(causal, weight, prior, backend):
     inputs = problem(3, keys=9, heads=3, dtype=torch.float32)
     inputs["decay"] = torch.tensor([0.0, 1e-6, 0.5])
@@ -99,9 +93,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("name", PARAMETERS)
+@cover(prior=PRIORS, weight=WEIGHTS, name=PARAMETERS)
 def test_extreme_parameters(name, weight, prior, backend):
     for value in VALUES[name]:
         inputs = problem(5, keys=7, dtype=torch.float32)
@@ -111,8 +103,7 @@ def test_extreme_parameters(name, weight, prior, backend):
                 assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("size", [1e-10, 1e10])
+@cover(1, prior=PRIORS, size=[1e-10, 1e10])
 def test_all_variances_tiny_or_huge(size, prior, backend):
     inputs = problem(6, keys=7, dtype=torch.float32)
     for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):
@@ -121,22 +112,7 @@ def test_all_variances_tiny_or_huge(size, prior, backend):
         assert_finite(inputs, backend, weight=weight, prior=prior)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("process_noise", [0.0, 1e-12, 1.0, 1e12])
-@pytest.mark.parametrize("measurement_noise", [1e-12, 1.0, 1e12])
-def test_extreme_signal_to_noise(measurement_noise, process_noise, prior, backend):
-    """Riccati gains from almost 0 to so near 1 that 1 - K is lost if it is computed as such."""
-    inputs = problem(7, keys=7, dtype=torch.float32)
-    inputs["process_noise"].fill_(process_noise)
-    inputs["key_noise"].fill_(measurement_noise)
-    inputs["noise_floor"].zero_()
-    assert_finite(inputs, backend, prior=prior)
-    assert_finite(inputs, backend, prior=prior, times=irregular_times(7, 7), causal=False)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("timed", [True, False])
+@cover(prior=PRIORS, causal=[True, False], timed=[True, False])
 def test_rows_without_keys(timed, causal, prior, backend):
     inputs = problem(8, keys=6, dtype=torch.float32)
     mask = torch.tensor([[False, False, True, True, False, True], [False] * 6])
@@ -174,9 +150,7 @@ def test_empty_rows_pass_no_nan_from_a_careless_loss(prior, backend):
         assert bool(torch.isfinite(x.grad).all()), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("timed", [True, False])
+@cover(dtype=[torch.float32, torch.bfloat16], prior=PRIORS, timed=[True, False])
 def test_two_runs_are_bitwise_equal(timed, prior, dtype, backend):
     inputs = problem(10, keys=70, heads=4, dtype=dtype)
     options = {"prior": prior, **({"times": irregular_times(10, 70)} if timed else {})}
@@ -237,17 +211,6 @@ def test_expanded_inputs(prior, backend):
         assert_same(leaf.grad, grads[name], backend, 1e-11)  # sums in another order
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-def test_inputs_are_left_as_they_were(prior, backend):
-    inputs = problem(13)
-    times, mask = irregular_times(13, 5), torch.tensor([[True, False, True, True, True]] * 2)
-    before = {n: x.clone() for n, x in inputs.items()}
-    times_before = times.clone()
-    attend(inputs, backend, times=times, key_mask=mask, prior=prior)
-    assert all(torch.equal(inputs[n], before[n]) for n in inputs)
-    assert torch.equal(times, times_before)
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_autograd(mode, backend):
     inputs = {n: x.requires_grad_() for n, x in problem(14).items()}
@@ -258,8 +221,7 @@ def test_without_autograd(mode, backend):
     assert_same(tuple(x.clone() for x in result), tuple(x.detach() for x in expected), backend, 1e-12)
 
 
-@pytest.mark.parametrize("process_noise", [1.0, 100.0, 1e20])
-@pytest.mark.parametrize("step", [1.0, 1e9, 1e18])
+@cover(1, process_noise=[1.0, 100.0, 1e20], step=[1.0, 1e9, 1e18])
 def test_riccati_prior_at_any_scale(step, process_noise, backend):
     """Half the variance, squared, would pass the end of float32 at 1e19."""
     if process_noise * step > 1e30:
@@ -269,9 +231,7 @@ def test_riccati_prior_at_any_scale(step, process_noise, backend):
     assert_finite(inputs, backend, prior="riccati", times=step * torch.arange(7, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("scale", [1.0, 1e3])
+@cover(prior=PRIORS, weight=WEIGHTS, scale=[1.0, 1e3])
 def test_no_noise_at_all(scale, weight, prior, backend):
     inputs = problem(31, keys=7, dtype=torch.float32)
     for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):
@@ -288,9 +248,7 @@ def test_a_parameter_that_vanishes_in_the_inputs_precision(backend):
         attend(inputs, backend)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("scale", [1e-8, 1e-5, 1e5])
+@cover(prior=PRIORS, weight=WEIGHTS, scale=[1e-8, 1e-5, 1e5])
 def test_the_unit_of_the_observations(scale, weight, prior, backend):
     """Volts or microvolts: q and k times s, all variances times s^2, and the same attention."""
     inputs = problem(33, keys=7, dtype=torch.float32)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
@@ -15,8 +16,7 @@ from .problems import irregular_times
 SINGLE, HALF = 1e-4, 5e-2
 
 
-@pytest.mark.parametrize("transform", REVERSE)
-@pytest.mark.parametrize("name", PROBLEMS)
+@cover(1, transform=REVERSE, name=PROBLEMS)
 def test_reverse_mode(name, transform):
     inputs, options = made(), PROBLEMS[name]
     expected = gradients(inputs, **options)
@@ -33,8 +33,7 @@ def test_reverse_mode_in_half_precision():
         assert max(found.values()) < HALF, (transform, found)
 
 
-@pytest.mark.parametrize("transform", FORWARD)
-@pytest.mark.parametrize("name", PROBLEMS)
+@cover(1, transform=FORWARD, name=PROBLEMS)
 def test_forward_mode(name, transform):
     """Of all inputs at once: right, or refused by a name that says what serves; never zero."""
     inputs, options = made(), PROBLEMS[name]

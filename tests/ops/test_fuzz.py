@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cover import slow
 from scripts import script
 
 from rfa.ops import filter_attention
@@ -26,6 +27,7 @@ def test_found_and_mended(fuzz, seed):
     assert fuzz.faults(fuzz.draw(seed), ("cpu",)) == []
 
 
+@slow
 def test_a_fault_is_told_and_replayed(fuzz, capsys, monkeypatch):
     """An estimate that is off by a thousandth, ten thousand roundings of float32."""
 
@@ -51,6 +53,7 @@ def off_by(share, orig=filter_attention.robust_filter_attention):
     return wrong
 
 
+@slow
 def test_a_mistake_of_the_reference_excuses_nobody(fuzz, monkeypatch):
     """Off by 0.9 % together: found but where half precision rounds as much, or where nothing is computed."""
     monkeypatch.setattr(fuzz, "robust_filter_attention", off_by(0.009))
@@ -84,6 +87,7 @@ def test_what_the_reference_is_excused(fuzz, monkeypatch, name):
     assert any(line.startswith(f"cpu {name}: ") for line in fuzz.faults(case, ("cpu",)))
 
 
+@slow
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_poison_that_comes_out_as_a_number(fuzz, monkeypatch, backend):
     """In the estimate, and in the log precision but of a poisoned value, which it does not depend on."""

@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from shapes import only_our_own_checks
 
 from rfa.ops import robust_filter_attention, tensor_filter_attention
@@ -40,10 +41,7 @@ def assert_finite(inputs, **options):
         assert bool(torch.isfinite(x).all()), name
 
 
-@pytest.mark.parametrize("structure", STRUCTURE)
-@pytest.mark.parametrize("timing", TIMING)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
 def test_explicit_loops(weight, causal, timing, structure):
     options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, SINGLE)):
@@ -56,10 +54,7 @@ def test_explicit_loops(weight, causal, timing, structure):
                 np.testing.assert_allclose(as_array(x), y, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("structure", STRUCTURE)
-@pytest.mark.parametrize("timing", TIMING)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
 def test_agreeing_modes_are_the_isotropic_operator(weight, causal, timing, structure):
     options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
     for modes in (1, 3):
@@ -104,19 +99,7 @@ def test_without_content_each_mode_is_a_head_of_its_own():
     torch.testing.assert_close(log_precision, log_by_head.unflatten(1, (2, 3)).mT, rtol=ROUNDING, atol=ROUNDING)
 
 
-def test_modes_may_be_listed_in_any_order():
-    inputs = tensor_problem(5)
-    order = torch.tensor([2, 0, 1])
-    both = torch.cat([order, order + 3])
-    moved = {n: x[..., both] if n in STATES else x[:, order] if x.dim() == 2 else x for n, x in inputs.items()}
-    output, log_precision = attend(inputs)
-    for x, y in zip(attend(moved), (output[..., both], log_precision[..., order]), strict=True):
-        torch.testing.assert_close(x, y, rtol=ROUNDING, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("rotate_values", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(1, rotate_values=[True, False], causal=[True, False], weight=WEIGHTS)
 def test_gradients(weight, causal, rotate_values):
     """All eleven tensors, times and query times; one row sees no key."""
     inputs = tensor_problem(6, batch=2, heads=1, queries=3, keys=4, modes=2)
@@ -216,12 +199,6 @@ def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal
             assert_finite({**inputs, name: torch.full_like(inputs[name], value)}, **options)
     noiseless = {n: torch.zeros_like(x) if "noise" in n else x for n, x in inputs.items()}
     assert_finite(noiseless, **options)
-
-
-def test_a_shift_of_all_times_changes_nothing():
-    inputs, times = tensor_problem(14, dtype=torch.float32), irregular_times(14, 5)
-    for x, y in zip(attend(inputs, times=times + 1e6), attend(inputs, times=times), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)  # times of 1e6 carry 1e-10; float32 the rest
 
 
 def test_the_stationary_frame_is_an_identity_where_it_does_not_overflow():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 
 from rfa.ops.fused import UNIT, FusedPrior, Visibility
 from rfa.ops.triton import backward, fused_attention
@@ -66,8 +67,7 @@ def gradients(function, inputs, prior, visibility, *options):
     return [out, log_sum, *torch.autograd.grad(total, leaves)]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("score", ["student_t", "exponential", "dot_product"])
+@cover(1, causal=[True, False], score=["student_t", "exponential", "dot_product"])
 def test_scores_with_free_tables(score, causal):
     unit = UNIT if score == "student_t" else 1.0
     inputs, prior, visibility = states(21, 40), table_prior(40, unit=unit), by_position(21, 40, causal)
