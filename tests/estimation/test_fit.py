@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 import statsmodels.api as sm
 import torch
+from cover import slow
 
 from rfa.estimation import LinearSDE, fit, log_likelihood
 from rfa.estimation.fit import _standard_errors
@@ -49,6 +50,7 @@ def test_recovery_of_tied_parameters():
     assert found.log_likelihood >= log_likelihood(true, times, observations).sum().item()
 
 
+@slow
 def test_student_t_predictions_resist_outliers():
     times = torch.arange(50, dtype=torch.float64)
     observations = level(0.2, 1.0).simulate(times, torch.Generator().manual_seed(1)).observations

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cover import cover
 
 from rfa.estimation import LinearSDE
 
@@ -18,9 +19,11 @@ def lagging() -> LinearSDE:
     return LinearSDE(matrix([[-1.0, 1.0], [0.0, -1e-5]]), noise, matrix([[1.0, 0.0]]), matrix([[0.01]]))
 
 
-@pytest.mark.parametrize("gap", [0.1, 2.0, 5.0, 8.0, 10.0, 30.0, 3600.0])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("start", [None, (matrix([0.0, 0.0]), EYE)], ids=["diffuse", "known"])
+@cover(
+    gap=[0.1, 2.0, 5.0, 8.0, 10.0, 30.0, 3600.0],
+    direction=["filter", "smooth"],
+    start=[None, (matrix([0.0, 0.0]), EYE)],
+)
 def test_a_lagging_sensor(gap, direction, start):
     """With weights of nearly 1 the estimator is the Kalman filter; with others it stays near it."""
     observations = matrix([[0.1], [0.2], [0.3], [0.2], [0.1], [0.4]])
@@ -40,8 +43,7 @@ def test_a_lagging_sensor(gap, direction, start):
     assert (error < 3 * variance.sqrt())[variance.isfinite()].all()
 
 
-@pytest.mark.parametrize("nu", [math.inf, 5.0])
-@pytest.mark.parametrize("gap", [30.0, 100.0, 1000.0, 1e6])
+@cover(1, nu=[math.inf, 5.0], gap=[30.0, 100.0, 1000.0, 1e6])
 def test_a_level_beside_a_fast_mode(gap, nu):
     """The level wanders on, `P + q gap`, while the fast mode has settled at `q / (2 mu)`."""
     sde = LinearSDE(matrix([[-1e3, 0.0], [0.0, 0.0]]), EYE, matrix([[1.0, 1.0]]), matrix([[1.0]]))
@@ -59,9 +61,7 @@ def test_a_level_beside_a_fast_mode(gap, nu):
     assert gap < variances[1] < 1 + gap + 0.1 * gap
 
 
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("nu", [math.inf, 5.0])
+@cover(prior=["lyapunov", "riccati"], direction=["filter", "smooth"], nu=[math.inf, 5.0])
 def test_units_of_states_and_components_do_not_matter(prior, direction, nu):
     """A change of units of the states and of what is seen changes nothing but the units."""
     times, states, seen = irregular_times(15), matrix([1e-7, 1e7]), matrix([1e5, 1e-6])
