@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 import torch
+from cover import cover
 
 from rfa.estimation import LinearSDE, log_likelihood
 
@@ -43,9 +44,7 @@ def filterpys(sde: LinearSDE, times, observations):
     return filtered, (mean, covariance)
 
 
-@pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
-@pytest.mark.parametrize("regular", [True, False], ids=["regular", "irregular"])
-@pytest.mark.parametrize("name", MODELS)
+@cover(name=MODELS, regular=[True, False], gaps=[False, True])
 def test_filter_and_smoother_are_filterpys(name, regular, gaps):
     sde = MODELS[name]()
     times = torch.arange(60, dtype=torch.float64) * 0.2 if regular else irregular_times(60)

@@ -20,6 +20,7 @@ def lagging() -> LinearSDE:
 
 
 @cover(
+    1,
     gap=[0.1, 2.0, 5.0, 8.0, 10.0, 30.0, 3600.0],
     direction=["filter", "smooth"],
     start=[None, (matrix([0.0, 0.0]), EYE)],
