@@ -1,12 +1,9 @@
 """The list of mutations fits the sources: each text that it replaces stands there once."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from mutations import MUTATIONS
+from faults import MUTATIONS
 
 SOURCES = Path(__file__).parents[2] / "src" / "rfa"
 
