@@ -1,6 +1,5 @@
 """The commands, in this process: what they print, what they write, and how they fail."""
 
-import io
 import json
 import shutil
 import sys
@@ -14,7 +13,7 @@ from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, weight
 from rfa import cli
 from rfa.evaluation import evaluate
 from rfa.ops.backends import BACKENDS, missing
-from rfa.training import RunFolder, Stopped, TrainingSpec, train
+from rfa.training import RunFolder, Stopped, train
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 HUGE = 20 * "9"
@@ -132,17 +131,6 @@ def test_generate(rfa, run):
 )
 def test_bad_options_of_generate(fails, run, arguments, says):
     fails("generate", run, *arguments, says=says)
-
-
-def test_a_sample_survives_a_terminal_without_its_characters(run, monkeypatch):
-    out = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr("sys.stdout", out)
-    monkeypatch.setattr("sys.argv", ["rfa", "generate", str(run), "--prompt", "caf\u00e9", "--max-new-tokens", "1"])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    out.flush()
-    assert not exit_.value.code
-    assert out.buffer.getvalue().startswith(b"caf\\xe9")
 
 
 def test_doctor(rfa):
@@ -342,13 +330,6 @@ def test_json_goes_through_a_link_and_to_no_device(rfa, fails, run, tmp_path):
     assert (tmp_path / "link.json").is_symlink()
     assert json.loads((tmp_path / "there.json").read_text())["rows"]
     fails("evaluate", run, "--lengths", "8", "--json", "/dev/null", says="--json: got /dev/null")
-
-
-@pytest.mark.parametrize("name", ["stdlib", "wikitext-103"])
-def test_a_corpus_keeps_its_name_beside_a_folder_of_that_name(rfa, tmp_path, name):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "a.txt").write_text("a line of text\n" * 100)
-    assert TrainingSpec("b1-rope", data=name).with_absolute_paths().data == name
 
 
 def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):

@@ -110,21 +110,6 @@ def test_a_likelihood_without_a_maximum_does_not_converge():
         assert all(0 < value < math.inf for value in found.parameters.values())
 
 
-def test_nothing_predicted_is_not_a_maximum():
-    one = fit(level(1.0, 1.0), matrix([0.0]), matrix([[3.0]]))
-    assert not one.converged
-    assert one.parameters == {"diffusion[0]": 1.0, "observation_noise[0]": 1.0}
-    assert all(math.isinf(error) for error in one.standard_errors.values())
-
-
-def test_one_name_is_a_choice_of_one():
-    sde, times = level(1.0, 1.0), torch.arange(20, dtype=torch.float64)
-    observations = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    found = fit(sde, times, observations, free="diffusion")
-    assert found.parameters == fit(sde, times, observations, free=("diffusion",)).parameters
-    assert list(found.parameters) == ["diffusion[0]"]
-
-
 def test_standard_errors_where_the_curvature_says_nothing():
     """It is NaN where the search ended at the edge, with noises of 1e-8; the documented answer is infinite."""
     for curvature in ([[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]], [[torch.nan, 0.0], [0.0, 1.0]]):

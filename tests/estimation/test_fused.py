@@ -98,14 +98,6 @@ def test_other_isotropic_models(prior, nu, tolerance):
         assert_same(both(sde, times, seen, prior=prior, nu=nu, start="leave_one_out"), tolerance)
 
 
-def test_times_may_count_from_anywhere():
-    sde = rotating()
-    seen = drawn(sde, UNIFORM)
-    options = {"nu": 6.0, "prior": "riccati", "backend": "fused", "return_weights": False}
-    here, there = (papers_estimate(sde, UNIFORM + origin, seen, **options) for origin in (0.0, 1e6))
-    torch.testing.assert_close(here.mean, there.mean, rtol=1e-4, atol=1e-4)
-
-
 def test_what_is_forgotten_does_not_count(monkeypatch):
     """With gains each block of queries takes the keys that it still remembers: the same numbers as with all of them."""
     sde, times = rotating(), irregular_times(1000)

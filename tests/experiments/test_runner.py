@@ -117,16 +117,6 @@ def test_stopped_and_gone_on(tmp_path, out, evaluated):
     assert read_result(out / "results" / f"{NAMES[1]}.json")["dynamics"]["steps"] == [1, 2, 3, 4]
 
 
-def test_stopped_in_the_last_step(tmp_path, out, evaluated):
-    """The run is whole; the next one does not begin."""
-    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
-    with pytest.raises(Stopped):
-        run_recipe(planned, out, progress=at(f"{NAMES[0]}: training", 4, ctrl_c))
-    assert evaluated == []
-    assert [state.state for state in states(planned, out)] == ["to evaluate", "to do"]
-    assert run_recipe(planned, out).done == tuple(NAMES[:2])
-
-
 def test_another_recipe_in_the_same_folder(tmp_path, out, evaluated):
     run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])
     before = contents(out)
@@ -270,20 +260,6 @@ def test_dry_run(tmp_path, out, evaluated, monkeypatch, capsys):
     assert "1 of 3 runs done" in said
     _, said, _ = command(monkeypatch, capsys, *arguments, "--only", NAMES[0], NAMES[2])
     assert NAMES[1] not in said
-
-
-def test_time_left_is_by_the_models_own_speed(tmp_path, out, evaluated):
-    """Where it was measured; else by all that was."""
-    runs = [{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0, 1]}]
-    planned = load_recipe(write_recipe(tmp_path, runs=runs))
-    run_recipe(planned, out, only=["*-seed0"])
-    for name, speed in (("b1-rope", 64.0), ("m2-sc-rfa", 16.0)):
-        file = out / "results" / f"{name}-seed0.json"
-        result = json.loads(file.read_text())
-        result["training"]["tokens_per_second"] = speed
-        file.write_text(json.dumps(result))
-    left = {state.run.name: state.seconds for state in states(planned, out)}
-    assert left == {"b1-rope-seed0": 0, "m2-sc-rfa-seed0": 0, "b1-rope-seed1": 2.0, "m2-sc-rfa-seed1": 8.0}
 
 
 def test_ctrl_c(tmp_path, out, evaluated, monkeypatch, capsys):

@@ -164,9 +164,6 @@ def test_what_was_given_is_neither_kept_nor_written_to():
             assert kept.untyped_storage().data_ptr() != states.untyped_storage().data_ptr()
 
 
-TURNED = [name for name in LAYERS if name not in UNTURNED]
-
-
 @cover(1, chunks=[(6,), (4, 2)], name=["defaults", "RoPER with decay", "b2"])
 def test_backward_through_a_prefill_that_went_on_without_gradients(name, chunks):
     layer, x = build(name), hidden(length=9)

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from cover import cover
 from ops import oracle
 from shapes import only_our_own_checks
@@ -185,16 +184,6 @@ def test_masked_tokens_are_as_if_absent():
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_past_does_not_depend_on_the_future(backend):
-    dtype, tolerance = BACKENDS[backend]
-    layer, x = layer_with(dtype, backend=backend), hidden(dtype=dtype)
-    changed = x.clone()
-    changed[:, 5:] += 1
-    torch.testing.assert_close(layer(changed)[:, :5], layer(x)[:, :5], rtol=tolerance, atol=tolerance)
-    assert (layer(changed)[:, 5:] - layer(x)[:, 5:]).abs().max() > 1e-2
-
-
 @cover(1, backend=BACKENDS, scale=[1e-8, 1e3])
 def test_extreme_content_stays_finite(backend, scale):
     dtype, _ = BACKENDS[backend]
@@ -257,12 +246,3 @@ def test_bad_input_is_refused():
             layer(x[..., :5])
         with pytest.raises(ValueError, match=r"hidden_states: got 'torch.int64 .*expected floating-point"):
             layer(x.long())
-
-
-def test_rates_of_tokens_are_positive_and_paired():
-    layer = layer_with()
-    token, noises = layer.dynamics(10 * hidden())
-    assert (token.decay >= 0).all()
-    assert (token.process_noise >= 0).all()
-    assert torch.equal(token.frequency[:, :, ::2], -token.frequency[:, :, 1::2])
-    assert torch.equal(noises.key_noise, F.softplus(layer.dynamics.raw_key_noise))

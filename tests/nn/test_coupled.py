@@ -142,16 +142,6 @@ def test_masked_tokens_are_as_if_absent():
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
 
 
-def test_nothing_is_seen_before_its_time():
-    layer, x, y = layer_with(), hidden(), other()
-    clock = {"times": TIMES[0], "auxiliary_times": AUXILIARY_TIMES[0]}
-    before = layer(x, y, **clock)
-    x[:, 4:], y[:, 3:] = x[:, 4:] + 1, y[:, 3:] + 1  # from time 4 on
-    after = layer(x, y, **clock)
-    assert torch.equal(before[:, :4], after[:, :4])
-    assert (before != after)[:, 4:].any(-1).all()
-
-
 def test_rows_in_blocks_are_the_whole(monkeypatch):
     layer, x, y = layer_with(), hidden(), other()
     whole = layer(x, y, times=TIMES, auxiliary_times=AUXILIARY_TIMES)

@@ -42,11 +42,6 @@ def test_auto_takes_the_reference_for_float64_and_other_devices():
     assert torch.equal(robust_filter_attention(**inputs), robust_filter_attention(**inputs, backend="reference"))
 
 
-def test_the_reference_by_name_is_the_reference():
-    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16), ("meta", torch.float64)):
-        assert choose_backend("reference", device, dtype, (6, 6)) == "reference"
-
-
 @pytest.mark.skipif(not with_compiler(), reason="no C++ compiler")
 def test_a_named_backend_refuses_what_it_does_not_serve():
     """`ValueError` with what was given and what is supported."""

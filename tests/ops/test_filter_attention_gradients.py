@@ -156,15 +156,6 @@ def test_gradients_at_the_legal_boundary(prior, zero, backend):
         assert_slope(actual, expected, backend)
 
 
-def test_gradient_of_the_decay_at_zero_beside_decaying_heads(backend):
-    """As in every language model here: some heads have mu = 0 and others do not; uniform default times."""
-    inputs = small_problem(6, heads=3)
-    inputs["decay"] = torch.tensor([0.0, 0.3, 0.0], dtype=torch.float64)
-    for head in (0, 1, 2):
-        actual, expected = boundary_gradient("decay", head, inputs, {}, backend)
-        assert_slope(actual, expected, backend)
-
-
 @cover(1, causal=[True, False], timed=[True, False])
 def test_gradients_without_decay_and_process_noise(timed, causal, backend):
     """Nothing grows along a lag then, but E = exp(-mu |tau|) still knows which of the two is the later."""

@@ -184,19 +184,6 @@ def test_batch_and_head_permutation(prior, backend):
     assert_same(attend(heads, backend, prior=prior, **options), tuple(x[:, order] for x in output), backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-def test_a_common_phase_of_query_and_key_changes_nothing(prior, backend):
-    inputs = problem(15)
-    phase = torch.exp(1j * torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64))
-
-    def turn(x):
-        z = torch.complex(*x.chunk(2, -1)) * phase
-        return torch.cat([z.real, z.imag], -1)
-
-    turned = {**inputs, "query": turn(inputs["query"]), "key": turn(inputs["key"])}
-    assert_same(attend(turned, backend, prior=prior), attend(inputs, backend, prior=prior), backend, ROUNDING)
-
-
 @cover(prior=PRIORS, asked=[False, True])
 def test_whole_numbers_of_any_size_keep_their_differences(asked, prior, backend):
     """Nanoseconds since 1970 (1.8e18): a float64 would make neighbours equal, and let a query see its future."""

@@ -9,7 +9,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from rfa.dynamics import bias, gate, peak_lag, prior_response, regime, steady_state_variance
+from rfa.dynamics import bias, gate, peak_lag, prior_response
 from rfa.nn.dot_product_attention import alibi_slopes
 
 from .problems import EXACT, assert_same, attend, problem, within
@@ -90,54 +90,6 @@ def logit(inputs, backend, size=0.0, lags=LAGS, **options):
     batch, count, _, channels = inputs["key"].shape
     query = torch.full((batch, count, len(lags), channels), math.sqrt(size / channels), dtype=torch.float64)
     return attend({**inputs, "query": query}, backend, query_times=lags, **options)[1][0]
-
-
-def measured_gate(inputs, backend):
-    """`P~(tau)`, from what a residual of 1 costs under the exponential weight."""
-    unpaid, paid = (logit(inputs, backend, size, weight="exponential") for size in (0.0, 1.0))
-    return (unpaid - paid) * inputs["robustness"][:, None] * inputs["frequency"].shape[1]
-
-
-def test_the_diffusive_regime(backend):
-    """`-log beta - log(1 - alpha' e / beta)` and `1 / (beta~ - alpha' e)`, e = exp(-2 mu tau): both fall."""
-    inputs, numbers = heads(DIFFUSIVE, keys=1)
-    mu, sigma2, _, floor = numbers
-    alpha, beta = -regime(*numbers[:3]), floor + sigma2 / (2 * mu)
-    assert bool((alpha > 0).all())
-    left = torch.exp(-2 * mu * LAGS)
-    found, opened = logit(inputs, backend), measured_gate(inputs, backend)
-    assert_same(found, -torch.log(beta) - torch.log(1 - alpha / beta * left), backend)
-    assert_same(found, bias(*numbers, LAGS), backend)
-    assert_same(opened, 1 / (beta + QUERY_NOISE - alpha * left), backend)
-    query_noise = torch.tensor(QUERY_NOISE, dtype=torch.float64)
-    assert_same(opened, gate(*numbers, query_noise, LAGS), backend)
-    assert bool((found[:, :8].diff() < 0).all() and (opened[:, :8].diff() < 0).all())
-
-
-def test_the_integrative_regime(backend):
-    """`-log beta - softplus(log(alpha / beta) - 2 mu tau)` and a sigmoid over beta~: both rise."""
-    inputs, numbers = heads(INTEGRATIVE, keys=1)
-    mu, sigma2, _, floor = numbers
-    alpha, beta = regime(*numbers[:3]), floor + sigma2 / (2 * mu)
-    assert bool((alpha > 0).all())
-    found, opened = logit(inputs, backend), measured_gate(inputs, backend)
-    assert_same(found, -torch.log(beta) - F.softplus(torch.log(alpha / beta) - 2 * mu * LAGS), backend)
-    assert_same(found, bias(*numbers, LAGS), backend)
-    total = beta + QUERY_NOISE
-    assert_same(opened, torch.sigmoid(2 * mu * LAGS - torch.log(alpha / total)) / total, backend)
-    query_noise = torch.tensor(QUERY_NOISE, dtype=torch.float64)
-    assert_same(opened, gate(*numbers, query_noise, LAGS), backend)
-    assert bool((found[:, :8].diff() > 0).all() and (opened[:, :8].diff() > 0).all())
-
-
-def test_the_bias_settles_at_the_noise_floor_or_falls_without_end(backend):
-    """Stationary heads keep `-log beta` at the farthest lags; without decay precision falls as 1 / tau."""
-    inputs, (mu, sigma2, eta2, floor) = heads([*DIFFUSIVE, *INTEGRATIVE, (0.0, 0.5, 0.1, 0.02)], keys=1)
-    lags = torch.linspace(1e3, 1e6, 5, dtype=torch.float64)
-    far = logit(inputs, backend, lags=lags)
-    settled = -torch.log(floor + steady_state_variance(mu, sigma2))[:4].expand(4, 5)
-    assert_same(far[:4], settled, backend)
-    assert_same(far[4], -torch.log(sigma2[4] * lags + eta2[4] + floor[4]), backend)
 
 
 def test_the_peak_lag_is_where_the_weights_are_largest(backend):

@@ -11,7 +11,7 @@ from shapes import only_our_own_checks
 
 from rfa.ops import robust_filter_attention, tensor_filter_attention
 
-from .anisotropic import PER_MODE, last_finite, loops, race, stationary_frame, tensor_problem, transport_errors, widened
+from .anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
 from .oracle import as_array
 from .problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, problem
 from .test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
@@ -155,14 +155,6 @@ def test_half_precisions_accumulate_in_float32(dtype):
     assert torch.equal(alone, output)
 
 
-@pytest.mark.parametrize("shape", [{"keys": 1}, {"queries": 0}, {"batch": 0}, {"heads": 1, "modes": 1}])
-def test_small_shapes(shape):
-    inputs = tensor_problem(10, **shape)
-    for x, y in zip(attend(inputs), loops(**inputs), strict=True):
-        assert tuple(x.shape) == y.shape
-        np.testing.assert_allclose(as_array(x), y, rtol=EXACT, atol=EXACT)
-
-
 def test_no_keys_at_all():
     inputs = tensor_problem(11, queries=2, keys=0)
     output, log_precision = attend(inputs, query_times=torch.tensor([0.0, 1.0]))
@@ -199,12 +191,6 @@ def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal
             assert_finite({**inputs, name: torch.full_like(inputs[name], value)}, **options)
     noiseless = {n: torch.zeros_like(x) if "noise" in n else x for n, x in inputs.items()}
     assert_finite(noiseless, **options)
-
-
-def test_the_stationary_frame_is_an_identity_where_it_does_not_overflow():
-    inputs, times = tensor_problem(15, keys=9), irregular_times(15, 9)
-    expected = tensor_filter_attention(**inputs, times=times)
-    torch.testing.assert_close(stationary_frame(inputs, times), expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 40.0), (torch.float64, 350.0)])

@@ -98,12 +98,6 @@ def test_gradients_by_differences():
     assert torch.autograd.gradcheck(run, [*noise, *(x.requires_grad_() for x in inputs.values())])
 
 
-def test_auto_serves_irregular_times():
-    inputs = {name: x.float() for name, x in problem(5).items()}
-    given = {"noise": coloured(torch.float32), "times": irregular_times(5, 5)}
-    torch.testing.assert_close(attend(inputs, "auto", **given), attend(inputs, "reference", **given))
-
-
 def refuse(name, **options):
     inputs = {key: x.float() for key, x in problem(0).items()}
     with pytest.raises(ValueError, match=rf"^{name}: got .*expected"):

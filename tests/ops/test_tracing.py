@@ -66,15 +66,6 @@ def test_fake_and_meta_tensors(name):
         assert function(*others).shape == given[0].shape
 
 
-def test_what_can_be_read():
-    given = torch.ones(3)
-    assert readable(given, None)
-    with torch.device("cpu"), torch.no_grad():
-        assert readable(given)
-    with torch.inference_mode():
-        assert readable(torch.ones(3))
-
-
 def operator(names, **options):
     """The reference of inputs in this order."""
 

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import yaml
 
 from rfa.models import preset as build
 from rfa.models.flat import flat_record
-from rfa.report.figures import damping_sweep
 from rfa.report.layout import NumberCell
 from rfa.report.runs import damping_by_label, damping_of
 from rfa.report.tables import published_results, table2
@@ -74,9 +72,3 @@ def test_the_table_reads_it():
     assert isinstance(found["b = 0.0005"]["L = 16"], NumberCell)
     assert isinstance(found["b = 5"]["L = 16"], NumberCell)
     assert found["b = 0.005"]["L = 16"] is None
-
-
-def test_the_figure_reads_it():
-    figure = damping_sweep([*SWEEP, run("c1-nope", "c1-nope")])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b1-rope", "$b$ = 0.0005", "$b$ = 5"]
-    plt.close(figure)

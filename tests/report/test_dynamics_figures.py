@@ -7,7 +7,6 @@ from matplotlib.colors import to_rgba
 
 from rfa.report.figures import noises_over_training, regimes_over_training, robustness_over_training
 from rfa.report.figures.style import shades
-from rfa.report.runs import labels_with_dynamics
 
 from .results import result
 
@@ -94,13 +93,6 @@ def test_regimes():
     shown = [*alpha[:, (0, -1), 1:].ravel(), *alpha[-1, :, 1:].ravel(), 0]
     assert 3 * min(shown) < low < min(shown)  # both sides are in sight, minus infinity is not
     assert high > max(shown)
-
-
-def test_the_first_seed_that_has_them_is_drawn():
-    bare = {**result("m2-sc-rfa", 0), "dynamics": {"steps": [], "tokens": [], "layers": {}}}
-    runs = [learned(seed=2), bare, learned(seed=1), result("b1-rope")]
-    assert robustness_over_training(runs).get_suptitle() == "m2-sc-rfa, seed 1"
-    assert labels_with_dynamics(runs) == ["m2-sc-rfa"]
 
 
 @pytest.mark.parametrize("draw", [noises_over_training, robustness_over_training, regimes_over_training])

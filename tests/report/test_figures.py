@@ -33,13 +33,6 @@ def test_lines_are_the_data(figure):
     assert {text.get_text() for text in over_length.get_legend().get_texts()} == set(ROWS)
 
 
-def test_a_model_has_one_colour_in_both_panels(figure):
-    colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in figure.axes]
-    for name in CURVES:
-        assert colours[0][name] == colours[1][name]
-    assert colours[0]["b1-rope"] != colours[0]["m2-sc-rfa"]
-
-
 @pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.svg", b"<?xml")])
 def test_save(figure, tmp_path, name, magic):
     save(figure, tmp_path / name)

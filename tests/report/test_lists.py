@@ -58,12 +58,6 @@ def test_the_papers_protocol_is_said():
     assert table(RUNS, "differences-matched").caption.endswith("Protocol matched.")
 
 
-def test_what_else_the_papers_sweep_changes():
-    runs = [whole_result("m2-sc-rfa"), swept(0.5), whole_result("m3-sc-rfa")]
-    said = "b = 5 is m3-sc-rfa, which differs in steady_state and zero_heads, too."
-    assert said in table(runs, "table2-blocks").notes
-
-
 def test_tables_say_what_was_trained_on_what():
     config = {"num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 128}
     runs = [{**run, "config": {**run["config"], **config}} for run in RUNS]
@@ -82,11 +76,6 @@ def test_a_sweep_beside_models_has_both():
     assert "m2-sc-rfa b=0.5" not in rows
     made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
     assert made == ["b1-rope", "b = 0.005", "b = 0.05", "b = 0.5"]
-
-
-def test_two_labels_of_one_b_are_a_reason_not_a_table():
-    with pytest.raises(ValueError, match=r"labels m2-sc-rfa and m2-sc-rfa b=0.05 both of b = 0.05"):
-        table([*RUNS, swept(0.05), swept(0.5), swept(5.0)], "table2-blocks")
 
 
 def test_heads_of_the_papers_models_and_of_another_start():
@@ -132,16 +121,6 @@ def test_probes():
     for name in PROBES[:3]:
         with pytest.raises(ValueError, match="got none with the probe"):
             table([bare], name)
-
-
-def test_how_far_a_single_position_is_off():
-    runs = [whole_result("b1-rope"), whole_result("m2-sc-rfa"), whole_result("b2-alibi")]
-    for run, errors in zip(runs, ([0.1, 0.3, 0.2], [0.25, 0.23, 0.24], None), strict=True):
-        run["by_position"]["stderr"] = errors
-    (caption,) = (each.caption for each in listed_figures(runs) if each.name == "position")
-    assert "the standard error over windows is 0.22 nats" in caption  # of the medians 0.2 and 0.24
-    (caption,) = (each.caption for each in listed_figures(runs[2:]) if each.name == "position")
-    assert "standard error" not in caption
 
 
 def test_where_heads_look():

@@ -8,7 +8,6 @@ import pytest
 import scipy.linalg
 import scipy.special
 from cover import slow
-from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Text
 
 from rfa.models import PRESETS
@@ -119,19 +118,6 @@ def test_spectra():
             np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort([*positive, *-positive]), rtol=1e-6)
 
 
-def test_time_scales():
-    figure = figures.temporal_scale_separation(heads=4, modes=8, damping=0.05, shown=2)
-    kept, ringing = map(curves, figure.axes)
-    fastest = np.sort(10000.0 ** -(np.arange(16) / 16)).reshape(4, 4).max(-1)
-    for head, frequency in enumerate(fastest):
-        np.testing.assert_allclose(kept[head][:, 1], np.exp(-0.05 * frequency * kept[head][:, 0]), atol=1e-6)
-    modes = [line for line in ringing if len(line) > 2]
-    for place, head in enumerate((0, 3)):
-        tau = modes[place][:, 0]
-        expected = np.exp((-0.05 + 1j) * fastest[head] * tau).real
-        np.testing.assert_allclose(modes[place][:, 1] - 2.4 * place, expected, atol=1e-4)  # float32 times 100 radians
-
-
 def test_measurements_are_transported_by_the_matrix_exponential():
     figure = figures.transported_measurements(0.05, 0.5, length=12, duration=11.0, targets=3)
     path, transported = figure.axes
@@ -142,9 +128,3 @@ def test_measurements_are_transported_by_the_matrix_exponential():
         expected = [scipy.linalg.expm(dynamics * (target - j)) @ z for j, z in enumerate(measured)]
         np.testing.assert_allclose(past[place], expected[: target + 1], atol=1e-9)
         np.testing.assert_allclose(later[place].reshape(-1, 2), np.reshape(expected[target + 1 :], (-1, 2)), atol=1e-9)
-
-
-def test_a_common_frame_needs_fewer_transports():
-    direct, factored = figures.transport_factorization(times=5).axes
-    count = [sum(isinstance(patch, FancyArrowPatch) for patch in axes.patches) for axes in (direct, factored)]
-    assert count == [5 * 6 / 2, 2 * 5]

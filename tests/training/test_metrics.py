@@ -3,7 +3,6 @@
 import json
 import math
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -91,13 +90,6 @@ def test_tensorboard_of_a_resumed_run_has_each_step_once(corpus, tmp_path):
     board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     board.Reload()
     assert [event.step for event in board.Scalars("loss")] == list(range(1, 9))
-
-
-def test_time_dependent_noise_is_logged(corpus, tmp_path):
-    spec = tiny_spec(corpus, "m2-sc-rfa", max_steps=2)
-    train(replace(spec, model={**spec.model, "noise": "time_dependent"}), tmp_path / "run")
-    layer = read_metrics(RunFolder(tmp_path / "run"))[-1]["dynamics"]["0"]
-    assert {"transient_noise", "transient_rate", "periodic_noise"} <= layer.keys()
 
 
 @pytest.mark.parametrize(("accumulate", "steps"), some([(3, [9, 18]), (1, [25, 50]), (2, [13, 26]), (40, [1, 2])], 2))

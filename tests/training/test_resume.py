@@ -83,13 +83,6 @@ def test_killed_and_resumed(corpus, finished, tmp_path, step):
     assert_same_run(finished, tmp_path / "parts")
 
 
-def test_a_signal_passed_on_by_a_launcher_is_not_a_second_one(corpus, tmp_path, caplog):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(5, lambda: (ctrl_c(), ctrl_c())))
-    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-5"
-    assert [message for message in caplog.messages if message.startswith("stopping")] == [STOPPING]
-
-
 @pytest.mark.parametrize("log_steps", some([1, 2], 1))
 def test_ctrl_c_while_validating(corpus, tmp_path, caplog, log_steps):
     """The step that was validated is the last one, and nothing of the validation is lost."""
