@@ -60,6 +60,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tests", type=Path, default=ROOT / "tests", help="the folder of the tests")
     parser.add_argument("--only", default="", help="mutations of files with this in their name")
+    parser.add_argument("--start", type=int, default=1, help="the number of the first")
     given = parser.parse_args()
     survivors = 0
     with tempfile.TemporaryDirectory(prefix="rfa-mutations-") as folder:
@@ -68,14 +69,15 @@ def main() -> int:
         )
         chosen = [mutation for mutation in MUTATIONS if given.only in mutation.file]
         print("| | file | what breaks | found by | seconds |\n| ---: | --- | --- | --- | ---: |")
-        for number, mutation in enumerate(chosen, 1):
+        for number, mutation in enumerate(chosen[given.start - 1 :], given.start):
             start = time.monotonic()
             test = judge(mutation, given.tests.resolve(), sources)
             survivors += test is None
             shown = f"`{test}`" if test else "**nothing**"
             spent = time.monotonic() - start
             print(f"| {number} | `{mutation.file}` | {mutation.breaks} | {shown} | {spent:.0f} |", flush=True)
-    print(f"\n{len(chosen) - survivors} of {len(chosen)} mutations found.")
+    tried = len(chosen) - given.start + 1
+    print(f"\n{tried - survivors} of {tried} mutations found.")
     return int(survivors > 0)
 
 
