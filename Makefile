@@ -27,6 +27,7 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile $(TORCH)
 	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
+	@$(BIN)/rfa doctor >/dev/null  # compiles the kernels, for which the first test or run would wait
 	@touch $@
 
 demo: setup  ## train four small models, print perplexity over context length, draw the figure in demo-results/
