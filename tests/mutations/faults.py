@@ -153,7 +153,7 @@ PIPELINE = [
     Mutation("training/trainer.py", "self.args.dataloader_drop_last = False", "self.args.dataloader_drop_last = True",
              "validation leaves out the last blocks", "training/test_metrics.py"),
     Mutation("data/stream.py", "return len(self.stream) // self.length", "return (len(self.stream) - 1) // self.length",
-             "the last whole block is lost", "data/test_blocks.py"),
+             "the last whole block is lost", "data/test_stream.py"),
     Mutation("data/fragments.py", 'and left != right and text[place] != "\'"', "and left != right",
              "a text is cut inside a token", "data/test_fragments.py"),
     Mutation("evaluation/windows.py", "max(1, min(lengths) // 2)", "max(1, min(lengths))",

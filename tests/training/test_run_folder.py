@@ -6,19 +6,24 @@ import os
 import resource
 import shutil
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from cover import cover, slow, some
 from safetensors.torch import load_file, save_file
+from transformers.utils import logging
 
 from rfa.evaluation import generate
 from rfa.files import write_whole
-from rfa.models import RFAForCausalLM
-from rfa.training import RunFolder, Stopped, callbacks, resume, train
+from rfa.models import RFAForCausalLM, preset
+from rfa.nn import filter_attention
+from rfa.training import RunFolder, Stopped, TrainingSpec, callbacks, resume, train, trial_step
 from rfa.training.callbacks import read_metrics
-from training.runs import at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
+from rfa.training.saved_files import read_model
+from rfa.training.trainer import quiet_transformers
+from training.runs import MODEL, at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
 
 
 def test_an_existing_run_is_refused(corpus, run):
@@ -381,3 +386,83 @@ def test_a_stop_that_came_from_another_process_is_no_second_one(first, caplog):
         assert stop.stopped
         assert len(caplog.messages) == first
         ctrl_c()  # its own, a moment later
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
+
+
+def saved(folder, dtype):
+    model = RFAForCausalLM(preset("m2-sc-rfa", **SIZES)).to(dtype)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_precision_is_the_saved_one(tmp_path, dtype):
+    expected = saved(tmp_path, dtype).state_dict()
+    model = read_model(tmp_path)
+    assert model.dtype == model.config.dtype == dtype
+    assert model.lm_head.weight.dtype == dtype
+    for name, tensor in model.state_dict().items():  # the dynamics are of single precision in every model
+        assert torch.equal(tensor.float(), expected[name].float()), name
+
+
+def changed(folder, **values):
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    del config["dtype"]
+    file.write_text(json.dumps(config | values))
+
+
+def test_the_precision_by_its_older_name(tmp_path):
+    saved(tmp_path, torch.bfloat16)
+    changed(tmp_path, torch_dtype="bfloat16")
+    assert read_model(tmp_path).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["int8", 5, ["float32"]])
+def test_no_other_precision(tmp_path, dtype):
+    saved(tmp_path, torch.float32)
+    changed(tmp_path, dtype=dtype)
+    with pytest.raises(ValueError, match=r"dtype: got .* expected one of float16, bfloat16, float32, float64"):
+        read_model(tmp_path)
+
+
+def test_a_step_that_is_no_number_is_found(monkeypatch):
+    spec = TrainingSpec(preset="m2-sc-rfa", model=MODEL, length=8, tokenizer="bytes")
+    trial_step(spec)
+    trial_step(replace(spec, bf16=True), torch.device("cpu"))
+    monkeypatch.setattr(filter_attention, "filter_attention_at", lambda positions, query, *_, **__: query * torch.nan)
+    with pytest.raises(RuntimeError, match="trial step: got a loss or a gradient that is no number"):
+        trial_step(spec)
+
+
+@pytest.fixture(params=[(logging.INFO, True)], ids=["loud"])
+def settings(request):
+    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    apply(*request.param)
+    yield request.param
+    apply(*before)
+
+
+def apply(verbosity, bars):
+    logging.set_verbosity(verbosity)
+    logging.enable_progress_bar() if bars else logging.disable_progress_bar()
+
+
+def current():
+    return logging.get_verbosity(), logging.is_progress_bar_enabled()
+
+
+def test_quiet_inside_and_as_before_afterwards(settings):
+    with quiet_transformers():
+        assert current() == (logging.ERROR, False)
+    assert current() == settings
+    with pytest.raises(KeyError), quiet_transformers():
+        raise KeyError
+    assert current() == settings
+
+
+def test_loading_a_model_leaves_the_settings(settings, finished):
+    RunFolder(finished).load_model()
+    assert current() == settings
