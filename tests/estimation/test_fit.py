@@ -39,7 +39,7 @@ def test_the_published_values_of_the_nile():
 
 def test_recovery_of_tied_parameters():
     """Equal entries stay equal: one decay, one process and one measurement noise, within three standard errors."""
-    true, times = rotating(), torch.arange(150, dtype=torch.float64) * 0.2
+    true, times = rotating(), torch.arange(60, dtype=torch.float64) * 0.2
     observations = true.simulate(times, torch.Generator().manual_seed(0), sample_shape=(4,)).observations
     found = fit(rotating(decay=0.6, process=0.2, measurement=1.0), times, observations)
     assert found.converged

@@ -85,6 +85,7 @@ def test_far_outliers_cost_little(outliers, most):
     assert error(smoothed, states) < (1.06 if outliers is None else 1.5) * exact
 
 
+@slow
 def test_noise_given_ten_times_too_small():
     times, states, seen = tracked((0.1, 10.0))
     right, wrong = (

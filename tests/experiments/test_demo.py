@@ -42,6 +42,7 @@ def test_demo(miniature):
             assert done == total > 0
 
 
+@slow
 def test_a_demo_that_is_there(miniature):
     demo.run_demo(miniature)
     before = contents(miniature)
