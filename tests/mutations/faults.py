@@ -133,7 +133,7 @@ ESTIMATION = [
              "symmetric(transition @ self.covariance @ transition.mT)", "a prediction without process noise",
              "estimation/test_kalman.py"),
     Mutation("estimation/information.py", "self.constant - taken", "self.constant + taken",
-             "the objective of a state that moves", "estimation/test_robust_estimate.py estimation/test_kalman.py"),
+             "the objective of a state that moves", "estimation/test_kalman.py"),
     Mutation("estimation/noise_scale.py", "weight = share.sum(-1) / (share * scale).sum(-1)",
              "weight = share.sum(-1) / (probability * scale).sum(-1)", "the weight of a row over its scales",
              "estimation/test_recursion.py"),
