@@ -11,10 +11,10 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint typecheck clean
+.PHONY: help setup demo test test-all lint typecheck clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make .venv with everything that the other targets need (once; again when pyproject.toml changes)
 
@@ -27,13 +27,17 @@ $(STAMP): pyproject.toml
 	@$(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install -qq --no-compile $(TORCH)
 	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
+	@$(BIN)/rfa doctor >/dev/null  # compiles the kernels, for which the first test or run would wait
 	@touch $@
 
 demo: setup  ## train four small models, print perplexity over context length, draw the figure in demo-results/
 	@$(BIN)/rfa demo --out demo-results --overwrite
 
-test: lint typecheck  ## lint, typecheck, then the test suite
+test: lint typecheck  ## lint, typecheck, then the tests of every change: four minutes of processor time
 	@$(BIN)/python -m pytest -n 2 --dist worksteal
+
+test-all: lint typecheck  ## the same with every test and every combination of options, as a release runs it
+	@RFA_TESTS=all $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -9,11 +9,16 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
+import platformdirs
+
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"  # the workers are the threads
-else:  # of all workers, too: collecting the tests compiles the kernels
+else:  # A cache of the session's own, which its workers share. The user's compiled kernels serve it.
+    kernels = Path(os.environ.get("RFA_CACHE") or platformdirs.user_cache_dir("rfa"), "cpu").absolute()
     os.environ["RFA_CACHE"] = tempfile.mkdtemp(prefix="rfa-tests-")
     atexit.register(shutil.rmtree, os.environ["RFA_CACHE"], ignore_errors=True)
+    kernels.mkdir(parents=True, exist_ok=True)
+    Path(os.environ["RFA_CACHE"], "cpu").symlink_to(kernels)
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; a console keeps what it finds at import
 os.environ["HF_HUB_OFFLINE"] = "1"  # read by huggingface_hub at import, so it comes before every import below
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -22,6 +27,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # deterministic mat
 import jaxtyping
 import pytest
 import torch
+from cover import ALL
 from hypothesis import HealthCheck, settings
 
 CHECKED = ["rfa.dynamics", "rfa.ops", "rfa.nn", "rfa.estimation"]
@@ -34,6 +40,13 @@ SHAPES_CHECKED += ("ops/test_tensor", "ops/test_coupled", "ops/test_content", "o
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job, `pytest &`, starts deaf to it
 settings.register_profile("rfa", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rfa")
+
+
+def pytest_collection_modifyitems(config, items):
+    """What is marked slow runs in `make test-all` alone."""
+    late = [] if ALL else [item for item in items if item.get_closest_marker("slow")]
+    config.hook.pytest_deselected(items=late)
+    items[:] = [item for item in items if item not in set(late)]
 
 
 def pytest_collection_finish():

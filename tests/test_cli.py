@@ -1,19 +1,19 @@
 """The commands, in this process: what they print, what they write, and how they fail."""
 
-import io
 import json
 import shutil
 import sys
 
 import pytest
 import torch
+from cover import slow
 from ops.cpu.compiled import python
 from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
 
 from rfa import cli
 from rfa.evaluation import evaluate
 from rfa.ops.backends import BACKENDS, missing
-from rfa.training import RunFolder, Stopped, TrainingSpec, train
+from rfa.training import RunFolder, Stopped, train
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 HUGE = 20 * "9"
@@ -93,7 +93,7 @@ def test_resume_and_overwrite(rfa, corpus, tmp_path):
     assert RunFolder(out).read()["steps"] == 4
 
 
-@pytest.mark.parametrize("lengths", [["--lengths", "8", "16", "32"], ["--lengths", "8", "--lengths", "16", "32"]])
+@pytest.mark.parametrize("lengths", [["--lengths", "8", "--lengths", "16", "32"]])
 def test_evaluate(rfa, run, tmp_path, lengths):
     arguments = [*lengths, "--protocol", "matched", "--max-tokens", "300", "--by-position", "--json", "new/result.json"]
     status, out, _ = rfa("evaluate", run, *arguments)
@@ -117,31 +117,16 @@ def test_generate(rfa, run):
     ("arguments", "says"),
     [
         (["--prompt", "caf\udce9"], "prompt: got 'caf\\udce9', expected text that UTF-8 can write"),
-        (["--prompt", "\ud800"], "prompt: got '\\ud800'"),
         (["--max-new-tokens", "0"], "max_new_tokens: got 0, expected at least 1"),
-        (["--max-new-tokens", HUGE], f"max_new_tokens: got {HUGE}, expected at most"),
-        (["--temperature", "inf"], "temperature: got inf, expected at most"),
         (["--temperature", "nan"], "temperature: got nan"),
         (["--temperature", "1e-9"], "temperature: got 1e-09, expected 0 or at least 1e-06"),
         (["--top-k", "-1"], "top_k: got -1, expected at least 0"),
-        (["--top-k", HUGE], f"top_k: got {HUGE}, expected at most"),
         (["--seed", "-1"], "seed: got -1, expected at least 0"),
         (["--seed", str(2**64)], f"seed: got {2**64}, expected at most {2**64 - 1}"),
     ],
 )
 def test_bad_options_of_generate(fails, run, arguments, says):
     fails("generate", run, *arguments, says=says)
-
-
-def test_a_sample_survives_a_terminal_without_its_characters(run, monkeypatch):
-    out = io.TextIOWrapper(io.BytesIO(), "ascii")
-    monkeypatch.setattr("sys.stdout", out)
-    monkeypatch.setattr("sys.argv", ["rfa", "generate", str(run), "--prompt", "caf\u00e9", "--max-new-tokens", "1"])
-    with pytest.raises(SystemExit) as exit_:
-        cli.main()
-    out.flush()
-    assert not exit_.value.code
-    assert out.buffer.getvalue().startswith(b"caf\\xe9")
 
 
 def test_doctor(rfa):
@@ -158,6 +143,7 @@ def test_doctor(rfa):
     assert [line for line in out.splitlines() if " is missing: " in line] == reasons
 
 
+@slow
 def test_doctor_without_a_compiler(tmp_path):
     """In one line, however narrow the terminal; the warning of `auto` would say it twice."""
     program = "import sys; from rfa.cli import main; sys.argv = ['rfa', 'doctor']; main()"
@@ -175,7 +161,7 @@ def chosen(out):
     return [line.split("auto chooses")[1].strip() for line in out.splitlines() if "auto chooses" in line]
 
 
-@pytest.mark.parametrize("command", ["demo", "train", "evaluate", "generate", "experiment", "report", "doctor"])
+@pytest.mark.parametrize("command", ["train", "report"])
 def test_help(rfa, command):
     status, out, err = rfa("--help")
     assert (status, err) == (0, "")
@@ -192,50 +178,28 @@ def test_help(rfa, command):
     ("arguments", "says"),
     [
         (["--preset", "m9"], ["preset: got 'm9'", "b1-rope", "m2-sc-rfa"]),
-        (["--tokenizer", "words"], ["tokenizer: got 'words'", "gpt2", "bpe:N", "bytes"]),
         (["--tokenizer", "bpe:10"], ["bpe:10", "257"]),
-        (["--tokenizer", "gpt2:nowhere"], ["nowhere", "GPT-2's vocabulary"]),
-        (["--tokenizer", "gpt2"], ["hub: tried 'openai-community/gpt2'", "gpt2:FOLDER"]),
         (["--set", "colour=red"], ["colour", "not a field", "damping"]),
         (["--set", "damping"], []),  # Typer's or ours: one line
         (["--set", "=3"], ["--set: got '=3'", "field=value"]),
-        (["--set", "damping=fast"], ["damping"]),
         (["--set", "damping=-1"], ["damping: got -1"]),
-        (["--set", "hidden_size=15"], ["hidden_size: got 15"]),
-        (["--set", "score=cosine"], ["score"]),
         (["--set", "vocab_size=7"], ["vocab_size: got 7"]),
-        (["--set", "eos_token_id=3"], ["eos_token_id: got 3"]),
-        (["--set", "backend=quantum"], ["backend", "quantum"]),
         (["--preset", "b1-rope", "--set", "damping=3"], ["damping: got 3", "no effect in b1-rope"]),
         (["--tokenizer", f"bpe:{10**20}"], ["expected at most bpe:10000000"]),
-        (["--set", "name=3"], ["name", "not a field"]),
         (["--length", "1"], ["length: got 1"]),
         (["--length", "100000"], ["training split: got", "100000"]),
-        (["--length", "many"], ["--length"]),
-        (["--batch-size", "0"], ["batch_size: got 0"]),
         (["--max-steps", "0"], ["max_steps: got 0"]),
-        (["--epochs", "0", "--max-steps", "1"], ["epochs: got 0"]),
-        (["--lr", "nan"], ["learning_rate: got nan"]),
-        (["--lr", "1e308"], ["learning_rate: got 1e+308, expected at most 1000"]),
         (["--lr", "1e-320"], ["learning_rate: got 1e-320, expected at least 1e-12"]),
-        (["--epochs", "1e308"], ["epochs: got 1e+308, expected at most 1000000"]),
         *(
             ([option, HUGE], [f"{option[2:].replace('-', '_')}: got {HUGE}, expected at most"])
-            for option in ("--length", "--batch-size", "--accumulate", "--max-steps", "--eval-steps", "--log-steps")
+            for option in ("--length", "--accumulate", "--log-steps")
         ),
-        (["--valid-tokens", HUGE], [f"valid_tokens: got {HUGE}, expected at most"]),
         (["--set", f"hidden_size={4 * 10**10}"], ["hidden_size: got 40000000000, expected at most"]),
-        (["--set", f"num_hidden_layers={HUGE}"], ["num_hidden_layers: got", "expected at most 10000"]),
-        (["--set", f"intermediate_size={HUGE}"], ["intermediate_size: got", "expected at most"]),
         (["--set", "damping=" + 99_999 * "["], ["damping: got [[[[", "expected a value of the model"]),
-        (["--set", "zero_heads=" + 5_000 * "1"], ["zero_heads: got 1111", "expected a value of the model"]),
         (["--tokenizer", "bpe:\u0663\u0660\u0660"], ["tokenizer: got"]),
         (["--seed", "-1"], ["seed: got -1"]),
-        (["--seed", str(2**64)], ["seed: got"]),
         (["--valid-tokens", "3"], ["valid_tokens: got 3"]),
         (["--split", "page"], ["split_by: got 'page'"]),
-        (["--split", "author"], ["split_by: got 'author'"]),
-        (["--colour", "red"], ["--colour"]),
         (["stray"], ["stray"]),
     ],
 )
@@ -299,9 +263,7 @@ def test_bad_run_folders(fails, corpus, run, tmp_path):
         (["--lengths", "1"], "lengths: got 1"),
         (["--lengths", "16", "5000"], "lengths: got 5000 for a text of 701 tokens"),
         (["--protocol", "sliding"], "protocol: got 'sliding'"),
-        (["--max-tokens", "1"], "max_tokens: got 1"),
         (["--data", "nowhere"], "data: got 'nowhere'"),
-        (["--lengths", "some"], "--lengths"),
     ],
 )
 def test_bad_options_of_evaluate(fails, run, arguments, says):
@@ -324,14 +286,7 @@ def test_json_replaces_a_file_and_never_a_folder(rfa, run, tmp_path):
     assert contents(run) == before
 
 
-def test_no_command_is_help(rfa):
-    status, out, err = rfa()
-    assert status == 2
-    assert "demo" in out + err
-    assert "rfa: \n" not in err
-
-
-@pytest.mark.parametrize("name", ["[b]run[/b]", "[/]", ":b:"])
+@pytest.mark.parametrize("name", ["[b]run[/b]"])
 def test_names_are_no_markup(rfa, corpus, tmp_path, name):
     status, out, _ = rfa("train", "--data", corpus, *SMALL, "--out", name)
     assert status == 0
@@ -349,13 +304,6 @@ def test_json_goes_through_a_link_and_to_no_device(rfa, fails, run, tmp_path):
     fails("evaluate", run, "--lengths", "8", "--json", "/dev/null", says="--json: got /dev/null")
 
 
-@pytest.mark.parametrize("name", ["stdlib", "wikitext-103"])
-def test_a_corpus_keeps_its_name_beside_a_folder_of_that_name(rfa, tmp_path, name):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "a.txt").write_text("a line of text\n" * 100)
-    assert TrainingSpec("b1-rope", data=name).with_absolute_paths().data == name
-
-
 def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):
     def broken(*_, **__):
         raise ZeroDivisionError("two\nlines")
@@ -366,12 +314,3 @@ def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):
     monkeypatch.setattr(sys, "argv", ["rfa", "evaluate", str(run)])
     with pytest.raises(ZeroDivisionError):
         cli.main()
-
-
-def test_an_existing_run_is_refused_before_text_is_read(fails, corpus, run, monkeypatch):
-    monkeypatch.setattr(sys.modules["rfa.training.train"], "prepare", lambda *_, **__: pytest.fail("it read"))
-    fails("train", "--data", corpus, *SMALL, "--out", run, says="exists, expected a new one")
-
-
-def test_the_result_says_which_weights(run):
-    assert evaluate(run, lengths=[8])["weights"] == "model"

@@ -77,9 +77,3 @@ def test_a_log_has_a_line_now_and_then(capsys, monkeypatch, every, lines):
             bar("training", step, 3)
     found = [line.strip() for line in capsys.readouterr().err.splitlines()]
     assert [line for line in found if line.startswith("training:")] == lines
-
-
-def test_no_bar_no_output(capsys):
-    with pytest.raises(KeyError), progress_bars():
-        raise KeyError
-    assert capsys.readouterr() == ("", "")

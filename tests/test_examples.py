@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import slow
 from scripts import script
 
 
@@ -35,6 +36,7 @@ def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):
     assert (half[91:].diff() > 0).all()  # the further ahead, the wider
 
 
+@slow
 def test_filter_co2_reads_a_file_and_draws(filter_co2, tmp_path, capsys):
     times, recorded = filter_co2.load(None)
     (tmp_path / "co2.csv").write_text("date,co2\n19580329,316.1\n19580405,317.3\n19580510,\n")

@@ -12,7 +12,7 @@ from rfa.bench import append, read
 from rfa.bench.bound import Peaks, attention_work, bound, decoding_work
 from rfa.bench.measurement import StateShape, compare, in_turns, summary
 from rfa.cli.console import speed_tables
-from rfa.report.speed import fraction_of_bound, latest, markdown_tables, operator_curves
+from rfa.report.speed import fraction_of_bound, latest, markdown_tables
 
 PLACE = {"processor": "a CPU", "threads": 2, "environment": {"torch": "2.0", "commit": "abcdef0123456789"}}
 
@@ -128,16 +128,6 @@ def test_tables():
     assert len({row.count("|") for row in rows}) == 1
     assert "### a CPU, 2 threads" in pages
     assert "commit abcdef012345." in pages
-
-
-def test_curves_are_sorted_and_told_apart():
-    lines = [line(length=1024), line(), line(**{"pass": "forward_backward"}), line(benchmark="decode")]
-    curves = operator_curves(lines)
-    assert {name: [each["length"] for each in of] for name, of in curves.items()} == {
-        "forward / sdpa": [512, 1024],
-        "forward + backward / sdpa": [512],
-    }
-    assert len(operator_curves([*lines, line(dtype="bfloat16")])) == 3
 
 
 def test_the_page_is_drawn_from_the_lines(tmp_path):

@@ -4,6 +4,7 @@ import sys
 import datasets
 import huggingface_hub
 import pytest
+from cover import slow
 
 from rfa.data import load_corpus, load_documents, load_tokenizer
 
@@ -77,6 +78,7 @@ def test_no_hub_says_what_was_tried_and_what_else_there_is(monkeypatch, tmp_path
     assert "\n" not in str(error.value)
 
 
+@slow
 def test_unreachable_hub_fails_in_seconds_and_leaves_settings(tmp_path):
     # A port that nobody listens on; a process of its own because the address is read at import.
     program = """

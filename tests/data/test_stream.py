@@ -5,10 +5,15 @@ import sys
 
 import numpy as np
 import pytest
+import torch
+from cover import slow
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
-from rfa.data import load_documents, load_tokenizer, stream, text_document, token_stream
+from rfa.data import TokenBlocks, load_documents, load_tokenizer, stream, text_document, token_stream
 from rfa.data.corpora import load_corpus
 
 TEXTS = ["It's one.\n\n  Two  words, 3rd line\n", "é 字 🙂" * 50, "<|endoftext|> in a text"]
@@ -31,6 +36,7 @@ def test_novel_has_the_ids_of_the_whole_text(novels, gpt2_folder, tmp_path):
     np.testing.assert_array_equal(token_stream(documents, tokenizer, tmp_path), [*whole, 50256])
 
 
+@slow
 def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
     corpus = load_corpus("stdlib")
     tokenizer = load_tokenizer("bpe:500", corpus.documents("test"), tmp_path)
@@ -51,6 +57,7 @@ def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, tex
     np.testing.assert_array_equal(ids, [*tokenizer.encode(40 * text), *2 * [tokenizer.eos_token_id]])
 
 
+@slow
 def test_memory_does_not_grow_with_a_text_without_spaces(tmp_path):
     """2 MB of it; as one word they take some 300 MB, and 30 MB gigabytes."""
     program = """
@@ -88,17 +95,7 @@ def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):
     assert len(list(tmp_path.rglob("*.npy"))) == 1  # the same content, the same tokenizer
 
 
-def test_cached_by_content_and_tokenizer(tmp_path, monkeypatch):
-    ids = token_stream(DOCUMENTS, BYTES, tmp_path)
-    trained = load_tokenizer("bpe:260", DOCUMENTS, tmp_path)
-    monkeypatch.setattr(stream, "_encode", None)  # would fail if called
-    np.testing.assert_array_equal(token_stream(DOCUMENTS, BYTES, tmp_path), ids)
-    for documents, tokenizer in [(DOCUMENTS[:2], BYTES), (DOCUMENTS, trained)]:
-        with pytest.raises(TypeError):
-            token_stream(documents, tokenizer, tmp_path)
-
-
-@pytest.mark.parametrize("size", [0, 10, 128, 200, -2])
+@pytest.mark.parametrize("size", [0, 128, -2])
 def test_cut_off_file_is_rebuilt(tmp_path, size):
     ids = np.array(token_stream(DOCUMENTS, BYTES, tmp_path))
     [path] = tmp_path.rglob("*.npy")
@@ -133,6 +130,7 @@ def test_tokenizer_without_end_of_text(tmp_path):
         token_stream(DOCUMENTS, tokenizer, tmp_path)
 
 
+@slow
 def test_two_processes_at_once_write_once(tmp_path):
     program = """
 import hashlib, pathlib, sys, time
@@ -161,6 +159,7 @@ print(hashlib.sha256(ids.tobytes()).hexdigest())
     assert sum("wrote" in output for output in outputs) == 1
 
 
+@slow
 def test_no_warning_and_no_hang_after_a_fork(tmp_path):
     program = """
 import os, sys
@@ -193,3 +192,40 @@ def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
     ids = token_stream([text_document("d", 20 * "house sea ")], tokenizer, tmp_path)
     np.testing.assert_array_equal(ids, [*20 * [2, 1], 3])
+
+
+@given(st.integers(2, 200), st.integers(2, 50))
+def test_blocks_are_the_stream_in_order(tokens, length):
+    stream = np.arange(tokens, dtype=np.uint16)
+    if tokens < length:
+        with pytest.raises(ValueError, match=f"got {tokens} tokens, expected at least {length}"):
+            TokenBlocks(stream, length)
+        return
+    blocks = TokenBlocks(stream, length)
+    assert len(blocks) == tokens // length
+    joined = torch.cat([block["input_ids"] for block in blocks])
+    assert joined.tolist() == list(range(len(blocks) * length))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_ids_are_long_whole_and_their_own(dtype):
+    stream = np.full(4, np.iinfo(dtype).max, dtype)
+    stream.flags.writeable = False
+    block = TokenBlocks(stream, 2)[1]
+    assert block["input_ids"].tolist() == [np.iinfo(dtype).max] * 2
+    assert block["input_ids"].dtype == block["labels"].dtype == torch.int64
+    block["labels"][0] = -100
+    assert block["input_ids"][0] == np.iinfo(dtype).max
+
+
+def test_default_collate_and_workers():
+    blocks = TokenBlocks(np.arange(100, dtype=np.uint16), 10)
+    batches = list(DataLoader(blocks, batch_size=4, num_workers=1))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 10), (4, 10), (2, 10)]
+    assert torch.equal(batches[1]["labels"], torch.arange(40, 80).view(4, 10))
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1])
+def test_blocks_too_short(length):
+    with pytest.raises(ValueError, match=f"length: got {length}, expected at least 2"):
+        TokenBlocks(np.arange(9, dtype=np.uint16), length)

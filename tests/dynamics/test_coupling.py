@@ -3,11 +3,8 @@
 import cmath
 
 import mpmath
-import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad
-from scipy.linalg import expm
 
 from rfa.dynamics import cross_transport
 
@@ -47,16 +44,6 @@ def test_value(name):
     for lag in LAGS:
         expected = complex(exact(x, y, lag))
         assert abs(ours(x, y, lag) - expected) <= 4e-15 * abs(expected)  # some ten roundings
-
-
-@pytest.mark.parametrize("name", ["apart", "equal", "no decay", "0.01 apart"])
-def test_it_is_the_joint_system_and_the_integral(name):
-    x, y = PAIRS[name]
-    for lag in LAGS:
-        joint = expm(np.array([[x, 1.0], [0.0, y]]) * lag)[0, 1]
-        integral = quad(lambda s, lag=lag: cmath.exp(x * (lag - s) + y * s), 0, lag, complex_func=True)[0]
-        assert abs(ours(x, y, lag) - joint) < 1e-12
-        assert abs(ours(x, y, lag) - integral) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["apart", "swapped", "equal", "1e-12 apart", "0.3 apart", "no dynamics"])

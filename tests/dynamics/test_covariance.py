@@ -7,10 +7,10 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from scipy.integrate import quad, solve_ivp
+from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
-from rfa.dynamics import accumulated_variance, covariance, decay_kernel, steady_state_variance
+from rfa.dynamics import accumulated_variance, covariance, steady_state_variance
 
 DECAYS = [0.0, 1e-30, 1e-12, 1e-8, 1e-6, 1e-4, 1e-3, 1e-2, 0.03, 0.1, 0.3, 1.0, 10.0]
 LAGS = [1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 1e3, 1e6]
@@ -106,13 +106,6 @@ def test_gradcheck_and_gradgradcheck_of_phi():
     assert torch.autograd.gradgradcheck(accumulated_variance, (decay, lag), check_fwd_over_rev=True)
 
 
-def test_phi_is_the_integral_of_the_squared_transition():
-    for mu, tau in [(0.0, 2.0), (0.3, 1.7), (2.0, 5.0)]:
-        expected = quad(lambda s, mu=mu: np.exp(-2 * mu * s), 0, tau, epsabs=1e-13)[0]
-        actual = accumulated_variance(*torch.tensor([mu, tau], dtype=torch.float64))
-        assert actual.item() == pytest.approx(expected, rel=1e-12)  # quad's error
-
-
 PARAMETERS = [(0.0, 0.7, 0.4, 0.05), (0.3, 0.5, 0.1, 0.0), (0.3, 0.5, 2.0, 0.01), (2.0, 0.0, 1.0, 0.2)]
 
 
@@ -140,14 +133,6 @@ def test_covariance_is_van_loans(parameters):
         np.testing.assert_allclose(actual.item() / 2 * np.eye(2), total, rtol=0, atol=1e-11)  # expm's error at e^8
 
 
-def test_covariance_composes():
-    """Markov property: Sigma(s + t) = E(t)^2 Sigma(s) + sigma^2 phi(t)."""
-    mu, sigma2, eta2, zero, s, t = torch.tensor([0.4, 0.3, 0.9, 0.0, 1.2, 2.3], dtype=torch.float64)
-    halfway = covariance(mu, sigma2, eta2, zero, s)
-    expected = decay_kernel(mu, t) ** 2 * halfway + sigma2 * accumulated_variance(mu, t)
-    torch.testing.assert_close(covariance(mu, sigma2, eta2, zero, s + t), expected, rtol=1e-14, atol=0)  # roundings
-
-
 def test_steady_state():
     decay = torch.tensor([0.5, 2.0, 1e-8, 0.0, 0.0], dtype=torch.float64)
     noise = torch.tensor([0.3, 0.0, 0.2, 0.4, 0.0], dtype=torch.float64)
@@ -156,15 +141,6 @@ def test_steady_state():
     torch.testing.assert_close(steady, expected, rtol=1e-14, atol=0)  # one quotient
     late = noise[:2] * accumulated_variance(decay[:2], torch.tensor(1e3, dtype=torch.float64))
     torch.testing.assert_close(late, steady[:2], rtol=1e-14, atol=0)
-
-
-def test_heads_broadcast_against_lags():
-    heads = torch.rand(5, 3, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    lags = torch.arange(7, dtype=torch.float64)
-    table = covariance(*heads[:4], lags)
-    assert table.shape == (3, 7)
-    one = covariance(*heads[:4, 1], lags[4])
-    torch.testing.assert_close(table[1, 4], one[0], rtol=1e-15, atol=0)
 
 
 def test_function_transforms():

@@ -76,13 +76,6 @@ def test_zero_decay_bias_is_logarithmic_and_its_start_linear():
     assert drop == pytest.approx(-sigma2 / beta * 1e-4, rel=1e-4)  # second order: sigma^2 tau / (2 beta) = 2.5e-5
 
 
-@pytest.mark.parametrize("case", [*CASES, (0.0, 0.3, 0.5, 0.1)])
-def test_prior_response_is_decay_times_precision(case):
-    numbers = as_tensors(*case)
-    expected = torch.exp(-numbers[0] * LAGS) * torch.exp(bias(*numbers, LAGS))
-    torch.testing.assert_close(prior_response(*numbers, LAGS), expected, rtol=ROUNDING, atol=0)
-
-
 @pytest.mark.parametrize("case", [INTEGRATIVE, STRONG])
 def test_peak_lag_is_the_formula_and_the_maximum(case):
     numbers = as_tensors(*case)
@@ -103,13 +96,6 @@ def test_no_peak_is_at_lag_zero():
     lags = torch.linspace(0, 50, 200, dtype=torch.float64)
     response = prior_response(*numbers[:, :, None], lags)
     assert bool((response.argmax(1) == 0).all())
-
-
-def test_heads_broadcast_against_lags():
-    numbers = torch.tensor(CASES, dtype=torch.float64).T[:, :, None]
-    for f in (bias, prior_response):
-        assert f(*numbers, LAGS).shape == (3, 61)
-    assert gate(*numbers, torch.full((3, 1), QUERY_NOISE).double(), LAGS).shape == (3, 61)
 
 
 def test_gradients():

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.linalg import expm, solve_discrete_are
+from cover import cover
+from scipy.linalg import solve_discrete_are
 
 from rfa.dynamics import accumulated_variance, riccati_gain, riccati_log_gain
 
@@ -29,28 +30,6 @@ def test_scalar_riccati_equation(case):
     q = sigma2 * (dt if mu == 0 else -math.expm1(-2 * mu * dt) / (2 * mu))
     x = solve_discrete_are(f.T, np.eye(1), np.array([[q]]), np.array([[r]]))[0, 0]
     assert riccati_gain(*as_tensors(*case)).item() == pytest.approx(x / (x + r), rel=1e-10)  # the solver's error
-
-
-@pytest.mark.parametrize("case", CASES[:4])
-def test_real_matrix_riccati_equation(case):
-    """The rotating mode as a real 2x2 process has the gain K I, whatever the frequency."""
-    mu, sigma2, r, dt = case
-    transition = expm(np.array([[-mu, -2.0], [2.0, -mu]]) * dt)
-    q = sigma2 / 2 * (dt if mu == 0 else -math.expm1(-2 * mu * dt) / (2 * mu))
-    p = solve_discrete_are(transition.T, np.eye(2), q * np.eye(2), r / 2 * np.eye(2))
-    gain = p @ np.linalg.inv(p + r / 2 * np.eye(2))
-    np.testing.assert_allclose(gain, riccati_gain(*as_tensors(*case)).item() * np.eye(2), rtol=0, atol=1e-10)
-
-
-def test_the_kalman_recursion_converges_to_it():
-    mu, sigma2, r, dt = 0.3, 0.5, 0.5, 0.1
-    f2, q = math.exp(-2 * mu * dt), sigma2 * -math.expm1(-2 * mu * dt) / (2 * mu)
-    p = 10.0
-    for _ in range(300):  # contracts by about (1 - K)^2 F^2 = 0.5 a step: far below rounding
-        p = f2 * p + q
-        gain = p / (p + r)
-        p = (1 - gain) * p
-    assert riccati_gain(*as_tensors(mu, sigma2, r, dt)).item() == pytest.approx(gain, rel=1e-13)
 
 
 def exact_root(mu, sigma2, r, dt):
@@ -97,15 +76,7 @@ def test_extremes_keep_their_digits(dtype):
                     assert actual.item() == pytest.approx(expected, rel=32 * torch.finfo(dtype).eps), numbers
 
 
-def test_without_decay_it_is_the_local_level_gain():
-    sigma2, r, dt = 0.7, 0.4, 1.5
-    q = sigma2 * dt
-    x = (q + math.sqrt(q * q + 4 * q * r)) / 2
-    assert riccati_gain(*as_tensors(0.0, sigma2, r, dt)).item() == pytest.approx(x / (x + r), rel=1e-14)  # roundings
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mu", [0.0, 0.3])
+@cover(1, dtype=[torch.float32, torch.float64], mu=[0.0, 0.3])
 def test_without_process_noise_it_is_tiny_and_finite(mu, dtype):
     numbers = [x.clone().requires_grad_() for x in as_tensors(mu, 0.0, 0.5, 1.0, dtype=dtype)]
     gain = riccati_gain(*numbers)
@@ -145,19 +116,7 @@ def test_the_alibi_start_gives_alibi_slopes(mu):
     torch.testing.assert_close(recovered, slopes, rtol=1e-12, atol=0)  # 1/K = 256 amplifies a few roundings
 
 
-def test_gradient_where_the_gain_is_one_half():
-    """q = r / 2 at mu = 0 gives K = 1/2 exactly, where a piecewise form of log K would have a kink."""
-    noise = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
-    zero, one = torch.zeros((), dtype=torch.float64), torch.ones((), dtype=torch.float64)
-    gain = riccati_gain(zero, noise, one, one)
-    assert gain.item() == pytest.approx(0.5, abs=1e-15)
-    assert torch.autograd.gradcheck(lambda q: riccati_gain(zero, q, one, one), (noise,))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("mu", [0.0, 0.5])
-@pytest.mark.parametrize("noise", [1e-22, 1e-36])
-@pytest.mark.parametrize("r", [1e-35, 1e-20, 1.0])
+@cover(dtype=[torch.float32, torch.float64], mu=[0.0, 0.5], noise=[1e-22, 1e-36], r=[1e-35, 1e-20, 1.0])
 def test_process_noise_far_below_the_root_of_the_smallest_number(r, noise, mu, dtype):
     """`sigma^2 dt` below 1e-19, which float32 cannot square: values and gradients in 200 digits."""
     import mpmath

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import cover
 
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 
@@ -43,16 +44,6 @@ def test_partitioned_bank(heads, modes, base):
     assert positive.max().item() == 1.0
 
 
-def test_default_base_is_ten_thousand():
-    for bank in BANKS:
-        assert torch.equal(bank(2, 4), bank(2, 4, 10000.0))
-
-
-def test_one_head_has_the_same_frequencies_in_both_banks():
-    rope, partitioned = (bank(1, 8)[0].sort().values for bank in BANKS)
-    torch.testing.assert_close(rope, partitioned, rtol=ROUNDING, atol=0)
-
-
 @pytest.mark.parametrize("bank", BANKS)
 @pytest.mark.parametrize("modes", [1, 3, 7, 0])
 def test_odd_numbers_of_modes_are_refused(bank, modes):
@@ -60,8 +51,7 @@ def test_odd_numbers_of_modes_are_refused(bank, modes):
         bank(2, modes)
 
 
-@pytest.mark.parametrize("zero_heads", [0, 2])
-@pytest.mark.parametrize("damping", [0.0, 0.05, 5.0])
+@cover(1, zero_heads=[0, 2], damping=[0.0, 0.05, 5.0])
 def test_damping_follows_the_fastest_mode_of_each_band(damping, zero_heads):
     frequency = partitioned_frequencies(8, 32)
     expected = damping * frequency.abs().amax(1)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import integrate
 
-from rfa.dynamics import TimeDependentNoise, accumulated_variance, noise_rate, time_dependent_variance
+from rfa.dynamics import TimeDependentNoise, noise_rate, time_dependent_variance
 
 # decay, sigma^2, sigma_e^2, kappa, sigma_p^2, nu, psi, tau
 CASES = {
@@ -84,20 +84,6 @@ def test_gradients(name):
     """Also where a denominator vanishes; a decay below zero is a legal step for the difference quotient."""
     inputs = [x.requires_grad_() for x in tensors(*CASES[name])]
     assert torch.autograd.gradcheck(variance, inputs, eps=1e-5, atol=1e-6, rtol=1e-5)
-
-
-def test_limits_at_the_poles():
-    mu, tau, psi, one, none = tensors(0.3, 3.0, 0.6, 1.0, 0.0)
-    at_resonance = variance(mu, none, one, 2 * mu, none, none, none, tau)
-    torch.testing.assert_close(at_resonance, tau * torch.exp(-2 * mu * tau))
-    still = variance(none, none, none, none, one, none, psi, tau)
-    torch.testing.assert_close(still, tau * (1 + torch.cos(psi)))
-
-
-def test_without_its_parts_it_is_white():
-    mu, white, kappa, nu, psi, tau = tensors(0.3, 0.5, 0.2, 2.0, 0.6, 3.0)
-    none = torch.zeros_like(mu)
-    assert variance(mu, white, none, kappa, none, nu, psi, tau) == white * accumulated_variance(mu, tau)
 
 
 def test_rate_and_variance_are_never_negative():

@@ -2,8 +2,8 @@
 
 import math
 
-import pytest
 import torch
+from cover import cover
 
 from rfa.estimation import LinearSDE
 
@@ -12,10 +12,7 @@ from .models import EYE, coupled, matrix, papers_estimate, rotating, trend
 MODELS = {"rotating": rotating, "coupled": coupled, "trend": trend}
 
 
-@pytest.mark.parametrize("known", [False, True], ids=["diffuse", "known"])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("nu", [math.inf, 5.0])
-@pytest.mark.parametrize("name", MODELS)
+@cover(name=MODELS, nu=[math.inf, 5.0], direction=["filter", "smooth"], known=[False, True])
 def test_by_finite_differences(name, nu, direction, known):
     given = MODELS[name]()
     n, m = given.state_size, given.observation_size

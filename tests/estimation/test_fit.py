@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 import statsmodels.api as sm
 import torch
+from cover import slow, some
 
 from rfa.estimation import LinearSDE, fit, log_likelihood
 from rfa.estimation.fit import _standard_errors
@@ -38,7 +39,7 @@ def test_the_published_values_of_the_nile():
 
 def test_recovery_of_tied_parameters():
     """Equal entries stay equal: one decay, one process and one measurement noise, within three standard errors."""
-    true, times = rotating(), torch.arange(150, dtype=torch.float64) * 0.2
+    true, times = rotating(), torch.arange(60, dtype=torch.float64) * 0.2
     observations = true.simulate(times, torch.Generator().manual_seed(0), sample_shape=(4,)).observations
     found = fit(rotating(decay=0.6, process=0.2, measurement=1.0), times, observations)
     assert found.converged
@@ -49,6 +50,7 @@ def test_recovery_of_tied_parameters():
     assert found.log_likelihood >= log_likelihood(true, times, observations).sum().item()
 
 
+@slow
 def test_student_t_predictions_resist_outliers():
     times = torch.arange(50, dtype=torch.float64)
     observations = level(0.2, 1.0).simulate(times, torch.Generator().manual_seed(1)).observations
@@ -108,21 +110,6 @@ def test_a_likelihood_without_a_maximum_does_not_converge():
         assert all(0 < value < math.inf for value in found.parameters.values())
 
 
-def test_nothing_predicted_is_not_a_maximum():
-    one = fit(level(1.0, 1.0), matrix([0.0]), matrix([[3.0]]))
-    assert not one.converged
-    assert one.parameters == {"diffusion[0]": 1.0, "observation_noise[0]": 1.0}
-    assert all(math.isinf(error) for error in one.standard_errors.values())
-
-
-def test_one_name_is_a_choice_of_one():
-    sde, times = level(1.0, 1.0), torch.arange(20, dtype=torch.float64)
-    observations = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    found = fit(sde, times, observations, free="diffusion")
-    assert found.parameters == fit(sde, times, observations, free=("diffusion",)).parameters
-    assert list(found.parameters) == ["diffusion[0]"]
-
-
 def test_standard_errors_where_the_curvature_says_nothing():
     """It is NaN where the search ended at the edge, with noises of 1e-8; the documented answer is infinite."""
     for curvature in ([[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]], [[torch.nan, 0.0], [0.0, 1.0]]):
@@ -155,7 +142,7 @@ def test_bad_input(given, message):
         fit(**(legal | given))
 
 
-@pytest.mark.parametrize(("offset", "unit"), [(0.0, 1.0), (1e6, 1.0), (0.0, 1e-9)])
+@pytest.mark.parametrize(("offset", "unit"), some([(1e6, 1.0), (0.0, 1.0), (0.0, 1e-9)], 1))
 def test_a_noise_of_zero_has_no_error_and_takes_none_from_the_others(offset, unit):
     generator = torch.Generator().manual_seed(1)
     times = torch.arange(20, dtype=torch.float64)

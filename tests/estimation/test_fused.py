@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from cover import cover
 from ops.written import Written
 
 import rfa.estimation.fused
 from rfa.estimation import LinearSDE
 from rfa.ops.backends import BACKENDS
 
-from .models import EYE, coupled, irregular_times, matrix, papers_estimate, rotating
+from .models import EYE, irregular_times, matrix, papers_estimate, rotating
 
 PRIORS, STARTS = ["lyapunov", "riccati"], ["query", "leave_one_out"]
 UNIFORM = torch.arange(40, dtype=torch.float64) * 0.1
@@ -50,9 +51,7 @@ def drawn(sde, times, gaps=False, outliers=(0.2, 10.0), shape=(3,)):
     return seen
 
 
-@pytest.mark.parametrize("gaps", [False, True])
-@pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize("prior", PRIORS)
+@cover(gaps=[False, True], start=STARTS, prior=PRIORS)
 def test_fused_is_dense(prior, start, gaps, tolerance):
     sde = rotating()
     for times, penalty in ((UNIFORM, "power"), (irregular_times(40), "welsch")):
@@ -79,8 +78,7 @@ def test_query_times_and_a_known_start(prior, initial, tolerance):
         assert_same(both(sde, times, drawn(sde, times, gaps=True), prior=prior, **options), tolerance)
 
 
-@pytest.mark.parametrize("nu", [8.0, torch.inf])
-@pytest.mark.parametrize("prior", PRIORS)
+@cover(1, nu=[8.0, torch.inf], prior=PRIORS)
 def test_other_isotropic_models(prior, nu, tolerance):
     """Odd sizes, partners that are not neighbours, no decay, C = c I, models and times of each series."""
     dynamics = matrix(
@@ -98,14 +96,6 @@ def test_other_isotropic_models(prior, nu, tolerance):
     ):
         seen = drawn(sde, times, outliers=None, shape=()) + level
         assert_same(both(sde, times, seen, prior=prior, nu=nu, start="leave_one_out"), tolerance)
-
-
-def test_times_may_count_from_anywhere():
-    sde = rotating()
-    seen = drawn(sde, UNIFORM)
-    options = {"nu": 6.0, "prior": "riccati", "backend": "fused", "return_weights": False}
-    here, there = (papers_estimate(sde, UNIFORM + origin, seen, **options) for origin in (0.0, 1e6))
-    torch.testing.assert_close(here.mean, there.mean, rtol=1e-4, atol=1e-4)
 
 
 def test_what_is_forgotten_does_not_count(monkeypatch):
@@ -131,8 +121,7 @@ def test_what_is_forgotten_does_not_count(monkeypatch):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("forcing", [0.0, 0.5])
+@cover(1, prior=PRIORS, forcing=[0.0, 0.5])
 def test_next_to_nothing_to_see(prior, forcing, tolerance):
     """One time, nothing seen at all, a state without forcing, a gap after which a driven state is a new one."""
     sde = rotating(process=forcing)
@@ -198,11 +187,6 @@ def test_refusals(given, message):
     }  # fmt: skip
     with pytest.raises(ValueError, match=message):
         papers_estimate(**(legal | given))
-
-
-def test_a_coupled_model_is_refused():
-    with pytest.raises(ValueError, match="expected with backend='fused'"):
-        papers_estimate(coupled(), UNIFORM[:2], EYE, backend="fused", return_weights=False)
 
 
 @pytest.mark.parametrize("prior", PRIORS)

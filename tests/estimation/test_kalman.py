@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 import torch
+from cover import cover
 
 from rfa.estimation import LinearSDE, log_likelihood
 
@@ -15,11 +16,11 @@ START = 4.0  # variance of the first state
 
 
 def filterpys(sde: LinearSDE, times, observations):
-    """Mean and covariance of filterpy's filter and of its smoother."""
+    """Mean and covariance of filterpy's filter and of its smoother, and each moment's sum of squared innovations."""
     n = sde.state_size
     kalman = filterpy.kalman.KalmanFilter(dim_x=n, dim_z=sde.observation_size)
     kalman.x, kalman.P = np.zeros((n, 1)), START * np.eye(n)
-    means, covariances, transitions, noises = [], [], [], []
+    means, covariances, transitions, noises, missed = [], [], [], [], [0.0]
     for k, row in enumerate(observations.numpy()):
         if k:
             lag = (times[k] - times[k - 1]).item()
@@ -31,6 +32,7 @@ def filterpys(sde: LinearSDE, times, observations):
         if here.any():
             observation, noise = sde.observation.numpy()[here], sde.observation_noise.numpy()[np.ix_(here, here)]
             kalman.update(row[here][:, None], R=noise, H=observation)
+        missed.append(missed[-1] + (kalman.y.T @ kalman.SI @ kalman.y).item() if here.any() else missed[-1])
         means.append(kalman.x[:, 0].copy())
         covariances.append(kalman.P.copy())
     filtered = np.array(means), np.array(covariances)
@@ -40,12 +42,11 @@ def filterpys(sde: LinearSDE, times, observations):
         gain = filtered[1][k] @ transitions[k].T @ np.linalg.inv(predicted)
         mean[k] += gain @ (mean[k + 1] - transitions[k] @ filtered[0][k])
         covariance[k] += gain @ (covariance[k + 1] - predicted) @ gain.T
-    return filtered, (mean, covariance)
+    sums = np.array(missed[1:])
+    return (*filtered, sums), (mean, covariance, np.full_like(sums, sums[-1]))
 
 
-@pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
-@pytest.mark.parametrize("regular", [True, False], ids=["regular", "irregular"])
-@pytest.mark.parametrize("name", MODELS)
+@cover(name=MODELS, regular=[True, False], gaps=[False, True])
 def test_filter_and_smoother_are_filterpys(name, regular, gaps):
     sde = MODELS[name]()
     times = torch.arange(60, dtype=torch.float64) * 0.2 if regular else irregular_times(60)
@@ -54,10 +55,11 @@ def test_filter_and_smoother_are_filterpys(name, regular, gaps):
     if gaps:
         observations = with_gaps(observations)
     filtered, smoothed = filterpys(sde, times, observations)
-    for direction, (mean, covariance) in (("filter", filtered), ("smooth", smoothed)):
+    for direction, (mean, covariance, missed) in (("filter", filtered), ("smooth", smoothed)):
         found = papers_estimate(sde, times, observations, prior="riccati", initial=start, direction=direction)
         np.testing.assert_allclose(found.mean, mean, rtol=1e-8, atol=1e-8)
         np.testing.assert_allclose(found.covariance, covariance, rtol=1e-8, atol=1e-8)
+        assert found.objective[-1].item() == pytest.approx(missed.sum(), rel=1e-8)  # the least sum of squares, of all
 
 
 def test_a_huge_nu_is_the_kalman_filter():

@@ -60,18 +60,6 @@ def test_stationary_covariance():
         trend().stationary_covariance()
 
 
-def test_batches_broadcast():
-    dynamics = torch.stack([matrix(rows) for rows in DYNAMICS.values()])
-    sde = LinearSDE(dynamics, DIFFUSION, EYE, EYE)
-    lags = torch.rand(len(dynamics), 4, dtype=torch.float64)
-    assert sde.batch_shape == (len(dynamics),)
-    assert sde.covariance(lags).shape == (len(dynamics), 4, 2, 2)
-    assert sde.transition(0.3).shape == (len(dynamics), 2, 2)
-    for index, rows in enumerate(DYNAMICS.values()):
-        alone = LinearSDE(matrix(rows), DIFFUSION, EYE, EYE)
-        torch.testing.assert_close(sde.covariance(lags)[index], alone.covariance(lags[index]), rtol=1e-9, atol=1e-12)
-
-
 def test_diagonalize():
     sde = coupled()
     found = sde.diagonalize()

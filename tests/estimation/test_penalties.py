@@ -76,16 +76,6 @@ def test_consistency_is_scipys_quadrature(robust_weight, seen):
     assert robust_weight.consistency(seen) == pytest.approx((usual, inflation), rel=1e-5)
 
 
-def test_hundreds_of_components():
-    """They gave NaN: `r^(m - 1)` overflows from about m = 300 on."""
-    times = irregular_times(3)
-    sde = LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(320, 1), torch.eye(320))
-    observations = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    found = papers_estimate(sde, times, observations, nu=640.0)
-    for part in found:
-        assert part.isfinite().all()
-
-
 def test_what_is_never_seen_is_not_there():
     """Three components of which one is ever seen are a model of that component: weights, estimate and band."""
     times, noise = irregular_times(12), matrix([[0.5]])

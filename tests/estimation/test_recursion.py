@@ -7,6 +7,7 @@ import pytest
 import scipy.integrate
 import scipy.stats
 import torch
+from cover import cover, slow, some
 from statsmodels.datasets import nile
 
 from rfa.estimation import LinearSDE, fit, robust_estimate
@@ -68,7 +69,7 @@ def test_a_row_is_weighed_by_bayes_rule(missed):
 
 # with the true model; 5 % x100 was at 13.4 and 20 % x100 at 45.7 where Kalman without outliers has 1.33
 @pytest.mark.parametrize(
-    ("outliers", "most"), [(None, 1.03), ((0.05, 10.0), 1.35), ((0.05, 100.0), 1.25), ((0.2, 100.0), 1.75)]
+    ("outliers", "most"), some([(None, 1.03), ((0.05, 10.0), 1.35), ((0.05, 100.0), 1.25), ((0.2, 100.0), 1.75)], 2)
 )
 def test_far_outliers_cost_little(outliers, most):
     sde, start = tracker()
@@ -84,6 +85,7 @@ def test_far_outliers_cost_little(outliers, most):
     assert error(smoothed, states) < (1.06 if outliers is None else 1.5) * exact
 
 
+@slow
 def test_noise_given_ten_times_too_small():
     times, states, seen = tracked((0.1, 10.0))
     right, wrong = (
@@ -103,8 +105,7 @@ def test_the_default_on_the_nile_is_close_to_the_kalman_filter():
     assert found.covariance[-1].item() ** 0.5 == pytest.approx(63.5, rel=0.1)
 
 
-@pytest.mark.parametrize("size", [10.0, 1000.0])
-@pytest.mark.parametrize("what", ["first", "step"])
+@cover(1, size=[10.0, 1000.0], what=["first", "step"])
 def test_a_jump_is_followed_and_a_wrong_start_forgotten(what, size):
     """Rows that agree with each other are believed from the seventh on, however far off the state before them."""
     level = LinearSDE(matrix([[0.0]]), matrix([[0.1]]), matrix([[1.0]]), matrix([[1.0]]))
@@ -174,8 +175,7 @@ def test_an_outlier_of_any_size_is_the_same_as_none(direction):
         assert apart.max() < 0.5  # the others' scales are learned from the outlier too
 
 
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
+@cover(1, prior=["lyapunov", "riccati"], direction=["filter", "smooth"])
 def test_gradients(prior, direction):
     sde, times = coupled(), irregular_times(6)
     seen = sde.simulate(times, torch.Generator().manual_seed(0), (0.3, 20.0)).observations
@@ -187,7 +187,9 @@ def test_gradients(prior, direction):
 
     inputs = [seen, sde.diffusion, torch.linalg.cholesky(sde.observation_noise)]
     inputs = [x.clone().requires_grad_() for x in inputs]
-    assert torch.autograd.gradcheck(lambda z, q, r: run(z, (q + q.T) / 2, r), inputs, atol=1e-5, rtol=1e-3)
+    assert torch.autograd.gradcheck(
+        lambda z, q, r: run(z, (q + q.T) / 2, r), inputs, atol=1e-5, rtol=1e-3, fast_mode=True
+    )
 
 
 def level(noise: float = 1.0) -> LinearSDE:
@@ -209,9 +211,7 @@ def drifting(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return times, torch.randn(40, 1, generator=generator, dtype=torch.float64) + 0.1 * times[:, None]
 
 
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("model", [level, velocity])
-@pytest.mark.parametrize("rows", [[0], [1], [0, 1]])
+@cover(1, direction=["filter", "smooth"], model=[level, velocity], rows=[[0], [1], [0, 1]])
 def test_readings_far_off_at_the_start_are_forgotten(model, direction, rows):
     """Ten rows later the estimate is that of the series without them, to half a standard deviation, at any size."""
     times, values = (torch.stack(parts)[:, None] for parts in zip(*map(drifting, range(100, 103)), strict=True))
@@ -226,28 +226,10 @@ def test_readings_far_off_at_the_start_are_forgotten(model, direction, rows):
     assert torch.autograd.grad(found.mean[..., 10:, :].sum(), wrong)[0].isfinite().all()
 
 
-def test_the_filter_does_not_see_that_the_future_is_far_off():
-    times, values = drifting(100)
-    values[0] = values[25] = 1e30
-    found = robust_estimate(velocity(), times, values)
-    before = robust_estimate(velocity(), times[:25], values[:25])
-    torch.testing.assert_close(found.mean[:25], before.mean, rtol=0, atol=0)
-
-
-def test_a_jump_of_most_readings_is_a_jump():
-    """Fill values are fewer than half; where most readings lie far off, the others do as well."""
-    times, values = drifting(100)
-    values[15:] += 1e9
-    found = robust_estimate(level(), times, values, direction="smooth")
-    assert (found.mean[20:, 0] - 1e9).abs().max() < 5
-
-
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("prior", ["riccati", "lyapunov"])
-@pytest.mark.parametrize(("offset", "most"), [(1e6, 1e-4), (1e9, 1e-2)])
-def test_an_offset_changes_nothing(direction, prior, offset, most):
+@cover(1, direction=["filter", "smooth"], prior=["riccati", "lyapunov"], far=[(1e6, 1e-4), (1e9, 1e-2)])
+def test_an_offset_changes_nothing(direction, prior, far):
     """Distances are formed from differences: 1e9 standard deviations from zero they still tell an outlier."""
-    times, values = drifting(100)
+    (offset, most), (times, values) = far, drifting(100)
     values[12] += 30
     options = {"direction": direction, "prior": prior}
     expected = robust_estimate(level(), times, values, **options)
@@ -262,21 +244,7 @@ def test_noises_too_small_for_numbers_are_refused():
         robust_estimate(level(1e-100), times, values)
 
 
-def test_the_gradient_of_a_reading_far_off():
-    """The pull of a rejected row falls as 1 / e: its slope is negative, and small."""
-    sde, times = trend(), irregular_times(10)
-    seen = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    seen[4] += 1e5
-
-    def last(reading):
-        return robust_estimate(sde, times, torch.cat([seen[:4], reading, seen[5:]])).mean[6, 0]
-
-    found = torch.autograd.functional.jacobian(last, seen[4:5]).item()
-    expected = (last(seen[4:5] + 100) - last(seen[4:5] - 100)).item() / 200
-    assert abs(expected) < 1e-9
-    assert found == pytest.approx(expected, rel=1e-3)
-
-
+@slow
 def test_a_wrong_noise_is_found_among_outliers():
     """R, nu and kappa by predictive likelihood: R is the scale of a Student-t distribution then."""
     one = matrix([[1.0]])
@@ -353,7 +321,9 @@ def extreme_problem(seed: int):
 
 
 # the first had a mean that was not finite, or a covariance with a negative eigenvalue; the others failed on the way
-@pytest.mark.parametrize("seed", [368, 606, 686, 1004, 1114, 1187, 1452, 55, 545, 1409, 1982, 2373, 2563, 3177, 3513])
+@pytest.mark.parametrize(
+    "seed", some([368, 606, 686, 1004, 1114, 1187, 1452, 55, 545, 1409, 1982, 2373, 2563, 3177, 3513], 6)
+)
 def test_extreme_series_have_finite_means_and_positive_covariances(seed):
     sde, times, seen, options = extreme_problem(seed)
     found = robust_estimate(sde, times, seen, **options)
@@ -391,15 +361,6 @@ def test_a_jump_is_followed_in_any_coordinates(direction):
     assert (found[0] - found[1])[:, 35:].square().mean().sqrt() < 0.2
 
 
-def test_a_step_at_the_end_of_a_record_is_no_fill_value():
-    """A minority of the readings lies 1e9 deviations off, and stays there."""
-    times, values = drifting(100)
-    sde = LinearSDE(matrix([[0.0]]), matrix([[1e-18]]), matrix([[1.0]]), matrix([[1e-18]]))
-    values = 1e-9 * values + (torch.arange(40)[:, None] >= 30)
-    found = robust_estimate(sde, times, values, direction="smooth")
-    assert (found.mean[33:, 0] - 1).abs().max() < 1e-8
-
-
 def test_two_exact_sensors_of_one_state():
     """Beside a process a million times as large as their noise, the variance of a forecast is singular by rounding."""
     generator = torch.Generator().manual_seed(1)
@@ -413,6 +374,7 @@ def test_two_exact_sensors_of_one_state():
     assert (found.mean - walk)[20:].abs().max() < 1e-8
 
 
+@slow
 def test_a_start_that_is_true_does_no_harm():
     """Two coupled states under one sensor: steps that raise the objective are cut short with a start, too."""
     generator = torch.Generator().manual_seed(3)

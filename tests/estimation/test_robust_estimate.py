@@ -5,10 +5,11 @@ import math
 import pytest
 import scipy.stats
 import torch
+from cover import cover, slow
 
 from rfa.estimation import LinearSDE
 
-from .models import coupled, irregular_times, matrix, papers_estimate, rotating, trend, with_gaps
+from .models import coupled, irregular_times, matrix, papers_estimate, rotating, with_gaps
 
 
 def consensus(sde, times, observations, i, weight, passes):
@@ -36,8 +37,7 @@ WEIGHTS = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHTS)
-@pytest.mark.parametrize("passes", [1, 4])
+@cover(1, name=WEIGHTS, passes=[1, 4])
 def test_the_papers_estimator(name, passes):
     options, weight = WEIGHTS[name]
     sde, times = rotating(), irregular_times(15)
@@ -50,10 +50,12 @@ def test_the_papers_estimator(name, passes):
         assert not found.weights[i, i + 1 :].any()
 
 
-@pytest.mark.parametrize("penalty", ["power", "welsch"])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-@pytest.mark.parametrize("start", ["query", "leave_one_out"])
+@cover(
+    penalty=["power", "welsch"],
+    direction=["filter", "smooth"],
+    prior=["lyapunov", "riccati"],
+    start=["query", "leave_one_out"],
+)
 def test_the_objective_never_rises(penalty, direction, prior, start):
     sde, times = rotating(), irregular_times(30)
     observations = sde.simulate(times, torch.Generator().manual_seed(1), (0.2, 10.0), sample_shape=(3,)).observations
@@ -83,19 +85,6 @@ def test_outliers_are_found_and_rejected():
     assert (
         found.covariance[bad].diagonal(dim1=-2, dim2=-1) > found.covariance[bad - 1].diagonal(dim1=-2, dim2=-1)
     ).all()
-
-
-def test_an_outlier_vouches_for_itself_unless_left_out():
-    sde, times = rotating(), torch.arange(40, dtype=torch.float64) * 0.1
-    observations = sde.simulate(times, torch.Generator().manual_seed(3)).observations
-    observations[30] += 40.0
-    options = {"prior": "riccati", "nu": 8.0, "kappa": 2.0}
-    weights = [
-        papers_estimate(sde, times, observations, start=s, **options).weights[30, 30]
-        for s in ("query", "leave_one_out")
-    ]
-    assert weights[0] > 0.99
-    assert weights[1] < 0.01
 
 
 def test_coverage_of_intervals():
@@ -149,9 +138,12 @@ LEVEL_AND_SLOPE = (
 )
 
 
-@pytest.mark.parametrize("belief", [{"nu": 4.0}, {"nu": 16.0}, {"nu": 16.0, "kappa": 2.0}, {"penalty": "welsch"}])
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("start", ["query", "leave_one_out"])
+@cover(
+    1,
+    belief=[{"nu": 4.0}, {"nu": 16.0}, {"nu": 16.0, "kappa": 2.0}, {"penalty": "welsch"}],
+    direction=["filter", "smooth"],
+    start=["query", "leave_one_out"],
+)
 def test_far_outliers_leave_numbers(belief, direction, start):
     """Weights below rounding, of sources that each see a part of the state."""
     sde = LinearSDE(*LEVEL_AND_SLOPE)
@@ -175,9 +167,7 @@ def test_far_outliers_leave_numbers(belief, direction, start):
         assert (estimate.mean - simulated.states)[:, 1:9, 0].abs().max() < 1.0
 
 
-@pytest.mark.parametrize("direction", ["filter", "smooth"])
-@pytest.mark.parametrize("start", ["query", "leave_one_out"])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@cover(1, direction=["filter", "smooth"], start=["query", "leave_one_out"], size=[1, 2, 3])
 def test_the_objective_never_rises_for_coupled_states(size, start, direction):
     g = torch.Generator().manual_seed(size)
     for _ in range(5):
@@ -214,8 +204,7 @@ def test_series_of_a_batch_do_not_meet():
             torch.testing.assert_close(together.weights[k], alone.weights, rtol=1e-6, atol=1e-8)
 
 
-@pytest.mark.parametrize("backend", ["dense", "fused"])
-@pytest.mark.parametrize("nu", [math.inf, 5.0])
+@cover(1, backend=["dense", "fused"], nu=[math.inf, 5.0])
 def test_one_series_with_three_starts_has_three_estimates(nu, backend):
     sde, times = rotating(), irregular_times(8)
     observations = sde.simulate(times, torch.Generator().manual_seed(8)).observations
@@ -231,23 +220,7 @@ def test_one_series_with_three_starts_has_three_estimates(nu, backend):
             torch.testing.assert_close(found.covariance[k], alone.covariance, rtol=1e-5, atol=1e-5)
 
 
-def test_nothing_seen_is_the_prior():
-    times, nothing = torch.arange(4, dtype=torch.float64), torch.full((4, 2), torch.nan, dtype=torch.float64)
-    for prior in ("lyapunov", "riccati"):
-        stable = papers_estimate(rotating(), times, nothing, prior=prior, nu=5.0)
-        assert torch.equal(stable.mean, torch.zeros(4, 2, dtype=torch.float64))
-        torch.testing.assert_close(stable.covariance, rotating().stationary_covariance().expand(4, 2, 2))
-        assert not stable.weights.any()
-        start = matrix([1.0, -2.0]), matrix([[2.0, 0.3], [0.3, 1.0]])
-        known = papers_estimate(rotating(), times, nothing, prior=prior, initial=start)
-        torch.testing.assert_close(known.mean[0], start[0])
-        torch.testing.assert_close(known.covariance[0], start[1])
-        free = papers_estimate(trend(), times, nothing[:, :1], prior=prior)
-        assert not free.mean.any()
-        assert free.covariance.diagonal(dim1=-2, dim2=-1).isinf().all()
-        assert not free.covariance.isnan().any()
-
-
+@slow
 def test_no_nan_from_legal_extremes():
     """Long gaps, states without noise, huge numbers, one observation, weights that all underflow."""
     still = LinearSDE(matrix([[-1.0, 0.0], [0.0, -0.01]]), torch.zeros(2, 2), torch.eye(2), torch.eye(2))
@@ -278,8 +251,7 @@ def test_diffuse_start_of_several_states_seen_through_one():
         assert not found.covariance.isnan().any()
 
 
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
-@pytest.mark.parametrize("nu", [math.inf, 5.0])
+@cover(1, prior=["lyapunov", "riccati"], nu=[math.inf, 5.0])
 def test_gradients(prior, nu):
     def estimate(dynamics, diffusion, observation, noise, times, observations):
         sde = LinearSDE(dynamics, diffusion @ diffusion.mT, observation, noise @ noise.mT)
@@ -290,7 +262,7 @@ def test_gradients(prior, nu):
         matrix([[-0.3, -2.0], [1.5, -0.4]]), matrix([[0.6, 0.1], [0.0, 0.5]]), matrix([[1.0, 0.2], [0.1, 0.9]]),
         matrix([[0.7, 0.0], [0.2, 0.6]]), irregular_times(4), torch.randn(4, 2, dtype=torch.float64),
     )  # fmt: skip
-    assert torch.autograd.gradcheck(estimate, [x.requires_grad_() for x in inputs], atol=1e-5)
+    assert torch.autograd.gradcheck(estimate, [x.requires_grad_() for x in inputs], atol=1e-5, fast_mode=True)
 
 
 TIMES = torch.arange(5, dtype=torch.float64)
@@ -300,22 +272,14 @@ TIMES = torch.arange(5, dtype=torch.float64)
     ("given", "message"),
     [
         ({"times": TIMES.flip(0)}, "times: got times that do not increase"),
-        ({"times": TIMES * torch.nan}, "times: got NaN"),
         ({"times": TIMES[:0]}, r"times: got shape \(0,\)"),
         ({"observations": torch.zeros(5, 3)}, r"observations: got shape \(5, 3\), expected \(..., 5, 2\)"),
-        ({"observations": torch.full((5, 2), torch.inf)}, "observations: got infinite"),
         ({"observations": torch.zeros(2, 5, 2), "times": torch.stack([TIMES] * 3)}, "batch dimensions"),
         ({"query_times": TIMES * torch.inf}, "query_times: got NaN or infinite"),
         ({"nu": 0.0}, "nu: got 0.0, expected degrees of freedom > 0"),
         ({"nu": 1e-300}, "nu: got 1e-300, expected degrees of freedom > 0, at least 1e-06"),
-        ({"nu": math.nan}, "nu: got nan"),
-        ({"nu": "x"}, "nu: got 'x', expected degrees of freedom"),
         ({"kappa": -1.0}, "kappa: got -1.0"),
-        ({"kappa": "x"}, "kappa: got 'x', expected a finite exponent"),
         ({"prior": "flat"}, "prior: got 'flat'"),
-        ({"start": "anywhere"}, "start: got 'anywhere'"),
-        ({"direction": "up"}, "direction: got 'up'"),
-        ({"penalty": "huber"}, "penalty: got 'huber'"),
         ({"iterations": 0}, "iterations: got 0"),
         ({"initial": (torch.zeros(2), torch.zeros(2, 2))}, "initial: got a singular covariance"),
         ({"initial": (torch.zeros(3), torch.eye(2))}, "initial: got a mean of shape"),
@@ -329,9 +293,3 @@ def test_bad_input(given, message):
     legal = {"times": TIMES, "observations": torch.zeros(5, 2)}
     with pytest.raises(ValueError, match=message):
         papers_estimate(rotating(), **(legal | given))
-
-
-def test_a_singular_observation_noise():
-    sde = LinearSDE(-torch.eye(2), torch.eye(2), torch.eye(2), torch.zeros(2, 2))
-    with pytest.raises(ValueError, match="observation_noise: got a singular observation noise"):
-        papers_estimate(sde, TIMES, torch.zeros(5, 2))

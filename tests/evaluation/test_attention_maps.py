@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import some
 from nn import by_hand
 from ops import oracle
 
@@ -89,7 +90,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "changes"), CASES)
-@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("block", some([4, 1], 2))
 def test_equal_to_dense_weights(name, changes, block):
     model, ids = model_and_window(name, **changes)
     if changes.get("tie_key_value"):
@@ -123,17 +124,6 @@ def test_weights_without_decay_are_a_distribution(name):
     assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
     np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)
     assert (np.triu(maps["weights"], 1) == 0).all()
-
-
-@pytest.mark.parametrize(("name", "without_decay"), [("b1-rope", [0, 1, 2, 3]), ("m2-sc-rfa", [0, 1])])
-def test_rows_sum_to_one_where_nothing_decays(name, without_decay):
-    model, ids = model_and_window(name)
-    maps, summary = attention_maps(model, ids, 8, size=6)
-    sums = maps["weights"].astype(np.float64).sum(-1)
-    np.testing.assert_allclose(sums[without_decay], 1, atol=2e-3)  # six float16 numbers
-    kept = np.array([head["kept"] for head in summary["heads"]])
-    np.testing.assert_allclose(kept[without_decay], 1, atol=1e-6)
-    assert (np.delete(kept, without_decay) < 1).all()
 
 
 def test_the_model_is_left_as_it_was():

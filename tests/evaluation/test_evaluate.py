@@ -1,17 +1,16 @@
 """From a run folder and a text to a result, and to samples."""
 
 import json
-import math
 import shutil
 
 import numpy as np
 import pytest
 import torch
-from training.runs import at_step, contents, ctrl_c, tiny_spec
+from training.runs import contents, tiny_spec
 
 from rfa.data import prepare
 from rfa.evaluation import evaluate, generate, loss_by_position, perplexities
-from rfa.training import RunFolder, Stopped, train
+from rfa.training import RunFolder, train
 
 
 def test_on_the_runs_test_split(run, corpus):
@@ -47,34 +46,10 @@ def test_by_position(run, corpus):
     assert result["by_position"] == {"protocol": "blocks", "length": 32, "loss": losses}
 
 
-def test_an_unfinished_run(corpus, tmp_path):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
-    result = evaluate(tmp_path / "run", lengths=[16])
-    assert result["finished"] is False
-    assert math.isfinite(result["rows"][0]["loss"])
-
-
 def test_a_run_does_not_need_the_place_where_it_was_trained(run, tmp_path):
     shutil.copytree(run, tmp_path / "moved")
     mine, theirs = evaluate(tmp_path / "moved", lengths=[16]), evaluate(run, lengths=[16])
     assert mine["rows"] == theirs["rows"]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"lengths": [702]}, "got 702 for a text of 701 tokens"),
-        ({"lengths": [16, 1]}, "got 1, expected at least 2"),
-        ({"lengths": [64], "max_tokens": 32}, "got 64 for a text of 32 tokens"),
-        ({"max_tokens": 1}, "max_tokens: got 1"),
-        ({"protocol": "sliding"}, "protocol: got 'sliding'"),
-        ({"data": "nowhere"}, "data: got 'nowhere'"),
-    ],
-)
-def test_bad_input(run, given, message):
-    with pytest.raises(ValueError, match=message):
-        evaluate(run, **given)
 
 
 def test_a_corpus_that_is_gone(corpus, tmp_path):

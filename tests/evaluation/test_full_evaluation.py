@@ -85,12 +85,6 @@ def test_only_what_is_asked_for(books):
     assert [result[name] for name in absent] == [None] * 4
 
 
-def test_by_position_without_blocks(books):
-    given = {"lengths": [32, 64], "by_position": True}
-    alone = full_evaluation(books[1], protocols={}, **given)
-    assert alone["by_position"] == full_evaluation(books[1], protocols={"blocks": None}, **given)["by_position"]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

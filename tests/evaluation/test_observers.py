@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from cover import cover
 
 from rfa.data import document_of_token, load_tokenizer, text_document, token_stream
-from rfa.evaluation import LossByDocument, LossByPosition, perplexities, windows
+from rfa.evaluation import LossByDocument, perplexities, windows
 
 from .test_perplexity import full_losses, tiny
 
@@ -30,8 +31,7 @@ def test_document_of_token(stream, tmp_path):
     assert places.tolist() == [place for place, text in enumerate(texts) for _ in range(len(text.encode()) + 1)]
 
 
-@pytest.mark.parametrize("protocol", ["blocks", "matched", "strided"])
-@pytest.mark.parametrize("batch_tokens", [1, 4096])
+@cover(1, protocol=["blocks", "matched", "strided"], batch_tokens=[1, 4096])
 def test_documents_add_up_to_the_row(monkeypatch, stream, protocol, batch_tokens):
     monkeypatch.setattr("rfa.evaluation.perplexity.batch_tokens", lambda device: batch_tokens)
     books = LossByDocument(NAMES, document_of_token(stream, END))
@@ -69,11 +69,3 @@ def test_a_document_without_targets_is_left_out(stream):
     books = LossByDocument(NAMES, document_of_token(stream, END))
     perplexities(tiny(), stream[:50], [10], observe=books)
     assert list(books.totals()) == ["long"]
-
-
-def test_positions_pass_over_other_lengths(stream):
-    positions, alone = LossByPosition(20), LossByPosition(20)
-    perplexities(tiny(), stream, [5, 20], observe=positions)
-    perplexities(tiny(), stream, [20], observe=alone)
-    assert positions.means() == alone.means()
-    assert len(alone.means()) == 19

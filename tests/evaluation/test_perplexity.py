@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rfa.evaluation import loss_by_position, perplexities, windows
@@ -33,10 +34,9 @@ def full_losses(model, ids):
     return -logits.log_softmax(-1)[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
 
 
-@pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "m2-sc-rfa"])
-@pytest.mark.parametrize("held", [2**25, 40, 1])  # all rows at once, three, one
-@pytest.mark.parametrize("targets", [19, 7, 1])
+@cover(1, name=["b1-rope", "b2-alibi", "m2-sc-rfa"], held=[2**25, 40, 1], targets=[19, 7, 1])
 def test_token_losses(monkeypatch, name, held, targets):
+    """All rows of logits at once, three, one."""
     monkeypatch.setattr(loss_module, "LOGITS_HELD", held)
     model, ids = tiny(name), torch.randint(11, (3, 20))
     found = token_losses(model, ids, targets)
@@ -46,8 +46,7 @@ def test_token_losses(monkeypatch, name, held, targets):
     assert float(model(ids, labels=ids).loss.detach()) == pytest.approx(float(full_losses(model, ids).mean()), abs=1e-5)
 
 
-@pytest.mark.parametrize("protocol", ["blocks", "matched", "strided"])
-@pytest.mark.parametrize("batch_tokens", [1, 30, 4096])
+@cover(1, protocol=["blocks", "matched", "strided"], batch_tokens=[1, 30, 4096])
 def test_perplexities_by_hand(monkeypatch, stream, protocol, batch_tokens):
     monkeypatch.setattr("rfa.evaluation.perplexity.batch_tokens", lambda device: batch_tokens)
     model, lengths = tiny(), [6, 11, 24]
@@ -165,11 +164,6 @@ def test_progress_ends_at_the_whole(stream):
         perplexities(tiny(), stream, [5, 20], protocol, progress=lambda *step: seen.append(step))  # noqa: B023
         assert seen[-1][0] == seen[-1][1]
         assert seen == sorted(seen)
-
-
-def test_no_lengths(stream):
-    with pytest.raises(ValueError, match="lengths: got none"):
-        perplexities(tiny(), stream, [])
 
 
 def test_losses_that_are_no_numbers_are_no_result(stream):

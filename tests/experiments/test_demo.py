@@ -4,7 +4,8 @@ import json
 import math
 
 import pytest
-from training.runs import MODEL, command, contents, ctrl_c, once, write_corpus
+from cover import slow
+from training.runs import MODEL, contents, ctrl_c, once, write_corpus
 
 from rfa.evaluation import evaluate
 from rfa.experiments import demo
@@ -41,6 +42,7 @@ def test_demo(miniature):
             assert done == total > 0
 
 
+@slow
 def test_a_demo_that_is_there(miniature):
     demo.run_demo(miniature)
     before = contents(miniature)
@@ -61,6 +63,7 @@ def test_a_folder_of_other_files(miniature, overwrite):
     assert (miniature / "results.json").read_text() == "mine"
 
 
+@slow
 def test_a_demo_that_was_stopped(miniature):
     """The first model stays as it is, the second goes on, the others begin; the figures are an unstopped demo's."""
 
@@ -81,6 +84,7 @@ def test_a_demo_that_was_stopped(miniature):
             assert row["loss"] == pytest.approx(wanted["loss"], abs=1e-4)
 
 
+@slow
 def test_a_demo_resumed_with_other_runs(miniature, monkeypatch):
     demo.run_demo(miniature)
     before = contents(miniature)
@@ -96,18 +100,3 @@ def test_the_shipped_demo_fits_its_presets():
         spec = demo.TrainingSpec(preset=name, **demo.SPEC)
         assert spec.data == "stdlib"
         assert spec.length * max(demo.LENGTHS) <= demo.TEST_TOKENS
-
-
-def test_the_command(miniature, monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-    status, out, _ = command(monkeypatch, capsys, "demo", "--out", miniature)
-    assert status == 0
-    results = json.loads((miniature / "results.json").read_text())["models"]
-    for name, model in results.items():
-        (line,) = [line for line in out.splitlines() if name in line]
-        assert all(f"{row['perplexity']:.2f}" in line for row in model["rows"])
-    assert f"results: {miniature / 'results.json'}" in out
-    assert f"figure:  {miniature / 'figure.png'}" in out
-    status, out, err = command(monkeypatch, capsys, "demo", "--out", miniature)
-    assert (status, out) == (2, "")
-    assert "exists" in err

@@ -7,7 +7,7 @@ from training.runs import command, messages
 from rfa.experiments import load_recipe, run_recipe, runner
 from rfa.nn import filter_attention
 
-from .recipes import NAMES, TRAINING, TWO_PRESETS, recipe, write_recipe
+from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
 
 
 def test_all_that_the_text_has_not(tmp_path, out, monkeypatch, capsys):
@@ -27,19 +27,6 @@ def test_all_that_the_text_has_not(tmp_path, out, monkeypatch, capsys):
     assert len(said) == len(wanted), said
     assert all(line.startswith(start) for line, start in zip(said, wanted, strict=True)), said
     assert not out.exists()
-
-
-def test_a_probe_that_does_not_fit(tmp_path, out):
-    evaluation = {"lengths": [8], "protocols": {"blocks": None}, "passkey": True}
-    with pytest.raises(ValueError, match="passkey: data: got a text of 19 different tokens"):
-        run_recipe(load_recipe(write_recipe(tmp_path, evaluation=evaluation)), out)
-    assert not out.exists()
-
-
-def test_no_text_is_not_all_text(tmp_path, out):
-    for path, data in ((write_recipe(tmp_path), ""), (write_recipe(tmp_path, training={**TRAINING, "data": ""}), None)):
-        with pytest.raises(ValueError, match="data: got an empty name"):
-            run_recipe(load_recipe(path, data), out)
 
 
 def test_processes_that_share_a_run_are_refused(tmp_path, out, monkeypatch):
@@ -77,12 +64,6 @@ def fail_rope(monkeypatch, error):
         return whole(spec, *given, **options)
 
     monkeypatch.setattr(runner, "train", train)
-
-
-def test_an_error_of_any_kind_fails_one_run(tmp_path, out, evaluated, monkeypatch):
-    fail_rope(monkeypatch, AttributeError("no such thing"))
-    outcome = run_recipe(load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS)), out)
-    assert (outcome.done, outcome.failed) == ((NAMES[1],), {NAMES[0]: "AttributeError: no such thing"})
 
 
 def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):

@@ -7,17 +7,20 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from cover import slow
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
-from rfa.experiments import load_recipe, run_recipe, runner, states
+from rfa.experiments import load_recipe, run_recipe, states
+from rfa.experiments.run_result import dynamics_over_training
 from rfa.progress import Stage
 from rfa.results import read_result
 from rfa.training import RunFolder, Stopped
 
-from .recipes import NAMES, TRAINING, TWO_PRESETS, recipe, write_recipe
+from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
 
 
 def at(task: str, step: int, act):
@@ -116,35 +119,6 @@ def test_stopped_and_gone_on(tmp_path, out, evaluated):
     assert read_result(out / "results" / f"{NAMES[1]}.json")["dynamics"]["steps"] == [1, 2, 3, 4]
 
 
-def test_stopped_in_the_last_step(tmp_path, out, evaluated):
-    """The run is whole; the next one does not begin."""
-    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
-    with pytest.raises(Stopped):
-        run_recipe(planned, out, progress=at(f"{NAMES[0]}: training", 4, ctrl_c))
-    assert evaluated == []
-    assert [state.state for state in states(planned, out)] == ["to evaluate", "to do"]
-    assert run_recipe(planned, out).done == tuple(NAMES[:2])
-
-
-def test_stopped_between_training_and_result(tmp_path, out, evaluated, monkeypatch):
-    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
-    with monkeypatch.context() as patch:
-        patch.setattr(runner, "write_result", lambda *_: ctrl_c())
-        with pytest.raises(KeyboardInterrupt):
-            run_recipe(planned, out)
-    assert [state.state for state in states(planned, out)] == ["to evaluate", "to do"]
-    assert run_recipe(planned, out).done == tuple(NAMES[:2])
-    assert evaluated == [NAMES[0], *NAMES[:2]]
-
-
-def test_a_result_that_was_deleted_is_made_anew(tmp_path, out, evaluated):
-    planned = load_recipe(write_recipe(tmp_path))
-    run_recipe(planned, out, only=[NAMES[0]])
-    (out / "results" / f"{NAMES[0]}.json").unlink()
-    assert states(planned, out)[0].state == "to do"
-    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
-
-
 def test_another_recipe_in_the_same_folder(tmp_path, out, evaluated):
     run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])
     before = contents(out)
@@ -166,20 +140,6 @@ def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
     assert contents(out) == before
 
 
-def test_a_run_of_moments_is_a_result(tmp_path, out, evaluated, monkeypatch):
-    """Rounded, it took no time at all."""
-    whole = runner.make_result
-
-    def quick(*given):
-        made = whole(*given)
-        return {**made, "training": {**made["training"], "seconds": 0.0}}
-
-    monkeypatch.setattr(runner, "make_result", quick)
-    planned = load_recipe(write_recipe(tmp_path))
-    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
-    assert states(planned, out)[0].state == "done"
-
-
 def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
     lock = out / ".claims" / f"{NAMES[0]}.lock"
@@ -199,6 +159,7 @@ def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
     assert evaluated == [NAMES[1], NAMES[0]]
 
 
+@slow
 def test_two_processes(tmp_path, out, evaluated):
     """This one joins when the other has begun."""
     path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}])
@@ -303,31 +264,6 @@ def test_dry_run(tmp_path, out, evaluated, monkeypatch, capsys):
     assert NAMES[1] not in said
 
 
-def test_time_left_is_by_the_models_own_speed(tmp_path, out, evaluated):
-    """Where it was measured; else by all that was."""
-    runs = [{"presets": ["b1-rope", "m2-sc-rfa"], "seeds": [0, 1]}]
-    planned = load_recipe(write_recipe(tmp_path, runs=runs))
-    run_recipe(planned, out, only=["*-seed0"])
-    for name, speed in (("b1-rope", 64.0), ("m2-sc-rfa", 16.0)):
-        file = out / "results" / f"{name}-seed0.json"
-        result = json.loads(file.read_text())
-        result["training"]["tokens_per_second"] = speed
-        file.write_text(json.dumps(result))
-    left = {state.run.name: state.seconds for state in states(planned, out)}
-    assert left == {"b1-rope-seed0": 0, "m2-sc-rfa-seed0": 0, "b1-rope-seed1": 2.0, "m2-sc-rfa-seed1": 8.0}
-
-
-def test_dry_run_by_epochs(tmp_path, out, evaluated):
-    training = {**TRAINING, "data": "corpus", "model": MODEL, "epochs": 0.1}
-    del training["max_steps"]
-    planned = load_recipe(write_recipe(tmp_path, training=training))
-    assert [state.tokens for state in states(planned, out)] == 3 * [None]
-    run_recipe(planned, out, only=[NAMES[0]])
-    tokens = [state.tokens for state in states(planned, out)]
-    assert tokens == 3 * tokens[:1]
-    assert tokens[0] > 0
-
-
 def test_ctrl_c(tmp_path, out, evaluated, monkeypatch, capsys):
     """While training, and where there is nothing to save."""
     monkeypatch.chdir(tmp_path)
@@ -344,3 +280,21 @@ def test_ctrl_c(tmp_path, out, evaluated, monkeypatch, capsys):
         assert status == 130
         hint = "rfa experiment tiny.yaml --out out --only 'm2*' 'b1*'"
         assert messages(err) == [f"rfa: {said}; go on with: {hint}"]
+
+
+def line(step):
+    return {"step": step, "tokens": 32 * step, "dynamics": {"0": {"decay": [0.5 * step, 1.0]}}}
+
+
+def test_the_course_of_parameters_is_thinned_out_from_the_first_step_to_the_last():
+    found = dynamics_over_training([*map(line, range(25, 2001, 25)), {"step": 2000, "valid_loss": 4.0}])
+    steps = found["steps"]
+    assert (len(steps), steps[0], steps[-1]) == (64, 25, 2000)
+    assert {later - step for step, later in pairwise(steps)} == {25, 50}  # spread over all of it
+    assert found["tokens"] == [32 * step for step in steps]
+    assert found["layers"] == {"0": {"decay": [[0.5 * step, 1.0] for step in steps]}}
+
+
+def test_a_short_course_is_kept_whole():
+    assert dynamics_over_training([line(step) for step in (1, 2, 3)])["steps"] == [1, 2, 3]
+    assert dynamics_over_training([{"step": 1, "loss": 4.0}]) == {"steps": [], "tokens": [], "layers": {}}

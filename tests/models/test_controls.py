@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -77,9 +78,7 @@ def test_a_windowed_cache_is_exact_beyond_it(given):
     assert_same(torch.cat(parts, 1)[seen], expected[seen], EXACT)
 
 
-@pytest.mark.parametrize("modes", [8, 32, 64])
-@pytest.mark.parametrize("trained", [16, 128, 512, 4096])
-@pytest.mark.parametrize("scale", [1.5, 2.0, 8.0])
+@cover(1, modes=[8, 32, 64], trained=[16, 128, 512, 4096], scale=[1.5, 2.0, 8.0])
 def test_yarn_is_transformers_own(modes, trained, scale):
     config = LlamaConfig(hidden_size=2 * modes, num_attention_heads=1, head_dim=2 * modes)
     original = {"original_max_position_embeddings": trained, "rope_theta": 10000.0}
@@ -146,8 +145,11 @@ def test_constant_gains_are_alibi():
     assert_same(logits(gains, ids), logits(alibi, ids), EXACT)
 
 
-@pytest.mark.parametrize("situation", ["plain", "segments", "padding", "irregular"])
-@pytest.mark.parametrize("name", ["c4-fox", "x3-rotation-riccati", "x4-content-riccati", "c7-rope-alibi-innovation"])
+@cover(
+    1,
+    situation=["plain", "segments", "padding", "irregular"],
+    name=["c4-fox", "x3-rotation-riccati", "x4-content-riccati", "c7-rope-alibi-innovation"],
+)
 def test_fused_gradients_are_the_dense_ones(name, situation):
     """float32 on the fused kernel against float64 in autograd code, every parameter."""
     ids = tokens(length=37)

@@ -5,14 +5,15 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from cover import cover
 
 import rfa.nn.cache
 from rfa.nn.dynamics import process_noise_of_slope, softplus_inverse
 
-from .small import EXACT, NAMES, RELATIVE, assert_same, small, tokens
+from .small import EXACT, PATHS, RELATIVE, assert_same, small, tokens
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_causality(name):
     model, ids = small(name), tokens()
     changed = ids.clone()
@@ -31,28 +32,7 @@ def test_left_padding_changes_nothing(name):
     assert_same(model(padded, attention_mask=mask).logits[:, 4:], model(ids).logits)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_right_padding_changes_nothing(name):
-    model, ids = small(name), tokens()
-    padded = torch.cat([ids, tokens(length=4, seed=1)], 1)
-    mask = torch.ones_like(padded)
-    mask[:, 9:] = 0
-    assert_same(model(padded, attention_mask=mask).logits[:, :9], model(ids).logits)
-
-
-@pytest.mark.parametrize("name", RELATIVE)
-def test_texts_of_unequal_length_in_one_batch(name):
-    model, short, long = small(name), tokens(1, 5), tokens(1, 9, seed=1)
-    batch = torch.cat([F.pad(short, (4, 0)), long])
-    mask = torch.ones_like(batch)
-    mask[0, :4] = 0
-    logits = model(batch, attention_mask=mask).logits
-    assert logits.isfinite().all()
-    assert_same(logits[:1, 4:], model(short).logits)
-    assert_same(logits[1:], model(long).logits)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_padding_has_finite_gradients(name):
     """Rows that see nothing among them."""
     model, ids = small(name).train(), tokens()
@@ -62,41 +42,21 @@ def test_padding_has_finite_gradients(name):
     assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
-def test_a_mask_of_ones_is_no_mask():
-    model, ids = small("m2-sc-rfa"), tokens()
-    assert torch.equal(model(ids, attention_mask=torch.ones_like(ids)).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_default_times_are_the_positions(name):
-    model, ids = small(name), tokens()
-    assert_same(model(ids, times=torch.arange(9)).logits, model(ids).logits)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("origin", [-3.25, 1e6])
+@cover(1, name=PATHS, origin=[-3.25, 1e6])
 def test_a_shift_of_all_times_changes_nothing(name, origin):
     model, ids = small(name), tokens()
     times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0], dtype=torch.float64)
     assert_same(model(ids, times=times + origin).logits, model(ids, times=times).logits, 1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_times_have_an_effect(name):
     model, ids = small(name), tokens()
     effect = (model(ids, times=2.0 * torch.arange(9)).logits - model(ids).logits).abs().max()
     assert effect < 1e-5 if name in ("c1-nope", "c4-fox") else effect > 1e-4  # these know no time but its order
 
 
-@pytest.mark.parametrize("name", ["m2.4-no-value-rotation", "m2.5-no-rotation", "x1-riccati"])
-def test_unit_of_time_acts_through_decay_alone(name):
-    """Without rotation a real-time model still forgets by its own clock."""
-    overrides = {"frequencies": "none", "zero_heads": 0, "damping": 0.5}
-    model, ids = small(name, **overrides), tokens()
-    assert (model(ids, times=3.0 * torch.arange(9)).logits - model(ids).logits).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("b1-rope-as-released",)])
+@pytest.mark.parametrize("name", RELATIVE)
 def test_another_unit_of_time_is_another_number_for_each_rate(name):
     """Seconds or minutes: `omega`, `mu`, `sigma^2` and slopes divided by 60, times multiplied by it."""
     unit, ids = 60.0, tokens()
@@ -126,14 +86,6 @@ def test_another_unit_of_time_is_another_number_for_each_rate(name):
     assert_same(model(ids, times=unit * times).logits, expected, 1e-7)  # softplus inverse of numbers near 1e-8
 
 
-def test_times_of_each_text():
-    model, ids = small("m2-sc-rfa"), tokens()
-    times = torch.stack([torch.arange(9.0), torch.arange(9.0) ** 1.5])
-    logits = model(ids, times=times).logits
-    for row in range(2):
-        assert_same(logits[row : row + 1], model(ids[row : row + 1], times=times[row]).logits)
-
-
 @pytest.mark.parametrize("ignored", [False, True])
 def test_loss_shifts_inside(ignored):
     model, ids = small("m2-sc-rfa"), tokens()
@@ -150,10 +102,6 @@ def test_loss_shifts_inside(ignored):
     assert summed.item() == pytest.approx(expected * len(scored) / 50, rel=1e-5)
     as_tensor = model(ids, labels=labels, num_items_in_batch=torch.tensor(50)).loss
     assert as_tensor.item() == pytest.approx(summed.item(), rel=1e-6)
-
-
-def test_without_labels_there_is_no_loss():
-    assert small("m2-sc-rfa")(tokens()).loss is None
 
 
 @pytest.mark.parametrize("kept", [1, 3, torch.tensor([0, 4])], ids=str)
@@ -199,17 +147,6 @@ def test_the_decoder_by_hand():
     assert_same(model(ids).logits, expected, EXACT)
 
 
-def test_the_head_is_tied_and_has_a_bias():
-    model = small("m2-sc-rfa")
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert tuple(model.lm_head.bias.shape) == (61,)
-    assert not model.lm_head.bias.any()
-    before = model(tokens()).logits
-    with torch.no_grad():
-        model.lm_head.bias[7] += 3
-    assert_same(model(tokens()).logits - before, 3 * F.one_hot(torch.tensor(7), 61).float().expand(2, 9, -1))
-
-
 def test_an_untied_head_is_another_choice():
     model = small("m2-sc-rfa", tie_word_embeddings=False)
     assert model.lm_head.weight is not model.model.embed_tokens.weight
@@ -239,22 +176,12 @@ def gradients(model, **options):
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["b1-rope", "b3-decayed-rope", "m2-sc-rfa", "x1-riccati"])
+@cover(1, name=["b1-rope", "m2-sc-rfa", "x1-riccati"], reentrant=[False, True])
 def test_gradient_checkpointing_gives_the_same_gradients(name, reentrant):
     model = small(name).train()
     plain = gradients(model)
     checkpoint(model, use_reentrant=reentrant)
     for path, gradient in gradients(model).items():
-        assert_same(gradient, plain[path])
-
-
-def test_gradient_checkpointing_with_a_cache_asked_for():
-    """transformers' models drop the cache there; a second run through a block must not extend it again."""
-    model = small("m2-sc-rfa").train()
-    plain = gradients(model)
-    checkpoint(model, use_reentrant=False)
-    for path, gradient in gradients(model, use_cache=True).items():
         assert_same(gradient, plain[path])
 
 
@@ -273,7 +200,7 @@ def test_initialisation_outside_attention():
             assert parameter.std().item() == pytest.approx(expected, rel=0.04), path
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_a_step_never_waits_for_its_device(name, monkeypatch):
     """Tensors without data raise where one is read: each such place would hold up a GPU, in every layer and step."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which has no meta device
@@ -301,7 +228,7 @@ def test_autocast_leaves_the_residual_stream_as_it_is(name):
     assert [state.dtype for state in states[:-1]] == [torch.float32] * (len(states) - 1)  # the last one is projected
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_bfloat16_is_near(name):
     model, ids = small(name), tokens()
     exact = model(ids).logits

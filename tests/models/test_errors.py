@@ -13,11 +13,9 @@ VALUES = [
     ("score", {"score": "cosine"}),
     ("prior", {"prior": "ricatti"}),
     ("frequencies", {"frequencies": "random"}),
-    ("decay", {"decay": "fast"}),
     ("initial_slopes", {"initial_slopes": "steep", "prior": "riccati"}),
     ("hidden_size", {"hidden_size": "32"}),
     ("hidden_size", {"hidden_size": 33}),
-    ("hidden_size", {"hidden_size": 0}),
     ("hidden_size", {"hidden_size": 36, "num_attention_heads": 4}),  # nine modes: no pairs
     (
         "hidden_size",
@@ -30,19 +28,14 @@ VALUES = [
         },
     ),
     ("vocab_size", {"vocab_size": 0}),
-    ("vocab_size", {"vocab_size": -1}),
     ("num_attention_heads", {"num_attention_heads": 0}),
-    ("num_hidden_layers", {"num_hidden_layers": 0}),
-    ("intermediate_size", {"intermediate_size": 0}),
     ("train_length", {"train_length": 1}),
     ("frequency_base", {"frequency_base": 1.0}),
     ("damping", {"damping": -0.1}),
-    ("damping", {"damping": float("nan")}),
     ("damping", {"damping": "strong"}),
     ("steady_state", {"steady_state": -1.0}),
     ("zero_heads", {"zero_heads": -1}),
     ("zero_heads", {"zero_heads": 9}),
-    ("zero_heads", {"zero_heads": 0.5}),
     ("horizon", {"horizon": -1.0}),
     ("gate", {"gate": "off"}),
     ("rotate_values", {"rotate_values": 1}),
@@ -119,19 +112,13 @@ def test_every_field_with_an_effect_has_one(name):
         assert any(not torch.equal(changed[key], value) for key, value in fixed.items()), field
 
 
-def test_the_message_says_what_was_given():
-    message = refused("zero_heads", lambda: preset("m2-sc-rfa", zero_heads=99))
-    assert "99" in message
-    assert "8" in message  # heads
-
-
 def test_unknown_preset():
     message = refused("preset", lambda: preset("m2"))
     assert "'m2'" in message
     assert "m2-sc-rfa" in message
 
 
-@pytest.mark.parametrize("field", ["hidden", "dropout", "model_type", "dampening"])
+@pytest.mark.parametrize("field", ["hidden", "model_type"])
 def test_unknown_field(field):
     assert "hidden_size" in refused(field, lambda: preset("m2-sc-rfa", **{field: 1}))
 
@@ -143,7 +130,7 @@ def test_a_whole_number_is_a_number():
 
 
 @pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
-@pytest.mark.parametrize("shape", [(2, 8), (1, 9), (9,), (2, 1, 9, 9)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 8), (9,)], ids=str)
 def test_attention_mask_of_another_shape(name, shape):
     message = refused("attention_mask", lambda: small(name)(tokens(), attention_mask=torch.ones(shape)))
     assert str(shape) in message
@@ -169,12 +156,6 @@ def test_tokens_that_are_none(change):
     assert "integers (batch, length)" in refused("input_ids", lambda: model(change(ids)))
 
 
-@pytest.mark.parametrize("given", [[[1, 2]], ((1, 2),), "a text", 3])
-def test_tokens_that_are_no_tensor(given):
-    message = refused("input_ids", lambda: small("m2-sc-rfa")(given))
-    assert f"got {type(given).__name__}, expected a tensor" in message
-
-
 @pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.long, lambda x: x[0], lambda x: x[..., :5]])
 def test_embeddings_that_are_none(change):
     model, ids = small("m2-sc-rfa"), tokens()
@@ -182,7 +163,7 @@ def test_embeddings_that_are_none(change):
     refused("inputs_embeds", lambda: model(inputs_embeds=change(embedded)))
 
 
-@pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "b3-decayed-rope", "m2-sc-rfa", "x1-riccati"])
+@pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])
 @pytest.mark.parametrize("fault", ["short", "falling", "equal"])
 def test_times_that_do_not_fit(name, fault):
     times = {"short": torch.arange(8.0), "falling": -torch.arange(9.0), "equal": torch.zeros(9)}[fault]
@@ -190,18 +171,14 @@ def test_times_that_do_not_fit(name, fault):
     refused("times", lambda: model(tokens(), times=times))
 
 
-def test_sizes_of_the_test_models_are_legal():
-    assert preset("m2-sc-rfa", **SIZES).hidden_size == 32
-
-
-@pytest.mark.parametrize("number", [-1, -100, 61, 10**6])
+@pytest.mark.parametrize("number", [-1, 61])
 def test_token_ids_outside_the_vocabulary(number):
     model, ids = small("m2-sc-rfa"), tokens()
     ids[0, 1] = number
     assert refused("input_ids", lambda: model(ids)) == f"input_ids: got {number}, expected ids from 0 to 60"
 
 
-@pytest.mark.parametrize("number", [-1, -99, -101, 61, 10**6])
+@pytest.mark.parametrize("number", [-1, -101, 61])
 def test_labels_outside_the_vocabulary(number):
     model, ids = small("m2-sc-rfa"), tokens()
     labels = ids.clone()
@@ -226,9 +203,3 @@ def test_labels_of_another_kind(change):
     message = refused("labels", lambda: model(ids, labels=given))
     expected = "torch.int64 (2, 9), as the logits"
     assert message == f"labels: got '{given.dtype} {tuple(given.shape)}', expected {expected}"
-
-
-def test_labels_that_are_no_tensor():
-    model, ids = small("m2-sc-rfa"), tokens()
-    message = refused("labels", lambda: model(ids, labels=ids.tolist()))
-    assert message == "labels: got 'list', expected a tensor of integers (2, 9)"

@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from cover import cover
 from transformers import DynamicCache
 
 from rfa.nn import FilterCache
 
-from .small import EXACT, FILTERS, NAMES, RELATIVE, SINGLE, assert_same, small, tokens
+from .small import EXACT, PATHS, RELATIVE, assert_same, small, tokens
 
 NEW = 5
 
@@ -18,7 +19,7 @@ def greedy_by_hand(model, ids, steps):
     return ids
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_cached_greedy_is_uncached_greedy(name):
     model, ids = small(name), tokens(length=5)
     options = {"max_new_tokens": NEW, "do_sample": False}
@@ -28,13 +29,9 @@ def test_cached_greedy_is_uncached_greedy(name):
         assert torch.equal(model.generate(ids, use_cache=False, **options), expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(
-    ("prefill", "dtype", "tolerance"),
-    [(1, torch.float64, EXACT), (4, torch.float64, EXACT), (8, torch.float32, SINGLE)],
-)
-def test_prefill_and_decode_give_the_full_logits(name, prefill, dtype, tolerance):
-    model, ids = small(name, dtype=dtype), tokens()
+@cover(1, name=PATHS, prefill=[1, 4, 8])
+def test_prefill_and_decode_give_the_full_logits(name, prefill):
+    model, ids = small(name, dtype=torch.float64), tokens()
     with torch.no_grad():
         whole = model(ids, use_cache=False).logits
         output = model(ids[:, :prefill], use_cache=True)
@@ -43,19 +40,7 @@ def test_prefill_and_decode_give_the_full_logits(name, prefill, dtype, tolerance
             output = model(ids[:, t : t + 1], past_key_values=output.past_key_values, use_cache=True)
             logits.append(output.logits)
     assert output.past_key_values.get_seq_length() == ids.shape[1]
-    assert_same(torch.cat(logits, 1), whole, tolerance)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_chunks_with_times_of_their_own(name):
-    """Times are those of all tokens, the cached ones included."""
-    model, ids = small(name), tokens()
-    times = torch.tensor([0.0, 0.5, 0.75, 2.0, 2.5, 4.0, 7.0, 7.25, 9.0])
-    with torch.no_grad():
-        whole = model(ids, times=times, use_cache=False).logits
-        first = model(ids[:, :4], times=times[:4], use_cache=True)
-        second = model(ids[:, 4:], times=times, past_key_values=first.past_key_values)
-    assert_same(torch.cat([first.logits, second.logits], 1), whole)
+    assert_same(torch.cat(logits, 1), whole, EXACT)
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -70,8 +55,7 @@ def test_generation_from_prompts_of_unequal_length(name):
         assert torch.equal(made[1:], greedy_by_hand(model, long, NEW))
 
 
-@pytest.mark.parametrize("name", ["m2-sc-rfa", "b2-alibi", "x1-riccati"])
-@pytest.mark.parametrize("use_cache", [True, False])
+@cover(1, name=["m2-sc-rfa", "b2-alibi", "x1-riccati"], use_cache=[True, False])
 def test_generation_at_times_of_its_own(name, use_cache):
     """Each step sees the times of the tokens so far; the later ones belong to tokens to come."""
     model, ids = small(name), tokens(length=5)
@@ -110,8 +94,7 @@ def decode(model, ids, chunks, cache=None, **given):
     return torch.cat(logits, 1)
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", NAMES)
+@cover(1, name=PATHS, situation=SITUATIONS)
 def test_decoding_gives_the_full_logits(name, situation):
     model, ids, given = small(name), tokens(), SITUATIONS[situation]
     kept = given.get("attention_mask", torch.ones_like(ids)).bool()
@@ -121,24 +104,7 @@ def test_decoding_gives_the_full_logits(name, situation):
             assert_same(decode(model, ids, chunks, **given)[kept], whole[kept])
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_a_horizon_with_a_cache(name):
-    model, ids = small(name, horizon=0.7), tokens()
-    with torch.no_grad():
-        assert_same(decode(model, ids, (4, 1, 1, 1, 2)), model(ids, use_cache=False).logits)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_with_a_cache(name):
-    model, ids = small(name), tokens()
-    with torch.no_grad():
-        exact = model(ids, use_cache=False).logits
-        rough = decode(model.bfloat16(), ids, (4, 1, 1, 1, 2))
-    assert rough.dtype == torch.bfloat16
-    assert (rough.float() - exact).norm() / exact.norm() < 0.03  # as without a cache: test_bfloat16_is_near
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PATHS)
 def test_crop_and_go_on(name):
     model, ids, other = small(name), tokens(), tokens(seed=5)
     with torch.no_grad():
@@ -164,22 +130,7 @@ def test_other_caches_are_refused(kind):
         model.generate(ids, max_new_tokens=3, **given)
 
 
-def test_sampling_runs():
-    model, ids = small("m2-sc-rfa"), tokens(length=5)
-    made = []
-    for use_cache in (True, False):
-        torch.manual_seed(3)
-        made.append(model.generate(ids, max_new_tokens=3, do_sample=True, use_cache=use_cache, num_return_sequences=2))
-    assert tuple(made[0].shape) == (4, 8)
-    assert torch.equal(*made)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}],
-    ids=["plain", "left padding", "times"],
-)
-@pytest.mark.parametrize("name", NAMES)
+@cover(1, name=PATHS, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
 def test_beams_with_a_cache_are_beams_without(name, given):
     model, ids = small(name), tokens(length=5)
     options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False, "pad_token_id": 0, **given}
@@ -210,8 +161,7 @@ def test_prompt_lookup_is_greedy(name):
     assert torch.equal(made, model.generate(ids, use_cache=False, **options))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 4])
-@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b1-rope"])
+@cover(1, name=["m2-sc-rfa", "x1-riccati", "b1-rope"], chunk=[1, 2, 4])
 def test_a_prompt_read_in_chunks(name, chunk):
     model, ids = small(name), tokens(length=5)
     options = {"max_new_tokens": 4, "do_sample": False, "attention_mask": PADDED[:, :5]}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cover import cover, some
 from transformers import AutoConfig
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
@@ -44,8 +45,7 @@ def test_there_is_one_of_each():
     assert all(entry["config"].keys() >= FLAT_NAMES for entry in OLD.values())
 
 
-@pytest.mark.parametrize("read", READERS)
-@pytest.mark.parametrize("name", OLD)
+@cover(1, name=OLD, read=READERS)
 def test_an_old_file_is_the_preset(name, read, tmp_path):
     write(tmp_path, OLD[name]["config"])
     config = READERS[read](tmp_path)
@@ -54,7 +54,7 @@ def test_an_old_file_is_the_preset(name, read, tmp_path):
     assert {size: getattr(config, size) for size in SIZES} == SIZES
 
 
-@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("name", some(OLD, 14))
 def test_an_old_file_gives_the_old_model(name, tmp_path):
     write(tmp_path, OLD[name]["config"])
     model = filled(AutoConfig.from_pretrained(tmp_path))

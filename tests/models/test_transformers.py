@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from cover import slow
 
 from rfa.models import RFAForCausalLM
 
-from .small import NAMES, assert_same, small, tokens
+from .small import RELATIVE, assert_same, small, tokens
 
 
 def test_hidden_states_of_every_block():
@@ -23,14 +24,6 @@ def test_hidden_states_of_every_block():
     assert model(ids).hidden_states is None
 
 
-def test_a_tuple_where_no_dictionary_is_wanted():
-    model, ids = small("b1-rope"), tokens()
-    loss, logits = model(ids, labels=ids, return_dict=False)
-    output = model(ids, labels=ids)
-    assert torch.equal(loss, output.loss)
-    assert torch.equal(logits, output.logits)
-
-
 @pytest.mark.parametrize("argument", ["attenton_mask", "position_ids", "token_type_ids", "output_attentions"])
 def test_arguments_that_would_change_nothing(argument):
     model, ids = small("m2-sc-rfa"), tokens()
@@ -39,7 +32,7 @@ def test_arguments_that_would_change_nothing(argument):
             called(ids, **{argument: torch.zeros_like(ids) + 1})
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "b1-rope-as-released"])
+@pytest.mark.parametrize("name", RELATIVE)
 def test_packed_documents_are_separate_documents(name):
     model, ids = small(name), tokens()
     segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 5, 5], [2, 2, 2, 2, 2, 2, 0, 0, 0]])
@@ -59,15 +52,6 @@ def test_generation_from_embeddings(name):
     for more in ({}, {"times": times}):
         made = model.generate(inputs_embeds=model.model.embed_tokens(ids), **options, **more)
         assert torch.equal(made, whole[:, 5:])
-
-
-def test_generation_wants_times_for_each_sequence():
-    model, ids = small("m2-sc-rfa"), tokens(1, 5)
-    times = torch.arange(9.0)
-    with pytest.raises(ValueError, match=r"times: got shape .*, expected \(batch, prompt \+ new tokens\)"):
-        model.generate(ids, times=times, num_return_sequences=2, do_sample=True, max_new_tokens=4)
-    made = model.generate(ids, times=times[None], num_return_sequences=2, do_sample=True, max_new_tokens=4)
-    assert tuple(made.shape) == (2, 9)
 
 
 def test_an_untied_head_is_initialised(tmp_path):
@@ -101,6 +85,7 @@ for name, masked in itertools.product(("m2-sc-rfa", "x1-riccati", "b1-rope", "b2
 """
 
 
+@slow
 def test_compiled_in_one_graph():
     """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them.
 

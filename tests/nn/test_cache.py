@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from shapes import only_our_own_checks
 from transformers import DynamicCache
 
@@ -13,8 +14,7 @@ from .by_hand import EXACT, SINGLE, hidden
 from .cached import HEADS, IRREGULAR, LAYERS, SITUATIONS, build, mask_of_left_padding, read
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", LAYERS)
+@cover(1, situation=SITUATIONS, name=LAYERS)
 def test_chunks_are_the_whole(name, situation):
     layer, x, given = build(name), hidden(length=9), SITUATIONS[situation]
     kept = given.get("key_mask", torch.ones(2, 9, dtype=torch.bool))
@@ -95,29 +95,12 @@ def test_times_of_one_row_may_become_those_of_each():
     torch.testing.assert_close(torch.cat([second, third], 1), whole[:, 5:], rtol=EXACT, atol=EXACT)
 
 
-def test_times_may_be_given_for_each_row_and_then_for_all():
-    layer, x = build("defaults"), hidden(length=9)
-    _, cache = read(layer, x, (3,), times=IRREGULAR)
-    _, cache = read(layer, x, (3,), cache, start=3, times=IRREGULAR.expand(2, -1))
-    rest, _ = read(layer, x, (3,), cache, start=6, times=IRREGULAR)
-    torch.testing.assert_close(rest, layer(x, times=IRREGULAR)[:, 6:], rtol=EXACT, atol=EXACT)
-
-
-def test_default_times_may_be_given_later():
-    layer, x = build("defaults"), hidden(length=9)
-    with torch.no_grad():
-        _, cache = read(layer, x, (4,))
-        pieces, _ = read(layer, x, (2, 3), cache, start=4, times=torch.arange(9))
-        torch.testing.assert_close(pieces, layer(x)[:, 4:], rtol=EXACT, atol=EXACT)
-
-
 def test_another_cache_is_refused():
     with pytest.raises(ValueError, match="past_key_values: got DynamicCache, expected a FilterCache"):
         build("defaults")(hidden(), past_key_values=DynamicCache())
 
 
-@pytest.mark.parametrize("name", ["defaults", "b2"])
-@pytest.mark.parametrize("later", ["moved", "default"])
+@cover(1, name=["defaults", "b2"], later=["moved", "default"])
 def test_times_of_the_past_do_not_change(name, later):
     layer, x = build(name), hidden(length=9)
     moved = torch.cat([IRREGULAR[:2], IRREGULAR[2:] - 0.1])
@@ -178,7 +161,7 @@ def test_states_that_do_not_fit_the_cache(key, value, message, grad):
     ],
     ids=["short times", "equal times", "mask", "segments"],
 )
-@pytest.mark.parametrize("name", ["defaults", "b1"])
+@cover(1, name=["defaults", "b1"])
 def test_arguments_that_leave_out_the_past(name, given, message):
     layer, x = build(name), hidden(length=9)
     with torch.no_grad():

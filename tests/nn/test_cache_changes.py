@@ -1,9 +1,8 @@
 """A cache that is cropped, emptied, reordered, moved or copied, as transformers does, goes on as if newly read."""
 
-import copy
-
 import pytest
 import torch
+from cover import cover
 
 from rfa.nn import FilterCache
 
@@ -11,9 +10,7 @@ from .by_hand import EXACT, SINGLE, hidden, perturb
 from .cached import IRREGULAR, SITUATIONS, build, read
 
 
-@pytest.mark.parametrize("removed", [1, 3, 8])
-@pytest.mark.parametrize("given", [{}, {"times": IRREGULAR}], ids=["uniform", "irregular"])
-@pytest.mark.parametrize("name", ["defaults", "riccati", "RoPER with decay"])
+@cover(1, removed=[1, 3, 8], given=[{}, {"times": IRREGULAR}], name=["defaults", "riccati", "RoPER with decay"])
 def test_crop_and_go_on(name, given, removed):
     """The tokens that were removed leave no trace; others take their places."""
     layer, x, other = build(name), hidden(length=9), hidden(length=9, seed=3)
@@ -66,9 +63,7 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("given", ["default times", "irregular", "each row its own", "padding with times"])
-@pytest.mark.parametrize("how", ROWS)
-@pytest.mark.parametrize("batch", [1, 2])
+@cover(1, given=["default times", "irregular", "each row its own", "padding with times"], how=ROWS, batch=[1, 2])
 def test_rows_of_the_batch(how, given, batch):
     change, rows = ROWS[how]
     rows = [row for row in rows if row < batch] if how != "repeat" else sorted(row % batch for row in rows)
@@ -89,32 +84,6 @@ def test_rows_of_the_batch(how, given, batch):
         x, given = x[rows], {k: v if v.dim() == 1 else v[rows] for k, v in given.items()}
         rest, _ = read(layer, x, (1, 2, 1), cache, start=5, **given)
         torch.testing.assert_close(rest, layer(x, **given)[:, 5:], rtol=EXACT, atol=EXACT)
-
-
-def test_changes_of_an_empty_cache():
-    cache = FilterCache()
-    cache.layer(1)
-    cache.offload(1)
-    cache.layer(1).prefetch()
-    cache.reorder_cache(torch.tensor([0]))
-    cache.batch_repeat_interleave(2)
-    cache.batch_select_indices(torch.tensor([0]))
-    cache.reset()
-    assert len(cache) == 2
-    assert cache.get_seq_length() == 0
-
-
-def test_what_transformers_asks_of_a_cache():
-    cache = FilterCache()
-    assert not cache.is_compileable
-    with torch.no_grad():
-        read(build("defaults"), hidden(length=9), cache=cache)
-    assert cache.get_mask_sizes(2, 0) == (11, 0)
-    assert cache.get_max_length() == -1
-    assert not cache.is_compileable
-    assert cache.is_croppable
-    assert cache.is_initialized
-    assert cache.is_sliding == [False]
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -147,17 +116,6 @@ def test_prefetch_goes_where_the_norms_are():
         assert past.keys.device.type == past.values.device.type == "cpu"
         past.prefetch()
     assert past.keys.device.type == past.values.device.type == "meta"
-
-
-def test_a_copy_is_a_prompt_to_begin_from_twice():
-    layer, x, other = build("defaults"), hidden(length=9), hidden(length=9, seed=3)
-    with torch.no_grad():
-        _, prompt = read(layer, x, (4, 1))
-        for rest in (x[:, 5:], other[:, 5:]):
-            text = torch.cat([x[:, :5], rest], 1)
-            pieces, _ = read(layer, text, (1, 3), copy.deepcopy(prompt), start=5)
-            torch.testing.assert_close(pieces, layer(text)[:, 5:], rtol=EXACT, atol=EXACT)
-    assert prompt.get_seq_length() == 5
 
 
 def test_crop_counts_from_the_end():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from shapes import only_our_own_checks
 
 from rfa.dynamics import rotary_frequencies
@@ -88,8 +89,7 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("change", STATES)
+@cover(1, layer=LAYERS, change=STATES)
 def test_states(layer, change):
     """Whatever the layer, cache or none: it says which argument, what came and what should have."""
     made, x = LAYERS[layer](), hidden(dtype=torch.float32)
@@ -120,8 +120,11 @@ def test_states_under_autocast(layer):
             made(*given(x.double()))
 
 
-@pytest.mark.parametrize("layer", [RobustFilterAttention(16, 4), DotProductAttention(16, 4, frequency=BANK)])
-@pytest.mark.parametrize("cause", [float("nan"), float("inf")])
+@cover(
+    1,
+    layer=[RobustFilterAttention(16, 4), DotProductAttention(16, 4, frequency=BANK)],
+    cause=[float("nan"), float("inf")],
+)
 def test_a_missing_row_may_hold_anything(layer, cause):
     x = hidden(dtype=torch.float32)
     mask = torch.ones(2, 7, dtype=torch.bool)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from cover import cover
 from ops import oracle
 from shapes import only_our_own_checks
 
@@ -66,9 +66,7 @@ def whereabouts(kind, length):
 WHERE = ["uniform", "irregular", "times of each row", "masked", "masked, irregular", "packed", "interleaved and masked"]
 
 
-@pytest.mark.parametrize("where", WHERE)
-@pytest.mark.parametrize("weight", ["student_t", "exponential"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@cover(where=WHERE, weight=["student_t", "exponential"], backend=BACKENDS)
 def test_constant_content_is_the_isotropic_layer(backend, weight, where):
     dtype, tolerance = BACKENDS[backend]
     layer = layer_with(dtype, content=False, weight=weight, backend=backend)
@@ -124,9 +122,7 @@ def by_hand(layer, x, times, weight):
     return merged(layer, np.concatenate([out.real, out.imag], -1))
 
 
-@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
-@pytest.mark.parametrize("weight", ["student_t", "exponential"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@cover(irregular=[False, True], weight=["student_t", "exponential"], backend=BACKENDS)
 def test_layer_is_a_walk_along_the_path(backend, weight, irregular):
     dtype, tolerance = BACKENDS[backend]
     layer, x = layer_with(dtype, weight=weight, backend=backend), hidden(dtype=dtype)
@@ -188,26 +184,7 @@ def test_masked_tokens_are_as_if_absent():
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
 
 
-def test_packed_is_separate():
-    layer, x = layer_with(), hidden()
-    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]]).repeat(2, 1)
-    times = torch.tensor([5.0, 6, 8, 1, 2, 4, 7], dtype=torch.float64)  # each segment has its own clock
-    apart = torch.cat([layer(x[:, :3], times=times[:3]), layer(x[:, 3:], times=times[3:])], 1)
-    torch.testing.assert_close(layer(x, segment_ids=segments, times=times), apart, rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_past_does_not_depend_on_the_future(backend):
-    dtype, tolerance = BACKENDS[backend]
-    layer, x = layer_with(dtype, backend=backend), hidden(dtype=dtype)
-    changed = x.clone()
-    changed[:, 5:] += 1
-    torch.testing.assert_close(layer(changed)[:, :5], layer(x)[:, :5], rtol=tolerance, atol=tolerance)
-    assert (layer(changed)[:, 5:] - layer(x)[:, 5:]).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("scale", [1e-8, 1e3])
+@cover(1, backend=BACKENDS, scale=[1e-8, 1e3])
 def test_extreme_content_stays_finite(backend, scale):
     dtype, _ = BACKENDS[backend]
     layer, x = layer_with(dtype, backend=backend), scale * hidden(dtype=dtype)
@@ -218,13 +195,6 @@ def test_extreme_content_stays_finite(backend, scale):
     assert x.grad.isfinite().all()
     for name, parameter in layer.named_parameters():
         assert parameter.grad.isfinite().all(), name
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_shift_of_time_changes_nothing(backend):
-    dtype, tolerance = BACKENDS[backend]
-    layer, x, times = layer_with(dtype, backend=backend), hidden(dtype=dtype), torch.arange(7.0).double() * 0.25
-    torch.testing.assert_close(layer(x, times=times + 1e6), layer(x, times=times), rtol=tolerance, atol=tolerance)
 
 
 def test_rows_in_blocks_are_the_whole(monkeypatch):
@@ -243,20 +213,6 @@ def test_half_precision_keeps_dynamics_whole():
     out = layer(x)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), layer.float()(x.float()), rtol=0.05, atol=0.05)  # 8 bits, some dozen terms
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_no_sequences_give_no_sequences(backend):
-    dtype, _ = BACKENDS[backend]
-    layer = layer_with(dtype, backend=backend)
-    assert layer(hidden(dtype=dtype)[:0]).shape == hidden()[:0].shape
-
-
-@pytest.mark.parametrize("length", [0, 1])
-def test_short_sequences(length):
-    layer = layer_with()
-    x = hidden(length=max(length, 1))[:, :length]
-    assert_near(layer(x), layer.output_projection.bias.expand(2, length, -1))
 
 
 def test_a_cache_is_refused():
@@ -290,21 +246,3 @@ def test_bad_input_is_refused():
             layer(x[..., :5])
         with pytest.raises(ValueError, match=r"hidden_states: got 'torch.int64 .*expected floating-point"):
             layer(x.long())
-
-
-def test_rates_of_tokens_are_positive_and_paired():
-    layer = layer_with()
-    token, noises = layer.dynamics(10 * hidden())
-    assert (token.decay >= 0).all()
-    assert (token.process_noise >= 0).all()
-    assert torch.equal(token.frequency[:, :, ::2], -token.frequency[:, :, 1::2])
-    assert torch.equal(noises.key_noise, F.softplus(layer.dynamics.raw_key_noise))
-
-
-def test_frequencies_of_ones_own():
-    """Where all tokens begin, to float32's inverse softplus."""
-    half = torch.tensor([[0.9, 0.5, 0.3, 0.2], [0.15, 0.1, 0.05, 0.02]])
-    given = torch.stack([half, -half], -1).flatten(1)
-    layer = ContentFilterAttention(SIZE, HEADS, frequency=given)
-    token, _ = layer.dynamics(hidden(length=5, dtype=torch.float32))
-    torch.testing.assert_close(token.frequency, given[None, ..., None].expand(2, -1, -1, 5), rtol=1e-5, atol=0)

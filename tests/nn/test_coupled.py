@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from ops import oracle
 from shapes import only_our_own_checks
 
@@ -101,9 +102,11 @@ def by_hand(layer, x, y, times, auxiliary_times, key_mask=None, auxiliary_key_ma
     return merged(layer, np.concatenate([out.real, out.imag], -1))
 
 
-@pytest.mark.parametrize("masks", [{}, MASKS], ids=["all", "masked"])
-@pytest.mark.parametrize("options", [{}, {"weight": "exponential"}, {"learn_rates": True}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@cover(
+    masks=[{}, MASKS],
+    options=[{}, {"weight": "exponential"}, {"learn_rates": True}],
+    dtype=[torch.float64, torch.float32],
+)
 def test_layer_is_its_formula(dtype, options, masks):
     layer, x, y = layer_with(dtype, **options), hidden(dtype=dtype), other(dtype=dtype)
     found = layer(x, y, times=TIMES, auxiliary_times=AUXILIARY_TIMES, **masks)
@@ -111,8 +114,7 @@ def test_layer_is_its_formula(dtype, options, masks):
     assert_near(found, expected, 1e-9 if dtype == torch.float64 else SINGLE)
 
 
-@pytest.mark.parametrize("times", [None, TIMES[0]], ids=["uniform", "irregular"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@cover(1, times=[None, TIMES[0]], dtype=[torch.float64, torch.float32])
 def test_without_coupling_it_is_the_layer_of_the_target(dtype, times):
     """At the same times and b = 0: every source is a target token, whatever the auxiliary states are."""
     layer = layer_with(dtype)
@@ -138,26 +140,6 @@ def test_masked_tokens_are_as_if_absent():
     found = layer(x, y, **clock, **masks)
     assert found.isfinite().all()
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
-
-
-def test_nothing_is_seen_before_its_time():
-    layer, x, y = layer_with(), hidden(), other()
-    clock = {"times": TIMES[0], "auxiliary_times": AUXILIARY_TIMES[0]}
-    before = layer(x, y, **clock)
-    x[:, 4:], y[:, 3:] = x[:, 4:] + 1, y[:, 3:] + 1  # from time 4 on
-    after = layer(x, y, **clock)
-    assert torch.equal(before[:, :4], after[:, :4])
-    assert (before != after)[:, 4:].any(-1).all()
-
-
-def test_a_query_without_a_source_has_no_estimate():
-    layer = layer_with(innovation=False)
-    with torch.no_grad():
-        for time, sources in ((100.0, 5), (0.0, 0)):
-            y = other()[:, :sources]
-            found = layer(hidden(), y, auxiliary_times=time + torch.arange(sources).double())
-            assert_near(found, layer.output_projection.bias.expand(2, 7, -1))
-    assert layer(hidden()[:, :0], other()).shape == (2, 0, SIZE)
 
 
 def test_rows_in_blocks_are_the_whole(monkeypatch):

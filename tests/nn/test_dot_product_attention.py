@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cover import cover
 from ops import oracle
 from shapes import only_our_own_checks
 from transformers import LlamaConfig
@@ -63,11 +64,6 @@ def llama_rotary(heads, modes, length):
     return rotary, rotary(torch.zeros(1, length, 2 * modes), torch.arange(length)[None])
 
 
-def test_frequencies_are_llamas():
-    rotary, _ = llama_rotary(HEADS, MODES, 4)
-    np.testing.assert_allclose(ROPE, rotary.inv_freq.expand(HEADS, -1), rtol=1e-6)  # float32 powers
-
-
 @pytest.mark.parametrize("length", [1, 40])
 def test_rope_is_transformers_own(length):
     layer = build(torch.float32, frequency=ROPE)
@@ -79,8 +75,7 @@ def test_rope_is_transformers_own(length):
     assert_near(layer(x), merged(layer, oracle.as_array(estimate)), SINGLE)
 
 
-@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
-@pytest.mark.parametrize("name", VARIANTS)
+@cover(1, irregular=[False, True], name=VARIANTS)
 def test_layer_is_written_by_hand(name, irregular):
     layer, x = build(**VARIANTS[name]), hidden()
     times = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64) if irregular else None
@@ -113,31 +108,9 @@ def test_the_released_map_by_hand():
     assert_near(layer(hidden()), as_released_by_hand(layer, hidden()), 1e-6)  # the bank is made in float32
 
 
-def shifted(layer, x, by):
-    """The same tokens at later places: masked keys stand before them."""
-    padded = torch.cat([torch.zeros(x.shape[0], by, x.shape[2], dtype=x.dtype), x], 1)
-    mask = torch.arange(padded.shape[1]).expand(x.shape[0], -1) >= by
-    return layer(padded, key_mask=mask)[:, by:]
-
-
-@pytest.mark.parametrize("name", VARIANTS)
-def test_scores_depend_on_the_lag_only(name):
-    layer, x = build(**VARIANTS[name]), hidden()
-    torch.testing.assert_close(shifted(layer, x, 5), layer(x), rtol=EXACT, atol=EXACT)
-
-
-def test_the_released_map_depends_on_more_than_the_lag():
-    layer, x = build(frequency=ROPE, rotary_map="as_released"), hidden()
-    assert (shifted(layer, x, 5) - layer(x)).abs().max() > 1e-2
-
-
 @pytest.mark.parametrize("heads", [1, 2, 4, 8, 16, 32])
 def test_alibi_slopes_of_powers_of_two(heads):
     np.testing.assert_allclose(alibi_slopes(heads), [2 ** (-8 * h / heads) for h in range(1, heads + 1)], rtol=1e-6)
-
-
-def test_alibi_slopes_of_eight_heads_as_published():
-    assert alibi_slopes(8).tolist() == [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]
 
 
 def published_slopes(n):
@@ -152,23 +125,6 @@ def published_slopes(n):
 @pytest.mark.parametrize("heads", [3, 6, 12, 20, 25])
 def test_alibi_slopes_between_powers_of_two(heads):
     np.testing.assert_allclose(alibi_slopes(heads), published_slopes(heads), rtol=1e-6)
-
-
-def test_decay_multiplies_after_the_softmax():
-    """With equal scores and constant values, row i gives the mean of exp(-mu tau) over its i + 1 keys."""
-    decay = torch.tensor([0.3, 0.8])
-    layer = DotProductAttention(SIZE, HEADS, decay=decay).double()
-    with torch.no_grad():
-        for part in ("query", "key", "value"):
-            getattr(layer, f"{part}_projection").weight.zero_()
-        layer.value_projection.bias.fill_(1.0)
-        layer.output_projection.weight.copy_(torch.eye(SIZE, 2 * SIZE))
-        layer.output_projection.weight[-1] = torch.eye(2 * SIZE)[-1]  # the first head's channels, one of the second's
-    out = layer(hidden())
-    for i in range(out.shape[1]):
-        expected = [sum(math.exp(-float(mu) * tau) for tau in range(i + 1)) / (i + 1) for mu in decay]
-        np.testing.assert_allclose(out[:, i, 0].detach(), expected[0], rtol=1e-9)
-        np.testing.assert_allclose(out[:, i, -1].detach(), expected[1], rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -215,15 +171,7 @@ def test_rows_in_blocks_are_the_whole(name, monkeypatch):
         torch.testing.assert_close(layer(x, key_mask=mask), whole, rtol=SINGLE, atol=SINGLE)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_every_parameter_gets_a_gradient(name):
-    layer = DotProductAttention(SIZE, HEADS, **VARIANTS[name])
-    layer(hidden(dtype=torch.float32)).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in layer.parameters())
-
-
-@pytest.mark.parametrize("cast", ["bfloat16", "half"])
-@pytest.mark.parametrize("name", VARIANTS)
+@cover(1, cast=["bfloat16", "half"], name=VARIANTS)
 def test_half_precision(name, cast):
     """The geometry stays as it is; the output is that of float32 to the precision of the cast."""
     whole = build(torch.float32, **VARIANTS[name])
@@ -239,8 +187,7 @@ def test_half_precision(name, cast):
     assert error < tolerance
 
 
-@pytest.mark.parametrize("name", ["b2", "b3"])
-@pytest.mark.parametrize("cast", ["bfloat16", "half"])
+@cover(1, name=["b2", "b3"], cast=["bfloat16", "half"])
 def test_half_precision_has_no_limit_on_lags(name, cast):
     """Seconds between events easily exceed float16's 65,504."""
     layer = getattr(build(torch.float32, **VARIANTS[name]), cast)()
@@ -256,10 +203,7 @@ def test_values_turn_only_by_complex_frequencies(options):
         DotProductAttention(SIZE, HEADS, rotate_values=True, **options)
 
 
-@pytest.mark.parametrize("name", ["b1", "b2", "b3"])
-@pytest.mark.parametrize(
-    "times", [torch.arange(6), torch.zeros(7), -torch.arange(7)], ids=["short", "equal", "falling"]
-)
+@cover(1, name=["b1", "b2", "b3"], times=[torch.arange(6), torch.zeros(7), -torch.arange(7)])
 def test_times_are_checked_as_the_filter_checks_them(name, times):
     layer = build(torch.float32, **VARIANTS[name])
     with only_our_own_checks(), pytest.raises(ValueError, match=r"\btimes\b"):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from models.small import small, tokens
 from shapes import only_our_own_checks
 
@@ -10,8 +11,8 @@ from rfa.models.flat import DEFAULTS as FLAT
 from rfa.models.flat import flatten
 from rfa.nn import FilterCache, RobustFilterAttention
 
-from .by_hand import EXACT, SINGLE, hidden
-from .cached import CHUNKS, IRREGULAR, SITUATIONS, read
+from .by_hand import EXACT, hidden
+from .cached import IRREGULAR, SITUATIONS, read
 from .extended import DEFAULTS, EXTENSIONS, HEADS, SIZE, build
 
 
@@ -36,8 +37,7 @@ def test_every_parameter_gets_a_gradient(name):
         assert parameter.grad.any(), path
 
 
-@pytest.mark.parametrize("situation", SITUATIONS)
-@pytest.mark.parametrize("name", EXTENSIONS)
+@cover(1, situation=SITUATIONS, name=EXTENSIONS)
 def test_chunks_are_the_whole(name, situation):
     layer, x, given = build(**EXTENSIONS[name]), hidden(length=9), SITUATIONS[situation]
     kept = given.get("key_mask", torch.ones(2, 9, dtype=torch.bool))
@@ -45,21 +45,6 @@ def test_chunks_are_the_whole(name, situation):
         whole = layer(x, **given)
         pieces, _ = read(layer, x, **given)
     torch.testing.assert_close(pieces[kept], whole[kept], rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("name", EXTENSIONS)
-def test_chunks_in_lower_precision(name):
-    layer, x = build(torch.float32, **EXTENSIONS[name]), hidden(length=9, dtype=torch.float32)
-    with torch.no_grad():
-        exact = layer(x)
-        for given in ({}, {"times": 1e9 + IRREGULAR}):
-            torch.testing.assert_close(read(layer, x, **given)[0], layer(x, **given), rtol=SINGLE, atol=1e-5)
-        rough, _ = read(layer.bfloat16(), x.bfloat16(), CHUNKS)
-        at_once = layer(x.bfloat16())
-    assert {value.dtype for value in layer.dynamics.state_dict().values()} == {torch.float32}
-    for found in (rough, at_once):
-        assert found.dtype == torch.bfloat16
-        assert (found.float() - exact).norm() / exact.norm() < 0.06  # ten and more roundings of 2^-8
 
 
 @pytest.mark.parametrize("name", EXTENSIONS)

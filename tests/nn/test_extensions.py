@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from ops import oracle
 from scipy import integrate, linalg
 
@@ -29,8 +30,7 @@ def operator_of(layer, x, times=None):
 # E.1 Distinct observation models -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rotate_values", [True, False])
-@pytest.mark.parametrize("step", ["learned", "precision"])
+@cover(1, rotate_values=[True, False], step=["learned", "precision"])
 def test_tied_values_are_keys_up_to_a_diagonal(step, rotate_values):
     """`W_v = D W_k` with a complex number a mode is the tied layer, once the output projection undoes D."""
     tied = build(tie_key_value=True, step=step, rotate_values=rotate_values)
@@ -49,11 +49,6 @@ def test_tied_values_are_keys_up_to_a_diagonal(step, rotate_values):
         apart.output_projection.weight.copy_(tied.output_projection.weight @ diagonal.inverse())
     for times in (None, times_of(True)):
         torch.testing.assert_close(apart(hidden(), times=times), tied(hidden(), times=times), rtol=EXACT, atol=EXACT)
-
-
-def test_tied_values_save_a_projection():
-    tied, apart = (sum(p.numel() for p in build(tie_key_value=tie).parameters()) for tie in (True, False))
-    assert apart - tied == SIZE * 2 * SIZE + 2 * SIZE
 
 
 # E.2 Precision-determined step -------------------------------------------------------------------------------------
@@ -90,15 +85,6 @@ def test_the_limit_of_no_tempering_is_a_constant_gain():
     estimate, _, value = operator_of(layer, x)
     gamma2 = oracle.as_array(layer.dynamics()["query_noise"])[:, None, None]
     assert_near(layer(x), merged(layer, gamma2 / (1 + gamma2) * (estimate - value)), 1e-6)
-
-
-def test_half_precision_keeps_a_small_step():
-    """A gain of 1e-4 in bfloat16, whose eps is 4e-3: the step is formed before it is rounded."""
-    layer, x = RobustFilterAttention(SIZE, HEADS, step="precision"), hidden(dtype=torch.float32)
-    with torch.no_grad():
-        layer.dynamics.raw_query_noise.fill_(math.log(1e-4))
-        exact, rough = layer(x), layer.bfloat16()(x.bfloat16())
-    assert (rough.float() - exact).norm() / exact.norm() < 0.06
 
 
 # E.3 Drift and measurement bias ------------------------------------------------------------------------------------
@@ -189,8 +175,7 @@ def test_noise_starts_at_a_tenth_and_stays_positive():
 # E.8 Posterior routing ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", ["constant", "time_dependent"])
-@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
+@cover(1, noise=["constant", "time_dependent"], irregular=[False, True])
 def test_routing_by_hand(irregular, noise):
     layer, x, times = build(aggregation="routing", noise=noise), hidden(), times_of(irregular)
     assert not {"raw_robustness", "raw_inverse_temperature"} & dict(layer.dynamics.named_parameters()).keys()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from ops import oracle
-from shapes import only_our_own_checks
 
 import rfa.ops.dense
 from rfa.nn import RobustFilterAttention
@@ -63,8 +63,7 @@ def dynamics_by_hand(layer, options, flat):
     return found, raw
 
 
-@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
-@pytest.mark.parametrize("name", CASES)
+@cover(1, irregular=[False, True], name=CASES)
 def test_layer_is_its_composition(name, irregular):
     options, asked, innovation = CASES[name]
     generator = torch.Generator().manual_seed(5)
@@ -91,28 +90,6 @@ def test_layer_is_its_composition(name, irregular):
 @pytest.fixture
 def layer():
     return perturb(RobustFilterAttention(SIZE, HEADS).double())
-
-
-def test_masked_keys_are_as_if_absent(layer):
-    x = hidden()
-    mask = torch.ones(2, 7, dtype=torch.bool)
-    mask[:, [0, 3]] = False
-    kept = [1, 2, 4, 5, 6]
-    expected = layer(x[:, kept], times=torch.tensor(kept))
-    torch.testing.assert_close(layer(x, key_mask=mask)[:, kept], expected, rtol=EXACT, atol=EXACT)
-
-
-def test_packed_is_separate(layer):
-    x = hidden()
-    segments = torch.tensor([[0, 0, 0, 1, 1, 1, 1]]).repeat(2, 1)
-    packed = layer(x, segment_ids=segments)
-    apart = torch.cat([layer(x[:, :3]), layer(x[:, 3:])], 1)
-    torch.testing.assert_close(packed, apart, rtol=EXACT, atol=EXACT)
-
-
-def test_estimate_of_one_token_is_the_token(layer):
-    """One key: the weight is one and the lag zero, so the innovation vanishes and only the output bias is left."""
-    assert_near(layer(hidden(length=1)), layer.output_projection.bias.expand(2, 1, -1))
 
 
 @pytest.mark.parametrize("options", [{}, {"prior": "riccati"}], ids=["lyapunov", "riccati"])
@@ -143,13 +120,6 @@ def test_head_permutation():
         for name, parameter in b.dynamics.named_parameters():
             parameter.copy_(dict(a.dynamics.named_parameters())[name].flip(0))
     torch.testing.assert_close(a(hidden()), b(hidden()), rtol=EXACT, atol=EXACT)
-
-
-@pytest.mark.parametrize("name", ["prior", "weight"])
-def test_an_unknown_choice_is_refused(name):
-    """At the latest when it is used; a misspelt prior must not quietly become another."""
-    with only_our_own_checks(), pytest.raises(ValueError, match=rf"\b{name}\b"):
-        RobustFilterAttention(SIZE, HEADS, **{name: "misspelt"})(hidden(dtype=torch.float32))
 
 
 def test_an_unknown_backend_is_refused():

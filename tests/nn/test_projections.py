@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from scipy import stats
 
 from rfa.models import RFAForCausalLM, preset
@@ -40,8 +41,7 @@ def complex_weight(layer, name):
     return (parts[:, 0] + 1j * parts[:, 1]).reshape(HEADS * MODES, SIZE)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("name", [*INPUTS, "output_projection"])
+@cover(1, kind=LAYERS, name=[*INPUTS, "output_projection"])
 def test_magnitude_is_rayleigh_and_phase_uniform(kind, name):
     weight = complex_weight(LAYERS[kind](), name)
     scale = SCALE * (math.sqrt(0.5) if name == "output_projection" else 1.0)
@@ -68,12 +68,6 @@ def test_projections_are_drawn_apart():
     drawn = [complex_weight(layer, name).ravel() for name in INPUTS]
     correlation = np.corrcoef(np.concatenate([[w.real, w.imag] for w in drawn]))
     assert np.abs(correlation - np.eye(6)).max() < 5 / 128  # deviation 1/128
-
-
-def test_shapes_are_those_of_the_paper():
-    layer = RobustFilterAttention(SIZE, HEADS)
-    assert [tuple(getattr(layer, name).weight.shape) for name in INPUTS] == [(2 * SIZE, SIZE)] * 3
-    assert tuple(layer.output_projection.weight.shape) == (SIZE, 2 * SIZE)
 
 
 def test_sizes_must_divide():

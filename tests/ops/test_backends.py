@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import slow
 
 from rfa.ops import available_backends, robust_filter_attention
 from rfa.ops.backends import TRITON_CHANNELS, choose_backend, missing
@@ -39,11 +40,6 @@ def test_auto_takes_the_reference_for_float64_and_other_devices():
     assert choose_backend("auto", "meta", torch.float32, (6, 6)) == "reference"
     inputs = problem(0)
     assert torch.equal(robust_filter_attention(**inputs), robust_filter_attention(**inputs, backend="reference"))
-
-
-def test_the_reference_by_name_is_the_reference():
-    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16), ("meta", torch.float64)):
-        assert choose_backend("reference", device, dtype, (6, 6)) == "reference"
 
 
 @pytest.mark.skipif(not with_compiler(), reason="no C++ compiler")
@@ -103,6 +99,7 @@ else:
 """
 
 
+@slow
 def test_without_a_compiler_auto_warns_once_and_a_name_raises(tmp_path):
     done = python(WITHOUT_COMPILER, tmp_path, CXX="no-such-compiler", TRITON_INTERPRET="")
     assert done.returncode == 0, done.stderr

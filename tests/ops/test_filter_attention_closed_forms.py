@@ -117,17 +117,6 @@ def test_a_trajectory_is_its_own_estimate(weight, prior, backend):
         assert_same(log_precision, mass.sum(-1).log().expand(2, 2, 6), backend)
 
 
-def test_rows_of_the_weights_sum_to_less_than_one(backend):
-    """The decay comes after the softmax: constant values without rotation come out shrunk, never renormalised."""
-    inputs = problem(5, keys=6)
-    inputs["value"] = torch.ones_like(inputs["value"])
-    inputs["decay"] = torch.tensor([0.0, 0.4], dtype=torch.float64)
-    output = attend(inputs, backend, rotate_values=False)[0]
-    assert_same(output[:, 0], torch.ones_like(output[:, 0]), backend)
-    assert_same(output[:, 1, 0], torch.ones_like(output[:, 1, 0]), backend)  # only itself to see
-    assert bool((output[:, 1, 1:] < 1 - 1e-3).all())
-
-
 def steady_gain(mu, sigma2, r, dt):
     """By scipy's discrete algebraic Riccati equation."""
     f2 = math.exp(-2 * mu * dt)
@@ -155,28 +144,6 @@ def test_uniform_riccati_is_alibi(backend):
     assert_same(output, scores.softmax(-1) @ inputs["value"], backend)
     # log c(tau) = log K - lambda tau also at the first key: the constant is the gain's logarithm.
     assert_same(log_precision, (scores.logsumexp(-1) + gain.log()[:, None]).expand(2, heads, 8), backend)
-
-
-def test_steady_state_kalman_filter(backend):
-    """Uniform, nu -> infinity, long history: the Kalman filter with a diffuse start, run step by step."""
-    n = 120
-    inputs = without_penalty(problem(7, batch=1, heads=2, keys=n, modes=1))
-    inputs["decay"] = torch.tensor([0.3, 0.0], dtype=torch.float64)
-    inputs["inverse_temperature"].fill_(1.0)
-    output = attend(inputs, backend, prior="riccati", **NO_PENALTY)[0]
-    observed = oracle.as_complex(inputs["value"].numpy())[0, :, :, 0]
-    for h in range(2):
-        mu, omega, sigma2 = (inputs[name][h].item() for name in ("decay", "frequency", "process_noise"))
-        r = (inputs["key_noise"][h] + inputs["noise_floor"][h]).item()
-        q = sigma2 * (1 if mu == 0 else -math.expm1(-2 * mu) / (2 * mu))
-        mean, variance = observed[h, 0], r
-        for z in observed[h, 1:]:
-            predicted = np.exp(-mu + 1j * omega) * mean
-            variance = math.exp(-2 * mu) * variance + q
-            gain = variance / (variance + r)
-            mean, variance = predicted + gain * (z - predicted), (1 - gain) * variance
-        # (1 - K)^120 with K > 0.2 leaves 1e-12 of the start.
-        assert_complex(output[0, h, -1], mean, backend)
 
 
 def test_irregular_kalman_filter_in_local_steady_state(backend):
@@ -219,13 +186,3 @@ def test_without_decay_and_process_noise_the_lyapunov_prior_is_a_mean(backend):
     assert_same(output, inputs["value"].cumsum(2) / count[:, None], backend)
     variance = (inputs["key_noise"] + inputs["noise_floor"])[:, None]
     assert_same(log_precision, (count / variance).log().expand(2, 2, 9), backend)
-
-
-def test_student_t_tends_to_the_gaussian(backend):
-    """(nu_s + 1) log(1 + r / (nu_s d S)) -> r / (d S) at a rate 1 / nu_s."""
-    inputs = problem(10)
-    inputs["robustness"].fill_(1e8)
-    heavy = attend(inputs, backend, weight="student_t")
-    inputs["robustness"].fill_(1.0)
-    gaussian = attend(inputs, backend, weight="exponential")
-    assert_same(heavy, gaussian, backend, 1e-4)  # 1e-8 times squared penalties of up to 50

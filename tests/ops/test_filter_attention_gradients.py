@@ -8,6 +8,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from cover import cover, some
 
 from . import oracle
 from .problems import (
@@ -71,23 +72,19 @@ def assert_gradients(tensors, backend, fixed):
         assert (actual - expected).abs().max() < SINGLE * (1 + expected.abs().max()), name
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(causal=[True, False], prior=PRIORS, weight=WEIGHTS)
 def test_all_twelve_tensors(weight, prior, causal, backend):
     inputs = small_problem(1, heads=1)
     gradcheck(inputs, backend, entrywise=True, times=TIMES, weight=weight, prior=prior, causal=causal)
     gradcheck(small_problem(2, batch=2), backend, times=TIMES, weight=weight, prior=prior, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("prior", PRIORS)
+@cover(1, causal=[True, False], prior=PRIORS)
 def test_uniform_default_times(prior, causal, backend):
     gradcheck(small_problem(2), backend, prior=prior, causal=causal)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("prior", PRIORS)
+@cover(1, causal=[True, False], prior=PRIORS)
 def test_query_times_mask_segments_and_horizon(prior, causal, backend):
     """Separate query times and per-batch key times get gradients too; one row sees no key at all."""
     inputs = small_problem(3, batch=2, heads=1, queries=3)
@@ -102,8 +99,7 @@ def test_query_times_mask_segments_and_horizon(prior, causal, backend):
     gradcheck(inputs, backend, prior=prior, causal=causal, **options)
 
 
-@pytest.mark.parametrize("switch", ["gate", "query_noise_in_bias", "rotate_values", "rotate_values, wide"])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(1, switch=["gate", "query_noise_in_bias", "rotate_values", "rotate_values, wide"], weight=WEIGHTS)
 def test_switches(weight, switch, backend):
     name, *wide = switch.split(", ")
     inputs = small_problem(4, keys=3, value_modes=3 if wide else None)
@@ -149,7 +145,7 @@ ZEROS = ["decay", "process_noise", "key_noise", "query_noise", "noise_floor"]
 BOUNDARIES = [pair for pair in itertools.product(PRIORS, ZEROS) if pair != ("riccati", "process_noise")]
 
 
-@pytest.mark.parametrize(("prior", "zero"), BOUNDARIES)
+@pytest.mark.parametrize(("prior", "zero"), some(BOUNDARIES, 5))
 def test_gradients_at_the_legal_boundary(prior, zero, backend):
     for weight, causal in itertools.product(WEIGHTS, [True, False]):
         inputs = small_problem(5, heads=1)
@@ -160,17 +156,7 @@ def test_gradients_at_the_legal_boundary(prior, zero, backend):
         assert_slope(actual, expected, backend)
 
 
-def test_gradient_of_the_decay_at_zero_beside_decaying_heads(backend):
-    """As in every language model here: some heads have mu = 0 and others do not; uniform default times."""
-    inputs = small_problem(6, heads=3)
-    inputs["decay"] = torch.tensor([0.0, 0.3, 0.0], dtype=torch.float64)
-    for head in (0, 1, 2):
-        actual, expected = boundary_gradient("decay", head, inputs, {}, backend)
-        assert_slope(actual, expected, backend)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("timed", [True, False])
+@cover(1, causal=[True, False], timed=[True, False])
 def test_gradients_without_decay_and_process_noise(timed, causal, backend):
     """Nothing grows along a lag then, but E = exp(-mu |tau|) still knows which of the two is the later."""
     for zero in ("decay", "process_noise"):
@@ -180,7 +166,7 @@ def test_gradients_without_decay_and_process_noise(timed, causal, backend):
         assert_slope(*boundary_gradient(zero, 0, inputs, options, backend), backend)
 
 
-@pytest.mark.parametrize(("prior", "zero"), BOUNDARIES)
+@pytest.mark.parametrize(("prior", "zero"), some(BOUNDARIES, 5))
 def test_float32_gradients_at_the_boundary_are_those_of_float64(zero, prior, backend):
     """Also at nearly zero decay, where (1 - exp(-2 mu tau)) / (2 mu) cancels."""
     for tiny in (0.0, 1e-9, 1e-5):
@@ -206,15 +192,6 @@ def test_only_what_requires_a_gradient_gets_one(backend):
         sum(x.sum() for x in attend(alone, backend)).backward()
         assert [n for n, x in alone.items() if x.grad is not None] == [name]
         assert bool(torch.isfinite(alone[name].grad).all())
-
-
-def test_log_precision_carries_no_gradient_of_the_values(backend):
-    inputs = small_problem(9)
-    inputs["value"].requires_grad_()
-    _, log_precision = attend(inputs, backend)
-    if log_precision.requires_grad:
-        (gradient,) = torch.autograd.grad(log_precision.sum(), inputs["value"], allow_unused=True)
-        assert gradient is None or bool((gradient == 0).all())
 
 
 def test_each_result_may_be_differentiated_alone(backend):

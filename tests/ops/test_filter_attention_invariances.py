@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 
 from rfa.dynamics import riccati_gain
 
@@ -19,11 +20,7 @@ def part(inputs, queries=slice(None), keys=slice(None)):
     return {**inputs, **picked, "query": inputs["query"][:, :, queries]}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("lead", [(), (2,)])
-@pytest.mark.parametrize("asked", [False, True])
+@cover(dtype=[torch.float32, torch.float64], prior=PRIORS, causal=[True, False], lead=[(), (2,)], asked=[False, True])
 def test_time_shift(asked, lead, causal, prior, dtype, backend):
     """Inputs in float32; irregular times in float64, or in float32 on its grid of 1/16 around 1e6."""
     inputs = problem(1, keys=9, dtype=torch.float32)
@@ -36,16 +33,6 @@ def test_time_shift(asked, lead, causal, prior, dtype, backend):
     assert here[0].dtype == torch.float32
     assert_same(there, here, backend, SHIFTED)
     assert_same(back, here, backend, SHIFTED)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-@pytest.mark.parametrize("prior", PRIORS)
-def test_time_shift_of_uniform_times(prior, dtype, backend):
-    inputs = problem(2, keys=40, dtype=torch.float32)
-    times = torch.arange(40, dtype=dtype) + 10**6
-    assert_same(
-        attend(inputs, backend, prior=prior, times=times), attend(inputs, backend, prior=prior), backend, SHIFTED
-    )
 
 
 @pytest.mark.parametrize("prior", PRIORS)
@@ -63,8 +50,7 @@ def test_time_shift_of_gradients(prior, backend):
         assert (here - there).abs().max() <= SHIFTED * (1 + here.abs().max()), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
-@pytest.mark.parametrize("prior", PRIORS)
+@cover(1, dtype=[torch.float32, torch.float64, torch.int64, torch.int32], prior=PRIORS)
 def test_uniform_times_given_are_the_default(prior, dtype, backend):
     inputs = problem(3, keys=8, queries=5)
     tolerance = ROUNDING
@@ -77,9 +63,7 @@ def test_uniform_times_given_are_the_default(prior, dtype, backend):
         assert_same(attend(inputs, backend, prior=prior, times=times.expand(2, 8)), default, backend, tolerance)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("unit", [1e-3, 3600.0])
+@cover(prior=PRIORS, weight=WEIGHTS, unit=[1e-3, 3600.0])
 def test_unit_of_time(unit, weight, prior, backend):
     """t c, mu / c, omega / c, sigma^2 / c."""
     inputs = problem(4)
@@ -91,8 +75,7 @@ def test_unit_of_time(unit, weight, prior, backend):
     assert_same(there, here, backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("gate", [True, False])
+@cover(prior=PRIORS, gate=[True, False])
 def test_unit_of_the_state(gate, prior, backend):
     """x c and every variance c^2 leave the weights; the Lyapunov precision scales with 1 / c^2."""
     inputs = problem(5)
@@ -113,9 +96,7 @@ def test_unit_of_the_state(gate, prior, backend):
     assert_same(scaled_log, log_precision - drop, backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("side", ["left", "right", "both"])
+@cover(prior=PRIORS, causal=[True, False], side=["left", "right", "both"])
 def test_padding_with_masked_garbage(side, causal, prior, backend):
     inputs = problem(6, keys=5)
     left, right = (3 if side != "right" else 0), (4 if side != "left" else 0)
@@ -134,8 +115,7 @@ def test_padding_with_masked_garbage(side, causal, prior, backend):
     assert_same(attend({**inputs, **padded}, backend, **options), expected, backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
+@cover(1, prior=PRIORS, causal=[True, False])
 def test_right_padding_of_a_batch_of_unequal_lengths(causal, prior, backend):
     """Default times: each sequence by itself equals its rows of the padded batch."""
     inputs = problem(7, keys=7)
@@ -148,9 +128,7 @@ def test_right_padding_of_a_batch_of_unequal_lengths(causal, prior, backend):
         assert_same((output[b : b + 1, :, :length], log_precision[b : b + 1, :, :length]), expected, backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("timed", [True, False])
+@cover(prior=PRIORS, causal=[True, False], timed=[True, False])
 def test_suffix_queries_are_the_last_rows(timed, causal, prior, backend):
     inputs = problem(8, keys=7)
     options = {"causal": causal, "prior": prior, **({"times": irregular_times(8, 7)} if timed else {})}
@@ -160,8 +138,7 @@ def test_suffix_queries_are_the_last_rows(timed, causal, prior, backend):
         assert_same(suffix, tuple(x[:, :, 7 - count :] for x in full), backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("timed", [True, False])
+@cover(prior=PRIORS, timed=[True, False])
 def test_the_future_changes_nothing_before_it(timed, prior, backend):
     inputs = problem(9, keys=6)
     options = {"prior": prior, **({"times": irregular_times(9, 6)} if timed else {})}
@@ -181,9 +158,7 @@ def test_the_future_changes_nothing_before_it(timed, prior, backend):
     assert_same(tuple(x[:, :, :4] for x in later), alone, backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("timed", [True, False])
+@cover(prior=PRIORS, causal=[True, False], timed=[True, False])
 def test_packed_sequences_are_separate_sequences(timed, causal, prior, backend):
     inputs = problem(10, keys=9)
     segments = torch.tensor([3, 3, 3, 3, 0, 8, 8, 8, 8]).expand(2, 9)
@@ -209,61 +184,7 @@ def test_batch_and_head_permutation(prior, backend):
     assert_same(attend(heads, backend, prior=prior, **options), tuple(x[:, order] for x in output), backend, ROUNDING)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("rotate_values", [True, False])
-def test_linear_in_the_value(rotate_values, prior, backend):
-    inputs = problem(12)
-    other = problem(13)["value"]
-    options = {"prior": prior, "rotate_values": rotate_values}
-    (one, log_one), (two, log_two), (both, _) = (
-        attend({**inputs, "value": value}, backend, **options)
-        for value in (inputs["value"], other, 2 * inputs["value"] - 3 * other)
-    )
-    assert_same(both, 2 * one - 3 * two, backend, ROUNDING)
-    assert torch.equal(log_one, log_two)
-
-
-def test_value_rotation_is_complex_linear(backend):
-    """i v gives i out: the real map commutes with the complex structure."""
-    inputs = problem(14)
-
-    def quarter_turn(x):
-        re, im = x.chunk(2, -1)
-        return torch.cat([-im, re], -1)
-
-    turned = attend({**inputs, "value": quarter_turn(inputs["value"])}, backend)[0]
-    assert_same(turned, quarter_turn(attend(inputs, backend)[0]), backend, ROUNDING)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_a_common_phase_of_query_and_key_changes_nothing(prior, backend):
-    inputs = problem(15)
-    phase = torch.exp(1j * torch.tensor([0.3, -1.0, 2.0], dtype=torch.float64))
-
-    def turn(x):
-        z = torch.complex(*x.chunk(2, -1)) * phase
-        return torch.cat([z.real, z.imag], -1)
-
-    turned = {**inputs, "query": turn(inputs["query"]), "key": turn(inputs["key"])}
-    assert_same(attend(turned, backend, prior=prior), attend(inputs, backend, prior=prior), backend, ROUNDING)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_key_order_is_immaterial_to_the_filter(prior, backend):
-    """Interleaved segments: moving keys of one segment between those of another changes nothing."""
-    inputs = problem(16, batch=1, keys=6)
-    segments = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    times = irregular_times(16, 6)[None]
-    asked = {"segment_ids": segments, "times": times, "prior": prior}
-    grouped = attend(inputs, backend, **asked)
-    order = torch.tensor([3, 0, 1, 4, 5, 2])
-    mixed = {**inputs, **{n: inputs[n][:, :, order] for n in ("query", "key", "value")}}
-    result = attend(mixed, backend, segment_ids=segments[:, order], times=times[:, order], prior=prior)
-    assert_same(result, tuple(x[:, :, order] for x in grouped), backend, ROUNDING)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("asked", [False, True])
+@cover(prior=PRIORS, asked=[False, True])
 def test_whole_numbers_of_any_size_keep_their_differences(asked, prior, backend):
     """Nanoseconds since 1970 (1.8e18): a float64 would make neighbours equal, and let a query see its future."""
     inputs, steps = problem(20, keys=7), 10 * torch.arange(7)
@@ -283,10 +204,7 @@ def test_times_that_a_float_cannot_tell_apart_are_refused(backend):
         attend(inputs, backend, times=2**60 + torch.arange(4), query_times=torch.arange(4.0, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("where", [0, 3, 6])
-@pytest.mark.parametrize("time", [-1e18, 1e18, 77.0])
+@cover(prior=PRIORS, dtype=[torch.float32, torch.float64], where=[0, 3, 6], time=[-1e18, 1e18, 77.0])
 def test_a_masked_key_may_carry_any_time(time, where, dtype, prior, backend):
     inputs, times = problem(22, keys=7, dtype=dtype), irregular_times(22, 7, dtype=dtype)
     mask = torch.arange(7).expand(2, 7) != where

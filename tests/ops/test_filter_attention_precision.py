@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from cover import cover
 
 from .problems import (
-    PARAMETERS,
     PRIORS,
     SINGLE,
     STATES,
@@ -36,10 +36,7 @@ def assert_rounded(actual, expected, dtype):
     torch.testing.assert_close(actual.float(), expected, rtol=torch.finfo(dtype).eps, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("causal", [True, False])
+@cover(dtype=HALF, prior=PRIORS, weight=WEIGHTS, causal=[True, False])
 def test_half_precision_accumulates_in_float32(causal, weight, prior, dtype, backend):
     half, single = half_problem(dtype)
     for times in (None, irregular_times(0, 9)):
@@ -71,24 +68,6 @@ def test_half_precision_gradients(dtype, turned, backend):
             torch.testing.assert_close(actual, expected, rtol=SINGLE, atol=SINGLE)
 
 
-@pytest.mark.parametrize("dtype", HALF)
-def test_parameters_may_be_in_half_precision_too(dtype, backend):
-    inputs = problem(2, dtype=dtype)
-    output, log_precision = attend(inputs, backend)
-    expected, expected_log = attend({n: x.float() for n, x in inputs.items()}, backend)
-    assert_rounded(output, expected, dtype)
-    assert_same(log_precision, expected_log, backend, 1e-6)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_float64_queries_compute_in_float64_whatever_the_parameters(prior):
-    """On the reference alone: fused backends refuse float64 (test_backends.py)."""
-    inputs = problem(3)
-    inputs.update({n: inputs[n].float() for n in PARAMETERS})
-    output, log_precision = assert_matches_oracle(inputs, "reference", prior=prior)
-    assert output.dtype == log_precision.dtype == torch.float64
-
-
 @pytest.mark.parametrize("prior", PRIORS)
 def test_float32_queries_with_float64_parameters_stay_float32(prior, backend):
     inputs = with_states_in(problem(4), torch.float32)
@@ -104,8 +83,7 @@ def test_gradients_come_back_in_the_dtypes_of_the_inputs(backend):
     assert {n: x.grad.dtype for n, x in leaves.items()} == {n: x.dtype for n, x in leaves.items()}
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("low", HALF)
+@cover(1, prior=PRIORS, low=HALF)
 def test_autocast_does_not_lower_the_accuracy(low, prior, backend):
     inputs = problem(6, keys=9, dtype=torch.float32)
     with torch.autocast("cpu", dtype=low):
@@ -113,18 +91,6 @@ def test_autocast_does_not_lower_the_accuracy(low, prior, backend):
     assert output.dtype == log_precision.dtype == torch.float32
     outside = attend(inputs, backend, prior=prior)
     assert_same((output, log_precision), outside, backend, 1e-6)
-
-
-def test_gradients_under_autocast(backend):
-    inputs = problem(7, keys=9, dtype=torch.float32)
-    gradients = []
-    for enabled in (True, False):
-        leaves = [x.clone().requires_grad_() for x in inputs.values()]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            output, log_precision = attend(dict(zip(inputs, leaves, strict=True)), backend)
-        gradients.append(torch.autograd.grad(output.sum() + log_precision.sum(), leaves))
-    for name, inside, outside in zip(inputs, *gradients, strict=True):
-        torch.testing.assert_close(inside, outside, rtol=1e-5, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")  # float32
 
 
 @pytest.mark.parametrize("prior", PRIORS)

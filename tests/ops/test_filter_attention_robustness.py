@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 
 from .problems import PARAMETERS, PRIORS, WEIGHTS, assert_same, attend, irregular_times, problem
 
@@ -26,9 +27,7 @@ def assert_finite(inputs, backend, **options):
     return output, log_precision, grads
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(dtype=[torch.float32, torch.bfloat16, torch.float16], prior=PRIORS, weight=WEIGHTS)
 def test_inputs_times_a_thousand(weight, prior, dtype, backend):
     inputs = problem(1, keys=9, dtype=torch.float32)
     inputs.update({n: (1e3 * inputs[n]).to(dtype) for n in ("query", "key", "value")})
@@ -41,10 +40,7 @@ def test_inputs_times_a_thousand(weight, prior, dtype, backend):
             assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("gate", [True, False])
+@cover(dtype=[torch.float32, torch.bfloat16], prior=PRIORS, weight=WEIGHTS, gate=[True, False])
 def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dtype, backend):
     """q = k of size 1e3 without decay or rotation: |q|^2 + |k|^2 - 2 q.k cancels to less than its rounding."""
     inputs = problem(2, keys=9, dtype=torch.float32)
@@ -60,9 +56,7 @@ def test_large_vanishing_residuals_do_not_turn_negative(gate, weight, prior, dty
     assert bool((log_precision <= top).all())
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("causal", [True, False])
+@cover(prior=PRIORS, weight=WEIGHTS, causal=[True, False])
 def test_lags_of_a_million(causal, weight, prior, backend):
     inputs = problem(3, keys=9, heads=3, dtype=torch.float32)
     inputs["decay"] = torch.tensor([0.0, 1e-6, 0.5])
@@ -99,9 +93,7 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("name", PARAMETERS)
+@cover(prior=PRIORS, weight=WEIGHTS, name=PARAMETERS)
 def test_extreme_parameters(name, weight, prior, backend):
     for value in VALUES[name]:
         inputs = problem(5, keys=7, dtype=torch.float32)
@@ -111,32 +103,7 @@ def test_extreme_parameters(name, weight, prior, backend):
                 assert_finite(inputs, backend, weight=weight, prior=prior, times=times, causal=causal)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("size", [1e-10, 1e10])
-def test_all_variances_tiny_or_huge(size, prior, backend):
-    inputs = problem(6, keys=7, dtype=torch.float32)
-    for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):
-        inputs[name].fill_(size)
-    for weight in WEIGHTS:
-        assert_finite(inputs, backend, weight=weight, prior=prior)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("process_noise", [0.0, 1e-12, 1.0, 1e12])
-@pytest.mark.parametrize("measurement_noise", [1e-12, 1.0, 1e12])
-def test_extreme_signal_to_noise(measurement_noise, process_noise, prior, backend):
-    """Riccati gains from almost 0 to so near 1 that 1 - K is lost if it is computed as such."""
-    inputs = problem(7, keys=7, dtype=torch.float32)
-    inputs["process_noise"].fill_(process_noise)
-    inputs["key_noise"].fill_(measurement_noise)
-    inputs["noise_floor"].zero_()
-    assert_finite(inputs, backend, prior=prior)
-    assert_finite(inputs, backend, prior=prior, times=irregular_times(7, 7), causal=False)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("timed", [True, False])
+@cover(prior=PRIORS, causal=[True, False], timed=[True, False])
 def test_rows_without_keys(timed, causal, prior, backend):
     inputs = problem(8, keys=6, dtype=torch.float32)
     mask = torch.tensor([[False, False, True, True, False, True], [False] * 6])
@@ -174,80 +141,6 @@ def test_empty_rows_pass_no_nan_from_a_careless_loss(prior, backend):
         assert bool(torch.isfinite(x.grad).all()), name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("timed", [True, False])
-def test_two_runs_are_bitwise_equal(timed, prior, dtype, backend):
-    inputs = problem(10, keys=70, heads=4, dtype=dtype)
-    options = {"prior": prior, **({"times": irregular_times(10, 70)} if timed else {})}
-    first, second = (gradients(inputs, backend, **options) for _ in range(2))
-    assert torch.equal(first[0], second[0])
-    assert torch.equal(first[1], second[1])
-    for name in inputs:
-        assert torch.equal(first[2][name], second[2][name]), name
-
-
-def layouts(x):
-    """The same numbers with other strides."""
-    spread = torch.full((*x.shape[:-1], 2 * x.shape[-1]), float("nan"), dtype=x.dtype)
-    spread[..., ::2] = x
-    yield spread[..., ::2]
-    if x.dim() == 4:
-        yield x.transpose(1, 2).contiguous().transpose(1, 2)
-        yield x.mT.contiguous().mT
-        offset = torch.cat([torch.full_like(x[:, :, :1], float("nan")), x], 2)
-        yield offset[:, :, 1:]
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_memory_layouts(prior, backend):
-    inputs = problem(11, keys=7)
-    options = {"times": irregular_times(11, 2, 7), "prior": prior}
-    expected = gradients(inputs, backend, **options)
-    for name, x in inputs.items():
-        for other in layouts(x):
-            leaf = other.requires_grad_() if other.is_leaf else other.detach().requires_grad_()
-            assert leaf.stride() != x.stride()
-            output, log_precision = attend({**inputs, name: leaf}, backend, **options)
-            assert_same((output, log_precision), expected[:2], backend, 1e-12)  # sums in another order
-            (output.sum() + log_precision.sum()).backward()
-            assert leaf.grad.shape == x.shape
-            assert bool(torch.isfinite(leaf.grad).all())
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_expanded_inputs(prior, backend):
-    """Stride 0 over batch, heads and parameters: the gradient of the small tensor is the sum."""
-    inputs = problem(12, batch=2, heads=3)
-    for name in ("query", "key", "value"):
-        inputs[name] = inputs[name][:1, :1]
-    inputs["decay"] = inputs["decay"][1:]
-    small = {n: x if x.dim() == 4 else x[:1] for n, x in inputs.items()}
-    leaves = {n: x.clone().requires_grad_() for n, x in small.items()}
-    wide = {n: x.expand(2, 3, -1, -1) if x.dim() == 4 else x.expand(3, *x.shape[1:]) for n, x in leaves.items()}
-    output, log_precision = attend(wide, backend, prior=prior)
-    (output.sum() + log_precision.sum()).backward()
-    one, log_one, grads = None, None, {}
-    alone = {n: x.clone().requires_grad_() for n, x in small.items()}
-    one, log_one = attend(alone, backend, prior=prior)
-    (6 * (one.sum() + log_one.sum())).backward()
-    grads = {n: x.grad for n, x in alone.items()}
-    assert_same((output, log_precision), (one.expand_as(output), log_one.expand_as(log_precision)), backend, 1e-12)
-    for name, leaf in leaves.items():
-        assert_same(leaf.grad, grads[name], backend, 1e-11)  # sums in another order
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-def test_inputs_are_left_as_they_were(prior, backend):
-    inputs = problem(13)
-    times, mask = irregular_times(13, 5), torch.tensor([[True, False, True, True, True]] * 2)
-    before = {n: x.clone() for n, x in inputs.items()}
-    times_before = times.clone()
-    attend(inputs, backend, times=times, key_mask=mask, prior=prior)
-    assert all(torch.equal(inputs[n], before[n]) for n in inputs)
-    assert torch.equal(times, times_before)
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_autograd(mode, backend):
     inputs = {n: x.requires_grad_() for n, x in problem(14).items()}
@@ -258,8 +151,7 @@ def test_without_autograd(mode, backend):
     assert_same(tuple(x.clone() for x in result), tuple(x.detach() for x in expected), backend, 1e-12)
 
 
-@pytest.mark.parametrize("process_noise", [1.0, 100.0, 1e20])
-@pytest.mark.parametrize("step", [1.0, 1e9, 1e18])
+@cover(1, process_noise=[1.0, 100.0, 1e20], step=[1.0, 1e9, 1e18])
 def test_riccati_prior_at_any_scale(step, process_noise, backend):
     """Half the variance, squared, would pass the end of float32 at 1e19."""
     if process_noise * step > 1e30:
@@ -269,9 +161,7 @@ def test_riccati_prior_at_any_scale(step, process_noise, backend):
     assert_finite(inputs, backend, prior="riccati", times=step * torch.arange(7, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("scale", [1.0, 1e3])
+@cover(prior=PRIORS, weight=WEIGHTS, scale=[1.0, 1e3])
 def test_no_noise_at_all(scale, weight, prior, backend):
     inputs = problem(31, keys=7, dtype=torch.float32)
     for name in ("process_noise", "key_noise", "query_noise", "noise_floor"):
@@ -286,19 +176,3 @@ def test_a_parameter_that_vanishes_in_the_inputs_precision(backend):
     inputs["robustness"] = torch.full((2,), 1e-50, dtype=torch.float64)
     with pytest.raises(ValueError, match="robustness"):
         attend(inputs, backend)
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("scale", [1e-8, 1e-5, 1e5])
-def test_the_unit_of_the_observations(scale, weight, prior, backend):
-    """Volts or microvolts: q and k times s, all variances times s^2, and the same attention."""
-    inputs = problem(33, keys=7, dtype=torch.float32)
-    scaled = {
-        **inputs,
-        **{name: scale * inputs[name] for name in ("query", "key")},
-        **{name: scale**2 * inputs[name] for name in ("process_noise", "key_noise", "query_noise", "noise_floor")},
-    }
-    expected, _ = attend(inputs, backend, weight=weight, prior=prior)
-    found, _ = attend(scaled, backend, weight=weight, prior=prior)
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-5)  # float32, as against the oracle

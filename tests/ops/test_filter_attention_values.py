@@ -1,9 +1,8 @@
 """Outputs and log precisions against the oracle, over every option of the operator."""
 
-import itertools
-
 import pytest
 import torch
+from cover import cover
 
 from .problems import (
     PRIORS,
@@ -45,24 +44,25 @@ def structure_options(structure):
     return options
 
 
-@pytest.mark.parametrize("structure", STRUCTURE)
-@pytest.mark.parametrize("timing", TIMING)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-def test_float64_equals_the_oracle(weight, prior, causal, timing, structure, backend):
-    inputs = problem(3, queries=4)
-    horizon = torch.tensor([0.7, 0.0], dtype=torch.float64)
-    for rotate_values, gate, ahead in itertools.product([True, False], [True, False], [None, horizon]):
-        assert_matches_oracle(
-            inputs, backend, weight=weight, prior=prior, causal=causal, rotate_values=rotate_values,
-            gate=gate, horizon=ahead, **timing_options(timing), **structure_options(structure),
-        )  # fmt: skip
+@cover(
+    structure=STRUCTURE,
+    timing=TIMING,
+    causal=[True, False],
+    prior=PRIORS,
+    weight=WEIGHTS,
+    rotate_values=[True, False],
+    gate=[True, False],
+    ahead=[True, False],
+)
+def test_float64_equals_the_oracle(weight, prior, causal, timing, structure, rotate_values, gate, ahead, backend):
+    horizon = torch.tensor([0.7, 0.0], dtype=torch.float64) if ahead else None
+    assert_matches_oracle(
+        problem(3, queries=4), backend, weight=weight, prior=prior, causal=causal, rotate_values=rotate_values,
+        gate=gate, horizon=horizon, **timing_options(timing), **structure_options(structure),
+    )  # fmt: skip
 
 
-@pytest.mark.parametrize("gate", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(gate=[True, False], causal=[True, False], weight=WEIGHTS)
 def test_query_noise_in_bias(weight, causal, gate, backend):
     horizon = torch.tensor([0.0, 1.3], dtype=torch.float64)
     for timing in TIMING:
@@ -72,10 +72,7 @@ def test_query_noise_in_bias(weight, causal, gate, backend):
         assert_matches_oracle(inputs, backend, query_noise_in_bias=True, horizon=horizon, **options)
 
 
-@pytest.mark.parametrize("timing", TIMING)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(timing=TIMING, causal=[True, False], prior=PRIORS, weight=WEIGHTS)
 def test_float32_is_close_to_the_float64_oracle(weight, prior, causal, timing, backend):
     inputs = problem(5, queries=4, modes=4, dtype=torch.float32)
     options = {name: t.float() for name, t in timing_options(timing).items()}
@@ -93,8 +90,7 @@ def test_float32_is_close_to_the_float64_oracle(weight, prior, causal, timing, b
         assert output.dtype == log_precision.dtype == torch.float32
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("causal", [True, False])
+@cover(1, prior=PRIORS, causal=[True, False])
 def test_segments_may_restart_their_clock(causal, prior, backend):
     times = torch.tensor([0.0, 0.7, 1.1, 0.2, 0.9], dtype=torch.float64)
     segments = torch.tensor([[4, 4, 4, 9, 9]]).expand(2, 5)
@@ -115,19 +111,7 @@ def test_times_of_masked_keys_need_not_increase(prior, backend):
     assert_matches_oracle(problem(8), backend, times=times, key_mask=mask, prior=prior)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-def test_a_lone_participant_has_gain_one(prior, backend):
-    """One visible key: its weight is one, and under the Riccati prior log s is the penalty alone."""
-    mask = torch.zeros(2, 5, dtype=torch.bool)
-    mask[:, 2] = True
-    for causal in (True, False):
-        assert_matches_oracle(
-            problem(9), backend, key_mask=mask, prior=prior, causal=causal, times=irregular_times(9, 5)
-        )
-
-
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("zero", ["query_noise", "noise_floor", "key_noise", "decay", "frequency", "process_noise"])
+@cover(prior=PRIORS, zero=["query_noise", "noise_floor", "key_noise", "decay", "frequency", "process_noise"])
 def test_every_nonnegative_parameter_may_be_zero(zero, prior, backend):
     inputs = problem(10)
     inputs[zero] = torch.zeros_like(inputs[zero])

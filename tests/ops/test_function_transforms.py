@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
@@ -15,8 +16,7 @@ from .problems import irregular_times
 SINGLE, HALF = 1e-4, 5e-2
 
 
-@pytest.mark.parametrize("transform", REVERSE)
-@pytest.mark.parametrize("name", PROBLEMS)
+@cover(1, transform=REVERSE, name=PROBLEMS)
 def test_reverse_mode(name, transform):
     inputs, options = made(), PROBLEMS[name]
     expected = gradients(inputs, **options)
@@ -33,8 +33,7 @@ def test_reverse_mode_in_half_precision():
         assert max(found.values()) < HALF, (transform, found)
 
 
-@pytest.mark.parametrize("transform", FORWARD)
-@pytest.mark.parametrize("name", PROBLEMS)
+@cover(1, transform=FORWARD, name=PROBLEMS)
 def test_forward_mode(name, transform):
     """Of all inputs at once: right, or refused by a name that says what serves; never zero."""
     inputs, options = made(), PROBLEMS[name]
@@ -45,20 +44,6 @@ def test_forward_mode(name, transform):
         torch.testing.assert_close(found.double(), expected, rtol=SINGLE, atol=SINGLE)
     with pytest.raises(ValueError, match=r"backend: got 'cpu' in forward-mode.* backend='reference'"):
         FORWARD[transform](losses_of("cpu", **options), inputs, direction)
-
-
-@pytest.mark.parametrize("name", ["query", "value", "frequency"])
-def test_forward_mode_of_one_input(name):
-    """What a kernel would drop: nothing on the way to it refuses these tangents."""
-    inputs = made()
-    tangent = moved(inputs)[name]
-
-    def losses(x):
-        return losses_of("auto")({**inputs, name: x})
-
-    expected = along({name: gradients(inputs)[name]}, {name: tangent})
-    found = jvp(losses, (inputs[name],), (tangent,))[1]
-    torch.testing.assert_close(found.double(), expected, rtol=SINGLE, atol=SINGLE)
 
 
 def test_forward_mode_of_the_anisotropic_operator():
@@ -152,15 +137,6 @@ def test_batched_values_are_not_checked_and_others_are():
     with pytest.raises(ValueError, match="times: got"):
         vmap(attend, (0, None, None))(states, times.flip(0), rest["decay"])
     assert vmap(attend, (None, None, 0))({n: inputs[n] for n in states}, times, rest["decay"][None]).shape[0] == 1
-
-
-@pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_no_samples(backend):
-    inputs = made()
-    losses = losses_of(backend)
-    assert vmap(losses)({n: x.new_empty(0, *x.shape) for n, x in inputs.items()}).shape == (0, 2)
-    rows = jacrev(lambda x: losses(x)[:0])(inputs)
-    assert {n: tuple(x.shape) for n, x in rows.items()} == {n: (0, *x.shape) for n, x in inputs.items()}
 
 
 def test_compiled_before_forward_mode_began():

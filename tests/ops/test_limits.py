@@ -6,15 +6,13 @@ t = 0 and queries at the lags give a head's logit alone: `log s = beta_s L(tau)`
 
 import math
 
-import pytest
 import torch
 import torch.nn.functional as F
-from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
-from rfa.dynamics import bias, gate, peak_lag, prior_response, regime, rotary_frequencies, steady_state_variance
+from rfa.dynamics import bias, gate, peak_lag, prior_response
 from rfa.nn.dot_product_attention import alibi_slopes
 
-from .problems import EXACT, assert_same, attend, irregular_times, problem, within
+from .problems import EXACT, assert_same, attend, problem, within
 
 # decay, process_noise, key_noise, noise_floor of a head each; sigma~^2 = 1, 2.5, 0.05, 0.01.
 DIFFUSIVE = [(0.25, 0.5, 0.1, 0.02), (0.1, 0.5, 0.6, 0.3)]
@@ -44,44 +42,6 @@ def weights(inputs, backend, **options):
 
 def unit(x):
     return x / x.norm(dim=-1, keepdim=True)
-
-
-def rope(x, frequency, times, sign=1):
-    """RoPE as published (forwards in time), by transformers."""
-    phase = (sign * times[:, None] * frequency[0].double()).repeat(1, 2)[None]
-    return apply_rotary_pos_emb(x, x, phase.cos(), phase.sin())[0]
-
-
-def rope_problem(keys=9, modes=4):
-    """Unit-norm queries and keys, mu = sigma^2 = 0, and `2 beta_s / (nu_s d Sigma~) = 1 / sqrt(2 d)`, RoPE's scale."""
-    inputs = problem(1, heads=2, keys=keys, modes=modes)
-    inputs["query"], inputs["key"] = unit(inputs["query"]), unit(inputs["key"])
-    inputs["decay"].zero_(), inputs["process_noise"].zero_()
-    total = inputs["key_noise"] + inputs["noise_floor"] + inputs["query_noise"]
-    inputs["robustness"] = 2 * inputs["inverse_temperature"] * math.sqrt(2 * modes) / (modes * total)
-    frequency = rotary_frequencies(2, modes).double()
-    return {**inputs, "frequency": -frequency}, frequency  # RoPE turns forwards, the filter backwards
-
-
-@pytest.mark.parametrize("timed", [False, True])
-def test_rope_attention(timed, backend):
-    """Appendix C.1 without noise: PyTorch's attention on states that transformers has rotated."""
-    inputs, frequency = rope_problem()
-    times = irregular_times(1, 9) if timed else torch.arange(9.0, dtype=torch.float64)
-    query, key = (rope(inputs[n], frequency, times) for n in ("query", "key"))
-    expected = F.scaled_dot_product_attention(query, key, inputs["value"], is_causal=True)
-    options = {"weight": "exponential", **({"times": times} if timed else {})}
-    assert_same(attend(inputs, backend, rotate_values=False, **options)[0], expected, backend)
-
-
-def test_roper(backend):
-    """Values rotate, aggregate and rotate back: the estimate of a state that turns."""
-    inputs, frequency = rope_problem()
-    times = torch.arange(9.0, dtype=torch.float64)
-    rotated = (rope(inputs[n], frequency, times) for n in ("query", "key", "value"))
-    estimate = F.scaled_dot_product_attention(*rotated, is_causal=True)
-    output = attend(inputs, backend, weight="exponential")[0]
-    assert_same(output, rope(estimate, frequency, times, -1), backend)
 
 
 def test_zero_decay_is_a_gated_and_biased_dot_product(backend):
@@ -130,60 +90,6 @@ def logit(inputs, backend, size=0.0, lags=LAGS, **options):
     batch, count, _, channels = inputs["key"].shape
     query = torch.full((batch, count, len(lags), channels), math.sqrt(size / channels), dtype=torch.float64)
     return attend({**inputs, "query": query}, backend, query_times=lags, **options)[1][0]
-
-
-def measured_gate(inputs, backend):
-    """`P~(tau)`, from what a residual of 1 costs under the exponential weight."""
-    unpaid, paid = (logit(inputs, backend, size, weight="exponential") for size in (0.0, 1.0))
-    return (unpaid - paid) * inputs["robustness"][:, None] * inputs["frequency"].shape[1]
-
-
-def test_the_diffusive_regime(backend):
-    """`-log beta - log(1 - alpha' e / beta)` and `1 / (beta~ - alpha' e)`, e = exp(-2 mu tau): both fall."""
-    inputs, numbers = heads(DIFFUSIVE, keys=1)
-    mu, sigma2, _, floor = numbers
-    alpha, beta = -regime(*numbers[:3]), floor + sigma2 / (2 * mu)
-    assert bool((alpha > 0).all())
-    left = torch.exp(-2 * mu * LAGS)
-    found, opened = logit(inputs, backend), measured_gate(inputs, backend)
-    assert_same(found, -torch.log(beta) - torch.log(1 - alpha / beta * left), backend)
-    assert_same(found, bias(*numbers, LAGS), backend)
-    assert_same(opened, 1 / (beta + QUERY_NOISE - alpha * left), backend)
-    query_noise = torch.tensor(QUERY_NOISE, dtype=torch.float64)
-    assert_same(opened, gate(*numbers, query_noise, LAGS), backend)
-    assert bool((found[:, :8].diff() < 0).all() and (opened[:, :8].diff() < 0).all())
-
-
-def test_the_integrative_regime(backend):
-    """`-log beta - softplus(log(alpha / beta) - 2 mu tau)` and a sigmoid over beta~: both rise."""
-    inputs, numbers = heads(INTEGRATIVE, keys=1)
-    mu, sigma2, _, floor = numbers
-    alpha, beta = regime(*numbers[:3]), floor + sigma2 / (2 * mu)
-    assert bool((alpha > 0).all())
-    found, opened = logit(inputs, backend), measured_gate(inputs, backend)
-    assert_same(found, -torch.log(beta) - F.softplus(torch.log(alpha / beta) - 2 * mu * LAGS), backend)
-    assert_same(found, bias(*numbers, LAGS), backend)
-    total = beta + QUERY_NOISE
-    assert_same(opened, torch.sigmoid(2 * mu * LAGS - torch.log(alpha / total)) / total, backend)
-    query_noise = torch.tensor(QUERY_NOISE, dtype=torch.float64)
-    assert_same(opened, gate(*numbers, query_noise, LAGS), backend)
-    assert bool((found[:, :8].diff() > 0).all() and (opened[:, :8].diff() > 0).all())
-
-
-def test_between_the_regimes_lags_do_not_matter(backend):
-    """alpha = 0: a key is as uncertain as the state itself, at every lag."""
-    inputs, _ = heads([(0.25, 0.5, 1.0, 0.02)], keys=1)
-    assert_same(logit(inputs, backend), torch.full((1, 33), -math.log(1.02), dtype=torch.float64), backend)
-
-
-def test_the_bias_settles_at_the_noise_floor_or_falls_without_end(backend):
-    """Stationary heads keep `-log beta` at the farthest lags; without decay precision falls as 1 / tau."""
-    inputs, (mu, sigma2, eta2, floor) = heads([*DIFFUSIVE, *INTEGRATIVE, (0.0, 0.5, 0.1, 0.02)], keys=1)
-    lags = torch.linspace(1e3, 1e6, 5, dtype=torch.float64)
-    far = logit(inputs, backend, lags=lags)
-    settled = -torch.log(floor + steady_state_variance(mu, sigma2))[:4].expand(4, 5)
-    assert_same(far[:4], settled, backend)
-    assert_same(far[4], -torch.log(sigma2[4] * lags + eta2[4] + floor[4]), backend)
 
 
 def test_the_peak_lag_is_where_the_weights_are_largest(backend):

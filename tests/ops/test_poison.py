@@ -1,7 +1,7 @@
 """What is no number reaches the queries that see it, and nothing else: no other estimate and no other gradient."""
 
-import pytest
 import torch
+from cover import cover
 
 from .problems import PRIORS, WEIGHTS, attend, irregular_times, problem
 
@@ -28,10 +28,7 @@ def assert_untouched(clean, poisoned, place):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-5 * max(scale, 1e-6), msg=name)
 
 
-@pytest.mark.parametrize("turned", ["by the kernel", "by autograd"])
-@pytest.mark.parametrize("timed", [False, True])
-@pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("name", ["query", "key", "value"])
+@cover(turned=["by the kernel", "by autograd"], timed=[False, True], bad=BAD, name=["query", "key", "value"])
 def test_earlier_queries(name, bad, timed, turned, backend):
     """Causality holds for what is no number too."""
     inputs = problem(0, batch=1, heads=1, keys=LENGTH, dtype=torch.float32)
@@ -49,9 +46,7 @@ def test_earlier_queries(name, bad, timed, turned, backend):
         assert bool(log_precision[0, 0, seeing].isnan().all())
 
 
-@pytest.mark.parametrize("prior", PRIORS)
-@pytest.mark.parametrize("weight", WEIGHTS)
-@pytest.mark.parametrize("name", ["key", "value"])
+@cover(prior=PRIORS, weight=WEIGHTS, name=["key", "value"])
 def test_other_segments(name, weight, prior, backend):
     """Not causal: what hides the poison is the segment, which changes within its block."""
     inputs = problem(1, batch=1, heads=1, keys=LENGTH, dtype=torch.float32)
@@ -118,8 +113,7 @@ def dense_operators():
     return {f.__name__: f for f in (content, coupled, tensor, dot_product, routing, window)}
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value"])
-@pytest.mark.parametrize("operator", ["content", "coupled", "tensor", "dot_product", "routing", "window"])
+@cover(1, name=["query", "key", "value"], operator=["content", "coupled", "tensor", "dot_product", "routing", "window"])
 def test_earlier_queries_of_the_other_operators(operator, name):
     torch.manual_seed(0)
     attend_dense = dense_operators()[operator]

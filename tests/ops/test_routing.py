@@ -125,33 +125,6 @@ def test_responsibilities_sum_to_one_and_gains_are_shares():
     assert (decay[:, 0].tril() == torch.ones(9, 9, dtype=torch.float64).tril()).all()  # head 0 does not decay
 
 
-def test_the_step_is_no_longer_than_the_longest():
-    """It is a convex combination of the sources' own steps: its length is bounded by theirs, query by query."""
-    inputs = inputs_of(3, keys=7)
-    step = oracle.as_complex((posterior_routing(**inputs) - inputs["query_value"]).numpy())
-    for head in range(2):
-        gamma2 = float(inputs["query_noise"][head])
-        for i in range(7):
-            _, values, variances = sources(inputs, head, i, np.arange(7.0))
-            own = oracle.as_complex(inputs["query_value"][0, head, i].numpy())
-            single = (gamma2 / (variances + gamma2))[:, None] * (values - own)
-            lengths = np.linalg.norm(single, axis=-1)
-            assert np.linalg.norm(step[0, head, i]) <= lengths.max() * (1 + EXACT)
-
-
-def test_agreement_does_not_accumulate():
-    """The same key seen five times moves the query as far as once: a consensus would grow surer."""
-    inputs = inputs_of(4, batch=1, keys=5)
-    inputs["decay"], inputs["frequency"] = 0 * inputs["decay"], 0 * inputs["frequency"]
-    inputs["process_noise"] = 0 * inputs["process_noise"]
-    for name in ("key", "value"):
-        inputs[name] = inputs[name][:, :, :1].expand(-1, -1, 5, -1)
-    for name in ("query", "query_value"):
-        inputs[name] = inputs[name][:, :, :1].expand(-1, -1, 5, -1)
-    found = posterior_routing(**inputs)
-    torch.testing.assert_close(found[:, :, -1], found[:, :, 0], rtol=EXACT, atol=EXACT)
-
-
 @pytest.mark.parametrize(("gamma2", "moves"), [(1e-12, 0.0), (1e12, 1.0)])
 def test_limits_of_the_query_s_noise(gamma2, moves):
     """A query without noise stays; one that is noise alone becomes the mean of all sources alike."""
@@ -183,12 +156,6 @@ def test_masks_segments_and_a_query_without_keys():
         for part in (slice(0, 3), slice(3, 6))
     ]
     torch.testing.assert_close(packed, torch.cat(apart, 2), rtol=EXACT, atol=EXACT)
-
-
-def test_only_lags_count():
-    inputs, times = inputs_of(7), irregular_times(7, 5)
-    near, far = (posterior_routing(**inputs, times=times + shift) for shift in (0.0, 1e6))
-    torch.testing.assert_close(near, far, rtol=1e-7, atol=1e-7)  # 1e6 + t is rounded to 1e-10
 
 
 def test_rows_in_blocks_are_the_whole(monkeypatch):

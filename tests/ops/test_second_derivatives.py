@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.autograd import gradgradcheck
 
-import rfa.ops.transforms
 from rfa.nn import DotProductAttention
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import locate
@@ -56,20 +54,3 @@ def test_of_a_layer(name):
         else:
             with pytest.raises(RuntimeError, match="not implemented"):
                 torch.autograd.grad(slope.square().sum(), given)
-
-
-def test_without_a_gradient_the_kernel_is_pytorchs(monkeypatch):
-    """It may choose among all; with a gradient only the formula is left."""
-    chosen = []
-
-    def recorded(*given, **options):
-        chosen.append(torch.backends.cuda.flash_sdp_enabled())
-        return F.scaled_dot_product_attention(*given, **options)
-
-    monkeypatch.setattr(rfa.ops.transforms, "F", type("Recorded", (), {"scaled_dot_product_attention": recorded}))
-    given = states()
-    with torch.no_grad():
-        attention()(*given)
-    attention()(*given)
-    attention()(*[x.detach() for x in given])
-    assert chosen == [True, False, True]

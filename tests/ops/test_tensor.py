@@ -6,11 +6,12 @@ import re
 import numpy as np
 import pytest
 import torch
+from cover import cover
 from shapes import only_our_own_checks
 
 from rfa.ops import robust_filter_attention, tensor_filter_attention
 
-from .anisotropic import PER_MODE, last_finite, loops, race, stationary_frame, tensor_problem, transport_errors, widened
+from .anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
 from .oracle import as_array
 from .problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, problem
 from .test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
@@ -40,10 +41,7 @@ def assert_finite(inputs, **options):
         assert bool(torch.isfinite(x).all()), name
 
 
-@pytest.mark.parametrize("structure", STRUCTURE)
-@pytest.mark.parametrize("timing", TIMING)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
 def test_explicit_loops(weight, causal, timing, structure):
     options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
     for dtype, tolerance in ((torch.float64, EXACT), (torch.float32, SINGLE)):
@@ -56,10 +54,7 @@ def test_explicit_loops(weight, causal, timing, structure):
                 np.testing.assert_allclose(as_array(x), y, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("structure", STRUCTURE)
-@pytest.mark.parametrize("timing", TIMING)
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(structure=STRUCTURE, timing=TIMING, causal=[True, False], weight=WEIGHTS)
 def test_agreeing_modes_are_the_isotropic_operator(weight, causal, timing, structure):
     options = {"weight": weight, "causal": causal, **timing_options(timing), **structure_options(structure)}
     for modes in (1, 3):
@@ -104,19 +99,7 @@ def test_without_content_each_mode_is_a_head_of_its_own():
     torch.testing.assert_close(log_precision, log_by_head.unflatten(1, (2, 3)).mT, rtol=ROUNDING, atol=ROUNDING)
 
 
-def test_modes_may_be_listed_in_any_order():
-    inputs = tensor_problem(5)
-    order = torch.tensor([2, 0, 1])
-    both = torch.cat([order, order + 3])
-    moved = {n: x[..., both] if n in STATES else x[:, order] if x.dim() == 2 else x for n, x in inputs.items()}
-    output, log_precision = attend(inputs)
-    for x, y in zip(attend(moved), (output[..., both], log_precision[..., order]), strict=True):
-        torch.testing.assert_close(x, y, rtol=ROUNDING, atol=ROUNDING)
-
-
-@pytest.mark.parametrize("rotate_values", [True, False])
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("weight", WEIGHTS)
+@cover(1, rotate_values=[True, False], causal=[True, False], weight=WEIGHTS)
 def test_gradients(weight, causal, rotate_values):
     """All eleven tensors, times and query times; one row sees no key."""
     inputs = tensor_problem(6, batch=2, heads=1, queries=3, keys=4, modes=2)
@@ -172,14 +155,6 @@ def test_half_precisions_accumulate_in_float32(dtype):
     assert torch.equal(alone, output)
 
 
-@pytest.mark.parametrize("shape", [{"keys": 1}, {"queries": 0}, {"batch": 0}, {"heads": 1, "modes": 1}])
-def test_small_shapes(shape):
-    inputs = tensor_problem(10, **shape)
-    for x, y in zip(attend(inputs), loops(**inputs), strict=True):
-        assert tuple(x.shape) == y.shape
-        np.testing.assert_allclose(as_array(x), y, rtol=EXACT, atol=EXACT)
-
-
 def test_no_keys_at_all():
     inputs = tensor_problem(11, queries=2, keys=0)
     output, log_precision = attend(inputs, query_times=torch.tensor([0.0, 1.0]))
@@ -216,18 +191,6 @@ def test_far_lags_large_inputs_and_extreme_parameters_stay_finite(weight, causal
             assert_finite({**inputs, name: torch.full_like(inputs[name], value)}, **options)
     noiseless = {n: torch.zeros_like(x) if "noise" in n else x for n, x in inputs.items()}
     assert_finite(noiseless, **options)
-
-
-def test_a_shift_of_all_times_changes_nothing():
-    inputs, times = tensor_problem(14, dtype=torch.float32), irregular_times(14, 5)
-    for x, y in zip(attend(inputs, times=times + 1e6), attend(inputs, times=times), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)  # times of 1e6 carry 1e-10; float32 the rest
-
-
-def test_the_stationary_frame_is_an_identity_where_it_does_not_overflow():
-    inputs, times = tensor_problem(15, keys=9), irregular_times(15, 9)
-    expected = tensor_filter_attention(**inputs, times=times)
-    torch.testing.assert_close(stationary_frame(inputs, times), expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(("dtype", "far"), [(torch.float32, 40.0), (torch.float64, 350.0)])

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cover import cover
 from scipy import integrate
 
 from rfa.dynamics import TimeDependentNoise
@@ -62,8 +63,7 @@ def test_variance_is_the_integral():
         assert math.isclose(float(found[0, head, 0]), -beta * math.log(variance), rel_tol=EXACT)
 
 
-@pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
-@pytest.mark.parametrize("option", [{}, {"gate": False}, {"query_noise_in_bias": True}, {"causal": False}], ids=str)
+@cover(1, irregular=[False, True], option=[{}, {"gate": False}, {"query_noise_in_bias": True}, {"causal": False}])
 def test_a_rate_that_does_not_change_is_white(option, irregular):
     """`kappa = nu = 0` and a quarter turn: `q = sigma^2 + sigma_e^2 + sigma_p^2` at all times."""
     inputs = problem(1, keys=6)
@@ -81,15 +81,6 @@ def test_backends_agree_on_uniform_times():
         torch.testing.assert_close(fused, dense, rtol=20 * SINGLE, atol=SINGLE * float(dense.detach().abs().max()))
 
 
-def test_horizon_and_mask_go_through_the_tables():
-    inputs = {name: x.float() for name, x in problem(3, keys=9, modes=4).items()}
-    mask = torch.arange(9) >= torch.tensor([[0], [3]])
-    given = {"noise": coloured(torch.float32), "horizon": torch.tensor([0.7, 0.2]), "key_mask": mask}
-    torch.testing.assert_close(
-        attend(inputs, "cpu", **given), attend(inputs, "reference", **given), rtol=20 * SINGLE, atol=20 * SINGLE
-    )
-
-
 def test_gradients_by_differences():
     inputs = problem(4, batch=1, keys=4, modes=2)
     inputs["decay"] = inputs["decay"] + 0.1
@@ -105,12 +96,6 @@ def test_gradients_by_differences():
         return result
 
     assert torch.autograd.gradcheck(run, [*noise, *(x.requires_grad_() for x in inputs.values())])
-
-
-def test_auto_serves_irregular_times():
-    inputs = {name: x.float() for name, x in problem(5).items()}
-    given = {"noise": coloured(torch.float32), "times": irregular_times(5, 5)}
-    torch.testing.assert_close(attend(inputs, "auto", **given), attend(inputs, "reference", **given))
 
 
 def refuse(name, **options):
@@ -142,12 +127,3 @@ def test_bad_parts(name, given):
 def test_other_things_in_its_place():
     refuse("noise", noise=0.5)
     refuse("noise", noise=coloured(torch.float32), prior="riccati")
-
-
-def test_a_negative_frequency_and_any_phase_are_legal():
-    inputs = problem(0)
-    noise = coloured(periodic_frequency=[-1.3, 0.7], periodic_phase=[-0.4, 99.0])
-    mirrored = coloured(periodic_frequency=[1.3, 0.7], periodic_phase=[0.4, 99.0])
-    torch.testing.assert_close(
-        attend(inputs, "reference", noise=noise), attend(inputs, "reference", noise=mirrored), rtol=EXACT, atol=EXACT
-    )

@@ -4,6 +4,7 @@ import warnings
 
 import pytest
 import torch
+from cover import cover, slow
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -47,9 +48,7 @@ def test_a_trace_of_ordinary_numbers(name):
     torch.testing.assert_close(found, function(*EXTREME[name]), equal_nan=True)
 
 
-@pytest.mark.parametrize("pre_dispatch", [False, True])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ORDINARY)
+@cover(1, pre_dispatch=[False, True], mode=MODES, name=ORDINARY)
 def test_make_fx(name, mode, pre_dispatch):
     function, *given = ORDINARY[name]
     found = make_fx(function, tracing_mode=mode, pre_dispatch=pre_dispatch)(*given)(*EXTREME[name])
@@ -65,15 +64,6 @@ def test_fake_and_meta_tensors(name):
     for others in (fake, [x.to("meta") for x in given]):  # and where the mode is left
         assert not readable(*others)
         assert function(*others).shape == given[0].shape
-
-
-def test_what_can_be_read():
-    given = torch.ones(3)
-    assert readable(given, None)
-    with torch.device("cpu"), torch.no_grad():
-        assert readable(given)
-    with torch.inference_mode():
-        assert readable(torch.ones(3))
 
 
 def operator(names, **options):
@@ -139,6 +129,7 @@ for function in functions:
 """
 
 
+@slow
 def test_compiled_in_one_graph(tmp_path):
     """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them."""
     done = python(COMPILED, tmp_path)

@@ -1,18 +1,16 @@
 """Differences to a baseline and retrieval at a distance, as drawn; and a panel a group where labels are many."""
 
-import math
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.stats
 
 from rfa.models import PRESETS
-from rfa.report.figures import differences, perplexity_over_length, retrieval, training_curves
+from rfa.report.figures import differences, retrieval
 from rfa.report.runs import by_group
 from rfa.report.statistics import paired_difference
 
-from .results import BOOKS, LENGTHS, result
+from .results import BOOKS, result
 
 
 @pytest.fixture(autouse=True)
@@ -74,13 +72,6 @@ def test_differences_are_those_of_the_statistics():
             [np.average((0, 0.3, 0.6), weights=list(BOOKS.values())) - gap for gap in (0.3, 0.2)]
         )
         assert [text.get_text().strip() for text in axes.texts] == ["no results"]  # b2-alibi has no seed in common
-
-
-def test_sorted_by_the_longer_context():
-    steep = result("m1-rfa", 0, 3.0, slope=0.9)
-    assert rows(differences([*BASE, steep, result("m2-sc-rfa", 0, 3.9)])) == [
-        *("the paper's models", "m2-sc-rfa", "m1-rfa"),
-    ]
 
 
 def test_equal_differences_keep_their_order():
@@ -155,21 +146,3 @@ def test_groups_hold_every_preset_once():
         "the paper's models": ["b=0.5"],
         "others": ["mine"],
     }
-
-
-@pytest.mark.parametrize("draw", [training_curves, perplexity_over_length])
-def test_many_labels_have_a_panel_a_group(draw):
-    runs = [result(label, loss=3 + 0.01 * place) for place, label in enumerate(PRESETS)]
-    figure = draw(runs)
-    shown = [axes for axes in figure.axes if axes.get_visible()]
-    groups = by_group(runs)
-    assert [axes.get_title() for axes in shown] == list(groups)
-    for axes, labels in zip(shown, groups.values(), strict=True):
-        lines = {line.get_label(): line for line in axes.lines if line.get_label()[0] != "_"}
-        assert lines.keys() == {*labels, "b1-rope"}
-        assert {text.get_text() for text in axes.get_legend().get_texts()} == lines.keys()
-        assert len({line.get_color() for line in lines.values()}) == len(lines)
-        for label, line in lines.items():
-            loss = 3 + 0.01 * list(PRESETS).index(label)
-            last = loss + (0.1 * (len(LENGTHS) - 1) if draw is perplexity_over_length else 1 / 3)
-            assert line.get_ydata()[-1] == pytest.approx(math.exp(last))

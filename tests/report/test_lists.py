@@ -49,31 +49,12 @@ def test_babylm_stands_beside_table_3(recipe, data):
     assert "17.70" in markdown(table(runs, "table3-blocks"))
 
 
-def test_other_text_stands_beside_table_1():
-    assert "28.48" in markdown(table(RUNS, "table1-blocks"))
-
-
 def test_the_papers_protocol_is_said():
     aside = "The paper's figures are of the protocol blocks."
     assert aside not in table(RUNS, "table1-blocks").notes
     assert aside in table(RUNS, "table1-matched").notes
     assert aside not in table(RUNS, "differences-matched").notes
     assert table(RUNS, "differences-matched").caption.endswith("Protocol matched.")
-
-
-def test_a_sweep_alone_has_table_2_only():
-    runs = [whole_result("b1-rope"), swept(0.05), swept(5.0), swept(0.5)]
-    assert names(listed_tables(runs))[:2] == ["table2-blocks", "differences-blocks"]
-    assert {"damping-blocks", "damping-matched"} <= set(names(listed_figures(runs)))
-    made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
-    assert made == ["b1-rope", "b = 0.05", "b = 0.5", "b = 5"]
-    assert "m3-sc-rfa" not in " ".join(table(runs, "table2-blocks").notes)
-
-
-def test_what_else_the_papers_sweep_changes():
-    runs = [whole_result("m2-sc-rfa"), swept(0.5), whole_result("m3-sc-rfa")]
-    said = "b = 5 is m3-sc-rfa, which differs in steady_state and zero_heads, too."
-    assert said in table(runs, "table2-blocks").notes
 
 
 def test_tables_say_what_was_trained_on_what():
@@ -94,16 +75,6 @@ def test_a_sweep_beside_models_has_both():
     assert "m2-sc-rfa b=0.5" not in rows
     made = [row[0] for row in table(runs, "table2-blocks").rows if row[1] == "1"]
     assert made == ["b1-rope", "b = 0.005", "b = 0.05", "b = 0.5"]
-
-
-def test_two_values_of_b_are_no_sweep():
-    assert "table2-blocks" not in names(listed_tables([*RUNS, swept(0.5)]))
-    assert "damping-blocks" not in names(listed_figures([*RUNS, swept(0.5)]))
-
-
-def test_two_labels_of_one_b_are_a_reason_not_a_table():
-    with pytest.raises(ValueError, match=r"labels m2-sc-rfa and m2-sc-rfa b=0.05 both of b = 0.05"):
-        table([*RUNS, swept(0.05), swept(0.5), swept(5.0)], "table2-blocks")
 
 
 def test_heads_of_the_papers_models_and_of_another_start():
@@ -133,13 +104,6 @@ def test_maps_of_the_first_seed():
     assert "attention" not in names(listed_figures(RUNS))
 
 
-def test_an_unknown_protocol_names_no_file():
-    run = whole_result("b1-rope")
-    run["evaluations"] = {"../../elsewhere": run["evaluations"]["blocks"]}
-    assert names(listed_tables([run])) == PROBES
-    assert names(listed_figures([run]))[:2] == ["training", "position"]
-
-
 def test_probes():
     other = whole_result("b2-alibi")
     other["passkey"]["passkey"]["rows"].pop()
@@ -156,16 +120,6 @@ def test_probes():
     for name in PROBES[:3]:
         with pytest.raises(ValueError, match="got none with the probe"):
             table([bare], name)
-
-
-def test_how_far_a_single_position_is_off():
-    runs = [whole_result("b1-rope"), whole_result("m2-sc-rfa"), whole_result("b2-alibi")]
-    for run, errors in zip(runs, ([0.1, 0.3, 0.2], [0.25, 0.23, 0.24], None), strict=True):
-        run["by_position"]["stderr"] = errors
-    (caption,) = (each.caption for each in listed_figures(runs) if each.name == "position")
-    assert "the standard error over windows is 0.22 nats" in caption  # of the medians 0.2 and 0.24
-    (caption,) = (each.caption for each in listed_figures(runs[2:]) if each.name == "position")
-    assert "standard error" not in caption
 
 
 def test_where_heads_look():

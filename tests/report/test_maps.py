@@ -47,20 +47,6 @@ def test_maps_are_drawn_as_read(tmp_path):
     assert bar.get_xlabel() == "weight of a query on 8 neighbouring keys, after decay"
 
 
-def test_one_model_has_rows_of_four():
-    figure = attention_maps({"m": maps(heads=6)}, train_length=8)
-    panels = pictures(figure)
-    assert [axes.get_title() for axes in panels] == [f"head {k}" for k in range(6)]
-    assert [axes.get_subplotspec().rowspan.start for axes in panels] == [0, 0, 0, 0, 1, 1]
-    assert panels[0].get_xlim() == (0, 64)  # eight training lengths
-
-
-def test_models_of_unequal_heads():
-    panels = pictures(attention_maps({"a": maps(heads=2), "b": maps(heads=4)}, 16))
-    assert [axes.get_ylabel() for axes in panels if axes.get_ylabel()] == ["a", "b"]
-    assert len(panels) == 6
-
-
 def damaged(path, how):
     write_maps({"weights": maps()}, path)
     whole = path.read_bytes()
@@ -95,11 +81,6 @@ def test_what_are_no_maps(tmp_path, arrays, message):
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(ValueError, match=message):
         read_maps(tmp_path / "a.npz")
-
-
-def test_rounding_below_zero_is_no_damage(tmp_path):
-    write_maps({"weights": np.full((1, 2, 2), -6e-8, dtype=np.float16)}, tmp_path / "a.npz")
-    attention_maps({"m": tmp_path / "a.npz"}, 4).draw_without_rendering()
 
 
 def test_no_file_and_no_maps(tmp_path):

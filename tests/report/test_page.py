@@ -5,6 +5,7 @@ import io
 import re
 
 import pytest
+from cover import slow
 from PIL import Image
 
 from rfa.report.layout import NumberCell, Table
@@ -17,6 +18,7 @@ PHONE = {"viewport": {"width": 320, "height": 640}}
 A4 = {"viewport": {"width": 718, "height": 1000}}  # 190 mm between margins
 
 
+@slow
 def test_page_renders(visit, report):
     page = visit(report.page)
     assert page.title() == page.inner_text("h1") == "tiny: Robust Filter Attention"
@@ -67,6 +69,7 @@ def test_file_names_no_other(report):
     assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|import\(", text)
 
 
+@slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_phone(visit, report, scheme):
     page = visit(report.page, **PHONE, color_scheme=scheme)
@@ -90,7 +93,7 @@ CONTRAST = """([front, back]) => {
   const colour = (name) => {
     const probe = document.body.appendChild(document.createElement("i"));
     probe.style.color = `var(${name})`;
-    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(NumberCell);
+    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
     probe.remove();
     return parts;
   };
@@ -102,6 +105,7 @@ CONTRAST = """([front, back]) => {
 }"""
 
 
+@slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_contrast(visit, report, scheme):
     """WCAG: 4.5 for text, 3 for curves."""
@@ -115,6 +119,7 @@ def test_contrast(visit, report, scheme):
     assert dark == (scheme == "dark")
 
 
+@slow
 def test_print(visit, report):
     page = visit(report.page, **A4, color_scheme="dark")
     assert page.locator(".controls").is_visible()
@@ -132,6 +137,7 @@ def test_print(visit, report):
     assert cut == []
 
 
+@slow
 def test_accessible(visit, report):
     page = visit(report.page)
     names = page.eval_on_selector_all("input", "all => all.map(input => input.labels[0]?.innerText ?? '')")
@@ -152,6 +158,7 @@ def test_accessible(visit, report):
 HOSTILE = "</script></style><img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{ 7 * 7 }}"
 
 
+@slow
 def test_data_are_no_markup(visit, tmp_path):
     run = whole_result(HOSTILE, recipe=HOSTILE, data=HOSTILE)
     run["environment"] = {"commit": HOSTILE, "machine": HOSTILE}
@@ -171,6 +178,7 @@ def test_data_are_no_markup(visit, tmp_path):
     assert page.locator("#regime").inner_text()  # the page's own script runs
 
 
+@slow
 def test_policy_admits_the_pages_own_script_only(browser, report, tmp_path):
     path = tmp_path / "changed.html"
     text = report.page.read_text(encoding="utf-8")

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from cover import slow
 from training.runs import contents, messages
 
 from rfa.report import write
@@ -36,6 +37,7 @@ def one_figure(monkeypatch):
     only(monkeypatch, "training")
 
 
+@slow
 def test_everything_is_written(rfa, out):
     status, said, err = rfa("report", "out")
     assert (status, messages(err)) == (0, [])
@@ -86,16 +88,6 @@ def test_without_results_what_the_paper_says_is_left(rfa, tmp_path, one_of_theor
     assert b"28.48" in written["tables/table1-blocks.md"]  # the paper's RoPE
     for lacking in ("figure length-blocks</b>: no run has evaluations by blocks", "explorer", "No results"):
         assert lacking.encode() in written["index.html"]
-
-
-def test_nothing_can_be_read(rfa, out, one_figure):
-    for file in (out / "results").glob("*.json"):
-        file.write_text(file.read_text()[:-9])
-    status, said, err = rfa("report", "out")
-    assert status == 1
-    assert "runs: 0, tables: 3, figures: 0" in said
-    for run in RUNS:
-        assert f"{run['run']}.json is damaged" in err
 
 
 def _probes(whole, **changes):
@@ -164,24 +156,6 @@ def test_partial(rfa, out, one_figure):
     assert "missing: 1 run: not begun: c1-nope-seed0" in said
     assert "missing: b1-rope-seed0" not in said
     assert "runs: 2, tables: 9, figures: 1" in said
-
-
-def test_no_run_is_done_yet(rfa, tmp_path, one_figure):
-    """What `rfa experiment` leaves before its first result."""
-    (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "recipe.json").write_text(json.dumps({"name": "tiny", "title": "", "runs": ["b1-rope-seed0"]}))
-    status, said, err = rfa("report", "new")
-    assert (status, messages(err)) == (0, [])
-    assert "missing: 1 run: not begun: b1-rope-seed0" in said
-    assert "runs: 0, tables: 3, figures: 0" in said
-
-
-@pytest.mark.parametrize("text", ["{}", "[", '{"name": "tiny", "title": "", "runs": "abc"}'])
-def test_a_damaged_list_of_runs(rfa, out, one_figure, text):
-    (out / "recipe.json").write_text(text)
-    status, _, err = rfa("report", "out")
-    assert status == 1
-    assert "rfa: missing: recipe.json: out/recipe.json is damaged" in err
 
 
 def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):
@@ -259,18 +233,3 @@ def test_stopped_midway_files_are_whole(rfa, out, one_figure, monkeypatch, fault
     assert after["index.html"] == before["index.html"]
     assert after["figures/training.pdf"] == before["figures/training.pdf"]
     assert after["tables/table1-blocks.md"] != before["tables/table1-blocks.md"]
-
-
-def test_a_file_in_the_reports_place(rfa, out, tmp_path):
-    (out / "report").write_text("mine")
-    assert "report" in fails(rfa, tmp_path, "out")
-
-
-def test_maps_are_read_with_their_runs(out):
-    from rfa.results import read_results
-
-    found = read_results(out)
-    assert [run["label"] for run in found.runs] == ["b1-rope", "m2-sc-rfa"]
-    assert found.runs[0]["maps"] is None
-    assert found.runs[1]["maps"].shape == (2, 3, 3)
-    assert (found.refused, found.unfinished) == ({}, {})

@@ -65,16 +65,6 @@ def test_seeds_are_averaged():
     assert found.error == pytest.approx(abs(apart[0] - apart[1]) / 2)  # s / sqrt(2) of two
 
 
-def test_the_same_difference_in_every_book_has_no_spread():
-    targets = np.array([3, 50, 7])
-    found = paired_difference([books(2 * targets, targets)], [books(2.5 * targets, targets)])
-    assert found == (pytest.approx(-0.5), pytest.approx(-0.5), pytest.approx(-0.5), 3, None)
-
-
-def test_one_book_has_no_interval():
-    assert paired_difference([books([2], [4])], [books([4], [4])]) == (-0.5, None, None, 1, None)
-
-
 @pytest.mark.parametrize(
     ("model", "baseline", "level", "message"),
     [

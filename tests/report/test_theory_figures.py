@@ -1,17 +1,24 @@
 """What the artists of the theory's figures hold, against the paper's closed forms, scipy, and print's demands."""
 
 import itertools
+import random
+import string
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.linalg
 import scipy.special
-from matplotlib.patches import FancyArrowPatch
+from cover import slow
+from experiments.recipes import TRAINING, write_recipe
 from matplotlib.text import Text
+from training.runs import MODEL
 
+from rfa.experiments import load_recipe, run_recipe
 from rfa.models import PRESETS
 from rfa.report import figures
+from rfa.report.write import write_report
+from rfa.results import read_results
 
 from .results import result, whole_result
 from .test_comparison_figures import probed
@@ -53,6 +60,7 @@ def curves(axes):
     return [np.array(line.get_xydata(), dtype=float) for line in axes.lines]
 
 
+@slow
 @pytest.mark.parametrize(("name", "given"), [*DRAWN.items(), *LARGE.items()])
 def test_fit_for_print(name, given):
     with plt.rc_context({"font.size": 3, "xtick.labelsize": 3, "axes.labelsize": 3}):  # the caller's style is not ours
@@ -117,19 +125,6 @@ def test_spectra():
             np.testing.assert_allclose(np.sort(drawn[:, 1]), np.sort([*positive, *-positive]), rtol=1e-6)
 
 
-def test_time_scales():
-    figure = figures.temporal_scale_separation(heads=4, modes=8, damping=0.05, shown=2)
-    kept, ringing = map(curves, figure.axes)
-    fastest = np.sort(10000.0 ** -(np.arange(16) / 16)).reshape(4, 4).max(-1)
-    for head, frequency in enumerate(fastest):
-        np.testing.assert_allclose(kept[head][:, 1], np.exp(-0.05 * frequency * kept[head][:, 0]), atol=1e-6)
-    modes = [line for line in ringing if len(line) > 2]
-    for place, head in enumerate((0, 3)):
-        tau = modes[place][:, 0]
-        expected = np.exp((-0.05 + 1j) * fastest[head] * tau).real
-        np.testing.assert_allclose(modes[place][:, 1] - 2.4 * place, expected, atol=1e-4)  # float32 times 100 radians
-
-
 def test_measurements_are_transported_by_the_matrix_exponential():
     figure = figures.transported_measurements(0.05, 0.5, length=12, duration=11.0, targets=3)
     path, transported = figure.axes
@@ -142,12 +137,28 @@ def test_measurements_are_transported_by_the_matrix_exponential():
         np.testing.assert_allclose(later[place].reshape(-1, 2), np.reshape(expected[target + 1 :], (-1, 2)), atol=1e-9)
 
 
-def test_trajectory_is_drawn_the_same_every_time():
-    first, second = (figures.transported_measurements(seed=3) for _ in range(2))
-    np.testing.assert_array_equal(curves(first.axes[0])[1], curves(second.axes[0])[1])
+EVALUATION = {"lengths": [16, 128], "protocols": {"blocks": 300, "matched": 128}, "by_position": True, "passkey": True}
 
 
-def test_a_common_frame_needs_fewer_transports():
-    direct, factored = figures.transport_factorization(times=5).axes
-    count = [sum(isinstance(patch, FancyArrowPatch) for patch in axes.patches) for axes in (direct, factored)]
-    assert count == [5 * 6 / 2, 2 * 5]
+@slow
+def test_a_tiny_experiment_is_reported_whole(tmp_path, one_of_theory):
+    letters = random.Random(0)
+    for split in ("train", "valid", "test"):
+        (tmp_path / "corpus" / split).mkdir(parents=True)
+        text = "".join(letters.choices(string.ascii_lowercase + " ", k=800))
+        (tmp_path / "corpus" / split / "a.txt").write_text(text)
+    path = write_recipe(
+        tmp_path,
+        training={**TRAINING, "length": 16, "data": "corpus", "model": MODEL},
+        evaluation={**EVALUATION, "attention": ["m2-sc-rfa"]},
+    )
+    assert run_recipe(load_recipe(path), tmp_path / "out").failed == {}
+    found = read_results(tmp_path / "out")
+    assert found.missing == {}
+    assert [run["maps"] is None for run in found.runs] == [True, False, True]
+    written = one_of_theory(write_report, found.runs, tmp_path / "report", found.missing)
+    assert written.missing == {}
+    tables = {"table1", "differences"}
+    assert {f"{name}-{protocol}" for name in tables for protocol in ("blocks", "matched")} < set(written.tables)
+    assert {"probe-passkey", "probe-repeat", "probe-accuracy", "runs"} < set(written.tables)
+    assert "m2-sc-rfa b=0.5" in (tmp_path / "report" / "tables" / "table1-blocks.md").read_text()

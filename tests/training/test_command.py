@@ -3,7 +3,6 @@
 import math
 import os
 import re
-import resource
 import shlex
 import signal
 import subprocess
@@ -13,11 +12,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cover import slow
 
 from rfa import training
 from rfa.evaluation import evaluate
-from rfa.training import RunFolder, Stopped, train
-from training.runs import STOPPING, at_step, command, ctrl_c, messages, tiny_spec
+from rfa.training import RunFolder, Stopped
+from training.runs import STOPPING, command, ctrl_c, messages
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 SMALL = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "4", "--set", *SIZES]
@@ -29,6 +29,7 @@ def rfa(monkeypatch, capsys, tmp_path):
     return partial(command, monkeypatch, capsys)
 
 
+@slow
 def test_ctrl_c(corpus, tmp_path):
     """A real SIGINT to a real process."""
     arguments = [sys.executable, "-m", "rfa.cli", "train", "--data", corpus, *SMALL, "--max-steps", "100000"]
@@ -65,7 +66,7 @@ def entry_point():
     return f"import sys; from {module} import {function}; sys.exit({function}())"
 
 
-@pytest.mark.parametrize("answer", ["raise", "raise ImportError('no torch')", "pass"])
+@pytest.mark.parametrize("answer", ["raise", "pass"])
 def test_ctrl_c_while_libraries_are_imported(tmp_path, answer):
     """Whatever the library that is being imported makes of it."""
     (tmp_path / "torch.py").write_text(
@@ -77,16 +78,6 @@ def test_ctrl_c_while_libraries_are_imported(tmp_path, answer):
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + entry_point()
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rfa: stopped\n")
-
-
-def test_an_installed_command_runs(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(training.__file__).parents[2])}
-    program = f"import sys; sys.argv = ['rfa', 'generate', 'nowhere']; {entry_point()}"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert messages(done.stderr) == [
-        "rfa: run: nowhere holds no run.json, expected a folder made by `rfa train`",
-    ]
 
 
 @pytest.mark.parametrize("out", ["run", "my run"])
@@ -108,20 +99,3 @@ def test_ctrl_c_while_text_is_read(rfa, monkeypatch, corpus, tmp_path):
     assert messages(err) == ["rfa: stopped"], err
     assert (status, out) == (130, "")
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("limit", [30_000, 90_000])  # bytes a file: too few for the model, for the optimiser's state
-def test_full_disk(rfa, corpus, tmp_path, limit):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus, eval_steps=2), tmp_path / "run", progress=at_step(3, ctrl_c))
-    before = RunFolder(tmp_path / "run").latest_checkpoint()
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
-    try:
-        status, out, err = rfa("train", "--resume", "--out", "run")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert (status, out, len(messages(err))) == (2, "", 1)
-    assert messages(err)[0].startswith("rfa: [Errno")
-    assert RunFolder(tmp_path / "run").latest_checkpoint() == before
-    assert rfa("train", "--resume", "--out", "run")[0] == 0

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from cover import slow
 
 from rfa.training import RunFolder
 from training.runs import messages, weights
@@ -49,6 +50,7 @@ def assert_same_result(first, second):
     assert weights(first).keys() == weights(second).keys()
 
 
+@slow
 def test_two_processes_are_one(rfa, monkeypatch, corpus, tmp_path):
     """Two with batches of 2, one with batches of 4."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
@@ -60,6 +62,7 @@ def test_two_processes_are_one(rfa, monkeypatch, corpus, tmp_path):
     assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"checkpoint-4", "checkpoint-8"}
 
 
+@slow
 def test_ctrl_c_stops_both_at_one_step_and_both_resume(corpus, tmp_path):
     """SIGINT to all processes of the terminal, as Ctrl-C sends it."""
     process = start(tmp_path, *small(corpus, 2), "--max-steps", 100_000, "--log-steps", 1)

@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from cover import cover
 
 from training.runs import contents, messages
 
@@ -62,8 +63,9 @@ def numbers(name):
     return f"{name} holds other things than tensors and numbers"
 
 
-@pytest.mark.parametrize("write", [pickled, saved])
-@pytest.mark.parametrize("name", ["rng_state.pth", "rng_state_1.pth", "optimizer.pt", "scheduler.pt", "scaler.pt"])
+@cover(
+    1, write=[pickled, saved], name=["rng_state.pth", "rng_state_1.pth", "optimizer.pt", "scheduler.pt", "scaler.pt"]
+)
 def test_a_checkpoint(stopped, refused, marker, name, write):
     checkpoint = stopped.checkpoints / "checkpoint-5"
     (checkpoint / "digests.json").unlink(missing_ok=True)  # whoever made the payload could have made its digest
@@ -117,8 +119,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("command", ["generate", "evaluate"])
-@pytest.mark.parametrize("plant", MODELS)
+@cover(1, command=["generate", "evaluate"], plant=MODELS)
 def test_a_model_or_a_tokenizer(run, refused, marker, plant, command):
     for digests in run.path.rglob("digests.json"):
         digests.unlink()
@@ -143,29 +144,9 @@ def test_files_that_nobody_asked_for_are_not_read(run, rfa, marker):
     assert contents(run.path) == before
 
 
-@pytest.mark.parametrize(
-    "text", ["!!python/object/apply:os.mkdir [{marker!r}]", "name: !!python/object/new:os.mkdir [{marker!r}]"]
-)
-def test_a_recipe(refused, marker, tmp_path, text):
-    (tmp_path / "recipe.yaml").write_text(text.format(marker=str(marker)))
+def test_a_recipe(refused, marker, tmp_path):
+    (tmp_path / "recipe.yaml").write_text(f"name: !!python/object/new:os.mkdir [{str(marker)!r}]")
     refused("experiment", "recipe.yaml", "--out", "out", says="recipe.yaml: no YAML: could not determine a constructor")
-
-
-def test_a_corpus(refused, marker, tmp_path):
-    (tmp_path / "text.txt").write_bytes(b"\x80" + pickled(marker))
-    says = "with byte 0x80 at offset 0, expected UTF-8"
-    refused("train", "--data", "text.txt", "--tokenizer", "bytes", "--out", "run", says=says)
-
-
-def test_a_corpus_of_code_is_text(rfa, marker, tmp_path):
-    """As a data set of the hub once brought its own."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    (folder / "corpus.py").write_text(CODE.format(marker=str(marker)) * 40)
-    sizes = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
-    small = ["--tokenizer", "bytes", "--length", "16", "--batch-size", "2", "--max-steps", "1", "--set", *sizes]
-    assert rfa("train", "--data", folder, *small, "--out", "run")[0] == 0
-    assert not marker.exists()
 
 
 def test_tokens_in_the_cache(run, refused, marker, monkeypatch, tmp_path):

@@ -3,12 +3,12 @@
 import json
 import math
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from cover import some
 from safetensors import safe_open
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -16,10 +16,10 @@ import rfa
 from rfa.data import prepare
 from rfa.evaluation import perplexities
 from rfa.models import RFAForCausalLM
-from rfa.training import RunFolder, Stopped, TrainingSpec, resume, train
+from rfa.training import RunFolder, TrainingSpec, resume, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.environment import _commit
-from training.runs import MODEL, at_step, ctrl_c, tiny_spec, write_corpus
+from training.runs import MODEL, at_step, tiny_spec, write_corpus
 
 DYNAMICS = {
     "decay",
@@ -92,19 +92,7 @@ def test_tensorboard_of_a_resumed_run_has_each_step_once(corpus, tmp_path):
     assert [event.step for event in board.Scalars("loss")] == list(range(1, 9))
 
 
-def test_a_baseline_logs_no_dynamics(corpus, tmp_path):
-    train(tiny_spec(corpus, "b1-rope", max_steps=2), tmp_path / "run")
-    assert not any("dynamics" in line for line in read_metrics(RunFolder(tmp_path / "run")))
-
-
-def test_time_dependent_noise_is_logged(corpus, tmp_path):
-    spec = tiny_spec(corpus, "m2-sc-rfa", max_steps=2)
-    train(replace(spec, model={**spec.model, "noise": "time_dependent"}), tmp_path / "run")
-    layer = read_metrics(RunFolder(tmp_path / "run"))[-1]["dynamics"]["0"]
-    assert {"transient_noise", "transient_rate", "periodic_noise"} <= layer.keys()
-
-
-@pytest.mark.parametrize(("accumulate", "steps"), [(1, [25, 50]), (2, [13, 26]), (3, [9, 18]), (40, [1, 2])])
+@pytest.mark.parametrize(("accumulate", "steps"), some([(3, [9, 18]), (1, [25, 50]), (2, [13, 26]), (40, [1, 2])], 2))
 def test_validation_after_each_epoch(corpus, tmp_path, accumulate, steps):
     """25 batches an epoch; where they do not divide, the epoch's last step is of fewer batches."""
     spec = tiny_spec(corpus, "b1-rope", max_steps=None, eval_steps=None, epochs=2.0, accumulate=accumulate)
@@ -115,7 +103,7 @@ def test_validation_after_each_epoch(corpus, tmp_path, accumulate, steps):
     assert record["result"]["tokens"] == 2 * 100 * 16
 
 
-@pytest.mark.parametrize("valid", [400, 37, 15])  # 25, 2 and 1 blocks: no whole number of batches
+@pytest.mark.parametrize("valid", [37, 15])  # 2 blocks and 1: no whole number of batches
 def test_the_validation_loss_is_over_every_validation_block(tmp_path, valid):
     corpus = write_corpus(tmp_path / "corpus", valid=valid)
     record = train(tiny_spec(corpus, "b1-rope", max_steps=2), tmp_path / "run")
@@ -157,13 +145,6 @@ def test_checkpoints(finished):
     assert not model.training
 
 
-def test_a_stopped_run_keeps_two_checkpoints(corpus, tmp_path):
-    with pytest.raises(Stopped):
-        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(7, ctrl_c))
-    found = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
-    assert found == ["checkpoint-6", "checkpoint-7"]
-
-
 def test_record(finished, corpus):
     record = json.loads((finished / "run.json").read_text())
     assert TrainingSpec.from_dict(record["spec"]) == tiny_spec(corpus)
@@ -189,12 +170,6 @@ def test_record(finished, corpus):
     assert result["parameters"] == sum(p.numel() for p in model.parameters())
     assert result["valid_perplexity"] == pytest.approx(np.exp(result["valid_loss"]))
     assert result["valid_loss"] == read_metrics(RunFolder(finished))[-1]["valid_loss"]
-
-
-def test_tokenizer_folder(finished):
-    tokenizer = RunFolder(finished).load_tokenizer()
-    assert tokenizer.encode("sea é") == list("sea é".encode())
-    assert tokenizer.eos_token_id == 256
 
 
 def test_the_commit_is_the_checkouts_own(tmp_path):

@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from cover import cover, some
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rfa.data import TokenBlocks, prepare
@@ -26,8 +27,7 @@ def model(name, **changes):
     return RFAForCausalLM(preset(name, **{**MODEL, "vocab_size": 257, "train_length": 16, **changes}))
 
 
-@pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("learned", [False, True])
+@cover(1, name=FILTERS, learned=[False, True])
 def test_parameter_groups_of_filters(name, learned):
     more = {"learn_decay": True, "learn_frequencies": True} if learned else {}
     net = model(name, **more)
@@ -60,7 +60,7 @@ def test_one_group(corpus, tmp_path):
     assert groups == [2, 1]
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", some(PRESETS, 9))
 def test_one_group_is_for_models_that_have_two(name):
     both = len(make_optimizer(model(name), 0.01).param_groups) == 2
     given = {"preset": name, "tokenizer": "bytes", "one_group": True}
@@ -68,14 +68,7 @@ def test_one_group_is_for_models_that_have_two(name):
         TrainingSpec(**given)
 
 
-def test_a_record_from_before_there_was_one_group(corpus):
-    spec = tiny_spec(corpus)
-    assert "one_group" not in spec.to_dict()
-    assert TrainingSpec.from_dict(spec.to_dict()) == spec
-    assert TrainingSpec.from_dict({**spec.to_dict(), "one_group": True}).one_group
-
-
-@pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "b4-sc-rope", "m2.6-pure-rotation"])
+@pytest.mark.parametrize("name", ["b1-rope", "m2.6-pure-rotation"])
 def test_parameter_groups_of_baselines(name):
     net = model(name)
     (group,) = make_optimizer(net, 0.01).param_groups
@@ -100,7 +93,7 @@ def reference_schedule(parameters, peaks, total):
     )
 
 
-@pytest.mark.parametrize("total", [21, 25, 40, 100, 137, 1000])  # at 20 steps and fewer torch divides by zero
+@pytest.mark.parametrize("total", [21, 137])  # at 20 steps and fewer torch divides by zero
 def test_one_cycle_is_torchs(total):
     optimizer, schedule = reference_schedule([torch.zeros(1, requires_grad=True)], [1.0], total)
     for step in range(total):
@@ -112,7 +105,7 @@ def test_one_cycle_is_torchs(total):
     assert one_cycle(total, total) == pytest.approx(1e-3)  # the scheduler looks one step past the last
 
 
-@pytest.mark.parametrize("total", range(1, 26))
+@pytest.mark.parametrize("total", [1, 2, 7, 20, 25])
 def test_one_cycle_of_few_steps(total):
     shares = [one_cycle(step, total) for step in range(total + 1)]
     assert all(0 < share <= 1 for share in shares)

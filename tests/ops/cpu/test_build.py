@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cover import slow
 
 import rfa
 from rfa.ops.cpu import build
@@ -91,6 +92,7 @@ def counted(tmp_path):
     return compiler(tmp_path, COUNTED.format(calls=calls, library=build.compiled_library())), calls
 
 
+@slow
 def test_a_compiler_that_fails(tmp_path):
     """One warning, and the reference, for "auto"; its last line and the log for a name."""
     cxx = compiler(tmp_path, FAILING)
@@ -110,6 +112,7 @@ def test_a_compiler_that_fails(tmp_path):
     assert str(log) in said
 
 
+@slow
 def test_a_library_that_cannot_be_loaded(tmp_path):
     """A compiler for another machine: the message names the file, and "auto" takes the reference."""
     text = COUNTED.format(calls=tmp_path / "calls", library=Path(__file__)).replace("sleep 1\n", "")
@@ -197,6 +200,7 @@ def test_the_key_knows_sources_compiler_flags_and_machine(monkeypatch, tmp_path)
     assert len(keys) == 5
 
 
+@slow
 def test_from_a_read_only_installation(tmp_path, counted):
     """As in a site-packages that belongs to somebody else: nothing is written beside the sources."""
     cxx, calls = counted

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from cover import cover, some
 
-from ..problems import irregular_times, problem, uniform
+from ..problems import PRIORS, WEIGHTS, irregular_times, problem, uniform
 from .fused_problems import assert_accurate, needs_triton, one_head
 
 pytestmark = needs_triton
@@ -25,34 +26,20 @@ def packed(*lengths):
     return segments[None].repeat(2, 1), times
 
 
-@pytest.mark.parametrize(
-    ("irregular", "weight", "prior", "causal"),
-    [  # every three of the four in all combinations
-        (False, "student_t", "lyapunov", True),
-        (False, "student_t", "riccati", False),
-        (False, "exponential", "lyapunov", False),
-        (False, "exponential", "riccati", True),
-        (True, "student_t", "lyapunov", False),
-        (True, "student_t", "riccati", True),
-        (True, "exponential", "lyapunov", True),
-        (True, "exponential", "riccati", False),
-    ],
-)
+@cover(irregular=[False, True], weight=WEIGHTS, prior=PRIORS, causal=[True, False])
 def test_variants(irregular, weight, prior, causal):
     times = irregular_times(0, LENGTH) if irregular else None
     inputs = problem(1, batch=1, keys=LENGTH, modes=8)
     assert_accurate(inputs, times=times, weight=weight, prior=prior, causal=causal)
 
 
-@pytest.mark.parametrize("options", [{"gate": False}, {"query_noise_in_bias": True}, {"rotate_values": False}])
-@pytest.mark.parametrize("irregular", [False, True])
+@cover(1, irregular=[False, True], options=[{"gate": False}, {"query_noise_in_bias": True}, {"rotate_values": False}])
 def test_options(irregular, options):
     times = irregular_times(1, LENGTH) if irregular else None
     assert_accurate(one_head(2, batch=1, keys=LENGTH), times=times, **options)
 
 
-@pytest.mark.parametrize("irregular", [False, True])
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+@cover(1, prior=PRIORS, irregular=[False, True])
 def test_learned_frequency_and_horizon(prior, irregular):
     times = irregular_times(2, LENGTH) if irregular else None
     inputs = one_head(3, batch=1, keys=LENGTH)
@@ -60,13 +47,13 @@ def test_learned_frequency_and_horizon(prior, irregular):
     assert_accurate(inputs, constant=(), times=times, prior=prior)
 
 
-@pytest.mark.parametrize(("prior", "causal"), [("lyapunov", True), ("lyapunov", False), ("riccati", True)])
+@pytest.mark.parametrize(("prior", "causal"), some([("lyapunov", False), ("lyapunov", True), ("riccati", True)], 2))
 def test_masked_keys(prior, causal):
     """Uniform times: with the Riccati prior the path, for the gains depend on the mask."""
     assert_accurate(problem(4, keys=LENGTH, modes=8), key_mask=mask(0, 2, LENGTH), prior=prior, causal=causal)
 
 
-@pytest.mark.parametrize(("causal", "irregular"), [(True, False), (True, True), (False, True)])
+@pytest.mark.parametrize(("causal", "irregular"), some([(True, False), (True, True), (False, True)], 2))
 def test_packed_sequences(causal, irregular):
     segments, times = packed(20, 1, 19)
     inputs = one_head(5, keys=40)
@@ -75,7 +62,8 @@ def test_packed_sequences(causal, irregular):
 
 
 @pytest.mark.parametrize(
-    ("queries", "keys", "causal"), [(1, 1, True), (1, 70, False), (37, 90, True), (37, 90, False), (64, 64, True)]
+    ("queries", "keys", "causal"),
+    some([(1, 1, True), (1, 70, False), (37, 90, True), (37, 90, False), (64, 64, True)], 3),
 )
 def test_lengths(queries, keys, causal):
     assert_accurate(one_head(6, batch=1, queries=queries, keys=keys), causal=causal)
@@ -83,7 +71,9 @@ def test_lengths(queries, keys, causal):
 
 @pytest.mark.parametrize(
     ("prior", "causal", "queries", "keys"),
-    [("lyapunov", True, 40, 7), ("riccati", False, 40, 7), ("riccati", True, 1, 35), ("lyapunov", False, 1, 35)],
+    some(
+        [("lyapunov", True, 40, 7), ("riccati", False, 40, 7), ("lyapunov", False, 1, 35), ("riccati", True, 1, 35)], 2
+    ),
 )
 def test_query_times(prior, causal, queries, keys):
     """Some before every key, so that their rows are empty when causal; times of each batch entry, or shared."""
@@ -94,7 +84,7 @@ def test_query_times(prior, causal, queries, keys):
     assert_accurate(inputs, times=times, query_times=query_times, prior=prior, causal=causal)
 
 
-@pytest.mark.parametrize(("modes", "value_modes"), [(16, 16), (32, 64), (64, 8)])
+@pytest.mark.parametrize(("modes", "value_modes"), some([(64, 8), (32, 64), (16, 16)], 1))
 def test_head_sizes(modes, value_modes):
     inputs = one_head(8, batch=1, keys=35, modes=modes, value_modes=value_modes)
     assert_accurate(inputs, rotate_values=False)
@@ -102,12 +92,15 @@ def test_head_sizes(modes, value_modes):
 
 @pytest.mark.parametrize(
     ("causal", "irregular", "dtype"),
-    [
-        (True, False, torch.bfloat16),
-        (True, False, torch.float16),
-        (True, True, torch.bfloat16),
-        (False, False, torch.float16),
-    ],
+    some(
+        [
+            (True, True, torch.bfloat16),
+            (True, False, torch.float16),
+            (True, False, torch.bfloat16),
+            (False, False, torch.float16),
+        ],
+        2,
+    ),
 )
 def test_half_precision(causal, irregular, dtype):
     """70 keys: two blocks of each kernel's half-precision tiles."""

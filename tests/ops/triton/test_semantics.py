@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 
 from rfa.ops.kernel import kernel_inputs
 from rfa.ops.positions import Positions
@@ -68,8 +69,7 @@ def gradients(function, inputs, prior, positions, *options):
     return [out, log_sum, *torch.autograd.grad(total, leaves)]
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("score", ["student_t", "exponential", "dot_product"])
+@cover(1, causal=[True, False], score=["student_t", "exponential", "dot_product"])
 def test_scores_with_free_tables(score, causal):
     unit = UNIT if score == "student_t" else 1.0
     inputs, prior, positions = states(21, 40), table_prior(40, unit=unit), by_position(21, 40)
@@ -165,24 +165,3 @@ def test_steps_of_one_far_from_the_origin(prior):
     inputs["decay"][0] = 1e-4
     # gradients of the decay weigh single-precision terms with times of 1e6: all but 1e-4 of that must cancel
     assert not {n: e for n, e in errors(inputs, times=times, prior=prior).items() if e > 1e-3}
-
-
-def test_gradient_of_a_slow_decay_far_from_the_origin():
-    """1e5 lags: row and column sums are weighed with times and must cancel to the lag."""
-    times = torch.cat([torch.zeros(1), 1e5 + torch.arange(34.0)]).double()
-    inputs = problem(5, batch=1, keys=35, modes=8)
-    inputs["decay"] = torch.tensor([1e-6, 1e-2], dtype=torch.float64)
-    found = errors(inputs, times=times, causal=False)
-    assert not {n: e for n, e in found.items() if e > 1e-4}
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_tables_of_more_lags_than_keys(causal):
-    """As a decoder keeps them: they are read at the same lags, and no lag that no pair has gets a gradient."""
-    inputs, prior, positions = states(7, 20), table_prior(45), by_position(7, 20)
-    short = prior._replace(tables=prior.tables.detach()[..., :20].clone().requires_grad_())
-    actual = gradients(run, inputs, prior, positions, causal)
-    expected = gradients(run, inputs, short, positions, causal)
-    assert not actual[5][..., 20:].any()
-    actual[5] = actual[5][..., :20]
-    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))

@@ -1,0 +1,20 @@
+"""The list of mutations fits the sources: each text that it replaces stands there once."""
+
+from pathlib import Path
+
+import pytest
+from faults import MUTATIONS
+
+SOURCES = Path(__file__).parents[2] / "src" / "rfa"
+
+
+def test_there_are_sixty():
+    assert len(MUTATIONS) == 60
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.file)
+def test_it_fits(mutation):
+    assert (SOURCES / mutation.file).read_text("utf-8").count(mutation.old) == 1
+    assert mutation.new != mutation.old
+    tests = Path(__file__).parents[1]
+    assert all((tests / name.split("::")[0]).is_file() for name in mutation.tests.split())
