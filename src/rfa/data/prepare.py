@@ -63,14 +63,14 @@ def prepare(
         split_by: as for `load_corpus`.
         splits: those of `train`, `valid` and `test` that are wanted.
         cache_dir: default as in `cache_folder`.
-        progress: called with bytes done and bytes in total over all these splits; before that in the same way of the
-            training split, where a tokenizer is trained on it.
+        progress: called with bytes done and bytes in total over all these splits. Before that it is called in the
+            same way of the training split, where a tokenizer is trained on it, and of the books of `gutenberg:LIST`.
 
     Raises:
         ValueError: a corpus, tokenizer or split that is unknown, cannot be had or is not UTF-8 text.
         OSError: the cache cannot be written.
     """
-    corpus = load_corpus(data, split_by)
+    corpus = load_corpus(data, split_by, progress)
     loaded = tokenizer
     if isinstance(loaded, str):
         loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir, progress)

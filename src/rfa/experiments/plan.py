@@ -92,9 +92,12 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
 
 
 def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with names instead of paths, because another checkout has its data in other folders."""
+    """A specification with names instead of paths, because another checkout has its data in other folders.
+
+    `gutenberg:novels` and a folder `novels` have the same name: a check of the text's fingerprint tells them apart.
+    """
     tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
-    return {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
+    return {**spec, "data": Path(spec["data"]).name.removeprefix("gutenberg:"), "tokenizer": tokenizer}
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
