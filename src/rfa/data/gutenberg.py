@@ -10,8 +10,10 @@ import unicodedata
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import BinaryIO
 
 from rfa.cache import cache_folder, cached_file
 from rfa.progress import Progress
@@ -122,7 +124,7 @@ def _fetched(listed: tuple[Book, ...], progress: Progress | None) -> list[Docume
     site = os.environ.get("RFA_GUTENBERG_MIRROR", SITE).rstrip("/")
     asked = False
 
-    def write(book: Book, file) -> None:
+    def write(book: Book, file: BinaryIO) -> None:
         nonlocal asked
         if asked:
             time.sleep(PAUSE_SECONDS)
@@ -132,7 +134,7 @@ def _fetched(listed: tuple[Book, ...], progress: Progress | None) -> list[Docume
     documents = []
     for index, book in enumerate(listed):
         try:
-            path = cached_file(folder / f"{book.number}.txt", lambda file, book=book: write(book, file))
+            path = cached_file(folder / f"{book.number}.txt", partial(write, book))
         except _Unreachable as error:
             raise ValueError(
                 f"gutenberg: tried {error}; {index} of {len(listed)} books are in {folder}. Try again, name a mirror "
