@@ -1,7 +1,7 @@
 """Robust filtering against its peers: `python benchmarks/filtering.py [--only tracker ...] [--data FOLDER]`.
 
-Writes benchmarks/results/filtering.json and prints the tables of docs/filtering.md. `--only` measures some of the
-tables and leaves the others in the JSON as they are. Times are worth something on a quiet machine only.
+Writes benchmarks/results/filtering.json and prints the tables of docs/filtering-benchmark.md. `--only` measures some
+of the tables and leaves the others in the JSON as they are. Times are worth something on a quiet machine only.
 
 - tracker, oscillator: known models with errors of many kinds, in benchmarks/trackers.py, where the aims are stated;
 - simulated, real: longer series, 5 to 20 % of outliers, against WoLF with `c^2 = 4 m` for m components;
@@ -210,7 +210,7 @@ def predictions(line: dict) -> str:
 
 
 def markdown(results: dict) -> str:
-    """The tables of docs/filtering.md."""
+    """The tables of docs/filtering-benchmark.md."""
     parts = [
         table(results["tracker"], "RMSE of the position", lambda line: f"{line['error']:.3g}"),
         ratios(results["tracker"]),

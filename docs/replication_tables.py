@@ -1,6 +1,6 @@
-"""The tables of docs/replication.md from the record in results/: `python docs/replication_tables.py`."""
+"""The tables of docs/replication-details.md from the record in results/: `python docs/replication_tables.py`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rfa.files import write_text_whole
@@ -9,7 +9,7 @@ from rfa.report.runs import Run, by_label, perplexity_by_length
 from rfa.report.statistics import compare, mean_and_error, pairs_of
 from rfa.results import read_planned, read_results
 
-PAGE = Path(__file__).with_name("replication.md")
+PAGE = Path(__file__).with_name("replication-details.md")
 RECORD = Path(__file__).parents[1] / "results" / "novels-small"
 PROTOCOLS = ("blocks", "matched")
 Groups = dict[str, list[Run]]
@@ -100,9 +100,8 @@ def perplexities(groups: Groups, of: int) -> Table:
     return Table("perplexities", caption, ("model", "seeds", *read), tuple(rows))
 
 
-def differences(groups: Groups) -> Table:
+def differences(groups: Groups, lengths: Sequence[int]) -> Table:
     """Differences of log perplexity by `blocks` between the models that the page compares, those that are done."""
-    lengths = _lengths(groups)
     rows: list[tuple[Cell, ...]] = []
     for model, against in PAIRS:
         pairs = pairs_of(groups.get(model, ()), groups.get(against, ()))
@@ -116,7 +115,7 @@ def differences(groups: Groups) -> Table:
             row.append(NumberCell(found.value, found.error, (found.low, found.high), digits=3, signed=True))
         rows.append(tuple(row))
     caption = (
-        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is "
+        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is\n"
         "against: ± standard error over the seeds that both have, [95 % interval over books]."
     )
     return Table("differences", caption, ("model", "against", "seeds", *map(str, lengths)), tuple(rows))
@@ -133,9 +132,13 @@ def written(page: str, record: Path = RECORD) -> str:
     for label in {label for pair in PAIRS for label in pair}:
         if f"{label.replace(' ', '-')}-seed0" not in names:
             raise ValueError(f"{label}: expected a model of {record}")
-    for table in (perplexities(groups, len(names)), differences(groups)):
-        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->", f"<!-- end of {table.name} -->"
-        page = replace_between(page, begin, end, f"\n{markdown(table, table.caption)}\n")
+    lengths = _lengths(groups)
+    parts = (lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :])  # all in one table make lines too long to read
+    for tables in ([perplexities(groups, len(names))], [differences(groups, part) for part in parts]):
+        name = tables[0].name
+        begin, end = f"<!-- {name}: docs/replication_tables.py -->", f"<!-- end of {name} -->"
+        text = "\n".join(markdown(table, table.caption) for table in tables)
+        page = replace_between(page, begin, end, f"\n{text}\n")
     return page
 
 

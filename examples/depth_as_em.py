@@ -1,7 +1,7 @@
 """Depth as EM (appendix E.7): one layer of filter attention is one step of robust estimation, so depth is iteration.
 
 A notebook in a script: editors run the cells between `# %%`, or run it whole: `python examples/depth_as_em.py`.
-It takes under a minute, prints what docs/filtering.md quotes, and draws docs/depth-as-em.png.
+It takes under a minute, prints what docs/theory.md quotes, and draws docs/depth-as-em.png.
 """
 
 # %% A rotating state, seen through noise; a tenth of the measurement errors is ten times as large
