@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,12 +66,25 @@ def test_lines_are_short(path):
 def test_sentences_are_short(path):
     """Outside tables, code, formulas and headings; a link counts by its words."""
     text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "\n\n", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"^(\||#|:::|!\[).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"^(\||#|:::|!\[|--8<).*$", "\n", text, flags=re.MULTILINE)
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
     for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text):
         for sentence in re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split())):
             words = sentence.split()
             assert len(words) <= LONGEST_SENTENCE, f"{len(words)} words: {sentence}"
+
+
+def test_the_variant_of_the_documents_can_be_applied(tmp_path):
+    """The commit of docs/develop/variant.md, on a copy of the sources: its own test passes."""
+    for folder in ("src/rfa", "tests/models"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    diffs = re.findall(r"```diff\n(.*?)```", (DOCS / "develop" / "variant.md").read_text("utf-8"), re.DOTALL)
+    subprocess.run(["git", "apply", "-"], input="".join(diffs), text=True, cwd=tmp_path, check=True)
+    program = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '--rootdir=.', sys.argv[1]]))"
+    command = [sys.executable, "-c", program, "tests/models/test_equal_slopes.py"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_site_builds_without_warnings_or_network(tmp_path):
