@@ -67,7 +67,7 @@ def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: 
 
 
 def rotating() -> LinearSDE:
-    """SPEC section 7: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5 in the real form."""
+    """The rotating process: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5 in the real form."""
     eye = torch.eye(2, dtype=torch.float64)
     return LinearSDE(torch.tensor([[-0.3, -2.0], [2.0, -0.3]]), 0.25 * eye, eye, 0.25 * eye)
 
