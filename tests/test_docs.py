@@ -18,7 +18,6 @@ MARKDOWN = [*PAGES, *sorted(path for path in ROOT.glob("*.md") if path != README
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LONGEST_LINE = 160
 LONGEST_SENTENCE = 35  # words
-OLD = {"CHANGELOG.md"}  # its entries are written once
 
 
 def name(path):
@@ -62,7 +61,7 @@ def test_lines_are_short(path):
     assert not long, f"lines {long} have more than {LONGEST_LINE} characters"
 
 
-@pytest.mark.parametrize("path", [path for path in MARKDOWN if path.name not in OLD], ids=name)
+@pytest.mark.parametrize("path", MARKDOWN, ids=name)
 def test_sentences_are_short(path):
     """Outside tables, code, formulas and headings; a link counts by its words."""
     text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "\n\n", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
