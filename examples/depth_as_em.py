@@ -78,9 +78,9 @@ def largest_difference(length: int, series: int, steps: int, robustness: float =
 
 
 # %% More steps: the objective falls, and so does the error
-# Where a step starts matters more than how many there are. From the query's own observation, an outlier vouches for
-# itself: it is near its own estimate, all others look wrong, and the iteration settles in a poor minimum. Two ways
-# out: leave the own observation out at the start, or, as attention can, distrust the query: a large gamma^2.
+# The start matters more than the number of steps. Suppose that the start is the query's own observation. An outlier is
+# then near its own estimate, all others look wrong, and the iteration ends in a poor minimum. There are two ways out:
+# leave the own observation out at the start, or give the query a large variance gamma^2, as attention can.
 
 
 def unroll(length: int, series: int, depths: list[int]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:
