@@ -1,7 +1,7 @@
 """Compare robust filtering with its peers: `python benchmarks/filtering.py [--only tracker ...] [--data FOLDER]`.
 
-The command writes benchmarks/results/filtering.json and prints the tables of docs/filtering.md. With `--only` it
-measures some of the tables; the others in the JSON stay unchanged. Measure times on a quiet machine only.
+The command writes benchmarks/results/filtering.json and prints the tables of docs/filtering-benchmark.md. With `--only`
+it measures some of the tables; the others in the JSON stay unchanged. Measure times on a quiet machine only.
 
 - tracker, oscillator: known models with many kinds of errors, see benchmarks/trackers.py, which also states the aims;
 - simulated, real: longer series with 5 to 20 % of outliers, compared with WoLF with `c^2 = 4 m` for m components;
@@ -67,7 +67,7 @@ def simulated(title: str, sde: LinearSDE, times: Callable[[int], Tensor], gaps: 
 
 
 def rotating() -> LinearSDE:
-    """A damped rotation in the plane, in real form: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5."""
+    """The rotating process, a damped rotation in the plane, in real form: mu 0.3, omega 2, sigma^2 0.5, eta^2 0.5."""
     eye = torch.eye(2, dtype=torch.float64)
     return LinearSDE(torch.tensor([[-0.3, -2.0], [2.0, -0.3]]), 0.25 * eye, eye, 0.25 * eye)
 
@@ -211,7 +211,7 @@ def predictions(line: dict) -> str:
 
 
 def markdown(results: dict) -> str:
-    """The tables of docs/filtering.md."""
+    """The tables of docs/filtering-benchmark.md."""
     parts = [
         table(results["tracker"], "RMSE of the position", lambda line: f"{line['error']:.3g}"),
         ratios(results["tracker"]),

@@ -1,17 +1,36 @@
-"""The tables of docs/replication.md from the record in results/: `python docs/replication_tables.py`."""
+"""The tables of docs/replication-details.md and the figure of docs/replication.md: `python docs/replication_tables.py`.
 
-from collections.abc import Callable
+Both are made from the record in results/.
+"""
+
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import matplotlib.pyplot as plt
+
 from rfa.files import write_text_whole
+from rfa.report.figures import COLOURS, save
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.runs import Run, by_label, perplexity_by_length
 from rfa.report.statistics import compare, mean_and_error, pairs_of
 from rfa.results import read_planned, read_results
 
-PAGE = Path(__file__).with_name("replication.md")
+PAGE = Path(__file__).with_name("replication-details.md")
 RECORD = Path(__file__).parents[1] / "results" / "novels-small"
+FIGURE = PAGE.with_name("figures") / "length.png"
 PROTOCOLS = ("blocks", "matched")
+DRAWN = (  # the models of the table in docs/replication.md
+    "b1-rope",
+    "b2-alibi",
+    "m1-rfa",
+    "m2-sc-rfa",
+    "m2-sc-rfa as-released",
+    "m3-sc-rfa",
+    "x2-riccati-alibi",
+    "x4-content-riccati no-innovation",
+    "c7-rope-alibi-innovation",
+    "c4-fox rope",
+)
 Groups = dict[str, list[Run]]
 PAIRS = (  # what the page's claims compare
     ("m2-sc-rfa", "b1-rope"),
@@ -100,9 +119,8 @@ def perplexities(groups: Groups, of: int) -> Table:
     return Table("perplexities", caption, ("model", "seeds", *read), tuple(rows))
 
 
-def differences(groups: Groups) -> Table:
+def differences(groups: Groups, lengths: Sequence[int]) -> Table:
     """Differences of log perplexity by `blocks` between the models that the page compares, those that are done."""
-    lengths = _lengths(groups)
     rows: list[tuple[Cell, ...]] = []
     for model, against in PAIRS:
         pairs = pairs_of(groups.get(model, ()), groups.get(against, ()))
@@ -116,10 +134,34 @@ def differences(groups: Groups) -> Table:
             row.append(NumberCell(found.value, found.error, (found.low, found.high), digits=3, signed=True))
         rows.append(tuple(row))
     caption = (
-        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is "
+        "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is\n"
         "against: ± standard error over the seeds that both have, [95 % interval over books]."
     )
     return Table("differences", caption, ("model", "against", "seeds", *map(str, lengths)), tuple(rows))
+
+
+def draw(groups: Groups, path: Path) -> None:
+    """Perplexity over context length of the models of the short table, by both protocols, mean over seeds."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained", sharey=True)
+    lengths = _lengths(groups)
+    for panel, protocol in zip(axes, PROTOCOLS, strict=True):
+        for index, label in enumerate(DRAWN):
+            means = [
+                mean_and_error([perplexity_by_length(run, protocol)[length] for run in groups[label]]).value
+                for length in lengths
+            ]
+            look = {"color": COLOURS[index % 5], "linestyle": ("-", "--")[index // 5], "marker": "os"[index // 5]}
+            panel.plot(lengths, means, **look, markersize=4, linewidth=1.4, label=label)
+        panel.set(title=protocol, xlabel="context length (tokens)", xscale="log", yscale="log")
+        panel.set_xticks(lengths, [f"{length:,}" for length in lengths])
+        panel.minorticks_off()
+        ticks = [65, 75, 90, 110, 140]
+        panel.set_yticks(ticks, [str(tick) for tick in ticks])
+        panel.grid(alpha=0.25, linewidth=0.5)
+        panel.spines[["top", "right"]].set_visible(False)
+    axes[0].set(ylabel="test perplexity")
+    figure.legend(*axes[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside right center")
+    save(figure, path)
 
 
 def written(page: str, record: Path = RECORD) -> str:
@@ -133,9 +175,13 @@ def written(page: str, record: Path = RECORD) -> str:
     for label in {label for pair in PAIRS for label in pair}:
         if f"{label.replace(' ', '-')}-seed0" not in names:
             raise ValueError(f"{label}: expected a model of {record}")
-    for table in (perplexities(groups, len(names)), differences(groups)):
-        begin, end = f"<!-- {table.name}: docs/replication_tables.py -->", f"<!-- end of {table.name} -->"
-        page = replace_between(page, begin, end, f"\n{markdown(table, table.caption)}\n")
+    lengths = _lengths(groups)
+    parts = (lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :])  # all in one table make lines too long to read
+    for tables in ([perplexities(groups, len(names))], [differences(groups, part) for part in parts]):
+        name = tables[0].name
+        begin, end = f"<!-- {name}: docs/replication_tables.py -->", f"<!-- end of {name} -->"
+        text = "\n".join(markdown(table, table.caption) for table in tables)
+        page = replace_between(page, begin, end, f"\n{text}\n")
     return page
 
 
@@ -145,3 +191,4 @@ def _lengths(groups: Groups) -> list[int]:
 
 if __name__ == "__main__":
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
+    draw(by_label(read_results(RECORD).runs), FIGURE)

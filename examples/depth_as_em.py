@@ -1,7 +1,7 @@
 """Depth as EM (appendix E.7): one layer of filter attention is one step of robust estimation, so depth is iteration.
 
 A notebook in a script: editors run the cells between `# %%`, or run it whole: `python examples/depth_as_em.py`.
-It takes under a minute, prints what docs/filtering.md quotes, and draws docs/depth-as-em.png.
+It takes under a minute, prints what docs/theory.md quotes, and draws docs/depth-as-em.png.
 """
 
 # %% A rotating state, seen through noise; a tenth of the measurement errors is ten times as large
@@ -78,9 +78,9 @@ def largest_difference(length: int, series: int, steps: int, robustness: float =
 
 
 # %% More steps: the objective falls, and so does the error
-# Where a step starts matters more than how many there are. From the query's own observation, an outlier vouches for
-# itself: it is near its own estimate, all others look wrong, and the iteration settles in a poor minimum. Two ways
-# out: leave the own observation out at the start, or, as attention can, distrust the query: a large gamma^2.
+# The start matters more than the number of steps. Suppose that the start is the query's own observation. An outlier is
+# then near its own estimate, all others look wrong, and the iteration ends in a poor minimum. There are two ways out:
+# leave the own observation out at the start, or give the query a large variance gamma^2, as attention can.
 
 
 def unroll(length: int, series: int, depths: list[int]) -> dict[tuple[str, str], tuple[Tensor, Tensor]]:

@@ -2,8 +2,9 @@
 
     python examples/filter_co2.py [--data co2.csv]
 
-`co2.csv` has a line `date,co2` and rows `19580329,316.1`, the value empty where a week is missing. Without a path the
-same series comes with statsmodels. Under a minute; draws docs/filtering-co2.png.
+`co2.csv` has a line `date,co2` and rows `19580329,316.1`, the value empty where a week is missing. The one beside this
+script is the record of C. D. Keeling and T. P. Whorf (Scripps), 1958 to 2001, public domain, as statsmodels has it.
+It takes under a minute and draws docs/filtering-co2.png.
 """
 
 import argparse
@@ -20,23 +21,19 @@ from torch import Tensor
 from rfa.estimation import Estimate, LinearSDE, robust_estimate
 from rfa.report.figures import COLOURS, save
 
+DATA = Path(__file__).with_name("co2.csv")
 FIGURE = Path(__file__).parents[1] / "docs" / "filtering-co2.png"
 WEEKS, AHEAD = 480, 26  # filtered, from the first week on: missing weeks are frequent there; and forecast
 OUTLIERS = 12
 INSIDE = 1.6448536  # standard deviations on either side of 90 % of a normal distribution
 
 
-def load(path: Path | None) -> tuple[Tensor, Tensor]:
+def load(path: Path = DATA) -> tuple[Tensor, Tensor]:
     """Times in years and CO2 in ppm, NaN where a week is missing, `(weeks,)` both."""
-    if path is None:
-        from statsmodels.datasets import co2
-
-        rows = [(day.date(), value) for day, value in co2.load_pandas().data["co2"].items()]
-    else:
-        with path.open(encoding="utf-8", newline="") as file:
-            given = [(row["date"], row["co2"]) for row in csv.DictReader(file)]
-        days = [date(int(day[:4]), int(day[4:6]), int(day[6:])) for day, _ in given]
-        rows = [(day, float(value or "nan")) for day, (_, value) in zip(days, given, strict=True)]
+    with path.open(encoding="utf-8", newline="") as file:
+        given = [(row["date"], row["co2"]) for row in csv.DictReader(file)]
+    days = [date(int(day[:4]), int(day[4:6]), int(day[6:])) for day, _ in given]
+    rows = [(day, float(value or "nan")) for day, (_, value) in zip(days, given, strict=True)]
     times = [1 + day.toordinal() / 365.2425 for day, _ in rows]
     return torch.tensor(times, dtype=torch.float64), torch.tensor([value for _, value in rows], dtype=torch.float64)
 
@@ -115,7 +112,7 @@ def draw(times: Tensor, seen: Tensor, hit: Tensor, later: Tensor, came: Tensor, 
     return figure
 
 
-def main(data: Path | None, figure: Path, weeks: int = WEEKS) -> None:
+def main(data: Path, figure: Path, weeks: int = WEEKS) -> None:
     """Load, spoil, smooth, print, draw."""
     times, recorded = load(data)
     now, then = slice(weeks), slice(weeks, weeks + AHEAD)
@@ -140,7 +137,7 @@ def main(data: Path | None, figure: Path, weeks: int = WEEKS) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, help="co2.csv; by default statsmodels' copy")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--figure", type=Path, default=FIGURE)
     given = parser.parse_args()
     main(given.data, given.figure)

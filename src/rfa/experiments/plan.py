@@ -11,7 +11,7 @@ from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 
 from .recipe import PlannedRun, Recipe
-from .run_result import finished_result
+from .run_result import finished_result, with_names_only
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,9 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
     if not folder.record.exists():
         return None
     record = folder.read()
-    if _with_names_only(record["spec"]) != _with_names_only(recipe.resolved(run).to_dict()):
+    if with_names_only(record["spec"]) != with_names_only(recipe.resolved(run).to_dict()):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
-
-
-def _with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """A specification with names instead of paths, because another checkout can have its data in other folders."""
-    tokenizer = "gpt2" if spec["tokenizer"].startswith("gpt2:") else spec["tokenizer"]
-    return {**spec, "data": Path(spec["data"]).name, "tokenizer": tokenizer}
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:

@@ -32,8 +32,15 @@ def markdown_tables(lines: Sequence[Line]) -> str:
         here = [line for line in lines if machine_of(line) == machine]
         commits = sorted({str(line["environment"]["commit"])[:12].removesuffix("-") for line in here})
         versions = sorted({f"PyTorch {line['environment']['torch']}" for line in here})
-        rows = [COLUMNS, ["---"] * len(COLUMNS), *map(speed_cells, here)]
+        cells = [speed_cells(line) for line in here]
+        models: dict[str, str] = {}
+        for row, line in zip(cells, here, strict=True):
+            if line["benchmark"] == "step":  # the model's size stands once above the table: rows stay short
+                row[1], _, model = row[1].partition(", ")
+                row[1] += f" ({models.setdefault(model, chr(ord('a') + len(models)))})"
+        rows = [COLUMNS, ["---"] * len(COLUMNS), *cells]
         parts += [f"### {machine}", "", f"{', '.join(versions)}; commit {', '.join(commits)}.", ""]
+        parts += [f"Model ({letter}): {model}.\n" for model, letter in models.items()]
         parts += ["| " + " | ".join(row) + " |" for row in rows]
         parts.append("")
     return "\n".join(parts)
