@@ -2,8 +2,10 @@
 
 import ast
 import importlib
+import inspect
 import subprocess
 import sys
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["files", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
+ORDER = ["files", "checks", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
 ORDER += ["evaluation", "report", "experiments", "bench", "cli"]
 LONGEST_FILE = 300
 
@@ -127,6 +129,38 @@ def test_public_functions_are_documented(package):
     assert module.__all__
     public = {name: getattr(module, name) for name in module.__all__}
     assert not [name for name, value in public.items() if callable(value) and not value.__doc__]
+
+
+def test_a_types_name_stands_once():
+    classes = [
+        node.name
+        for path in source_files()
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert sorted(classes) == sorted(set(classes))
+
+
+def methods(name: str, value: object) -> dict[str, object]:
+    """A public function, or the public methods and properties that a public class defines."""
+    if not inspect.isclass(value):
+        return {name: value}
+    found = {member: inspect.getattr_static(value, member) for member in vars(value) if not member.startswith("_")}
+    return {f"{name}.{member}": getattr(x, "fget", None) or getattr(x, "__func__", x) for member, x in found.items()}
+
+
+def is_bare(hint: object) -> bool:
+    return hint is torch.Tensor or any(is_bare(part) for part in typing.get_args(hint))
+
+
+@pytest.mark.parametrize("package", ["dynamics", "ops", "nn", "models", "estimation", "evaluation", "data"])
+def test_tensors_of_public_functions_have_shapes(package):
+    module = importlib.import_module(f"rfa.{package}")
+    public = {n: f for name in module.__all__ for n, f in methods(name, getattr(module, name)).items()}
+    functions = {name: inspect.unwrap(f) for name, f in public.items() if inspect.isfunction(f)}
+    own = {name: typing.get_type_hints(f) for name, f in functions.items() if f.__module__.startswith("rfa")}
+    assert own
+    assert not [(name, argument) for name, hints in own.items() for argument in hints if is_bare(hints[argument])]
 
 
 def test_import_is_light():

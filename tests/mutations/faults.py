@@ -47,9 +47,10 @@ DYNAMICS = [
 OPERATOR = [
     Mutation("ops/reference.py", "squares - 2 * decay * (query @ key.mT)", "squares - decay * (query @ key.mT)",
              "the residual's cross term", "ops/test_filter_attention_values.py"),
-    Mutation("ops/dense.py", 'robustness + 1 if weight', 'robustness if weight',
+    Mutation("ops/dense.py", "robustness + 1 if weight", "robustness if weight",
              "the exponent of the Student-t weight", "ops/test_filter_attention_values.py"),
-    Mutation("ops/reference.py", "weights * decay @ value,\n        poisoned[0] |", "weights @ value,\n        poisoned[0] |",
+    Mutation("ops/reference.py", "weights * decay @ value,\n        poisoned[0] |",
+             "weights @ value,\n        poisoned[0] |",
              "values are not decayed", "ops/test_filter_attention_values.py"),
     Mutation("ops/dense.py", "return estimate.masked_fill(empty, 0.0)", "return estimate + 0.0",
              "a query without keys has an estimate", "ops/test_filter_attention_robustness.py"),

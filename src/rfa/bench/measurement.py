@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.nn.checks import check_range, require
+from rfa.checks import check_range, require
 from rfa.ops import choose_backend
 from rfa.ops.backends import BACKENDS
 

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from rfa.checks import require
 from rfa.models import preset
 from rfa.nn import RobustFilterAttention
-from rfa.nn.checks import require
 from rfa.ops import robust_filter_attention
 
 from .bound import attention_work, bound_fields

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
+from rfa.checks import check_range, require
 from rfa.models import PRESETS, DotProductAttentionConfig
-from rfa.nn.checks import check_range, require
 from rfa.progress import Stage, StageProgress
 from rfa.training.environment import cpu_name, environment
 

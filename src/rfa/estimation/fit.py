@@ -13,7 +13,7 @@ from jaxtyping import Float, Real
 from torch import Tensor
 
 from .linear_sde import LinearSDE
-from .matrices import check_initial, flattened, real, symmetric, without_missing
+from .matrices import InitialMoments, check_initial, flattened, real, symmetric, without_missing
 from .robust import robust_estimate
 from .robust_weight import Number, RobustWeight
 
@@ -60,7 +60,7 @@ def log_likelihood(
     nu: Number = torch.inf,
     kappa: Number | None = 2.0,
     iterations: int = 5,
-    initial: tuple[Tensor, Tensor] | None = None,
+    initial: InitialMoments | None = None,
 ) -> Float[Tensor, "*series"]:
     """`sum_i log p(z_i | robust estimate from earlier rows)` of each series, in nats.
 
@@ -88,7 +88,7 @@ def _densities(
     nu: Number,
     kappa: Number | None,
     iterations: int,
-    initial: tuple[Tensor, Tensor] | None,
+    initial: InitialMoments | None,
 ) -> tuple[Tensor, Tensor]:
     """`log p` of each row given the earlier ones, `(..., T)`, and which count. The first needs `initial`."""
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
@@ -150,7 +150,7 @@ def fit(
     nu: float = torch.inf,
     kappa: float | None = 2.0,
     iterations: int = 5,
-    initial: tuple[Tensor, Tensor] | None = None,
+    initial: InitialMoments | None = None,
     max_steps: int = 200,
 ) -> Fit:
     """Maximise `log_likelihood` by L-BFGS over the logarithms of the free parameters.

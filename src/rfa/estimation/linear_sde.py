@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
 
-from .matrices import check_covariance, check_initial, check_matrix, real, square_root, symmetric
+from .matrices import InitialMoments, check_covariance, check_initial, check_matrix, real, square_root, symmetric
 
 _WORST_CONDITION = 1e8  # of eigenvectors: above it, half of the digits are lost
 _SHORT = 0.5  # |A| dt up to which the block exponential is computed directly
@@ -101,7 +101,7 @@ class LinearSDE:
     def _matrices(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return self.dynamics, self.diffusion, self.observation, self.observation_noise
 
-    def transition(self, dt: float | int | Tensor) -> Float[Tensor, "*lags n n"]:
+    def transition(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`Phi(dt) = exp(A dt)`.
 
         Args:
@@ -119,7 +119,7 @@ class LinearSDE:
             return torch.diag_embed(torch.exp(_times_lag(self.dynamics, dt).diagonal(dim1=-2, dim2=-1)))
         return torch.linalg.matrix_exp(_times_lag(self.dynamics, dt))
 
-    def covariance(self, dt: float | int | Tensor) -> Float[Tensor, "*lags n n"]:
+    def covariance(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
         """`V(dt) = integral_0^dt exp(A s) Q exp(A s)^T ds`: the covariance that a known state gains over a lag.
 
         V solves the differential Lyapunov equation `V' = A V + V A^T + Q`, `V(0) = 0` (appendix A.2). It is computed
@@ -211,7 +211,7 @@ class LinearSDE:
         generator: torch.Generator | None = None,
         outliers: Outliers | tuple[float, float] | None = None,
         *,
-        initial: tuple[Tensor, Tensor] | None = None,
+        initial: InitialMoments | None = None,
         sample_shape: Sequence[int] = (),
     ) -> Simulation:
         """Draw states and observations.
@@ -275,7 +275,7 @@ class LinearSDE:
             return zeros, torch.diag_embed(zeros)
 
 
-def _lags(dt: float | int | Tensor) -> Tensor:
+def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Tensor:
     dt = torch.as_tensor(dt, dtype=torch.float64)
     if not bool(dt.isfinite().all()):
         raise ValueError("dt: got NaN or infinite values, expected finite lags")

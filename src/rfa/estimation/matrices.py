@@ -1,8 +1,10 @@
 """Small matrices in float64: checks of what a caller gives, whitening, inverses and square roots."""
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Real
 from torch import Tensor
+
+InitialMoments = tuple[Real[Tensor, "*#initial n"], Real[Tensor, "*#initial n n"]]  # mean and covariance
 
 _TOLERANCE = 1e-9  # relative: rounding in a covariance that the caller has computed
 
@@ -53,7 +55,7 @@ def check_covariance(name: str, given: Tensor, size: int) -> None:
         )
 
 
-def check_initial(size: int, initial: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def check_initial(size: int, initial: InitialMoments) -> tuple[Tensor, Tensor]:
     """Mean `(..., size)` and covariance `(..., size, size)` of the first state, in float64.
 
     Raises:

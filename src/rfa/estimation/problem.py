@@ -11,7 +11,7 @@ from torch import Tensor
 from .gaussian import Information
 from .grid import ObservationGrid
 from .linear_sde import LinearSDE
-from .matrices import check_initial, flattened, real
+from .matrices import InitialMoments, check_initial, flattened, real
 from .robust_weight import RobustWeight
 
 Start = Literal["recursive", "leave_one_out", "query"]
@@ -123,7 +123,7 @@ def make_problem(
     observations: Tensor,
     options: EstimatorOptions,
     query_times: Tensor | None = None,
-    initial: tuple[Tensor, Tensor] | None = None,
+    initial: InitialMoments | None = None,
 ) -> EstimationProblem:
     """The problem of one call of `robust_estimate`, with its arguments.
 

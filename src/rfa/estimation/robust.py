@@ -9,6 +9,7 @@ from .dense import dense_estimate
 from .fused import fused_estimate
 from .kalman import kalman_estimate
 from .linear_sde import LinearSDE
+from .matrices import InitialMoments
 from .problem import EstimatorOptions, Start, make_problem
 from .robust_weight import Number, Penalty, RobustWeight
 
@@ -48,7 +49,7 @@ def robust_estimate(
     start: Start = "recursive",
     direction: Direction = "filter",
     query_times: Real[Tensor, "*#batch queries"] | None = None,
-    initial: tuple[Tensor, Tensor] | None = None,
+    initial: InitialMoments | None = None,
     return_weights: bool = True,
     backend: EstimatorBackend = "dense",
 ) -> Estimate:

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 LOWEST_LOG_WEIGHT = -69.0  # log 1e-30: a row's largest weight is at least this, so that its variance is finite
 
 Penalty = Literal["power", "welsch"]
-Number = float | int | Tensor  # a tensor without dimensions, where a gradient is needed
+Number = float | int | Real[Tensor, ""]  # a tensor where a gradient is needed
 _SMALLEST_NU = (
     1e-6  # degrees of freedom; below, all weight lies within sqrt(nu) of the estimate and is lost to rounding
 )

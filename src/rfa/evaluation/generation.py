@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import torch
 
-from rfa.nn.checks import check_range, require
+from rfa.checks import check_range, require
 from rfa.training import RunFolder
 
 COLDEST = 1e-6  # logits divided by a smaller temperature could overflow in float32

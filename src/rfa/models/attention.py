@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
-from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, require
+from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing
 from rfa.nn.dynamics import LayerPrior, Noise
 from rfa.nn.filter_attention import Step
 from rfa.ops.problem import Weight
@@ -44,8 +46,8 @@ class FrequencyBank(CheckedFields):
         super().__post_init__()
         require(1 < self.base < math.inf, "frequency_base", self.base, "a number above 1")
 
-    def build(self, heads: int, modes: int) -> Tensor:
-        """The frequencies `(heads, modes)`, in radians per token."""
+    def build(self, heads: int, modes: int) -> Float[Tensor, "heads modes"]:
+        """The frequencies, in radians per token."""
         if self.kind == "partitioned":
             return partitioned_frequencies(heads, modes, self.base)
         if self.kind == "paired_rope":
@@ -80,8 +82,8 @@ class DecayRates(CheckedFields):
         require(0 <= self.damping < math.inf, "damping", self.damping, "a finite number >= 0")
         require(self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
 
-    def build(self, heads: int, modes: int, base: float, train_length: int) -> Tensor:
-        """The decays `(heads,)`, per token. `base` is the base of the frequency bank."""
+    def build(self, heads: int, modes: int, base: float, train_length: int) -> Float[Tensor, " heads"]:
+        """The decays, per token. `base` is the base of the frequency bank."""
         if self.kind == "none":
             return torch.zeros(heads, dtype=torch.float32)
         damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
@@ -145,8 +147,10 @@ class AttentionConfig(CheckedFields, ABC):
                 unread |= {"frequency_base"}
         return unread
 
-    def bank(self, hidden_size: int, heads: int, train_length: int) -> tuple[Tensor, Tensor]:
-        """Frequencies `(heads, modes)` in radians per token, and decays `(heads,)` per token."""
+    def bank(
+        self, hidden_size: int, heads: int, train_length: int
+    ) -> tuple[Float[Tensor, "heads modes"], Float[Tensor, " heads"]]:
+        """Frequencies in radians per token, and decays per token."""
         modes = hidden_size // heads
         decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
         return self.frequencies.build(heads, modes), decay

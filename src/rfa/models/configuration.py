@@ -11,8 +11,8 @@ from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
+from rfa.checks import check_range, require
 from rfa.nn import Attention
-from rfa.nn.checks import check_range, require
 
 from .attention import AttentionConfig, FilterAttentionConfig
 from .fields import kind_in_words

@@ -7,8 +7,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_turned_values, require
+from rfa.nn.checks import check_turned_values
 from rfa.nn.dot_product_attention import Gates
 
 from .attention import AttentionConfig, DecayRates, FrequencyBank

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from typing_extensions import Self
 
-from rfa.nn.checks import require
+from rfa.checks import require
 
 _LARGEST = 10**300  # the largest integer that is stored as a float
 

@@ -6,7 +6,7 @@ For example, for every kind of attention the flat name `damping` is the field `d
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from rfa.nn.checks import require
+from rfa.checks import require
 from rfa.nn.filter_attention import Aggregation
 from rfa.ops.problem import Weight
 

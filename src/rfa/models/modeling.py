@@ -3,6 +3,7 @@
 from typing import Any, cast
 
 import torch
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, initialization
 from transformers.cache_utils import Cache
@@ -11,9 +12,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
+from rfa.checks import require
 from rfa.nn import FilterCache, HeadDynamics, NormalLinear
 from rfa.nn.cache import check_cache, locate_tokens
-from rfa.nn.checks import check_ids, check_states, require
+from rfa.nn.checks import check_ids, check_states
 from rfa.nn.dynamics import FullPrecision
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable
@@ -37,11 +39,11 @@ class RFABlock(GradientCheckpointingLayer):
 
     def forward(
         self,
-        hidden_states: Tensor,
+        hidden_states: Float[Tensor, "batch length hidden"],
         positions: Positions | None = None,
         past_key_values: Cache | None = None,
-    ) -> Tensor:
-        """The block's output, `(batch, length, hidden)`."""
+    ) -> Float[Tensor, "batch length hidden"]:
+        """The block's output."""
         hidden_states = hidden_states + self.attention(
             self.attention_norm(hidden_states),
             positions=positions,
@@ -105,13 +107,13 @@ class RFAModel(RFAPreTrainedModel):
     @capture_outputs
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
+        input_ids: Int[Tensor, "batch length"] | None = None,
+        attention_mask: Shaped[Tensor, "batch keys"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        times: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
+        segment_ids: Int[Tensor, "batch keys"] | None = None,
+        inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         **kwargs: object,
     ) -> BaseModelOutputWithPast:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
@@ -163,16 +165,16 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     @can_return_tuple
     def forward(
         self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        labels: Tensor | None = None,
+        input_ids: Int[Tensor, "batch length"] | None = None,
+        attention_mask: Shaped[Tensor, "batch keys"] | None = None,
+        labels: Int[Tensor, "batch length"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
-        times: Tensor | None = None,
-        segment_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        num_items_in_batch: int | Tensor | None = None,
+        times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
+        segment_ids: Int[Tensor, "batch keys"] | None = None,
+        inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
+        logits_to_keep: int | Int[Tensor, " kept"] = 0,
+        num_items_in_batch: int | Int[Tensor, ""] | None = None,
         **kwargs: object,
     ) -> CausalLMOutputWithPast:
         """Logits, and the loss where labels are given.
@@ -237,11 +239,11 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(
         self,
-        input_ids: Tensor,
+        input_ids: Int[Tensor, "batch length"],
         next_sequence_length: int | None = None,
         past_key_values: Cache | None = None,
-        attention_mask: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
+        attention_mask: Shaped[Tensor, "batch keys"] | None = None,
+        inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         is_first_iteration: bool | None = False,
         **kwargs: Any,
     ) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from .cache import FilterLayer, check_cache, locate_tokens
 from .checks import check_sizes, check_states
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
+HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
+LogGates = Float[Tensor, "batch heads length"]
+
 
 class Attention(nn.Module, ABC):
     """Queries, keys and values as complex states of each head; a subclass says how they become an estimate.
@@ -94,16 +97,29 @@ class Attention(nn.Module, ABC):
             estimate = estimate - value
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
 
-    def log_gate(self, hidden_states: Tensor) -> Tensor | None:
-        """The log forget gates `(batch, heads, length)` that estimates then receive; None in a layer without."""
+    def log_gate(self, hidden_states: Float[Tensor, "batch length hidden"]) -> LogGates | None:
+        """The log forget gates that estimates then receive; None in a layer without."""
         return None
 
     @abstractmethod
-    def estimate(self, query: Tensor, key: Tensor, value: Tensor, *, positions: Positions) -> Tensor:
-        """`(batch, heads, length, 2 d)` from the queries, keys and values of whole sequences."""
+    def estimate(
+        self,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
+        *,
+        positions: Positions,
+    ) -> HeadStates:
+        """The estimates from the queries, keys and values of whole sequences."""
 
     @abstractmethod
     def estimate_with_cache(
-        self, query: Tensor, key: Tensor, value: Tensor, cached: FilterLayer, *, positions: Positions
-    ) -> Tensor:
+        self,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
+        cached: FilterLayer,
+        *,
+        positions: Positions,
+    ) -> HeadStates:
         """The same for tokens that continue a cache, which their keys and values join, turned into the frame."""

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
@@ -115,7 +116,7 @@ class FilterLayer(CacheLayerMixin):
         for buffer in (self._keys, self._values):
             buffer.change(lambda x: x.to(cast(Tensor, self.key_norms).device))
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
         """Row i becomes what row `beam_idx[i]` was."""
         self._select(beam_idx)
 
@@ -124,7 +125,7 @@ class FilterLayer(CacheLayerMixin):
         if self.keys is not None:
             self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
 
-    def batch_select_indices(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Int[Tensor, " rows"] | Bool[Tensor, " rows"]) -> None:
         """Only the rows at these indices, or where a mask is True."""
         if self.keys is not None:
             self._select(torch.arange(self.keys.shape[0], device=indices.device)[indices])
@@ -165,9 +166,9 @@ class FilterCache(Cache):
         batch: int,
         length: int,
         device: torch.device,
-        times: Tensor | None,
-        key_mask: Tensor | None,
-        segment_ids: Tensor | None,
+        times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None,
+        key_mask: Bool[Tensor, "batch keys"] | None,
+        segment_ids: Int[Tensor, "batch keys"] | None,
         layer_index: int = 0,
     ) -> Positions:
         """Positions of new tokens, the queries, and of all keys, theirs included.
@@ -234,7 +235,7 @@ class FilterCache(Cache):
         super().reset()
         self._forget_times()
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
         """Row i becomes what row `beam_idx[i]` was."""
         super().reorder_cache(cast(Any, beam_idx))
         self._select(lambda rows, device: beam_idx)
@@ -244,7 +245,7 @@ class FilterCache(Cache):
         super().batch_repeat_interleave(repeats)
         self._select(lambda rows, device: torch.arange(rows, device=device).repeat_interleave(repeats))
 
-    def batch_select_indices(self, indices: Tensor) -> None:
+    def batch_select_indices(self, indices: Int[Tensor, " rows"] | Bool[Tensor, " rows"]) -> None:
         """Only the rows at these indices, or where a mask is True."""
         super().batch_select_indices(indices)
         self._select(lambda rows, device: torch.arange(rows, device=indices.device)[indices])

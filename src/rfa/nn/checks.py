@@ -7,6 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from rfa.checks import require
 from rfa.ops.backends import BACKENDS
 from rfa.ops.transforms import readable
 
@@ -23,21 +24,7 @@ _NEEDS: dict[tuple[str, str], dict[str, object]] = {
         "step": "learned",
     },
 }
-
-
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def require(condition: bool, name: str, given: object, expected: str) -> None:
-    """Raise `ValueError` unless the condition holds."""
-    if not condition:
-        raise ValueError(f"{name}: got {given!r}, expected {expected}")
-
-
-def check_range(name: str, given: float | int, least: float | int, most: float | int) -> None:
-    """Raise `ValueError` unless a number lies between two others."""
-    require(given >= least, name, given, f"at least {least}")
-    require(given <= most, name, given, f"at most {most}")
 
 
 def check_dynamics(

@@ -9,13 +9,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from rfa.checks import require
 from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.cumulative import TokenDynamics
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Weight
 
 from .cache import locate_tokens
-from .checks import check_backend, check_rates, check_sizes, check_states, paired, require
+from .checks import check_backend, check_rates, check_sizes, check_states, paired
 from .dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,

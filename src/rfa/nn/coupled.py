@@ -7,12 +7,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from rfa.checks import require
 from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
 from rfa.ops.positions import times_dtype
 from rfa.ops.problem import Weight
 
 from .cache import locate_tokens
-from .checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states, require
+from .checks import check_frequencies, check_learnable, check_rates, check_sizes, check_states
 from .dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,

@@ -8,14 +8,15 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import riccati_log_gain, rotate, rotation
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
 
-from .attention import Attention
+from .attention import Attention, HeadStates, LogGates
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates, check_turned_values, require
+from .checks import check_backend, check_frequencies, check_rates, check_turned_values
 from .dynamics import FullPrecision, HeadDynamics
 from .projections import NormalLinear
 from .yarn import Yarn
@@ -148,15 +149,15 @@ class DotProductAttention(Attention):
                 start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
             self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION, start)
 
-    def log_gate(self, hidden_states: Tensor) -> Tensor | None:
-        """`log f` of each token and head, `(batch, heads, length)`, at least in float32."""
+    def log_gate(self, hidden_states: Float[Tensor, "batch length hidden"]) -> LogGates | None:
+        """`log f` of each token and head, at least in float32."""
         if self.gate_projection is None:
             return None
         score = self.gate_projection(hidden_states).transpose(1, 2)
         return F.logsigmoid(score.to(torch.promote_types(score.dtype, torch.float32)))
 
-    def slopes(self) -> Tensor | None:
-        """Of the linear bias, `(heads,)`, fixed or from the learned noises."""
+    def slopes(self) -> Float[Tensor, " heads"] | None:
+        """Of the linear bias, fixed or from the learned noises."""
         if not self.learn_slopes:
             return self.geometry.slopes
         held = self.dynamics()
@@ -165,13 +166,13 @@ class DotProductAttention(Attention):
 
     def estimate(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
         *,
         positions: Positions,
-        log_gate: Tensor | None = None,
-    ) -> Tensor:
+        log_gate: LogGates | None = None,
+    ) -> HeadStates:
         """Scaled dot-product attention of whole sequences."""
         scale = None if self.yarn is None else self.yarn.scale(positions)
         if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
@@ -192,14 +193,14 @@ class DotProductAttention(Attention):
 
     def estimate_with_cache(
         self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
         cached: FilterLayer,
         *,
         positions: Positions,
-        log_gate: Tensor | None = None,
-    ) -> Tensor:
+        log_gate: LogGates | None = None,
+    ) -> HeadStates:
         """The same over the keys and values of a cache, which are turned already; only new states are turned.
 
         Raises:

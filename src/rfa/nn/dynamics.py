@@ -7,9 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from rfa.checks import require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
-from .checks import check_dynamics, check_frequencies, check_learnable, check_rates, require
+from .checks import check_dynamics, check_frequencies, check_learnable, check_rates
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import rotation, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
@@ -13,9 +14,9 @@ from rfa.ops.problem import Options, Parameters, Weight
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
-from .attention import Attention
+from .attention import Attention, HeadStates
 from .cache import FilterLayer
-from .checks import check_backend, check_filter, check_routing, require
+from .checks import check_backend, check_filter, check_routing
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 
 Step = Literal["learned", "precision"]
@@ -119,7 +120,14 @@ class RobustFilterAttention(Attention):
             log_precision=precise,
         )
 
-    def estimate(self, query: Tensor, key: Tensor, value: Tensor, *, positions: Positions) -> Tensor:
+    def estimate(
+        self,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
+        *,
+        positions: Positions,
+    ) -> HeadStates:
         """The operator under the layer's dynamics."""
         dynamics = self.dynamics()
         if self.aggregation == "routing":
@@ -132,8 +140,14 @@ class RobustFilterAttention(Attention):
         return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
 
     def estimate_with_cache(
-        self, query: Tensor, key: Tensor, value: Tensor, cached: FilterLayer, *, positions: Positions
-    ) -> Tensor:
+        self,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
+        cached: FilterLayer,
+        *,
+        positions: Positions,
+    ) -> HeadStates:
         """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
         dynamics = self._dynamics_of(cached)
         frequency, times = dynamics["frequency"], positions.query_times

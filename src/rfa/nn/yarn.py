@@ -4,6 +4,7 @@ import math
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import time_dtype, turn
@@ -28,8 +29,8 @@ class Yarn(NamedTuple):
     train_length: int
     base: float = 10000.0
 
-    def interpolated(self, modes: int, device: torch.device | None = None) -> Tensor:
-        """The share g of interpolation of each mode, `(modes,)`."""
+    def interpolated(self, modes: int, device: torch.device | None = None) -> Float[Tensor, " modes"]:
+        """The interpolated part g of each mode, from 0 to 1."""
         low, high = (
             modes * math.log(self.train_length / (2 * math.pi * turns)) / math.log(self.base) for turns in (FAST, SLOW)
         )
@@ -38,8 +39,8 @@ class Yarn(NamedTuple):
         index = torch.arange(modes, dtype=time_dtype(device or torch.device("cpu")), device=device)
         return ((index - first) / span).clamp(0, 1)
 
-    def scale(self, positions: Positions) -> Tensor | None:
-        """`s >= 1` of the sequence that each query belongs to, `(b, queries)`; None where no sequence is too long.
+    def scale(self, positions: Positions) -> Float[Tensor, "b queries"] | None:
+        """`s >= 1` of the sequence that each query belongs to; None where no sequence is too long.
 
         A sequence is a row, or one segment of a row, from its first key that takes part up to the last one.
         """
@@ -64,10 +65,16 @@ class Yarn(NamedTuple):
             return None
         return (length / self.train_length).clamp(min=1.0)
 
-    def rotate(self, x: Tensor, frequency: Tensor, times: Tensor, scale: Tensor) -> Tensor:
-        """States `(batch, heads, length, 2 d)` turned forwards and multiplied, each token by its own scale."""
-        share = self.interpolated(frequency.shape[-1], x.device)
-        slower = 1 - share + share / scale[:, None, :, None].to(share)
-        phase = times.to(share)[:, None, :, None] * frequency.to(share)[:, None, :] * slower
-        factor = TEMPERATURE * scale[:, None, :, None].to(share).log() + 1
+    def rotate(
+        self,
+        x: Float[Tensor, "batch heads length state"],
+        frequency: Float[Tensor, "heads modes"],
+        times: Float[Tensor, "#batch length"],
+        scale: Float[Tensor, "#batch length"],
+    ) -> Float[Tensor, "batch heads length state"]:
+        """States of `2 d` real channels turned forwards and multiplied, each token by its own scale."""
+        part = self.interpolated(frequency.shape[-1], x.device)
+        slower = 1 - part + part / scale[:, None, :, None].to(part)
+        phase = times.to(part)[:, None, :, None] * frequency.to(part)[:, None, :] * slower
+        factor = TEMPERATURE * scale[:, None, :, None].to(part).log() + 1
         return turn(x, factor * phase.cos(), factor * phase.sin())

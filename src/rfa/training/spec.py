@@ -4,9 +4,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_origin, get_type_hints
 
+from rfa.checks import check_range, require
 from rfa.data import check_split, check_tokenizer, is_path
 from rfa.models import RFAConfig, preset
-from rfa.nn.checks import check_range, require
 from rfa.ops import choose_backend
 
 _ADDED = {"one_group"}  # fields that the oldest records do not have
