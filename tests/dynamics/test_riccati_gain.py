@@ -105,7 +105,7 @@ def test_gradient_in_the_decay_at_zero_decay():
 
 @pytest.mark.parametrize("mu", [0.0, 0.2])
 def test_the_alibi_start_gives_alibi_slopes(mu):
-    """SPEC section 7: sigma^2 chosen from a slope lambda gives back lambda = -log(1 - K)."""
+    """sigma^2 chosen from a slope lambda gives back lambda = -log(1 - K)."""
     slopes = 2.0 ** -torch.arange(1, 9, dtype=torch.float64)
     decay, r, one = as_tensors(mu, 0.6, 1.0)
     gain = 1 - torch.exp(-slopes)

@@ -1,4 +1,4 @@
-"""Frequency banks and damping against numpy formulas (SPEC section 3)."""
+"""Frequency banks and damping against numpy formulas."""
 
 import math
 

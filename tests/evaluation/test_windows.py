@@ -1,4 +1,4 @@
-"""The protocols of SPEC section 4, by brute force over every window."""
+"""The protocols of `rfa.evaluation.windows`, by brute force over every window."""
 
 from itertools import pairwise
 

@@ -118,7 +118,7 @@ def test_embeddings_in_the_place_of_tokens():
 
 
 def test_the_decoder_by_hand():
-    """Embedding, linear, pre-norm blocks, norm, linear, tied head with bias: SPEC section 4."""
+    """Embedding, linear, pre-norm blocks, norm, linear, tied head with bias."""
     model, ids = small("b1-rope", dtype=torch.float64), tokens()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""Every preset against SPEC section 3's table, by formula, and its number of parameters."""
+"""Every preset against the table of docs/presets.md, by formula, and its number of parameters."""
 
 import itertools
 
@@ -179,7 +179,7 @@ def test_the_baseline_at_the_papers_size_by_formula():
 
 @pytest.mark.parametrize("name", some(NAMES, 9))
 def test_no_preset_has_more_than_the_baseline(name):
-    """SPEC section 4: at most 0.05 % more; gates that depend on the content have a projection."""
+    """At most 0.05 % more; gates that depend on the content have a projection."""
     gated = name in ("c4-fox", "x4-content-riccati")
     assert PAPER_COUNT <= count(name) <= PAPER_COUNT * (1.001 if gated else 1.0005)
 

@@ -83,7 +83,7 @@ def test_layer_is_written_by_hand(name, irregular):
 
 
 def as_released_by_hand(layer, x):
-    """SPEC section 6: cosine and sine of interleaved pairs, the quarter turn of concatenated halves."""
+    """The map of the released code: cosine and sine of interleaved pairs, the quarter turn of concatenated halves."""
     q, k, v = states(layer, x)
     length, channels = q.shape[-2:]
 

@@ -45,7 +45,7 @@ CASES = {
 
 
 def dynamics_by_hand(layer, options, flat):
-    """The operator's parameters from the layer's raw state, by SPEC section 3."""
+    """The operator's parameters from the layer's raw state, by the formulas of `HeadDynamics`."""
     raw = {n.removeprefix("raw_"): oracle.as_array(value) for n, value in layer.dynamics.state_dict().items()}
     constant = {"process_noise": 0.0, "key_noise": 0.0, "query_noise": 0.0, "noise_floor": 1.0}
     found = {name: np.full(HEADS, value) for name, value in constant.items()} if flat else {"noise_floor": [0.01] * 2}

@@ -1,4 +1,4 @@
-"""The initial values of SPEC section 3, how they are stored, and what may be learned."""
+"""The initial values of the SDE's parameters, how they are stored, and what may be learned."""
 
 import math
 

@@ -10,7 +10,7 @@ from .problems import PRIORS, WEIGHTS, assert_same, attend, irregular_times, pro
 
 # The same float64 arithmetic in another order or at another offset, on numbers of order one.
 ROUNDING = 1e-11
-# SPEC section 2: a shift by 1e6 changes nothing beyond this, relative; in float32.
+# A shift of all times by 1e6 changes nothing beyond this, relative; in float32.
 SHIFTED = 1e-4
 
 
@@ -217,7 +217,7 @@ def test_a_masked_key_may_carry_any_time(time, where, dtype, prior, backend):
 
 
 def test_the_first_riccati_gain_belongs_to_the_first_interval(backend):
-    """SPEC section 7: alone, the first key has gain 1, with a second one that of their interval; only log s sees it."""
+    """Alone, the first key has gain 1, with a second one that of their interval; only log s sees it."""
     inputs, times = problem(23, keys=2), torch.tensor([0.0, 1.0], dtype=torch.float64)
     output, log_precision = attend(inputs, backend, times=times, prior="riccati")
     alone, precision_alone = attend(part(inputs, slice(1), slice(1)), backend, times=times[:1], prior="riccati")

@@ -1,4 +1,4 @@
-"""Parameter groups, schedule and clips of SPEC section 4, and a whole run against a bare PyTorch loop."""
+"""Parameter groups, schedule and clips of the paper's training (F), and a whole run against a bare PyTorch loop."""
 
 import sys
 from contextlib import nullcontext
