@@ -174,17 +174,17 @@ def _query_gradients(
         sums = torch.zeros(batch, heads, *parts, dtype=torch.float64, device=gradient.device)
     for start in range(0, row_blocks, launched):
         count = min(launched, row_blocks - start)
-        shares = None
+        partial_sums = None
         if sums is not None:
             dtype = torch.float32 if uniform else torch.float64
-            shares = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
+            partial_sums = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
         query_gradient_kernel[(count * batch * heads,)](
             *frame,
             *incoming,
             gradient,
             path,
             scalars,
-            shares,
+            partial_sums,
             *prior,
             *order[:4],
             row_ranges,
@@ -205,8 +205,8 @@ def _query_gradients(
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-        if sums is not None and shares is not None:
-            sums += shares.sum(2, dtype=torch.float64)
+        if sums is not None and partial_sums is not None:
+            sums += partial_sums.sum(2, dtype=torch.float64)
     query = _out_of_frame(gradient, call.query, call.query_cos, call.query_sin)
     if sums is None or scalars is None:
         return query, PriorGradients(None, None, None, None, None)
