@@ -9,7 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from rfa.dynamics import rotary_frequencies
 from rfa.models import preset
 from rfa.nn import Yarn
-from rfa.ops.positions import locate
+from rfa.ops.positions import checked_positions
 from rfa.training.trainer import make_optimizer
 
 from .small import EXACT, SIZES, assert_same, small, tokens
@@ -88,7 +88,7 @@ def test_yarn_is_transformers_own(modes, trained, scale):
     unit[..., :modes] = 1.0  # 1 + 0i in each mode
     length = round(scale * trained)
     yarn = Yarn(trained)
-    found = yarn.scale(locate(length, length, torch.device("cpu"), None, None, None, None))
+    found = yarn.scale(checked_positions(1, length, length, torch.device("cpu"), None))
     assert found is not None
     assert found.unique().tolist() == [scale]
     turned = yarn.rotate(unit, frequency, torch.tensor([[1.0]]), found[:, -1:])[0, 0, 0]

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from rfa.ops import robust_filter_attention
+from rfa.ops.positions import Positions, checked_positions
 
 from . import oracle
 
@@ -91,3 +92,10 @@ def assert_same(actual, expected, backend, exact=EXACT):
     """Both results of `attend`, or single tensors."""
     tolerance = within(exact, backend)
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def located(queries, keys, device, times=None, query_times=None, key_mask=None, segment_ids=None) -> Positions:
+    """Positions of states whose batch is that of what is given."""
+    given = [x for x in (times, query_times, key_mask, segment_ids) if x is not None and x.dim() == 2]
+    batch = max([x.shape[0] for x in given], default=1)
+    return checked_positions(batch, queries, keys, device, times, query_times, key_mask, segment_ids)

@@ -5,8 +5,8 @@ from nn.by_hand import positive
 
 from rfa.ops.content import Noises, content_filter_attention
 from rfa.ops.cumulative import TokenDynamics, cumulative_dynamics
-from rfa.ops.positions import locate
 
+from .problems import located
 from .written import Written
 
 HEADS = 2
@@ -22,7 +22,7 @@ def test_a_token_that_forgets():
     options = {
         "dynamics": dynamics,
         "noises": Noises(*(torch.ones(HEADS, dtype=torch.float64) for _ in Noises._fields)),
-        "positions": locate(7, 7, query.device, None, None, None, None),
+        "positions": located(7, 7, query.device, None, None, None, None),
     }
     before = content_filter_attention(query, key, value, **options)
     value[:, :, :4] += 1
@@ -37,7 +37,7 @@ def test_the_path_costs_a_linear_number_of_operations():
     for length in (2048, 4096):
         dynamics = TokenDynamics(torch.rand(1, 2, length), torch.rand(1, 2, length), torch.rand(1, 2, 4, length))
         mask = torch.rand(1, length) > 0.1
-        positions = locate(length, length, mask.device, None, None, mask, None)
+        positions = located(length, length, mask.device, None, None, mask, None)
         with Written() as written:
             cumulative_dynamics(dynamics, positions)
         totals.append(written.total)

@@ -65,7 +65,7 @@ def dense_operators():
     from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
     from rfa.ops.cumulative import TokenDynamics
     from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
-    from rfa.ops.positions import locate
+    from rfa.ops.positions import checked_positions
     from rfa.ops.routing import posterior_routing
     from rfa.ops.tensor import tensor_filter_attention
 
@@ -74,7 +74,7 @@ def dense_operators():
     weights = {"robustness": 4 * one, "inverse_temperature": one}
 
     def at(x):
-        return locate(x.shape[2], x.shape[2], x.device, None, None, None, None)
+        return checked_positions(1, x.shape[2], x.shape[2], x.device, None)
 
     def content(q, k, v):
         decay = torch.full(q.shape[:3], 0.2, dtype=torch.float64)

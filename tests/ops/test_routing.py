@@ -8,11 +8,10 @@ from torch.distributions import MultivariateNormal
 
 import rfa.ops.dense
 from rfa.dynamics import rotate
-from rfa.ops.positions import locate
 from rfa.ops.routing import gaussian_parameters, posterior_routing, routes
 
 from . import oracle
-from .problems import EXACT, irregular_times, problem, uniform
+from .problems import EXACT, irregular_times, located, problem, uniform
 
 NEEDED = ("decay", "frequency", "process_noise", "key_noise", "query_noise", "noise_floor")
 
@@ -28,7 +27,7 @@ def inputs_of(seed=0, **shape):
 
 def routes_of(inputs, times):
     """Responsibilities and gains, and the parameters they come from."""
-    positions = locate(inputs["query"].shape[2], inputs["key"].shape[2], torch.device("cpu"), times, None, None, None)
+    positions = located(inputs["query"].shape[2], inputs["key"].shape[2], torch.device("cpu"), times, None, None, None)
     query = rotate(inputs["query"], inputs["frequency"], positions.query_times, inverse=True)
     key = rotate(inputs["key"], inputs["frequency"], positions.key_times, inverse=True)
     return routes(query, key, gaussian_parameters(**{name: inputs[name] for name in NEEDED}), positions)

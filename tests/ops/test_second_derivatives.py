@@ -6,7 +6,8 @@ from torch.autograd import gradgradcheck
 
 from rfa.nn import DotProductAttention
 from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.positions import locate
+
+from .problems import located
 
 RATES = torch.tensor([0.1, 0.4], dtype=torch.float64)
 GATES = -torch.rand(1, 2, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -20,7 +21,7 @@ def states(dtype=torch.float64):
 
 
 def attention(backend="reference", **biases):
-    positions = locate(5, 5, torch.device("cpu"), None, None, None, None)
+    positions = located(5, 5, torch.device("cpu"), None, None, None, None)
     return lambda *x: decayed_dot_product_attention(*x, positions=positions, backend=backend, **biases)
 
 

@@ -95,9 +95,9 @@ import torch
 from ops.problems import PRIORS, WEIGHTS, STATES, attend, problem
 from ops.test_tracing import extreme
 from rfa.ops.dot_product import decayed_dot_product_attention
-from rfa.ops.positions import locate
+from rfa.ops.positions import checked_positions
 
-positions = locate(7, 7, torch.device("cpu"), None, None, None, None)
+positions = checked_positions(1, 7, 7, torch.device("cpu"), None)
 
 
 def softmax(leaves, decay=None):

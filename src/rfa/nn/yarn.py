@@ -44,10 +44,13 @@ class Yarn(NamedTuple):
 
         A sequence is a row, or one segment of a row, from its first key that takes part up to the last one.
         """
-        times, groups = positions.key_times, positions.key_groups
-        keys = times.shape[-1]
-        if positions.uniform and keys <= self.train_length:
+        if positions.uniform and positions.key_times.shape[-1] <= self.train_length:
             return None
+        return next(iter(positions.once(f"{self} scale", lambda: self._scale(positions))), None)
+
+    def _scale(self, positions: Positions) -> tuple[Tensor, ...]:
+        """`scale`, as a tuple; it is empty where no sequence is too long."""
+        times, groups = positions.key_times, positions.key_groups
         if groups is None:
             groups = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
         times, groups = torch.broadcast_tensors(times.detach(), groups)
@@ -62,8 +65,8 @@ class Yarn(NamedTuple):
         of_groups = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
         length = of_groups.gather(-1, of_queries.expand(times.shape[0], -1).long())
         if not positions.uniform and readable(of_groups) and bool((of_groups <= self.train_length).all()):
-            return None
-        return (length / self.train_length).clamp(min=1.0)
+            return ()
+        return ((length / self.train_length).clamp(min=1.0),)
 
     def rotate(
         self,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, time_dtype
 
-from .positions import Positions
+from .positions import Positions, by_group
 
 
 def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
@@ -81,12 +81,11 @@ def cumulative_dynamics(
         first = torch.zeros_like(times, dtype=torch.bool)
         first[..., :1] = True
         return _sums(dynamics, times, present, first)
-    groups, order = groups.sort(dim=-1, stable=True)
-    first = F.pad(groups[:, 1:] != groups[:, :-1], (1, 0), value=True)
+    order, restore, follows = positions.once("queries", lambda: by_group(groups))
+    first = ~follows
     dynamics = TokenDynamics(*(_take(x, order) for x in dynamics))
     present = None if present is None else present.gather(-1, order)
     key, query, times = _sums(dynamics, times.expand(order.shape).gather(-1, order), present, first)
-    restore = order.argsort(dim=-1)
     key, query = (CumulativeDynamics(*(_take(x, restore) for x in sums)) for sums in (key, query))
     return key, query, times.expand(order.shape).gather(-1, restore)
 

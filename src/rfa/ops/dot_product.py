@@ -102,8 +102,9 @@ def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
         return -log_gate.cumsum(-1)
     # a query belongs to a group even if its token is absent as a key
     groups = torch.cat([positions.key_groups[:, : log_gate.shape[-1] - groups.shape[-1]], groups], dim=-1)
-    order = by_group(positions.key_times, groups)[2][:, None].expand(log_gate.shape)
-    return -log_gate.gather(-1, order).cumsum(-1).gather(-1, order.argsort(-1))
+    order, restore, _ = positions.once("tokens", lambda: by_group(groups))
+    order, restore = (index[:, None].expand(log_gate.shape) for index in (order, restore))
+    return -log_gate.gather(-1, order).cumsum(-1).gather(-1, restore)
 
 
 def _prior(

@@ -22,6 +22,8 @@ class Positions(NamedTuple):
             query sees. None where all keys take part in one group.
         query_groups: `(batch, queries)` int32, 0 or more. None where every query belongs to group 0.
         uniform: the keys stand at 0, 1, 2, ... and the queries at the last of these times.
+        complete: no key is absent.
+        orders: what layers sort by, kept under its name by the first that needs it; None keeps nothing.
     """
 
     key_times: Tensor
@@ -29,6 +31,16 @@ class Positions(NamedTuple):
     key_groups: Tensor | None = None
     query_groups: Tensor | None = None
     uniform: bool = False
+    complete: bool = False
+    orders: dict[str, tuple[Tensor, ...]] | None = None
+
+    def once(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """What `compute` returns, computed once for all layers. Integers, or numbers without a gradient."""
+        if self.orders is None:
+            return compute()
+        if name not in self.orders:
+            self.orders[name] = compute()
+        return self.orders[name]
 
     def visible(self, causal: bool) -> Tensor:
         """`(b, queries, keys)`, True where a key takes part in a query's estimate."""
@@ -41,11 +53,11 @@ class Positions(NamedTuple):
 
     def present(self) -> Tensor | None:
         """`(batch, keys)`, True where a key takes part; None where all do."""
-        return None if self.key_groups is None else self.key_groups >= 0
+        return None if self.key_groups is None or self.complete else self.key_groups >= 0
 
     def without_absent(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values `(batch, heads, keys, channels)`, zero where a key is absent: it may hold anything."""
-        if self.key_groups is None:
+        if self.key_groups is None or self.complete:
             return key, value
         absent = (self.key_groups < 0)[:, None, :, None]
         return key.masked_fill(absent, 0.0), value.masked_fill(absent, 0.0)
@@ -53,12 +65,12 @@ class Positions(NamedTuple):
     def rows(self, rows: slice) -> "Positions":
         """The same for some of the queries."""
         groups = None if self.query_groups is None else self.query_groups[:, rows]
-        return self._replace(query_times=self.query_times[:, rows], query_groups=groups)
+        return self._replace(query_times=self.query_times[:, rows], query_groups=groups, orders=None)
 
     def keys(self, keys: slice) -> "Positions":
         """The same for some of the keys."""
         groups = None if self.key_groups is None else self.key_groups[:, keys]
-        return self._replace(key_times=self.key_times[:, keys], key_groups=groups)
+        return self._replace(key_times=self.key_times[:, keys], key_groups=groups, orders=None)
 
 
 def checked_positions(
@@ -80,7 +92,8 @@ def checked_positions(
         query_times: of the queries, `(queries,)` or `(batch, queries)`; by default the last of `times`.
         key_mask: `(batch, keys)`, True for keys that take part.
         segment_ids: `(batch, keys)`, queries see keys of their own segment only.
-        origin: gives the time `(b, 1)` that times count from for the given ones `(b, keys)`; see `locate`.
+        origin: gives the time `(b, 1)` that times count from for the given ones `(b, keys)`; by default that of
+            the first key that takes part.
 
     Raises:
         ValueError: where times, mask and segments do not fit queries and keys of these numbers.
@@ -94,30 +107,14 @@ def checked_positions(
             f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
             "by default the queries stand at the last times"
         )
-    groups = group_numbers(key_mask, segment_ids, queries)
+    groups, orders = group_numbers(key_mask, segment_ids, queries), dict[str, tuple[Tensor, ...]]()
     if times is not None and readable(times, query_times, key_mask, segment_ids):
-        _check_increasing(times.to(times_dtype(times, query_times)), groups[0])
+        if groups[0] is not None:
+            orders["keys"] = by_group(groups[0])
+        _check_increasing(times.to(times_dtype(times, query_times)), orders.get("keys"))
     if query_times is not None and readable(query_times) and not bool(query_times.isfinite().all()):
         raise ValueError("query_times: got NaN or infinite values, expected finite numbers")
-    return _located(queries, keys, device, times, query_times, key_mask, groups, origin)
-
-
-def locate(
-    queries: int,
-    keys: int,
-    device: torch.device,
-    times: Tensor | None,
-    query_times: Tensor | None,
-    key_mask: Tensor | None,
-    segment_ids: Tensor | None,
-) -> Positions:
-    """`checked_positions` without the checks.
-
-    Times count from the first key that takes part: a large common offset would cost digits later. An absent key
-    stands at that origin, because padding may carry any time.
-    """
-    groups = group_numbers(key_mask, segment_ids, queries)
-    return _located(queries, keys, device, times, query_times, key_mask, groups, None)
+    return _located(queries, keys, device, times, query_times, key_mask, groups, origin, orders)
 
 
 def _located(
@@ -129,11 +126,16 @@ def _located(
     key_mask: Tensor | None,
     groups: tuple[Tensor | None, Tensor | None],
     origin: Callable[[Tensor], Tensor] | None,
+    orders: dict[str, tuple[Tensor, ...]],
 ) -> Positions:
-    dtype = time_dtype(device)
+    """Times count from the first key that takes part: a large common offset would cost digits later.
+
+    An absent key stands at that origin, because padding may carry any time.
+    """
+    dtype, complete = time_dtype(device), key_mask is None
     if times is None and query_times is None:
         key_times = torch.arange(keys, device=device, dtype=dtype)[None]
-        return Positions(key_times, key_times[:, keys - queries :], *groups, uniform=True)
+        return Positions(key_times, key_times[:, keys - queries :], *groups, True, complete, orders)
     given = torch.arange(keys, device=device) if times is None else times
     common = times_dtype(given, query_times)
     key_times = torch.atleast_2d(given.to(common))
@@ -148,12 +150,14 @@ def _located(
     key_times, query_times = (key_times - start).to(dtype), (query_times - start).to(dtype)
     if absent is not None:
         key_times = key_times.masked_fill(absent, 0.0)
-    batch = max(key_times.shape[0], query_times.shape[0])
-    return Positions(key_times.expand(batch, -1), query_times.expand(batch, -1), *groups)
+    (batch,) = torch.broadcast_shapes(key_times.shape[:1], query_times.shape[:1])
+    return Positions(key_times.expand(batch, -1), query_times.expand(batch, -1), *groups, False, complete, orders)
 
 
 def first_time(times: Tensor, absent: Tensor) -> Tensor:
     """The time `(batch, 1)` of the first key of each row that takes part, of its first key where none does."""
+    if not absent.shape[-1]:
+        return times.new_zeros(absent.shape[0], 1)
     first = absent.int().argmin(-1, keepdim=True)
     return times.detach().expand(absent.shape).gather(-1, first)
 
@@ -176,7 +180,7 @@ def group_numbers(
 
 
 def numbered(ids: Tensor) -> Tensor:
-    """Numbers 0, 1, 2, ... in the place of the ids of each row `(batch, length)`, in their order.
+    """The ids of each row `(batch, length)` as numbers 0, 1, 2, ..., in the order of the ids.
 
     `torch.unique` would do the same, but it has no rule for `torch.vmap`, and a GPU has to wait for it.
     """
@@ -186,24 +190,20 @@ def numbered(ids: Tensor) -> Tensor:
     return steps.gather(-1, order.argsort(dim=-1))
 
 
-def by_group(times: Tensor, groups: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def by_group(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Keys group after group, absent keys first; within a group they keep their order.
 
     Args:
-        times: `(b, keys)`.
         groups: `(batch, keys)` as in `Positions.key_groups`.
 
     Returns:
-        The times, whether each key follows the one before it in the same group (both `(batch, keys)`), and the
-        order that was taken.
+        The order, the order that takes it back, and whether each key follows, in this order, one of its own group;
+        all `(batch, keys)`.
     """
-    if groups is None:
-        groups = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
-    groups = groups.expand(torch.broadcast_shapes(times.shape, groups.shape))
     ordered, order = groups.sort(dim=-1, stable=True)
     joined = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
     follows = torch.cat([torch.zeros_like(ordered[:, :1], dtype=torch.bool), joined], dim=-1)
-    return times.expand(groups.shape).gather(-1, order), follows, order
+    return order, order.argsort(-1), follows
 
 
 def _check_times(name: str, given: Tensor | None, batch: int, length: int, device: torch.device) -> None:
@@ -242,12 +242,15 @@ def check_device(name: str, given: Tensor, device: torch.device) -> None:
         raise ValueError(f"{name}: got device {given.device}, expected {device}, the query's")
 
 
-def _check_increasing(times: Tensor, groups: Tensor | None) -> None:
+def _check_increasing(times: Tensor, groups: tuple[Tensor, ...] | None) -> None:
     """Times are finite and increase strictly among the keys of a group; padding may carry any time."""
     times = torch.atleast_2d(times.detach())
     finite = times.isfinite().all()
-    times, follows, _ = by_group(times, groups)
-    wrong = follows[:, 1:] & (times[:, 1:] <= times[:, :-1])
+    wrong = times[:, 1:] <= times[:, :-1]
+    if groups is not None:
+        order, _, follows = groups
+        times = times.expand(order.shape).gather(-1, order)
+        wrong = follows[:, 1:] & (times[:, 1:] <= times[:, :-1])
     if bool(finite & ~wrong.any()):  # one look for both: a GPU has to finish its work first
         return
     if not bool(finite):

@@ -174,7 +174,7 @@ def separable_path(parameters: Parameters, positions: Positions, options: Option
         gamma2 = parameters.query_noise
     inverse_freedom = 1 / (parameters.robustness * modes)
     scalars = torch.stack([_coefficient(parameters, options), inverse_freedom, eta2, floor, gamma2, beta_s])
-    batch = max(part.shape[0] for part in rows[0])
+    (batch,) = torch.broadcast_shapes(*(part.shape[:1] for part in [*rows[0], *rows[1]]))
     key_path, query_path = (
         torch.stack([part.expand(batch, -1, -1).to(torch.float64) for part in parts]) for parts in rows
     )
@@ -202,7 +202,13 @@ def riccati_weights(
     Absent keys do not count: an interval runs between two keys that take part. The first key of a group takes the gain
     of the first interval, 1 where it is alone, and adds nothing to the sum. `smallest` is passed to `riccati_log_gain`.
     """
-    times, follows, order = by_group(positions.key_times, positions.key_groups)
+    times, groups, order, restore = positions.key_times, positions.key_groups, None, None
+    if groups is None:
+        follows = torch.ones_like(times, dtype=torch.bool)
+        follows[..., :1] = False
+    else:
+        order, restore, follows = positions.once("keys", lambda: by_group(groups))
+        times = times.expand(order.shape).gather(-1, order)
     leads = F.pad(follows[:, 1:], (0, 1))
     step = times.diff(dim=-1)
     interval = torch.where(follows, F.pad(step, (1, 0)), torch.where(leads, F.pad(step, (0, 1)), 1.0))
@@ -217,20 +223,36 @@ def riccati_weights(
     log_gain = log_gain.masked_fill(~(follows | leads)[:, None, :], 0.0)
     step_down = log_rest.masked_fill(~follows[:, None, :], 0.0)
     cumulative = step_down.cumsum(-1, dtype=time_dtype(times.device))
-    restore = order.argsort(-1)[:, None, :].expand_as(cumulative)
-    return RiccatiWeights(log_gain.gather(-1, restore), cumulative.gather(-1, restore))
+    if restore is not None:
+        index = restore[:, None, :].expand_as(cumulative)
+        log_gain, cumulative = log_gain.gather(-1, index), cumulative.gather(-1, index)
+    return RiccatiWeights(log_gain, cumulative)
 
 
 def cumulative_at_queries(weights: RiccatiWeights, positions: Positions) -> Tensor:
     """C at each query, `(b, heads, queries)`: that of the last key of its group, or of the first where none is earlier.
 
-    It is 0 where no key of the group takes part. Keys and queries are sorted together, which costs O(N log N).
+    It is 0 where no key of the group takes part.
+    """
+    cumulative = weights.cumulative
+    if not positions.key_times.shape[-1]:
+        return cumulative.new_zeros(*cumulative.shape[:2], positions.query_times.shape[-1])
+    key, found = positions.once("last keys", lambda: _last_keys(positions))
+    cumulative = cumulative.expand(key.shape[0], -1, -1)
+    of_queries = cumulative.gather(-1, key[:, None, :].expand(-1, cumulative.shape[1], -1))
+    return torch.where(found[:, None, :], of_queries, 0.0)
+
+
+def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
+    """The index `(batch, queries)` of the last key of each query's group up to its time, or of the first key.
+
+    The second tensor is False where no key of the group takes part. Keys and queries are sorted together, which costs
+    O(N log N).
     """
     keys = positions.key_times.shape[-1]
-    if not keys:
-        return weights.cumulative.new_zeros(*weights.cumulative.shape[:2], positions.query_times.shape[-1])
     times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
-    batch = max(times.shape[0], 1 if positions.key_groups is None else positions.key_groups.shape[0])
+    groups = (x for x in (positions.key_groups, positions.query_groups) if x is not None)
+    (batch,) = torch.broadcast_shapes(times.shape[:1], *(x.shape[:1] for x in groups))
     times = times.expand(batch, -1)
     group = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
     if positions.key_groups is not None:
@@ -252,8 +274,4 @@ def cumulative_at_queries(weights: RiccatiWeights, positions: Positions) -> Tens
         chosen, found = torch.where(same, inside, chosen), found | same
     restore = order.argsort(-1)[:, keys:]
     found = found.gather(-1, restore)
-    key = order.gather(-1, chosen.gather(-1, restore)).masked_fill(~found, 0)
-    heads = weights.cumulative.shape[1]
-    cumulative = weights.cumulative.expand(batch, -1, -1)
-    of_queries = cumulative.gather(-1, key[:, None, :].expand(-1, heads, -1))
-    return torch.where(found[:, None, :], of_queries, 0.0)
+    return order.gather(-1, chosen.gather(-1, restore)).masked_fill(~found, 0), found

@@ -7,10 +7,9 @@ import torch
 
 from rfa.ops import robust_filter_attention
 from rfa.ops.backends import BACKENDS
-from rfa.ops.positions import locate
 from rfa.ops.problem import Options, Parameters
 
-from ..problems import PARAMETERS, STATES, problem
+from ..problems import PARAMETERS, STATES, located, problem
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -53,7 +52,7 @@ def triton_attention(query, key, value, **arguments):
     chosen = ("causal", "weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
     options = Options(*(given[name] for name in chosen), log_precision=True)
     places = ("times", "query_times", "key_mask", "segment_ids")
-    positions = locate(query.shape[2], key.shape[2], query.device, *(given[name] for name in places))
+    positions = located(query.shape[2], key.shape[2], query.device, *(given[name] for name in places))
     return BACKENDS["triton"].run(query, key, value, parameters, positions, options)
 
 

@@ -7,12 +7,11 @@ import torch
 
 import rfa.ops.triton
 from rfa.ops.kernel import kernel_inputs, rotation_tables
-from rfa.ops.positions import locate
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters
 from rfa.ops.triton import fused_attention
 
-from ..problems import PARAMETERS, irregular_times, problem
+from ..problems import PARAMETERS, irregular_times, located, problem
 from .fused_problems import DEVICE, needs_triton, rounded, triton_attention
 
 pytestmark = needs_triton
@@ -25,7 +24,7 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
     present = torch.arange(keys, device=DEVICE)[None] > 1 if mask else None
     times = irregular_times(0, keys).to(DEVICE) if irregular else None
-    positions = locate(queries, keys, torch.device(DEVICE), times, None, present, None)
+    positions = located(queries, keys, torch.device(DEVICE), times, None, present, None)
     options = Options(True, "student_t", True, prior, True, False, True)
     made = kernel_prior(parameters, positions, options)
     learned = {n: x.detach().requires_grad_() for n, x in made._asdict().items() if x is not None and n != "bound"}
