@@ -228,7 +228,7 @@ def markdown(results: dict) -> str:
 def main() -> None:
     """Measure the chosen tables, write the results and print all tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    series = ROOT.parent / "shared" / "data" / "series"
+    series = ROOT / "examples"
     measures: dict[str, Callable[[], list[dict]]] = {
         "tracker": tracked,
         "oscillator": oscillating,

@@ -14,7 +14,8 @@ from scripts import ROOT, script
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = [README, *sorted(DOCS.rglob("*.md"))]
-MARKDOWN = [*PAGES, *sorted(path for path in ROOT.glob("*.md") if path != README), ROOT / "results" / "README.md"]
+MARKDOWN = [*PAGES, *sorted(path for path in ROOT.glob("*.md") if path != README)]
+MARKDOWN += [ROOT / folder / "README.md" for folder in ("results", "tests")]
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 LONGEST_LINE = 160
 LONGEST_SENTENCE = 35  # words
@@ -106,8 +107,8 @@ def test_the_site_builds_without_warnings_or_network(tmp_path):
 
 
 def test_nothing_reads_a_folder_beside_the_repository():
-    beside = "../" + "shared"
+    beside = re.compile(r"\.\./shared|[\"']shared[\"'] */|/ *[\"']shared")
     files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.splitlines()
     for file in (Path(file) for file in files if not file.startswith("results/")):
         if (ROOT / file).is_file() and (ROOT / file).suffix in {".md", ".py", ".yaml", ".yml", ".toml", ""}:
-            assert beside not in (ROOT / file).read_text("utf-8"), file
+            assert file.name == "test_docs.py" or not beside.search((ROOT / file).read_text("utf-8")), file

@@ -15,14 +15,13 @@ from rfa.estimation.fit import _standard_errors
 
 from .models import coupled, matrix, rotating
 
-NILE = Path(__file__).parents[3] / "shared" / "data" / "series" / "nile.csv"
+NILE = Path(__file__).parents[2] / "examples" / "nile.csv"
 
 
 def level(process: float, measurement: float) -> LinearSDE:
     return LinearSDE(matrix([[0.0]]), matrix([[process]]), matrix([[1.0]]), matrix([[measurement]]))
 
 
-@pytest.mark.skipif(not NILE.exists(), reason=f"no {NILE}")
 def test_the_published_values_of_the_nile():
     """Durbin and Koopman's local level: 15,099 and 1,469, standard errors 3,146 and 1,280."""
     rows = [line.split(",") for line in NILE.read_text().split()[1:]]

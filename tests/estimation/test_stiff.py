@@ -113,7 +113,7 @@ def test_times_that_an_unstable_model_outgrows_step_by_step():
     observations = matrix([[1.0], [math.nan], [math.nan], [2.0]])
     for direction in ("filter", "smooth"):
         with pytest.raises(
-            ValueError, match=r"^times: got a time by which the state overflows, moment 2 of all, expected"
+            ValueError, match=r"^times: got a time by which the state overflows \(number 2 of all times\), expected"
         ):
             papers_estimate(sde, 300 * torch.arange(4.0), observations, prior="riccati", direction=direction)
 

@@ -13,7 +13,7 @@ from cover import cover, some
 from transformers import AutoConfig
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
-from rfa.models.flat import FLAT_NAMES, flat_record
+from rfa.models.flat import FLAT_NAMES, KINDS, flat_record
 from rfa.training.saved_files import read_config
 
 OLD = json.loads((Path(__file__).parent / "old_configs" / "presets.json").read_text("utf-8"))
@@ -74,6 +74,19 @@ def test_flat_and_nested_records_say_the_same(name):
     assert {key: old[key] for key in flat if key in old} == flat
     assert {"prior", "damping"} <= flat.keys()
     assert flat_record(old) == old
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flat_record_of_each_kind_has_what_results_read(kind):
+    """A result's schema requires `prior` and `damping`; posterior routing has only one prior."""
+    chosen = {
+        "filter": {},
+        "routing": {"aggregation": "routing"},
+        "dot_product": {"score": "dot_product", "prior": "alibi"},
+    }[kind]
+    flat = flat_record(RFAConfig(**SIZES, **chosen).to_diff_dict())
+    assert KINDS[kind].chosen_by.items() <= flat.items()
+    assert {"prior", "damping"} <= flat.keys()
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ import torch
 from cover import slow
 
 from rfa.ops import available_backends, robust_filter_attention
-from rfa.ops.backends import TRITON_CHANNELS, choose_backend, missing
+from rfa.ops.backends import choose_backend, missing
 from rfa.ops.cpu.build import BuildError, find_compiler
+from rfa.ops.kernel import TRITON_CHANNELS
 
 from .cpu.compiled import python
 from .problems import problem

@@ -68,7 +68,7 @@ def train(
     lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Of initialisation and data order.")] = 0,
     eval_steps: Annotated[int | None, typer.Option(help="Steps between validations; each epoch by default.")] = None,
-    valid_tokens: Annotated[int | None, typer.Option(help="At most so many tokens of the validation split.")] = None,
+    valid_tokens: Annotated[int | None, typer.Option(help="Most tokens of the validation split.")] = None,
     log_steps: Annotated[int, typer.Option(help="Steps between lines of metrics.")] = 10,
     bf16: Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 autocast.")] = False,
     one_group: Annotated[

@@ -148,7 +148,7 @@ class RiccatiConsensus:
         low = finite & (found < below)
         if not bool(low.any()):
             return found
-        # Equal eigenvalues have no second derivative. So where none is needed, a diagonal with unequal ones stands in.
+        # Equal eigenvalues have no second derivative. So where none is needed, a diagonal with unequal ones is used.
         unequal = torch.diag(torch.arange(1.0, matrix.shape[-1] + 1)).to(similar)
         least = torch.linalg.eigvalsh(torch.where(low[:, None, None], similar, unequal))[..., 0]
         return torch.where(low, least, found)
@@ -272,7 +272,7 @@ def _halved_until_lower(
 
 
 def _left_out(mean: Tensor, other: Tensor, covariance: Tensor, grid: ObservationGrid, index: int) -> Tensor:
-    """The Gaussian estimate without this time's observation, where that prediction is certain enough to judge it."""
+    """The Gaussian estimate without this time's observation, where that prediction is certain enough to weight it."""
     rows = grid.rows[:, index]
     finite = covariance.isfinite().all(-1).all(-1)
     variance = (rows @ torch.where(finite[:, None, None], covariance, 0.0) @ rows.mT).diagonal(dim1=-2, dim2=-1)

@@ -126,7 +126,8 @@ def _densities(
     if bool((failed > 0).any()):
         raise ValueError(
             f"{'observation_noise' if initial is None else 'initial'}: got a variance of the prediction of up to "
-            f"{spread.detach().amax().item():.3g}, expected one beside which the noise of what is seen is not lost"
+            f"{spread.detach().amax().item():.3g}, expected less: "
+            "the noise of the observations is lost to rounding"
         )
     residual = torch.linalg.solve_triangular(factor, values[..., None] - rows @ mean[..., None], upper=False)
     distance, size = residual.square().sum((-2, -1)), present.sum(-1).to(torch.float64)

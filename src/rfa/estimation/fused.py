@@ -26,9 +26,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import accumulated_variance
-from rfa.ops.backends import TRITON_CHANNELS, attend, backend_for
+from rfa.ops.backends import attend, backend_for
 from rfa.ops.cumulative import linear_scan
-from rfa.ops.kernel import Kernel, Score
+from rfa.ops.kernel import TRITON_CHANNELS, Kernel, Score
 from rfa.ops.positions import Positions, group_numbers
 from rfa.ops.prior import BITS, SeparablePath
 from rfa.ops.reference import path_attention

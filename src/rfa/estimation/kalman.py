@@ -98,7 +98,7 @@ def check_finite(covariance: Float[Tensor, "_ n n"], index: int) -> None:
     """Raise `ValueError` unless a predicted covariance is finite."""
     if not bool(covariance.isfinite().all()):
         raise ValueError(
-            f"times: got a time by which the state overflows, moment {index} of all, expected a shorter series"
+            f"times: got a time by which the state overflows (number {index} of all times), expected a shorter series"
         )
 
 

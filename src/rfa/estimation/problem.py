@@ -15,7 +15,7 @@ from .matrices import InitialMoments, check_initial, flattened, real
 from .robust_weight import RobustWeight
 
 Start = Literal["recursive", "leave_one_out", "query"]
-LARGEST_VARIANCE = 100.0  # of a prediction, in units of the noise: a less certain one does not judge its observation
+LARGEST_VARIANCE = 100.0  # of a prediction, in units of the noise: a less certain one weights nothing
 _GAP = 1e7  # ratio of a fill value's distance to that of the next observation
 
 
@@ -188,7 +188,7 @@ def make_problem(
 def without_fill_values(
     sde: LinearSDE, times: Float[Tensor, "*batch T"], observations: Float[Tensor, "*batch T m"]
 ) -> Float[Tensor, "*batch T m"]:
-    """Observations with NaN in the place of fill values, such as -3.4e38, among the first ones.
+    """Observations with NaN instead of fill values, such as -3.4e38, among the first ones.
 
     The first rows determine the state and have no prediction. A fill value there would cost all digits of the others.
     A component of these rows counts as missing where its distance from the series' median is more than 1e7 times

@@ -1,4 +1,4 @@
-"""The recursive robust filter: a filter that has been robust so far judges each observation.
+"""The recursive robust filter: each observation is weighted by a filter that has been robust so far.
 
 It keeps one Gaussian. Each row gets the mean of its gains over the scales that its error may have (`noise_scale`), and
 the uncertainty between these scales inflates the covariance (moment matching, as for a Gaussian sum):

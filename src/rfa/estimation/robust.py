@@ -162,7 +162,7 @@ def robust_estimate(
 
 def _check_fused(options: EstimatorOptions) -> None:
     if options.smooth:
-        raise ValueError("direction: got 'smooth', expected 'filter' with backend='fused': its operator sees the past")
+        raise ValueError("direction: got 'smooth', expected 'filter' with backend='fused': its operator is causal")
     if options.start == "recursive" and not options.robust_weight.gaussian:
         raise ValueError(
             "start: got 'recursive', expected 'leave_one_out' or 'query' with backend='fused': its operator has the "

@@ -98,7 +98,8 @@ def flat_record(record: Any) -> Any:
     if not isinstance(record, Mapping) or "attention" not in record:
         return record
     sizes = {name: value for name, value in record.items() if name != "attention"}
-    return sizes | flatten(read_attention(record["attention"]))
+    only = {"prior": DEFAULTS["prior"]}  # of a kind that has no choice of priors
+    return sizes | only | flatten(read_attention(record["attention"]))
 
 
 def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:

@@ -190,9 +190,9 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             segment_ids: `(batch, keys)`, the documents of a packed sequence: tokens see their own one only. Not for
                 `generate`.
             inputs_embeds: embeddings instead of `input_ids`.
-            logits_to_keep: only the last so many positions, or those at these indices; 0 is all.
+            logits_to_keep: the number of last positions, or the indices of positions; 0 is all.
             num_items_in_batch: what the summed loss is divided by, from the Trainer; by default the scored tokens.
-            kwargs: `output_hidden_states` and `return_dict`, as elsewhere in transformers; nothing else.
+            kwargs: only `output_hidden_states` and `return_dict`, as in transformers.
 
         Raises:
             ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments or

@@ -85,7 +85,7 @@ class FilterLayer(CacheLayerMixin):
         return self._keys.length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The number of keys that so many more queries see, and the first one's index."""
+        """The number of keys that this number of further queries sees, and the first one's index."""
         return self.get_seq_length() + query_length, 0
 
     def get_max_length(self) -> int:

@@ -82,7 +82,7 @@ def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> 
 
 
 def check_ids(name: str, ids: Tensor, vocabulary: int, ignored: int | None = None) -> None:
-    """Raise `ValueError` for ids outside the vocabulary, but for the `ignored` one.
+    """Raise `ValueError` for ids outside the vocabulary, except the `ignored` one.
 
     Only on a CPU: a GPU would have to finish its work first.
     """

@@ -16,14 +16,11 @@ from torch import Tensor
 
 from . import reference
 from .dense import of_finite, rotated
-from .kernel import Kernel, Score, kernel_inputs, rotation_tables
+from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, Score, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Options, Parameters
 from .transforms import forward_mode, refuse_forward_mode, transformed
-
-HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
-TRITON_CHANNELS = (16, 32, 64, 128)
 
 
 class Backend(NamedTuple):

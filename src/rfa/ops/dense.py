@@ -130,7 +130,7 @@ def log_weights(
 ) -> Tensor:
     """`beta_s L = beta_s (log_prior - (nu_s + 1) evidence)`; with exponential weights `- evidence` (section 3.2).
 
-    `log_prior` is `-log Sigma` where nothing else is said; `evidence` is that of r against `nu_s d (Sigma + gamma^2)`.
+    `log_prior` is `-log Sigma` by default; `evidence` is that of r against `nu_s d (Sigma + gamma^2)`.
     """
     exponent = robustness + 1 if weight == "student_t" else 1.0
     return inverse_temperature * (log_prior - exponent * evidence)
@@ -148,7 +148,7 @@ def log_sum(score: Tensor) -> Tensor:
 
 
 def finite(states: Tensor) -> tuple[Tensor, Tensor]:
-    """States with zeros in the place of poisoned ones; and which are poisoned, `(batch, heads, length)`.
+    """States with zeros instead of poisoned ones, and which are poisoned, `(batch, heads, length)`.
 
     A weight of zero times NaN is NaN. So poison must not meet weights that it does not belong to.
     """

@@ -22,6 +22,9 @@ from rfa.dynamics import rotation, time_dtype
 from .positions import Positions
 from .prior import LagTables, SeparablePath
 
+HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
+TRITON_CHANNELS = (16, 32, 64, 128)
+
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Score = Literal["student_t", "exponential", "dot_product"]
 

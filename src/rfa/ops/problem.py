@@ -22,7 +22,7 @@ _SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
 
 
 class Parameters(NamedTuple):
-    """The dynamics and noises of each head, `(heads,)` but for the frequency.
+    """The dynamics and noises of each head, each `(heads,)` except the frequency.
 
     Fields:
         decay: mu, per unit of time.
@@ -47,11 +47,11 @@ class Parameters(NamedTuple):
     noise: TimeDependentNoise | None = None
 
     def to(self, dtype: torch.dtype) -> "Parameters":
-        """The same in another dtype, but for `noise`: its phases are formed before rounding."""
+        """The same in another dtype, except `noise`: its phases are formed before rounding."""
         return Parameters(*(p.to(dtype) if isinstance(p, Tensor) else p for p in self))  # type: ignore[arg-type]
 
     def unsqueezed(self, dimensions: int) -> "Parameters":
-        """The same with so many dimensions of size 1 behind the heads, to broadcast with lags; not `frequency`."""
+        """The same with dimensions of size 1 after the heads, to broadcast with lags; not `frequency`."""
         index = (..., *(None,) * dimensions)
         changed: dict[str, Any] = {name: p[index] for name, p in self._asdict().items() if isinstance(p, Tensor)}
         changed["frequency"] = self.frequency

@@ -21,7 +21,7 @@ def probe_table(runs: Sequence[Run], kind: str) -> Table:
         MissingData: if no run has this probe.
     """
     rows = _probed(runs, kind, lambda row: NumberCell(row["score"], error=row["stderr"], digits=3))
-    sought = {"passkey": "three words named in the past", "repeat": "a passage repeated from the past"}[kind]
+    sought = {"passkey": "three words named earlier", "repeat": "a passage repeated from earlier"}[kind]
     caption = f"Retrieval probe {kind}: gain in nats a token for {sought}, by distance D in tokens."
     notes = (
         "Mean ± standard error over trials. A model that does not use what stands D tokens back scores exactly 0. "

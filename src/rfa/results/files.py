@@ -37,7 +37,7 @@ def read_result(path: str | Path) -> dict[str, Any]:
             json.dumps(result, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
-            f"result: {path} is damaged ({error}), expected a whole result; delete it to make it anew"
+            f"result: {path} is damaged ({error}), expected a whole result; delete it, and it is made again"
         ) from error
     if written != RESULT_FORMAT:
         expected = f"{RESULT_FORMAT}, that of rfa {rfa.version.__version__}"
@@ -80,7 +80,7 @@ def read_planned(folder: Path) -> Planned | None:
         return _PLANNED.validate_python(json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path} is damaged, expected what `rfa experiment` wrote; delete it to make it anew"
+            f"{path} is damaged, expected what `rfa experiment` wrote; delete it, and it is made again"
         ) from error
 
 

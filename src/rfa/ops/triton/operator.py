@@ -9,8 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..backends import HALF_AND_SINGLE, TRITON_CHANNELS
-from ..kernel import GRADIENT_HEADS, GRADIENT_SCHEMA, HEADS, PRIOR, SCHEMA, TENSORS, KernelInputs, gradients_by_field
+from ..kernel import (
+    GRADIENT_HEADS,
+    GRADIENT_SCHEMA,
+    HALF_AND_SINGLE,
+    HEADS,
+    PRIOR,
+    SCHEMA,
+    TENSORS,
+    TRITON_CHANNELS,
+    KernelInputs,
+    gradients_by_field,
+)
 from ..transforms import refuse_forward_mode, transformable
 from .arguments import (
     batched,
