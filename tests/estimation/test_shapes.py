@@ -5,6 +5,7 @@ import math
 import jaxtyping
 import pytest
 import torch
+from cover import cover
 
 import rfa.estimation.fused
 from rfa.estimation import LinearSDE, fit, log_likelihood, robust_estimate
@@ -35,8 +36,7 @@ def drawn(sde: LinearSDE, times: torch.Tensor, gaps: bool) -> torch.Tensor:
     return with_gaps(seen) if gaps else seen
 
 
-@pytest.mark.parametrize("known", [False, True])
-@pytest.mark.parametrize("model", [coupled, trend])
+@cover(1, known=[False, True], model=[coupled, trend])
 def test_dense(model, known):
     sde, times = model(), irregular_times(LENGTH)
     n = sde.state_size

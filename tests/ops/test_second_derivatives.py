@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from cover import cover
 from torch.autograd import gradgradcheck
 
 from rfa.nn import DotProductAttention
@@ -25,8 +26,7 @@ def attention(backend="reference", **biases):
     return lambda *x: decayed_dot_product_attention(*x, positions=positions, backend=backend, **biases)
 
 
-@pytest.mark.parametrize("decay", [None, RATES], ids=["no decay", "decay"])
-@pytest.mark.parametrize("bias", BIASES)
+@cover(1, decay=[None, RATES], bias=BIASES)
 def test_of_the_operator(bias, decay):
     assert gradgradcheck(attention(decay=decay, **BIASES[bias]), states())
 
