@@ -7,6 +7,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import jaxtyping
@@ -129,6 +130,25 @@ def test_public_functions_are_documented(package):
     assert module.__all__
     public = {name: getattr(module, name) for name in module.__all__}
     assert not [name for name, value in public.items() if callable(value) and not value.__doc__]
+
+
+def test_no_module_imports_itself_over_others():
+    """Of modules at their tops, under `TYPE_CHECKING` and in functions."""
+    modules = {module_name(path): path for path in source_files()}
+    graph = {}
+    for name, path in modules.items():
+        parents = [name.rsplit(".", depth)[0] for depth in range(1, name.count(".") + 1)]  # a package loads its modules
+        found = set()
+        for imported in imports(path.read_text("utf-8"), name, path.name == "__init__.py"):
+            while imported not in modules and "." in imported:
+                imported = imported.rsplit(".", 1)[0]
+            if imported in modules and imported != name and imported not in parents:
+                found.add(imported)
+        graph[name] = found
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_a_types_name_stands_once():

@@ -74,6 +74,23 @@ def test_sentences_are_short(path):
             assert len(words) <= LONGEST_SENTENCE, f"{len(words)} words: {sentence}"
 
 
+@pytest.mark.parametrize(
+    "path", [ROOT / "tests" / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "develop" / "layout.md"], ids=name
+)
+def test_the_files_that_developers_are_told_of_exist(page):
+    """Paths in code marks, below the repository, `src/rfa`, `tests` or the folder named before on the same line."""
+    for line in (ROOT / page).read_text("utf-8").splitlines():
+        folders = [ROOT, ROOT / "src", ROOT / "src" / "rfa", ROOT / "tests"]
+        for mark in re.findall(r"`([\w./{},-]+)`", line):
+            alternatives = re.search(r"\{(.*?)\}", mark)
+            marks = [mark.replace(alternatives[0], x) for x in alternatives[1].split(",")] if alternatives else [mark]
+            for written in marks:
+                if written.endswith((".py", ".h", ".md", "/")) and "NAME" not in written:
+                    found = [folder / written for folder in folders if (folder / written).exists()]
+                    assert found, f"{written} in {line}"
+                    folders += [place if place.is_dir() else place.parent for place in found]
+
+
 def test_the_variant_of_the_documents_can_be_applied(tmp_path):
     """The commit of docs/develop/variant.md, on a copy of the sources: its own test passes."""
     for folder in ("src/rfa", "tests/models"):

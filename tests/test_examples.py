@@ -16,6 +16,7 @@ def depth_as_em():
     return script("examples/depth_as_em.py")
 
 
+@slow
 def test_wrong_readings_are_found_and_gaps_are_bridged(filter_co2):
     times, recorded = (part[:104] for part in filter_co2.load())
     now, later = times[:91], times[91:]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cover import cover
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfa.nn.cache
 from rfa.nn.dynamics import process_noise_of_slope, softplus_inverse
@@ -219,6 +220,31 @@ def test_tokens_are_located_once_a_forward_pass(monkeypatch):
         model(ids[:, 4:], past_key_values=first.past_key_values, times=torch.arange(1.0 * ids.shape[1]))
     model(ids, times=torch.arange(1.0 * ids.shape[1]), segment_ids=torch.zeros_like(ids))
     assert len(calls) == 3
+
+
+class Sorts(TorchDispatchMode):
+    """Counts sorts."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += "sort" in str(function)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["x1-riccati", "c3-yarn", "c4-fox", "x4-content-riccati"])
+def test_segments_are_sorted_once_a_forward_pass(name):
+    """As many sorts in four layers as in one."""
+    counts, ids = [], tokens()
+    given = {"times": torch.arange(9.0), "segment_ids": torch.arange(9).div(4, rounding_mode="floor").expand(2, 9)}
+    for layers in (1, 4):
+        model = small(name, num_hidden_layers=layers, train_length=2 if name == "c3-yarn" else 16)
+        with Sorts() as sorts:
+            model(ids, labels=ids, **given).loss.backward()
+        counts.append(sorts.count)
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("name", ["b1-rope", "m2-sc-rfa"])

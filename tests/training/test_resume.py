@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from cover import some
+from cover import slow, some
 
 from rfa.training import RunFolder, Stopped, callbacks, resume, train
 from rfa.training.callbacks import read_metrics
@@ -115,6 +115,7 @@ def test_a_second_ctrl_c_stops_at_once(corpus, tmp_path):
     assert resume(tmp_path / "run")["steps"] == 8
 
 
+@slow
 def test_seeds(corpus, tmp_path):
     for name, seed in {"a": 1, "b": 1, "c": 2}.items():
         train(tiny_spec(corpus, seed=seed), tmp_path / name)

@@ -125,6 +125,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path):
     assert "cannot be loaded" in warns
 
 
+@slow
 def test_of_two_processes_at_once_one_compiles(tmp_path, counted):
     cxx, calls = counted
     both = [

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cover import slow
 
 import rfa.ops.triton
 from rfa.ops.kernel import kernel_inputs, rotation_tables
@@ -39,6 +40,7 @@ def test_opcheck(prior, irregular, mask):
     torch.library.opcheck(torch.ops.rfa.triton_forward, arguments(prior, irregular, mask=mask))
 
 
+@slow
 def test_opcheck_of_the_gradient():
     given = [x.detach() if isinstance(x, torch.Tensor) else x for x in arguments()]
     out, log_sum = torch.ops.rfa.triton_forward(*given)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cover import cover, some
+from cover import cover, slow, some
 
 from rfa.ops.kernel import kernel_inputs
 from rfa.ops.positions import Positions
@@ -81,6 +81,7 @@ def test_scores_with_free_tables(score, causal):
         torch.testing.assert_close(one.double(), other.double(), rtol=2e-5, atol=2e-5)
 
 
+@slow
 def test_long_lag_tables_are_summed_in_turns(monkeypatch):
     inputs, prior, positions = states(70, 70), table_prior(70), by_position(70, 70)
     whole = gradients(run, inputs, prior, positions, False)
