@@ -74,9 +74,7 @@ def test_sentences_are_short(path):
             assert len(words) <= LONGEST_SENTENCE, f"{len(words)} words: {sentence}"
 
 
-@pytest.mark.parametrize(
-    "path", [ROOT / "tests" / "README.md", ROOT / "CONTRIBUTING.md", DOCS / "develop" / "layout.md"], ids=name
-)
+@pytest.mark.parametrize("page", ["tests/README.md", "CONTRIBUTING.md", "docs/develop/layout.md"])
 def test_the_files_that_developers_are_told_of_exist(page):
     """Paths in code marks, below the repository, `src/rfa`, `tests` or the folder named before on the same line."""
     for line in (ROOT / page).read_text("utf-8").splitlines():

@@ -140,8 +140,8 @@ ESTIMATION = [
              "estimation/test_recursion.py"),
     Mutation("estimation/recursive_filter.py", "log_odds = log_odds + change", "log_odds = log_odds - change",
              "a jump is never believed", "estimation/test_recursion.py"),
-    Mutation("estimation/recursive_filter.py", "covariance=posterior.covariance + across",
-             "covariance=posterior.covariance - across",
+    Mutation("estimation/recursive_filter.py", "covariance=updated.covariance + across",
+             "covariance=updated.covariance - across",
              "scales that are left open narrow the band", "estimation/test_recursion.py"),
 ]  # fmt: skip
 

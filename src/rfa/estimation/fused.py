@@ -28,7 +28,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance
 from rfa.ops.backends import attend, backend_for
 from rfa.ops.cumulative import linear_scan
-from rfa.ops.kernel import TRITON_CHANNELS, Kernel, Score
+from rfa.ops.kernel import TRITON_CHANNELS, Kernel, ScoreKind
 from rfa.ops.positions import Positions, group_numbers
 from rfa.ops.prior import BITS, SeparablePath
 from rfa.ops.reference import path_attention
@@ -129,7 +129,7 @@ class SeparablePrior(NamedTuple):
     """A prior as the operator takes it.
 
     Args:
-        key_path: `(rows, b, 1, T)`: the rows damping, u and, with gains, C in bits.
+        key_path: `(rows, b, 1, T)`: the rows cumulative_decay, u and, with gains, C in bits.
         query_path: the same at the queries, `(rows, b, 1, queries)`.
         key_bias: `log2 K`, `(b, 1, T)`, or None.
         bound: an upper bound of all scores.
@@ -147,12 +147,12 @@ class SeparablePrior(NamedTuple):
 
 def _lyapunov(series: CorotatingSeries) -> SeparablePrior:
     """Each observation by itself: `c = 1 / Sigma`."""
-    rows = [series.damping, series.variance]
+    rows = [series.cumulative_decay, series.variance]
     bound = -math.log2(max(_SMALLEST, series.smallest_variance))
     initial = None
     if series.initial is not None:
         mean, variance = series.initial
-        decay = torch.exp(-series.at_queries(series.damping))
+        decay = torch.exp(-series.at_queries(series.cumulative_decay))
         total = decay.square() * variance[:, None] + series.at_queries(series.variance)
         initial = decay[..., None] * mean[:, None], -torch.log(total)
     scale = torch.ones_like(series.grid.query_index, dtype=torch.float64)
@@ -164,13 +164,13 @@ def _riccati(series: CorotatingSeries, filtered: IsotropicFilter) -> SeparablePr
     """The contribution of each observation to the Kalman filter: `c = K_j exp(C_i - C_j)`."""
     scale = series.at_queries(filtered.posterior_precision)
     variance = torch.where(scale > 0, 1 / torch.where(scale > 0, scale, 1.0), 0.0)
-    rows = [series.damping, series.variance, BITS * filtered.cumulative]
+    rows = [series.cumulative_decay, series.variance, BITS * filtered.cumulative]
     key_path, query_path = _path(series.at_observations, rows), _path(series.at_queries, rows)
     query_path = torch.stack([query_path[0], query_path[1] + variance[:, None], query_path[2]])
     key_bias = BITS * series.at_observations(filtered.log_gain)[:, None]
     initial = None
     if series.initial is not None:
-        decay = torch.exp(-series.at_queries(series.damping))[..., None]
+        decay = torch.exp(-series.at_queries(series.cumulative_decay))[..., None]
         initial = decay * series.initial[0][:, None], series.at_queries(filtered.cumulative)
     return SeparablePrior(key_path, query_path, key_bias, 0.0, scale, initial)
 
@@ -199,9 +199,9 @@ def _reweighted(
     present = series.at_observations(series.grid.present)
     if strictly_past:
         times = torch.nextafter(times, torch.full_like(times, -torch.inf))
-    score: Score = "exponential" if robust_weight.penalty == "welsch" else "student_t"
+    score_kind: ScoreKind = "exponential" if robust_weight.penalty == "welsch" else "student_t"
     coefficient, ratio = (0.0, 1.0) if robust_weight.gaussian else (robust_weight.exponent, 1 / robust_weight.nu)
-    if score == "exponential":
+    if score_kind == "exponential":
         coefficient, ratio = BITS, 1 / robust_weight.size
     scalars = torch.tensor([[coefficient], [ratio], [1.0], [0.0], [0.0], [1.0]], dtype=dtype, device=state.device)
     bound = scalars.new_full((1,), prior.bound)
@@ -221,7 +221,7 @@ def _reweighted(
                 positions=Positions(key_times[:, keys], times[:, rows], *group_numbers(present[:, keys])),
                 prior=block_prior,
                 causal=True,
-                score=score,
+                score_kind=score_kind,
                 rotate_values=False,
             )
         )

@@ -97,7 +97,7 @@ class CorotatingSeries:
         model: as given.
         grid: the times and observations as given.
         elapsed: since the first grid time, `(b, G)`.
-        damping: `mu t`, `(b, G)`.
+        cumulative_decay: `mu t`, `(b, G)`.
         variance: u, the variance of the process since the first grid time, `(b, G)`.
         process_noise: sigma^2, `(b, 1)`.
         reference: the trajectory that is subtracted, `(b, G, n)`.
@@ -110,7 +110,7 @@ class CorotatingSeries:
     model: IsotropicModel
     grid: ObservationGrid
     elapsed: Float[Tensor, "b grid"]
-    damping: Float[Tensor, "b grid"]
+    cumulative_decay: Float[Tensor, "b grid"]
     variance: Float[Tensor, "b grid"]
     process_noise: Float[Tensor, "b 1"]
     reference: Float[Tensor, "b grid n"]
@@ -138,10 +138,12 @@ class CorotatingSeries:
         elapsed = grid.times - grid.times[:, :1]
         variance = model.observation_noise / model.observation.square()
         unit = torch.where(variance > 0, variance, 1.0).sqrt()
-        damping, process_noise = model.decay * elapsed, model.process_noise / unit.square()
+        cumulative_decay, process_noise = model.decay * elapsed, model.process_noise / unit.square()
         scaled = grid.observations / (model.observation * unit)[..., None]
         observations = model.rotated(scaled, elapsed, inverse=True)
-        reference = torch.exp(-damping)[..., None] * _median(observations, grid.present & (damping < 1))
+        reference = torch.exp(-cumulative_decay)[..., None] * _median(
+            observations, grid.present & (cumulative_decay < 1)
+        )
         initial = None
         if problem.initial is not None:
             mean, covariance = problem.initial
@@ -155,7 +157,17 @@ class CorotatingSeries:
         observations = torch.where(grid.present[..., None], observations - reference, 0.0)
         accumulated = process_noise * accumulated_variance(model.decay, elapsed)
         return cls(
-            model, grid, elapsed, damping, accumulated, process_noise, reference, observations, initial, unit, indices
+            model,
+            grid,
+            elapsed,
+            cumulative_decay,
+            accumulated,
+            process_noise,
+            reference,
+            observations,
+            initial,
+            unit,
+            indices,
         )
 
     @property

@@ -92,18 +92,18 @@ def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaus
     """
     filtered, scale = _filtered(grid, transitions, state)
     later = grid.information.zero()
-    rows: list[ScalePosterior] = []
+    posteriors: list[ScalePosterior] = []
     for k in reversed(range(grid.length)):
         predicted = filtered.without_challengers(filtered.states[k].predicted)
         from_past = _scale_posterior(scale.expected(), predicted, grid, k)
         from_both = _scale_posterior(scale.expected(), combined(predicted, later)[0], grid, k)
         past_wins = ~from_both.valid | (from_past.log_evidence > from_both.log_evidence)
-        row = from_past.where(from_past.valid & past_wins, from_both)
-        scale = scale._replace(last=torch.where(row.valid[:, None], row.probability, scale.last))
-        rows.append(row)
+        posterior = from_past.where(from_past.valid & past_wins, from_both)
+        scale = scale._replace(last=torch.where(posterior.valid[:, None], posterior.probability, scale.last))
+        posteriors.append(posterior)
         if k:
-            later = transitions.backward(k - 1, later + grid.information.at(k).weighted(row.weight))
-    weight, gain_ratio = _weights(rows[::-1])
+            later = transitions.backward(k - 1, later + grid.information.at(k).weighted(posterior.weight))
+    weight, gain_ratio = _weights(posteriors[::-1])
     weighted, median = grid.weighted(weight), scale.median()[:, None].expand_as(gain_ratio)
     return FilterPass(weighted, transitions, kalman_filter(weighted, transitions, state), gain_ratio, median)
 
@@ -118,24 +118,24 @@ def _filtered(grid: ObservationGrid, transitions: Transitions, state: Gaussian) 
     determining = -(-state.mean.shape[-1] // grid.values.shape[-1]) - 1  # rows beside the first that determine a state
     trusted = torch.zeros_like(grid.times[filters, 0])  # how many rows the challenger will still use with weight 1
     log_odds = torch.full_like(grid.times[filters, 0], -torch.inf)  # of the challenger; -inf where there is none
-    states, rows, medians, replacements, starts, clearings = [], [], [], [], [], []
+    states, posteriors, medians, replacements, starts, clearings = [], [], [], [], [], []
     for k in range(grid.length):
         predicted = state.predicted(*transitions[k - 1]) if k else state
         check_finite(predicted.covariance[filters], k)
-        row = _scale_posterior(scale.expected(), predicted, grid, k)
-        row = _with_trust(row, torch.cat([nothing, trusted > 0]))
-        valid = row.valid[filters] & row.valid[challengers]
-        change = torch.where(valid, row.log_evidence[challengers] - row.log_evidence[filters], 0.0).detach()
+        posterior = _scale_posterior(scale.expected(), predicted, grid, k)
+        posterior = _with_trust(posterior, torch.cat([nothing, trusted > 0]))
+        valid = posterior.valid[filters] & posterior.valid[challengers]
+        change = torch.where(valid, posterior.log_evidence[challengers] - posterior.log_evidence[filters], 0.0).detach()
         same = valid & (change.abs() < _SAME_LOG_ODDS)
         log_odds = log_odds + change
         replaced = log_odds > 0
         ended = replaced | ~(log_odds > _ABANDONED_LOG_ODDS)
-        predicted, scale, row = _inherited(predicted, scale, row, _origin(replaced, nothing))
-        started = (ended | same) & row.valid[filters] & (row.weight[filters] < _REJECTED)
+        predicted, scale, posterior = _inherited(predicted, scale, posterior, _origin(replaced, nothing))
+        started = (ended | same) & posterior.valid[filters] & (posterior.weight[filters] < _REJECTED)
         cleared = nothing
         log_odds = torch.where(started, _PRIOR_LOG_ODDS, torch.where(ended, -torch.inf, log_odds))
         if bool(started.any()):
-            predicted, scale, row = _inherited(predicted, scale, row, _origin(nothing, started))
+            predicted, scale, posterior = _inherited(predicted, scale, posterior, _origin(nothing, started))
             new = torch.cat([nothing, started])
             challenger, cleared = _challenger(predicted, grid, k)
             predicted = predicted._replace(
@@ -143,17 +143,17 @@ def _filtered(grid: ObservationGrid, transitions: Transitions, state: Gaussian) 
                 covariance=torch.where(new[:, None, None], challenger.covariance, predicted.covariance),
             )
             cleared = cleared[challengers] & started
-            row = _full_weight(scale.expected(), grid, k).where(new, row)
+            posterior = _full_weight(scale.expected(), grid, k).where(new, posterior)
         trusted = torch.where(started, 2.0 * determining, (trusted - valid.to(trusted.dtype)).clamp(min=0.0))
-        scale = scale.updated(row)
-        state, gains = _updated(predicted, grid, k, row)
+        scale = scale.updated(posterior)
+        state, gains = _updated(predicted, grid, k, posterior)
         states.append(FilteredState(predicted, state, gains))
-        rows.append(row)
+        posteriors.append(posterior)
         medians.append(scale.median()[filters])
         replacements.append(replaced)
         starts.append(started)
         clearings.append(cleared)
-    weight, gain_ratio = _weights(rows)
+    weight, gain_ratio = _weights(posteriors)
     along_grid = [torch.stack(values, dim=1) for values in (medians, replacements, starts, clearings)]
     found = FilterPass(grid.weighted(weight), transitions, states, gain_ratio, *along_grid)
     return found, NoiseScale(*(x[filters] for x in scale))
@@ -169,15 +169,16 @@ def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Te
 
 
 def _inherited(
-    predicted: Gaussian, scale: NoiseScale, row: ScalePosterior, origin: Tensor
+    predicted: Gaussian, scale: NoiseScale, posterior: ScalePosterior, origin: Tensor
 ) -> tuple[Gaussian, NoiseScale, ScalePosterior]:
     """Of the series that each one continues."""
-    return predicted.selected(origin), NoiseScale(*(x[origin] for x in scale)), row.selected(origin)
+    return predicted.selected(origin), NoiseScale(*(x[origin] for x in scale)), posterior.selected(origin)
 
 
-def _weights(rows: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
+def _weights(posteriors: list[ScalePosterior]) -> tuple[Tensor, Tensor]:
     """Weight and gain ratio of each row, `(b, G)`."""
-    return torch.stack([row.weight for row in rows], dim=1), torch.stack([row.gain_ratio for row in rows], dim=1)
+    weights, gain_ratios = zip(*((posterior.weight, posterior.gain_ratio) for posterior in posteriors), strict=True)
+    return torch.stack(weights, dim=1), torch.stack(gain_ratios, dim=1)
 
 
 def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple[Gaussian, Bool[Tensor, " c"]]:
@@ -192,38 +193,38 @@ def _challenger(predicted: Gaussian, grid: ObservationGrid, index: int) -> tuple
     return predicted._replace(covariance=predicted.covariance * inflation), cleared
 
 
-def _with_trust(row: ScalePosterior, trusted: Bool[Tensor, " c"]) -> ScalePosterior:
+def _with_trust(posterior: ScalePosterior, trusted: Bool[Tensor, " c"]) -> ScalePosterior:
     """With weight 1 where a row is trusted and would be rejected.
 
     A challenger's first row may have moved the wrong state: the velocity, where the position has jumped. The next rows
     correct that, if they are not rejected too.
     """
-    trusted = trusted & (row.weight < _REJECTED)
-    ones, scatter = torch.ones_like(row.weight), torch.where(trusted[:, None, None], 0.0, row.scatter)
-    weight, gain_ratio = (torch.where(trusted, ones, x) for x in (row.weight, row.gain_ratio))
-    return row._replace(weight=weight, gain_ratio=gain_ratio, scatter=scatter)
+    trusted = trusted & (posterior.weight < _REJECTED)
+    ones, scatter = torch.ones_like(posterior.weight), torch.where(trusted[:, None, None], 0.0, posterior.scatter)
+    weight, gain_ratio = (torch.where(trusted, ones, x) for x in (posterior.weight, posterior.gain_ratio))
+    return posterior._replace(weight=weight, gain_ratio=gain_ratio, scatter=scatter)
 
 
 def _misfit(predicted: Gaussian, grid: ObservationGrid, index: int) -> Float[Tensor, " c"]:
     """`d^2 / m` of a row, at least 1: the factor by which the covariance must grow to expect the row."""
-    rows, values = grid.at(index)
-    innovation = values - (rows @ predicted.mean[..., None])[..., 0]
-    variance = rows @ predicted.covariance @ rows.mT
-    variance = variance + torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+    observation, values = grid.at(index)
+    innovation = values - (observation @ predicted.mean[..., None])[..., 0]
+    variance = observation @ predicted.covariance @ observation.mT
+    variance = variance + torch.eye(observation.shape[-2], dtype=observation.dtype, device=observation.device)
     solved, singular = torch.linalg.solve_ex(variance, innovation[..., None])  # singular by rounding: two equal rows
     distance = (innovation * solved[..., 0]).sum(-1).masked_fill(singular > 0, 1.0)
-    return (distance / rows.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
+    return (distance / observation.any(-1).sum(-1).clamp(min=1)).clamp(min=1.0)
 
 
 def _updated(
-    predicted: Gaussian, grid: ObservationGrid, index: int, row: ScalePosterior
+    predicted: Gaussian, grid: ObservationGrid, index: int, posterior: ScalePosterior
 ) -> tuple[Gaussian, list[Tensor]]:
     """After a row with its weight. `P H^T scatter H P` inflates the covariance."""
-    rows, values = grid.at(index)
-    root = row.weight.sqrt()
-    posterior, gains = predicted.updated(rows * root[:, None, None], values * root[:, None])
-    across = predicted.covariance @ rows.mT
-    return posterior._replace(covariance=posterior.covariance + across @ row.scatter @ across.mT), gains
+    observation, values = grid.at(index)
+    root = posterior.weight.sqrt()
+    updated, gains = predicted.updated(observation * root[:, None, None], values * root[:, None])
+    across = predicted.covariance @ observation.mT
+    return updated._replace(covariance=updated.covariance + across @ posterior.scatter @ across.mT), gains
 
 
 def _full_weight(expected: Float[Tensor, "c scales"], grid: ObservationGrid, index: int) -> ScalePosterior:
@@ -238,21 +239,21 @@ def _scale_posterior(
     expected: Float[Tensor, "c scales"], predicted: Gaussian, grid: ObservationGrid, index: int
 ) -> ScalePosterior:
     """The scale of a row, by its innovation from the predicted state."""
-    rows, values = grid.at(index)
+    observation, values = grid.at(index)
     b, m = values.shape
     valid, full_weight = grid.present[:, index], _full_weight(expected, grid, index)
     if predicted.diffuse is not None:  # a row that shows a diffuse direction has no prediction
         diffuse = predicted.diffuse
-        for component in rows.unbind(-2):
+        for component in observation.unbind(-2):
             shows, _, diffuse = diffuse.updated(component)
             valid = valid & ~shows[..., 0]
     if not bool(valid.any()):
         return full_weight
-    innovation = values - (rows @ predicted.mean[..., None])[..., 0]
-    variance = (rows @ predicted.covariance @ rows.mT).expand(b, m, m)
+    innovation = values - (observation @ predicted.mean[..., None])[..., 0]
+    variance = (observation @ predicted.covariance @ observation.mT).expand(b, m, m)
     finite = innovation.isfinite().all(-1) & variance.isfinite().all(-1).all(-1)
     if not bool(finite.all()):  # a prediction that overflows gives no weight
         valid, innovation = valid & finite, torch.where(finite[:, None], innovation, 0.0)
         variance = torch.where(finite[:, None, None], variance, 0.0)
-    present = rows.any(-1).expand(b, m)
+    present = observation.any(-1).expand(b, m)
     return infer_scale(expected, innovation, variance, present).where(valid, full_weight)

@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple, get_args
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from rfa.ops.problem import Prior
+
 from .dense import dense_estimate
 from .fused import fused_estimate
 from .kalman import kalman_estimate
@@ -13,7 +15,6 @@ from .matrices import InitialMoments
 from .problem import EstimatorOptions, Start, make_problem
 from .robust_weight import Number, Penalty, RobustWeight
 
-EstimatorPrior = Literal["lyapunov", "riccati"]
 Direction = Literal["filter", "smooth"]
 EstimatorBackend = Literal["dense", "fused"]
 
@@ -44,7 +45,7 @@ def robust_estimate(
     nu: Number = 16.0,
     kappa: Number | None = 2.0,
     penalty: Penalty = "power",
-    prior: EstimatorPrior = "riccati",
+    prior: Prior = "riccati",
     iterations: int = 5,
     start: Start = "recursive",
     direction: Direction = "filter",
@@ -133,7 +134,7 @@ def robust_estimate(
     recursive start go beyond the paper (docs/theory.md).
     """
     for name, given, choices in (
-        ("prior", prior, get_args(EstimatorPrior)),
+        ("prior", prior, get_args(Prior)),
         ("start", start, get_args(Start)),
         ("direction", direction, get_args(Direction)),
         ("backend", backend, get_args(EstimatorBackend)),

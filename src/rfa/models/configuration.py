@@ -136,6 +136,8 @@ class RFAConfig(PreTrainedConfig):
     def __setattr__(self, name: str, value: object) -> None:
         if name in FLAT_NAMES:  # the assignment would have no effect, and nobody would notice
             raise ValueError(f"{name}: got {value!r}, expected an assignment to `attention`, whose field it is")
+        if name == "attention" and value is not None and not isinstance(value, AttentionConfig):
+            value = read_attention(value)
         super().__setattr__(name, value)
 
 

@@ -184,19 +184,19 @@ class FilterCache(Cache):
             ValueError: for times, a mask or segments that do not fit, or times that differ from those in the cache.
         """
         keys = self.get_seq_length(layer_index) + length
-        held = max((self.get_seq_length(index) for index in range(len(self.layers))), default=0)
-        if not held:
+        cached = max((self.get_seq_length(index) for index in range(len(self.layers))), default=0)
+        if not cached:
             self._forget_times()
         given, origin = times, None
         if times is not None or not self.uniform:
             given = torch.arange(keys, device=device) if times is None else times
-            origin = partial(self._shared_origin, key_mask=None if times is None else key_mask, held=held)
+            origin = partial(self._shared_origin, key_mask=None if times is None else key_mask, cached=cached)
         elif self.origin is None:
             self.origin = torch.zeros(1, 1, dtype=torch.int64, device=device)
         return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
 
-    def _shared_origin(self, given: Tensor, key_mask: Tensor | None, held: int) -> Tensor:
-        """The origin `(b, 1)` of all keys at the times `(b, keys)`, the first `held` of which are in use already.
+    def _shared_origin(self, given: Tensor, key_mask: Tensor | None, cached: int) -> Tensor:
+        """The origin `(b, 1)` of all keys at the times `(b, keys)`, the first `cached` of which are in use already.
 
         Raises:
             ValueError: where those are not as the cache holds them.
@@ -204,14 +204,14 @@ class FilterCache(Cache):
         given, dtype = given.detach(), time_dtype(given.device)
         absent = None if key_mask is None else ~key_mask
         origin = given[:, :1] if absent is None else first_time(given, absent)
-        if held and self.origin is not None:
-            unseen = None if absent is None else absent[:, :held].all(-1, keepdim=True)  # rows of padding alone
+        if cached and self.origin is not None:
+            unseen = None if absent is None else absent[:, :cached].all(-1, keepdim=True)  # rows of padding alone
             origin = self.origin if unseen is None else torch.where(unseen, origin, self.origin)
         elapsed = (given - origin).to(dtype)
-        if held:
-            before = torch.arange(held, device=given.device, dtype=dtype)[None] if self.times is None else self.times
-            self._check_times(elapsed, before[:, :held], key_mask)
-        if self.times is None or elapsed.shape[1] >= held:
+        if cached:
+            before = torch.arange(cached, device=given.device, dtype=dtype)[None] if self.times is None else self.times
+            self._check_times(elapsed, before[:, :cached], key_mask)
+        if self.times is None or elapsed.shape[1] >= cached:
             self.origin, self.uniform, self.times = origin, False, elapsed
         return origin
 

@@ -153,8 +153,8 @@ class DotProductAttention(Attention):
         """`log f` of each token and head, at least in float32."""
         if self.gate_projection is None:
             return None
-        score = self.gate_projection(hidden_states).transpose(1, 2)
-        return F.logsigmoid(score.to(torch.promote_types(score.dtype, torch.float32)))
+        logit = self.gate_projection(hidden_states).transpose(1, 2)
+        return F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))
 
     def slopes(self) -> Float[Tensor, " heads"] | None:
         """Of the linear bias, fixed or from the learned noises."""

@@ -215,5 +215,5 @@ def precision_gain(log_precision: Tensor, query_noise: Tensor, tempering: Tensor
     dtype = log_precision.dtype
     log_noise = query_noise.to(dtype).clamp(min=torch.finfo(dtype).tiny).log()[:, None]
     unseen = log_precision == -torch.inf  # p times that would have no gradient
-    score = tempering.to(dtype)[:, None] * log_precision.masked_fill(unseen, 0.0) + log_noise
-    return torch.sigmoid(score).masked_fill(unseen, 0.0)
+    logit = tempering.to(dtype)[:, None] * log_precision.masked_fill(unseen, 0.0) + log_noise
+    return torch.sigmoid(logit).masked_fill(unseen, 0.0)

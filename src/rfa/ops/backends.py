@@ -16,7 +16,7 @@ from torch import Tensor
 
 from . import reference
 from .dense import of_finite, rotated
-from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, Score, kernel_inputs, rotation_tables
+from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, ScoreKind, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Options, Parameters
@@ -218,7 +218,7 @@ def _fused(
             positions=positions,
             prior=prior,
             causal=options.causal,
-            score=options.weight,
+            score_kind=options.weight,
             gate=options.gate,
             rotate_values=options.rotate_values,
             key_norm=key_norm,
@@ -240,7 +240,7 @@ def attend(
     positions: Positions,
     prior: LagTables | SeparablePath,
     causal: bool,
-    score: Score,
+    score_kind: ScoreKind,
     gate: bool = True,
     rotate_values: bool,
     key_norm: Tensor | None = None,
@@ -271,7 +271,7 @@ def attend(
         prior,
         positions,
         causal=causal,
-        score=score,
+        score_kind=score_kind,
         gate=gate,
         rotate_values=rotate_values,
         key_norm=key_norm,

@@ -134,14 +134,14 @@ def _fused(
     """The estimate in the frame by a kernel."""
     modes = states.query.shape[-1] // 2
     noises = noises.to(at_keys.decay.dtype)
-    beta_s, nu_s = noises.inverse_temperature, noises.robustness
-    coefficient = beta_s * (nu_s + 1) if weight == "student_t" else BITS * beta_s
-    scalars = [coefficient, 1 / (nu_s * modes), noises.key_noise, noises.noise_floor, noises.query_noise, beta_s]
+    inverse_temperature, inverse_freedom = noises.inverse_temperature, 1 / (noises.robustness * modes)
+    coefficient = inverse_temperature * (noises.robustness + 1 if weight == "student_t" else BITS)
+    scalars = [coefficient, inverse_freedom, noises.key_noise, noises.noise_floor, noises.query_noise]
     prior = SeparablePath(
         key_path=torch.stack([at_keys.decay, at_keys.variance]).to(torch.float64),
         query_path=torch.stack([at_queries.decay, at_queries.variance]).to(torch.float64),
         key_bias=None,
-        scalars=torch.stack(scalars),
+        scalars=torch.stack([*scalars, inverse_temperature]),
         bound=_bound(noises, dynamics).to(torch.float32),
     )
     estimate, _ = attend(
@@ -153,7 +153,7 @@ def _fused(
         positions=positions,
         prior=prior,
         causal=True,
-        score=weight,
+        score_kind=weight,
         rotate_values=False,
     )
     return estimate

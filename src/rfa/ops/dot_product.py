@@ -70,7 +70,7 @@ def decayed_dot_product_attention(
                 positions=positions,
                 prior=_prior(query, decay, slopes, gates, positions),
                 causal=True,
-                score="dot_product",
+                score_kind="dot_product",
                 rotate_values=rotate_values,
             )
     return estimate.to(query.dtype)
@@ -118,13 +118,13 @@ def _prior(
     heads, device = query.shape[1], query.device
     dtype = positions.key_times.dtype
     none = torch.zeros(heads, dtype=dtype, device=device)
-    mu = none if decay is None else decay.to(dtype)
+    decay = none if decay is None else decay.to(dtype)
     slope = BITS * (none if slopes is None else slopes.to(dtype))
     coefficient = torch.full((heads,), BITS / math.sqrt(query.shape[-1]), device=device)
     bound = torch.zeros(heads, device=device)
     if positions.uniform and gates is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
-        tables = torch.stack([decay_kernel(mu[:, None], lag), -slope[:, None] * lag, torch.zeros_like(lag)])
+        tables = torch.stack([decay_kernel(decay[:, None], lag), -slope[:, None] * lag, torch.zeros_like(lag)])
         return LagTables(tables.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
@@ -132,9 +132,9 @@ def _prior(
     first = of_queries.shape[-1] - query.shape[2]
     ends = ((positions.key_times, BITS * of_keys), (positions.query_times, BITS * of_queries[..., first:]))
     key_path, query_path = (
-        torch.stack(torch.broadcast_tensors(mu[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0).to(
-            torch.float64
-        )
+        torch.stack(
+            torch.broadcast_tensors(decay[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0
+        ).to(torch.float64)
         for t, bias in ((times.to(dtype)[:, None], bias) for times, bias in ends)
     )
     return SeparablePath(key_path, query_path, torch.zeros(key_path.shape[1:], device=device), scalars, bound)
@@ -179,9 +179,9 @@ def _dense(
             bias = bias + between.masked_fill(~visible[:, None], 0.0).to(bias.dtype)
         return bias, lag, visible
 
-    def with_decay(rows: slice, mu: Tensor) -> DenseRows:
+    def with_decay(rows: slice, decay: Tensor) -> DenseRows:
         bias, lag, visible = biased(rows)
-        remaining = decay_kernel(mu[:, None, None], lag)
+        remaining = decay_kernel(decay[:, None, None], lag)
         score = query[:, :, rows] @ key.mT / math.sqrt(query.shape[-1]) + bias
         unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
         return DenseRows(score, visible, lambda weights: (weights * remaining) @ value, unknown)
@@ -199,7 +199,7 @@ def _dense(
     if decay is None:
         estimate = torch.cat([without_decay(rows) for rows in blocks], dim=2)
     else:
-        estimate, _ = masked_softmax(blocks, partial(with_decay, mu=decay))
+        estimate, _ = masked_softmax(blocks, partial(with_decay, decay=decay))
     if frequency is not None and rotate_values:
         estimate = rotated(estimate, frequency, positions.query_times)
     return estimate

@@ -26,7 +26,7 @@ HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
 
 Phases = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Score = Literal["student_t", "exponential", "dot_product"]
+ScoreKind = Literal["student_t", "exponential", "dot_product"]
 
 
 class KernelInputs(NamedTuple):
@@ -44,7 +44,7 @@ class KernelInputs(NamedTuple):
         key_groups, query_groups: `(batch, length)` int32 as in `Positions`; both None or neither.
         key_norm: `|k|^2`, `(batch, heads, keys)`, where it is known.
         causal: key j takes part where its time is not later than that of query i.
-        score: a `Score`.
+        score_kind: a `ScoreKind`.
         gate: off, w does not depend on the lag: `w = W` along a path.
         rotate_values: values and the estimate turn too.
         decode: no gradient will be asked for, and the states stand in the common frame: the kernel may read a few
@@ -70,7 +70,7 @@ class KernelInputs(NamedTuple):
     query_groups: Tensor | None
     key_norm: Tensor | None
     causal: bool
-    score: str
+    score_kind: str
     gate: bool
     rotate_values: bool
     decode: bool
@@ -115,7 +115,7 @@ def kernel_inputs(
     positions: Positions,
     *,
     causal: bool,
-    score: Score,
+    score_kind: ScoreKind,
     gate: bool = True,
     rotate_values: bool = False,
     key_norm: Tensor | None = None,
@@ -145,7 +145,7 @@ def kernel_inputs(
         query_groups=groups,
         key_norm=key_norm,
         causal=causal,
-        score=score,
+        score_kind=score_kind,
         gate=gate,
         rotate_values=rotate_values,
         decode=decode,

@@ -108,16 +108,19 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTabl
     modes = parameters.frequency.shape[-1]
     parameters = parameters.to(time_dtype(parameters.decay.device))
     head = parameters.unsqueezed(1)
-    mu, sigma2, eta2, floor = head.decay, head.process_noise, head.key_noise, head.noise_floor
-    steps = torch.arange(length, device=mu.device, dtype=mu.dtype)
+    decay = head.decay
+    steps = torch.arange(length, device=decay.device, dtype=decay.dtype)
     lag = steps if head.horizon is None else steps + head.horizon
-    lag = lag.expand(mu.shape[0], length)
+    lag = lag.expand(decay.shape[0], length)
     variance = head.variance(lag)
     effective_variance = (variance + head.query_noise).clamp(
         min=least_effective_variance(options.weight, torch.float32)
     )
     if options.prior == "riccati":
-        log_gain, log_rest = riccati_log_gain(mu, sigma2, eta2 + floor, torch.ones_like(mu), SMALLEST)
+        observation_noise = head.key_noise + head.noise_floor
+        log_gain, log_rest = riccati_log_gain(
+            decay, head.process_noise, observation_noise, torch.ones_like(decay), SMALLEST
+        )
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
     else:
         log_prior = -torch.log(
@@ -128,8 +131,8 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTabl
     divisor = effective_variance if options.gate else torch.ones_like(effective_variance)
     weight = 1 / (unit * head.robustness * modes * divisor)
     weight = weight.clamp(max=torch.finfo(torch.float32).max)
-    tables = torch.stack([decay_kernel(mu, lag), bias, weight]).to(torch.float32)
-    bound = tables[1].detach().amax(-1) if length else tables.new_zeros(mu.shape[0])
+    tables = torch.stack([decay_kernel(decay, lag), bias, weight]).to(torch.float32)
+    bound = tables[1].detach().amax(-1) if length else tables.new_zeros(decay.shape[0])
     return LagTables(tables, _coefficient(parameters, options).to(torch.float32), bound)
 
 
@@ -144,7 +147,7 @@ def separable_path(parameters: Parameters, positions: Positions, options: Option
     parameters = parameters.to(dtype)
     if options.prior == "riccati":
         riccati = riccati_weights(parameters, positions, dtype, SMALLEST)
-    mu, sigma2 = parameters.decay[:, None], parameters.process_noise[:, None]
+    decay, process_noise = parameters.decay[:, None], parameters.process_noise[:, None]
     ends = [t.detach().amin(-1, keepdim=True) for t in (positions.key_times, positions.query_times) if t.shape[-1]]
     origin = torch.stack(torch.broadcast_tensors(*ends)).amin(0) if ends else 0.0
     horizon = torch.zeros_like(parameters.decay) if parameters.horizon is None else parameters.horizon
@@ -152,28 +155,32 @@ def separable_path(parameters: Parameters, positions: Positions, options: Option
     rows = []
     for times in (positions.key_times, positions.query_times):
         elapsed = (times - origin).to(dtype)[:, None, :]
-        cumulative_decay = (mu * elapsed).expand(-1, mu.shape[0], -1)
-        rows.append([cumulative_decay, remaining[:, None] * sigma2 * accumulated_variance(mu, elapsed)])
-    eta2 = remaining * parameters.key_noise
-    floor = parameters.noise_floor + parameters.process_noise * accumulated_variance(parameters.decay, horizon)
-    beta_s = parameters.inverse_temperature
+        cumulative_decay = (decay * elapsed).expand(-1, decay.shape[0], -1)
+        rows.append([cumulative_decay, remaining[:, None] * process_noise * accumulated_variance(decay, elapsed)])
+    key_noise = remaining * parameters.key_noise
+    noise_floor = parameters.noise_floor + parameters.process_noise * accumulated_variance(parameters.decay, horizon)
+    inverse_temperature = parameters.inverse_temperature
     key_bias = None
     if riccati is not None:
-        key_bias = (BITS * beta_s[:, None] * riccati.log_gain).to(torch.float32)
-        scale = BITS * beta_s[:, None]
+        key_bias = (BITS * inverse_temperature[:, None] * riccati.log_gain).to(torch.float32)
+        scale = BITS * inverse_temperature[:, None]
         rows[0].append(scale * riccati.cumulative)
         rows[1].append(scale * cumulative_at_queries(riccati, positions))
-        bound = key_bias.detach().amax((0, 2)) if key_bias.numel() else torch.zeros_like(beta_s)
+        bound = key_bias.detach().amax((0, 2)) if key_bias.numel() else torch.zeros_like(inverse_temperature)
     else:
-        stationary = torch.where(mu > 0, sigma2 / (2 * mu), torch.inf)[:, 0]
-        least = torch.minimum(eta2 + floor, remaining * stationary + floor).clamp(min=SMALLEST)
-        bound = -beta_s * torch.log2(least + parameters.query_noise if options.query_noise_in_bias else least)
+        stationary = torch.where(decay > 0, process_noise / (2 * decay), torch.inf)[:, 0]
+        least = torch.minimum(key_noise + noise_floor, remaining * stationary + noise_floor).clamp(min=SMALLEST)
+        bound = -inverse_temperature * torch.log2(
+            least + parameters.query_noise if options.query_noise_in_bias else least
+        )
     if options.query_noise_in_bias:  # Sigma + gamma^2 in both places: gamma^2 joins the floor
-        floor, gamma2 = floor + parameters.query_noise, torch.zeros_like(floor)
+        noise_floor, query_noise = noise_floor + parameters.query_noise, torch.zeros_like(noise_floor)
     else:
-        gamma2 = parameters.query_noise
+        query_noise = parameters.query_noise
     inverse_freedom = 1 / (parameters.robustness * modes)
-    scalars = torch.stack([_coefficient(parameters, options), inverse_freedom, eta2, floor, gamma2, beta_s])
+    scalars = torch.stack(
+        [_coefficient(parameters, options), inverse_freedom, key_noise, noise_floor, query_noise, inverse_temperature]
+    )
     (batch,) = torch.broadcast_shapes(*(part.shape[:1] for part in [*rows[0], *rows[1]]))
     key_path, query_path = (
         torch.stack([part.expand(batch, -1, -1).to(torch.float64) for part in parts]) for parts in rows

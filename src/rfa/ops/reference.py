@@ -123,10 +123,10 @@ def path_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     query, key, value, key_path, query_path = (
         inputs.query, inputs.key, inputs.value, inputs.key_path, inputs.query_path
     )  # fmt: skip
-    known = inputs.key_cos is None and inputs.causal and inputs.score != "dot_product"
+    known = inputs.key_cos is None and inputs.causal and inputs.score_kind != "dot_product"
     if not known or key_path is None or query_path is None:
         raise NotImplementedError("path_attention: causal rows along a path in the common frame only")
-    weight: Weight = "student_t" if inputs.score == "student_t" else "exponential"
+    weight: Weight = "student_t" if inputs.score_kind == "student_t" else "exponential"
     coefficient, scale, key_noise, floor, query_noise, exponent = (x[:, None, None] for x in inputs.scalars.to(query))
     positions = Positions(inputs.key_times, inputs.query_times, inputs.key_groups, inputs.query_groups)
 

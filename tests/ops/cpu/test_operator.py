@@ -42,7 +42,7 @@ def arguments(*, queries=None, keys=7, value_modes=None, in_frame=False, dtype=t
     prior = kernel_prior(parameters, positions, options)
     learned = {n: x.detach().requires_grad_() for n, x in prior._asdict().items() if x is not None and n != "bound"}
     rotation = None if in_frame else rotation_tables(parameters.frequency, positions)
-    options = {"causal": causal, "score": "student_t", "rotate_values": rotate_values}
+    options = {"causal": causal, "score_kind": "student_t", "rotate_values": rotate_values}
     return kernel_inputs(*states, rotation, prior._replace(**learned), positions, **options)
 
 

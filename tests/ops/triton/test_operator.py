@@ -31,7 +31,7 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     learned = {n: x.detach().requires_grad_() for n, x in made._asdict().items() if x is not None and n != "bound"}
     states = [inputs[n].detach().requires_grad_() for n in ("query", "key", "value")]
     rotation = rotation_tables(parameters.frequency, positions)
-    options = {"causal": True, "score": "student_t", "rotate_values": True}
+    options = {"causal": True, "score_kind": "student_t", "rotate_values": True}
     return kernel_inputs(*states, rotation, made._replace(**learned), positions, **options)
 
 

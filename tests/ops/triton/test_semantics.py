@@ -39,7 +39,7 @@ def by_position(queries, keys):
 
 
 def run(query, key, value, prior, positions, causal=True, score="student_t"):
-    return fused_attention(kernel_inputs(query, key, value, None, prior, positions, causal=causal, score=score))
+    return fused_attention(kernel_inputs(query, key, value, None, prior, positions, causal=causal, score_kind=score))
 
 
 def dense(query, key, value, prior, positions, causal, score):

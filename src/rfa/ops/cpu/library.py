@@ -7,10 +7,10 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs, Score
+from ..kernel import KernelInputs, ScoreKind
 from .build import BuildError, compiled_library
 
-SCORES = get_args(Score)
+SCORE_KINDS = get_args(ScoreKind)
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -35,7 +35,10 @@ class Problem(ctypes.Structure):
 
     _fields_ = (
         *((name, _integer) for name in ("batch", "heads", "queries", "keys", "channels", "value_channels")),
-        *((name, _integer) for name in ("causal", "score", "gate", "turned", "rotate_values", "threads", "slices")),
+        *(
+            (name, _integer)
+            for name in ("causal", "score_kind", "gate", "turned", "rotate_values", "threads", "slices")
+        ),
         *((name, Strided) for name in ("query", "key", "value", "out")),
         *((name, Strided) for name in ("key_cos", "key_sin", "query_cos", "query_sin")),
         *((name, _pointer) for name in ("log_sum", "scalars", "bound", "tables")),
@@ -70,7 +73,7 @@ class Problem(ctypes.Structure):
             problem.set(path_rows=inputs.key_path.shape[0], path_batch=inputs.key_path.shape[1])
         given = inputs._asdict()
         del given["decode"]
-        given["score"] = SCORES.index(inputs.score)
+        given["score_kind"] = SCORE_KINDS.index(inputs.score_kind)
         given["scalars"] = inputs.scalars.to(torch.float32)
         if inputs.key_norm is not None:
             given["key_norm"] = inputs.key_norm.unsqueeze(2)
@@ -136,7 +139,7 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def call(entry: str, problem: Problem | PhasesProblem) -> None:
+def run_kernel(entry: str, problem: Problem | PhasesProblem) -> None:
     """Run "forward", "decode", "backward" or "phases"; other Python threads go on meanwhile.
 
     Raises:

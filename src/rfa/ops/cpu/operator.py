@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..kernel import GRADIENT_HEADS, GRADIENT_SCHEMA, HEADS, SCHEMA, TENSORS, KernelInputs, gradients_by_field
 from ..transforms import refuse_forward_mode, transformable, transformed
-from .library import PhasesProblem, Problem, Strided, call
+from .library import PhasesProblem, Problem, Strided, run_kernel
 
 FEW = 4  # queries, up to which keys are read where they lie
 QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
@@ -44,7 +44,7 @@ def phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     in_double = times.to(torch.float64).contiguous(), frequency.to(torch.float64).contiguous()
     problem.times, problem.frequency = (tensor.data_ptr() for tensor in in_double)
     problem.cos, problem.sin = cos.data_ptr(), sin.data_ptr()
-    call("phases", problem)
+    run_kernel("phases", problem)
     return cos, sin
 
 
@@ -66,7 +66,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     decode = inputs.decode and inputs.key_cos is None and queries <= FEW
     problem = Problem.of(inputs, blocks=queries if decode else -(-queries // QUERY_BLOCK))
     problem.set(out=Strided.of(out), log_sum=log_sum)
-    call("decode" if decode else "forward", problem)
+    run_kernel("decode" if decode else "forward", problem)
     return out, log_sum
 
 
@@ -123,7 +123,7 @@ def backward(
             grad_tables=grad_tables, grad_scalars=grad_scalars,
             grad_key_path=grad_key_path, grad_query_path=grad_query_path, grad_key_bias=grad_key_bias,
         )  # fmt: skip
-        call("backward", problem)
+        run_kernel("backward", problem)
     if cuts > 1:
         grad_states[0].copy_(grad_query.sum(0))
     path_batch = 1 if inputs.key_path is None else inputs.key_path.shape[1]

@@ -83,22 +83,22 @@ def _span(worth: Tensor) -> Tensor:
     return torch.stack([first, last], dim=-1).to(torch.int32).contiguous()
 
 
-def unit(call: KernelInputs) -> float:
+def unit(inputs: KernelInputs) -> float:
     """The unit of w in the kernels; see `kernels/pairs.py`."""
-    return 2.0**-40 if call.score == "student_t" else 1.0
+    return 2.0**-40 if inputs.score_kind == "student_t" else 1.0
 
 
-def orders(call: KernelInputs) -> Orders:
+def orders(inputs: KernelInputs) -> Orders:
     """Orders where times are not uniform, and groups of the whole batch."""
-    batch, uniform = call.query.shape[0], call.tables is not None
+    batch, uniform = inputs.query.shape[0], inputs.tables is not None
     key_order = query_order = None
     if not uniform:
-        key_order, query_order = time_order(call.key_times, call.query_times)
+        key_order, query_order = time_order(inputs.key_times, inputs.query_times)
     key_groups, query_groups = (
-        x if x is None else x.expand(batch, -1).contiguous() for x in (call.key_groups, call.query_groups)
+        x if x is None else x.expand(batch, -1).contiguous() for x in (inputs.key_groups, inputs.query_groups)
     )
     skips = key_groups is not None or not uniform
-    return Orders(key_order, query_order, key_groups, query_groups, call.causal, skips)
+    return Orders(key_order, query_order, key_groups, query_groups, inputs.causal, skips)
 
 
 class Frame(NamedTuple):
@@ -112,16 +112,16 @@ class Frame(NamedTuple):
     value_norm: Tensor
 
 
-def to_frame(call: KernelInputs) -> Frame:
+def to_frame(inputs: KernelInputs) -> Frame:
     """The states as the kernels read them.
 
     They are rotated in a pass of their own. Within the kernels this would read eight bytes of phases for every two
     bytes of a half-precision state, in each tile instead of once.
     """
-    query, query_norm = turned(call.query, call.query_cos, call.query_sin, None, inverse=True)
-    key, key_norm = turned(call.key, call.key_cos, call.key_sin, call.key_groups, inverse=True)
-    cos, sin = (call.key_cos, call.key_sin) if call.rotate_values else (None, None)
-    value, value_norm = turned(call.value, cos, sin, call.key_groups, inverse=True)
+    query, query_norm = turned(inputs.query, inputs.query_cos, inputs.query_sin, None, inverse=True)
+    key, key_norm = turned(inputs.key, inputs.key_cos, inputs.key_sin, inputs.key_groups, inverse=True)
+    cos, sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
+    value, value_norm = turned(inputs.value, cos, sin, inputs.key_groups, inverse=True)
     return Frame(query, key, value, query_norm, key_norm, value_norm)
 
 
@@ -175,16 +175,18 @@ def turned(
     return target, norm
 
 
-def prior_arguments(call: KernelInputs) -> tuple[Tensor | None, ...]:
+def prior_arguments(inputs: KernelInputs) -> tuple[Tensor | None, ...]:
     """Tables, paths at keys and queries, key bias and scalars, contiguous.
 
     Paths become pairs of float32, high and low: `(b, heads, rows, 2, length)`. A difference of such pairs is as good as
     float64 for small lags, and as good as float32 relative to the lag for large ones. Most GPUs compute float64 at 1/64
     of the speed. No block needs its own origin, and gaps within a block do no harm.
     """
-    paths = (_split(call.key_path), _split(call.query_path))
-    scalars = torch.cat([call.scalars[:1], unit(call) * call.scalars[1:2], call.scalars[2:]])  # c alone beside tables
-    parts = (call.tables, *paths, call.key_bias, scalars.to(torch.float32))
+    paths = (_split(inputs.key_path), _split(inputs.query_path))
+    scalars = torch.cat(
+        [inputs.scalars[:1], unit(inputs) * inputs.scalars[1:2], inputs.scalars[2:]]
+    )  # c alone beside tables
+    parts = (inputs.tables, *paths, inputs.key_bias, scalars.to(torch.float32))
     return tuple(part if part is None else part.contiguous() for part in parts)
 
 
@@ -196,17 +198,17 @@ def _split(path: Tensor | None) -> Tensor | None:
     return torch.stack([high, (path - high.to(path.dtype)).to(torch.float32)], dim=3)
 
 
-def choices(call: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[str, Any]:
+def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[str, Any]:
     """The compile-time choices that the three attention kernels share."""
-    query = call.query
+    query = inputs.query
     return {
         "CHANNELS": query.shape[-1],
-        "VALUE_CHANNELS": call.value.shape[-1],
-        "SCORE": call.score,
-        "CAUSAL": call.causal,
-        "GATE": call.gate,
-        "UNIFORM": call.tables is not None,
-        "RICCATI": call.key_bias is not None,
+        "VALUE_CHANNELS": inputs.value.shape[-1],
+        "SCORE": inputs.score_kind,
+        "CAUSAL": inputs.causal,
+        "GATE": inputs.gate,
+        "UNIFORM": inputs.tables is not None,
+        "RICCATI": inputs.key_bias is not None,
         "GROUPS": order.key_groups is not None,
         "RANGES": ranges is not None,
         "FAST_LOG": query.dtype != torch.float32 and query.is_cuda and torch.version.cuda is not None,
@@ -214,9 +216,9 @@ def choices(call: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[st
     }
 
 
-def batched(call: KernelInputs, order: Orders) -> tuple[int, int]:
+def batched(inputs: KernelInputs, order: Orders) -> tuple[int, int]:
     """Whether the path, and the orders, differ between the rows of the batch, as 0 or 1."""
-    path = call.key_path is not None and call.key_path.shape[1] > 1
+    path = inputs.key_path is not None and inputs.key_path.shape[1] > 1
     ordered = order.key_order is not None and order.key_order.shape[0] > 1
     return int(path), int(ordered)
 

@@ -53,24 +53,24 @@ class PriorGradients(NamedTuple):
 
 
 def backward(
-    call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool
+    inputs: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor, PriorGradients]:
     """Gradients of query, key and value and, if wanted, of the prior."""
-    if call.empty:
-        parts = (call.tables, call.key_path, call.query_path, call.key_bias, call.scalars)
+    if inputs.empty:
+        parts = (inputs.tables, inputs.key_path, inputs.query_path, inputs.key_bias, inputs.scalars)
         zeros = (p if p is None else p.new_zeros(p.shape) for p in parts)
-        query, key, value = (x.new_zeros(x.shape) for x in (call.query, call.key, call.value))
+        query, key, value = (x.new_zeros(x.shape) for x in (inputs.query, inputs.key, inputs.value))
         return query, key, value, PriorGradients(*zeros)
-    order, frame, prior = orders(call), to_frame(call), prior_arguments(call)
-    incoming = _incoming(call, grad_out, grad_log_sum, out, log_sum)
-    with torch.cuda.device_of(call.query):
-        _sharpen(call, order, frame, prior, incoming, log_sum)
-        query, gradients = _query_gradients(call, order, frame, prior, incoming, prior_gradient)
-        key, value = _key_gradients(call, order, frame, prior, incoming)
+    order, frame, prior = orders(inputs), to_frame(inputs), prior_arguments(inputs)
+    incoming = _incoming(inputs, grad_out, grad_log_sum, out, log_sum)
+    with torch.cuda.device_of(inputs.query):
+        _sharpen(inputs, order, frame, prior, incoming, log_sum)
+        query, gradients = _query_gradients(inputs, order, frame, prior, incoming, prior_gradient)
+        key, value = _key_gradients(inputs, order, frame, prior, incoming)
     return query, key, value, gradients
 
 
-def _incoming(call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor) -> Incoming:
+def _incoming(inputs: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor) -> Incoming:
     from .kernels.frame import delta_kernel
 
     batch, heads, queries, channels = out.shape
@@ -93,14 +93,14 @@ def _incoming(call: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: T
             CHANNELS=channels,
             BLOCK=LINEAR_ROWS,
         )
-    cos, sin = (call.query_cos, call.query_sin) if call.rotate_values else (None, None)
-    grad_out, norm = turned(grad_out, cos, sin, None, inverse=True, dtype=call.query.dtype)
+    cos, sin = (inputs.query_cos, inputs.query_sin) if inputs.rotate_values else (None, None)
+    grad_out, norm = turned(grad_out, cos, sin, None, inverse=True, dtype=inputs.query.dtype)
     high = torch.where(norm.isnan() & (high < torch.inf), norm, high)  # beyond float16's range once it is turned
     return Incoming(grad_out, high, rest, delta, delta_rest)
 
 
 def _sharpen(
-    call: KernelInputs,
+    inputs: KernelInputs,
     order: Orders,
     frame: Frame,
     prior: tuple[Tensor | None, ...],
@@ -110,9 +110,11 @@ def _sharpen(
     """Rewrite what `incoming` holds of rows that need more digits."""
     from .kernels.sharp import sharpen_kernel
 
-    batch, heads, queries, _ = call.query.shape
-    keys = call.key.shape[2]
-    blocks = forward_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, call.tables is not None)
+    batch, heads, queries, _ = inputs.query.shape
+    keys = inputs.key.shape[2]
+    blocks = forward_blocks(
+        max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, inputs.tables is not None
+    )
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     row_blocks = -(-queries // blocks.rows)
@@ -126,20 +128,20 @@ def _sharpen(
         heads,
         queries,
         keys,
-        call.lags,
+        inputs.lags,
         row_blocks,
-        *batched(call, order),
+        *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(call, order, row_ranges),
-        EVERY=call.query.dtype != torch.float32,
+        **choices(inputs, order, row_ranges),
+        EVERY=inputs.query.dtype != torch.float32,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )
 
 
 def _query_gradients(
-    call: KernelInputs,
+    inputs: KernelInputs,
     order: Orders,
     frame: Frame,
     prior: tuple[Tensor | None, ...],
@@ -154,22 +156,22 @@ def _query_gradients(
     """
     from .kernels.query_gradient import query_gradient_kernel
 
-    batch, heads, queries, _ = call.query.shape
-    keys = call.key.shape[2]
-    uniform = call.tables is not None
-    blocks = query_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, uniform)
+    batch, heads, queries, _ = inputs.query.shape
+    keys = inputs.key.shape[2]
+    uniform = inputs.tables is not None
+    blocks = query_blocks(max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, uniform)
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     row_blocks, column_blocks = -(-queries // blocks.rows), -(-keys // blocks.columns)
-    first_window = (queries - keys) // blocks.columns if call.causal else -column_blocks
+    first_window = (queries - keys) // blocks.columns if inputs.causal else -column_blocks
     windows = row_blocks * (blocks.rows // blocks.columns) - first_window
-    new = partial(torch.empty, device=call.query.device)
-    gradient = _gradient_of(call.query, call.query_cos)
-    parts = (3, windows * blocks.columns) if uniform else (2 if call.key_bias is None else 4, keys)
+    new = partial(torch.empty, device=inputs.query.device)
+    gradient = _gradient_of(inputs.query, inputs.query_cos)
+    parts = (3, windows * blocks.columns) if uniform else (2 if inputs.key_bias is None else 4, keys)
     launched, path, scalars, sums = row_blocks, None, None, None
     if prior_gradient:
         launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * parts[0] * parts[1])))
-        scalars = new(batch, heads, call.scalars.shape[0], queries)
+        scalars = new(batch, heads, inputs.scalars.shape[0], queries)
         path = None if uniform else new(batch, heads, 3, queries, dtype=torch.float64)
         sums = torch.zeros(batch, heads, *parts, dtype=torch.float64, device=gradient.device)
     for start in range(0, row_blocks, launched):
@@ -191,9 +193,9 @@ def _query_gradients(
             heads,
             queries,
             keys,
-            call.lags,
+            inputs.lags,
             row_blocks,
-            *batched(call, order),
+            *batched(inputs, order),
             start,
             count,
             first_window,
@@ -201,41 +203,45 @@ def _query_gradients(
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
             PRIOR=prior_gradient,
-            **choices(call, order, row_ranges),
+            **choices(inputs, order, row_ranges),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
         if sums is not None and partial_sums is not None:
             sums += partial_sums.sum(2, dtype=torch.float64)
-    query = _out_of_frame(gradient, call.query, call.query_cos, call.query_sin)
+    query = _out_of_frame(gradient, inputs.query, inputs.query_cos, inputs.query_sin)
     if sums is None or scalars is None:
         return query, PriorGradients(None, None, None, None, None)
     by_head = scalars.sum((0, 3), dtype=torch.float64).T
-    units = by_head.new_tensor([1.0, unit(call), *[1 / SMALL] * 3, 1.0])[: len(by_head)]
-    by_head = (units[:, None] * by_head).to(call.scalars.dtype).contiguous()
-    if call.key_path is None or call.query_path is None or path is None:
+    units = by_head.new_tensor([1.0, unit(inputs), *[1 / SMALL] * 3, 1.0])[: len(by_head)]
+    by_head = (units[:, None] * by_head).to(inputs.scalars.dtype).contiguous()
+    if inputs.key_path is None or inputs.query_path is None or path is None:
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
-        tables = F.pad(tables, (0, call.lags - keys))
+        tables = F.pad(tables, (0, inputs.lags - keys))
         return query, PriorGradients(tables, None, None, None, by_head)
     sums[:, :, :2] /= SMALL
     path[:, :, :2] /= SMALL
-    bias = None if call.key_bias is None else _of_batch(sums[:, :, 3], call.key_bias.shape[0]).to(call.key_bias.dtype)
-    key_path, query_path = _path_gradient(sums, call.key_path), _path_gradient(path, call.query_path)
+    bias = None
+    if inputs.key_bias is not None:
+        bias = _of_batch(sums[:, :, 3], inputs.key_bias.shape[0]).to(inputs.key_bias.dtype)
+    key_path, query_path = _path_gradient(sums, inputs.key_path), _path_gradient(path, inputs.query_path)
     return query, PriorGradients(None, key_path, query_path, bias, by_head)
 
 
 def _key_gradients(
-    call: KernelInputs, order: Orders, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
+    inputs: KernelInputs, order: Orders, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
 ) -> tuple[Tensor, Tensor]:
     """Gradients of key and value."""
     from .kernels.key_gradient import key_gradient_kernel
 
-    batch, heads, queries, _ = call.query.shape
-    keys = call.key.shape[2]
-    gradient = _gradient_of(call.key, call.key_cos)
-    value_cos, value_sin = (call.key_cos, call.key_sin) if call.rotate_values else (None, None)
-    value_gradient = _gradient_of(call.value, value_cos)
-    blocks = key_blocks(max(call.query.shape[-1], call.value.shape[-1]), call.query.dtype, call.tables is not None)
+    batch, heads, queries, _ = inputs.query.shape
+    keys = inputs.key.shape[2]
+    gradient = _gradient_of(inputs.key, inputs.key_cos)
+    value_cos, value_sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
+    value_gradient = _gradient_of(inputs.value, value_cos)
+    blocks = key_blocks(
+        max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, inputs.tables is not None
+    )
     column_blocks = -(-keys // blocks.columns)
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     column_ranges = None if ranges is None else whole_ranges(ranges[1], batch)
@@ -250,17 +256,17 @@ def _key_gradients(
         heads,
         queries,
         keys,
-        call.lags,
+        inputs.lags,
         column_blocks,
-        *batched(call, order),
+        *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(call, order, column_ranges),
+        **choices(inputs, order, column_ranges),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )
-    key = _out_of_frame(gradient, call.key, call.key_cos, call.key_sin)
-    return key, _out_of_frame(value_gradient, call.value, value_cos, value_sin)
+    key = _out_of_frame(gradient, inputs.key, inputs.key_cos, inputs.key_sin)
+    return key, _out_of_frame(value_gradient, inputs.value, value_cos, value_sin)
 
 
 def _gradient_of(states: Tensor, cos: Tensor | None) -> Tensor:

@@ -27,7 +27,7 @@ class LagTables {
     }
     const float *decay = task.p.tables + task.h * task.p.lags, *weight = decay + 2 * task.p.heads * task.p.lags;
     far_ = std::partition_point(decay, decay + task.p.lags, [](float e) { return e > FAR; }) - decay;
-    widest_ = *std::max_element(weight, weight + task.p.lags) / (task.p.score == STUDENT_T ? ONE : 1.0f);
+    widest_ = *std::max_element(weight, weight + task.p.lags) / (task.p.score_kind == STUDENT_T ? ONE : 1.0f);
   }
 
   // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.

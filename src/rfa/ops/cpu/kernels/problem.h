@@ -21,7 +21,7 @@ enum Score : int64_t { STUDENT_T, EXPONENTIAL, DOT_PRODUCT };
 
 struct Problem {
   int64_t batch, heads, queries, keys, channels, value_channels;
-  int64_t causal, score, gate, turned, rotate_values, threads, slices;
+  int64_t causal, score_kind, gate, turned, rotate_values, threads, slices;
   States query, key, value, out;
   Phases key_cos, key_sin, query_cos, query_sin;
   double* log_sum;        // (batch, heads, queries)

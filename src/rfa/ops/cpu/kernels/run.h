@@ -12,7 +12,7 @@ namespace rfa {
 
 // The kernel for a problem's score and form of prior.
 template <template <int64_t, class> class Kernel, class Prior> void run_score(const Task& task) {
-  switch (task.p.score) {
+  switch (task.p.score_kind) {
     case STUDENT_T: return Kernel<STUDENT_T, Prior>(task).run();
     case EXPONENTIAL: return Kernel<EXPONENTIAL, Prior>(task).run();
     default: return Kernel<DOT_PRODUCT, Prior>(task).run();

@@ -45,11 +45,11 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
                   static_cast<float*>(key_bias_));
     query_ = task.p.query_path + (b * task.p.heads + task.h) * task.p.queries;
     query_step_ = each * task.p.queries;
-    unit_ = task.p.score == STUDENT_T ? ONE : 1.0f;
+    unit_ = task.p.score_kind == STUDENT_T ? ONE : 1.0f;
     inverse_freedom_ = task.scalar(1) * unit_, key_noise_ = task.scalar(2), floor_ = task.scalar(3);
     query_noise_ = task.scalar(4), bias_factor_ = task.scalar(5);
     gate_ = task.p.gate;
-    least_effective_ = task.p.score == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
+    least_effective_ = task.p.score_kind == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
     for (int64_t start = 0; start < task.p.keys; start += KEY_BLOCK) {
       const double* decay_sum = key_ + start;
       const auto ends = std::minmax_element(decay_sum, decay_sum + std::min(KEY_BLOCK, task.p.keys - start));
