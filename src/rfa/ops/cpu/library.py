@@ -20,10 +20,8 @@ class Strided(ctypes.Structure):
     _fields_ = (("data", _pointer), ("batch", _integer), ("head", _integer), ("row", _integer))
 
     @classmethod
-    def of(cls, tensor: Tensor | None) -> "Strided":
+    def of(cls, tensor: Tensor) -> "Strided":
         """Address and strides of a tensor; the stride is 0 along a batch of one, which serves every sample."""
-        if tensor is None:
-            return cls(None, 0, 0, 0)
         batch, head, row, channel = tensor.stride()
         unused = tensor.shape[-1] == 1 or not tensor.numel()  # NumPy has strides of 0 in empty arrays
         assert channel == 1 or unused, tensor.stride()
@@ -86,20 +84,17 @@ class Problem(ctypes.Structure):
         A tensor that the kernels write must not be copied: such states are given as `Strided`, others are contiguous.
         """
         for name, value in fields.items():
-            setattr(self, name, self._converted(value, name in _STATES))
-
-    def _converted(self, value: Tensor | Strided | int | None, is_state: bool) -> Strided | int | None:
-        if is_state and (value is None or isinstance(value, Tensor)):
-            if value is not None:
-                value = value.to(torch.float32)
-                value = value if value.stride(-1) == 1 else value.contiguous()
+            if value is None:  # what a new problem has
+                continue
+            if isinstance(value, Tensor):
+                is_state = name in _STATES
+                if is_state:
+                    value = value.to(torch.float32)
+                if not is_state or value.stride(-1) != 1:
+                    value = value.contiguous()
                 self.held.append(value)
-            return Strided.of(value)
-        if isinstance(value, Tensor):
-            value = value.contiguous()
-            self.held.append(value)
-            return value.data_ptr()
-        return value
+                value = Strided.of(value) if is_state else value.data_ptr()
+            setattr(self, name, value)
 
 
 _STATES = frozenset(field[0] for field in Problem._fields_ if field[1] is Strided)
