@@ -10,7 +10,7 @@ from rfa.checks import require
 from rfa.dynamics import rotation, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
-from rfa.ops.problem import Options, Parameters, Weight
+from rfa.ops.problem import Options, Parameters, Problem, Weight
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
@@ -134,9 +134,8 @@ class RobustFilterAttention(Attention):
             parameters = gaussian_parameters(**dynamics)
             rotates = self.rotate_values
             return located_posterior_routing(positions, query, key, value, value, parameters, rotate_values=rotates)
-        result = located_filter_attention(
-            positions, query, key, value, Parameters(**dynamics), self.options, backend=self.backend
-        )
+        problem = Problem(Parameters(**dynamics), positions, self.options)
+        result = located_filter_attention(query, key, value, problem, backend=self.backend)
         return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
 
     def estimate_with_cache(
@@ -159,16 +158,9 @@ class RobustFilterAttention(Attention):
         if self.aggregation == "routing":
             step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turn(step, cos, sin) if self.rotate_values else step)
-        result = located_filter_attention(
-            positions,
-            query,
-            key,
-            values,
-            Parameters(**dynamics),
-            self.options._replace(rotate_values=False, in_frame=True),
-            cache=cached.decoding,
-            backend=self.backend,
-        )
+        options = self.options._replace(rotate_values=False, in_frame=True)
+        problem = Problem(Parameters(**dynamics), positions, options)
+        result = located_filter_attention(query, key, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
         if self.rotate_values:
             estimate = turn(estimate, cos, sin)

@@ -19,7 +19,7 @@ from .dense import of_finite, rotated
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, ScoreKind, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
-from .problem import Options, Parameters
+from .problem import Problem
 from .transforms import forward_mode, refuse_forward_mode, transformed
 
 
@@ -45,15 +45,13 @@ class Backend(NamedTuple):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        parameters: Parameters,
-        positions: Positions,
-        options: Options,
+        problem: Problem,
         cache: DecodingCache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """The filtered values and, if asked for, the log precision."""
         if self.kernel is None:
-            return reference.filter_attention(query, key, value, parameters, positions, options)
-        return _fused(self.kernel(), query, key, value, parameters, positions, options, cache)
+            return reference.filter_attention(query, key, value, problem)
+        return _fused(self.kernel(), query, key, value, problem, cache)
 
 
 def _cpu_kernel() -> Kernel:
@@ -194,14 +192,13 @@ def _fused(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    parameters: Parameters,
-    positions: Positions,
-    options: Options,
+    problem: Problem,
     cache: DecodingCache | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
+    parameters, positions, options = problem
     with torch.autocast(query.device.type, enabled=False):
-        prior = kernel_prior(parameters, positions, options, cache)
+        prior = kernel_prior(problem, cache)
         key_norm = None if cache is None else cache.key_norm
         dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
         if parameters.horizon is not None and isinstance(prior, SeparablePath):  # tables contain the horizon's decay

@@ -6,9 +6,9 @@ from torch import Tensor
 from rfa.dynamics import TimeDependentNoise
 
 from .backends import backend_for
-from .positions import Positions, checked_positions
+from .positions import checked_positions
 from .prior import DecodingCache
-from .problem import Options, Parameters, Prior, Weight, validate
+from .problem import Options, Parameters, Prior, Problem, Weight, validate
 
 
 def robust_filter_attention(
@@ -124,16 +124,14 @@ def robust_filter_attention(
     validate(query, key, value, parameters, options)
     batch, _, queries, _ = query.shape
     positions = checked_positions(batch, queries, key.shape[2], query.device, times, query_times, key_mask, segment_ids)
-    return located_filter_attention(positions, query, key, value, parameters, options, backend=backend)
+    return located_filter_attention(query, key, value, Problem(parameters, positions, options), backend=backend)
 
 
 def located_filter_attention(
-    positions: Positions,
     query: Float[Tensor, "batch heads queries channels"],
     key: Float[Tensor, "batch heads keys channels"],
     value: Float[Tensor, "batch heads keys value_channels"],
-    parameters: Parameters,
-    options: Options,
+    problem: Problem,
     *,
     cache: DecodingCache | None = None,
     backend: str = "auto",
@@ -144,11 +142,10 @@ def located_filter_attention(
     """`robust_filter_attention` without its checks. A model locates its tokens once and calls this in every layer.
 
     Args:
-        positions: where keys and queries stand, `(1 or batch, length)`.
         query, key, value: the states. With `options.in_frame` they are turned by `exp(-i omega t)` already (values that
             do not rotate are not), and the estimate stays in that frame: the caller turns it by `exp(+i omega t)` and
             by a horizon.
-        parameters, options: the arguments of the public function.
+        problem: the other arguments of the public function.
         cache: what a decoder keeps of its keys and of the prior; for states in the frame only.
         backend: as in the public function.
 
@@ -159,7 +156,7 @@ def located_filter_attention(
         ValueError: for a backend that is unknown or does not serve such states.
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
-    separable = parameters.noise is None or positions.uniform
+    separable = problem.parameters.noise is None or problem.positions.uniform
     run = backend_for(backend, query, value, separable=separable).run
-    estimate, log_precision = run(query, key, value, parameters, positions, options, cache)
+    estimate, log_precision = run(query, key, value, problem, cache)
     return estimate if log_precision is None else (estimate, log_precision)

@@ -17,7 +17,7 @@ from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, t
 
 from .dense import least_effective_variance
 from .positions import Positions, by_group
-from .problem import Options, Parameters
+from .problem import Options, Parameters, Problem
 from .transforms import transformed
 
 BITS = math.log2(math.e)  # bits in a nat
@@ -78,17 +78,16 @@ class DecodingCache:
     tables: LagTables | None = None
 
 
-def kernel_prior(
-    parameters: Parameters, positions: Positions, options: Options, cache: DecodingCache | None = None
-) -> LagTables | SeparablePath:
+def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTables | SeparablePath:
     """The prior in the form that suits the times.
 
     Where there is a cache, its tables are made for twice the lags, so that they serve all the tokens in between.
     """
+    parameters, positions, options = problem
     keys = positions.key_times.shape[-1]
     grouped = options.prior == "riccati" and positions.key_groups is not None  # a gain depends on the key before
     if not positions.uniform or grouped:
-        return separable_path(parameters, positions, options)
+        return separable_path(problem)
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
         return lag_tables(parameters, options, keys)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:
@@ -136,11 +135,12 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTabl
     return LagTables(tables, _coefficient(parameters, options).to(torch.float32), bound)
 
 
-def separable_path(parameters: Parameters, positions: Positions, options: Options) -> SeparablePath:
+def separable_path(problem: Problem) -> SeparablePath:
     """Constant dynamics at any times: `M_i = mu t_i` and `u_i = sigma^2 phi(t_i - t_0)`.
 
     A horizon h changes the noises here. Its decay `exp(-mu h)` of keys and values is applied by the caller.
     """
+    parameters, positions, options = problem
     modes = parameters.frequency.shape[-1]
     riccati = None
     dtype = time_dtype(parameters.decay.device)

@@ -1,4 +1,4 @@
-"""The parameters and options that every backend is handed, and the checks of states, parameters and options.
+"""The problem that every backend is handed (parameters, positions, options), and the checks of its parts.
 
 Each message of a check names the argument, what was given and what was expected.
 """
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rfa.dynamics import TimeDependentNoise, covariance, time_dependent_variance
 
-from .positions import check_device, check_tensor
+from .positions import Positions, check_device, check_tensor
 from .transforms import readable
 
 Weight = Literal["student_t", "exponential"]
@@ -90,6 +90,20 @@ class Options(NamedTuple):
     query_noise_in_bias: bool
     log_precision: bool
     in_frame: bool = False
+
+
+class Problem(NamedTuple):
+    """What every backend is handed beside the states: located once, validated, and trusted from there on.
+
+    Fields:
+        parameters: the dynamics and noises.
+        positions: where keys and queries stand, `(1 or batch, length)`.
+        options: the variant.
+    """
+
+    parameters: Parameters
+    positions: Positions
+    options: Options
 
 
 def validate(

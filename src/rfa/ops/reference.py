@@ -26,18 +26,17 @@ from .dense import (
 from .kernel import KernelInputs
 from .positions import Positions
 from .prior import RiccatiWeights, cumulative_at_queries, riccati_weights
-from .problem import Options, Parameters, Weight
+from .problem import Options, Parameters, Problem, Weight
 
 _LN2 = math.log(2)
 
 
-def filter_attention(
-    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, positions: Positions, options: Options
-) -> tuple[Tensor, Tensor | None]:
+def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem) -> tuple[Tensor, Tensor | None]:
     """The filtered values `(batch, heads, queries, 2 dv)` and, if asked for, the log precision.
 
     Rows are independent: where no gradient is asked for they are computed in blocks of bounded memory.
     """
+    parameters, positions, options = problem
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)

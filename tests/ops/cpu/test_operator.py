@@ -9,7 +9,7 @@ from torch.library import opcheck
 from rfa.ops.cpu.operator import backward, forward
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
-from rfa.ops.problem import Options, Parameters
+from rfa.ops.problem import Options, Parameters, Problem
 
 from ..problems import PARAMETERS, PRIORS, STATES, attend, irregular_times, located, problem
 from .compiled import give_library, python
@@ -39,7 +39,7 @@ def arguments(*, queries=None, keys=7, value_modes=None, in_frame=False, dtype=t
     options = Options(causal, "student_t", rotate_values, given.get("prior", "lyapunov"), True, False, True)
     places = (given.get(name) for name in ("times", "query_times", "key_mask", "segment_ids"))
     positions = located(states[0].shape[2], keys, torch.device("cpu"), *places)
-    prior = kernel_prior(parameters, positions, options)
+    prior = kernel_prior(Problem(parameters, positions, options))
     learned = {n: x.detach().requires_grad_() for n, x in prior._asdict().items() if x is not None and n != "bound"}
     rotation = None if in_frame else rotation_tables(parameters.frequency, positions)
     options = {"causal": causal, "score_kind": "student_t", "rotate_values": rotate_values}

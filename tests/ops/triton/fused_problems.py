@@ -7,7 +7,7 @@ import torch
 
 from rfa.ops import robust_filter_attention
 from rfa.ops.backends import BACKENDS
-from rfa.ops.problem import Options, Parameters
+from rfa.ops.problem import Options, Parameters, Problem
 
 from ..problems import PARAMETERS, STATES, located, problem
 
@@ -53,7 +53,7 @@ def triton_attention(query, key, value, **arguments):
     options = Options(*(given[name] for name in chosen), log_precision=True)
     places = ("times", "query_times", "key_mask", "segment_ids")
     positions = located(query.shape[2], key.shape[2], query.device, *(given[name] for name in places))
-    return BACKENDS["triton"].run(query, key, value, parameters, positions, options)
+    return BACKENDS["triton"].run(query, key, value, Problem(parameters, positions, options))
 
 
 def reference_attention(**arguments):

@@ -9,7 +9,7 @@ from cover import slow
 import rfa.ops.triton
 from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.prior import kernel_prior
-from rfa.ops.problem import Options, Parameters
+from rfa.ops.problem import Options, Parameters, Problem
 from rfa.ops.triton import fused_attention
 
 from ..problems import PARAMETERS, irregular_times, located, problem
@@ -27,7 +27,7 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     times = irregular_times(0, keys).to(DEVICE) if irregular else None
     positions = located(queries, keys, torch.device(DEVICE), times, None, present, None)
     options = Options(True, "student_t", True, prior, True, False, True)
-    made = kernel_prior(parameters, positions, options)
+    made = kernel_prior(Problem(parameters, positions, options))
     learned = {n: x.detach().requires_grad_() for n, x in made._asdict().items() if x is not None and n != "bound"}
     states = [inputs[n].detach().requires_grad_() for n in ("query", "key", "value")]
     rotation = rotation_tables(parameters.frequency, positions)

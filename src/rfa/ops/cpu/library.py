@@ -28,7 +28,7 @@ class Strided(ctypes.Structure):
         return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
 
 
-class Problem(ctypes.Structure):
+class KernelProblem(ctypes.Structure):
     """One call of the kernels, field by field as in kernels/problem.h. It holds the tensors whose addresses it has."""
 
     _fields_ = (
@@ -55,7 +55,7 @@ class Problem(ctypes.Structure):
     )
 
     @classmethod
-    def of(cls, inputs: KernelInputs, blocks: int) -> "Problem":
+    def of(cls, inputs: KernelInputs, blocks: int) -> "KernelProblem":
         """The problem of these inputs. `blocks` is the number of blocks of work of each head."""
         problem = cls()
         problem.held = []
@@ -97,7 +97,7 @@ class Problem(ctypes.Structure):
             setattr(self, name, value)
 
 
-_STATES = frozenset(field[0] for field in Problem._fields_ if field[1] is Strided)
+_STATES = frozenset(field[0] for field in KernelProblem._fields_ if field[1] is Strided)
 
 
 def slices(heads: int, blocks: int, threads: int) -> int:
@@ -129,12 +129,12 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise BuildError(f"{path} cannot be loaded: {error}") from None
     loaded.rfa_problem_size.restype = _integer
-    if loaded.rfa_problem_size() != ctypes.sizeof(Problem):
+    if loaded.rfa_problem_size() != ctypes.sizeof(KernelProblem):
         raise BuildError(f"{path} does not match this version of rfa; delete it")
     return loaded
 
 
-def run_kernel(entry: str, problem: Problem | PhasesProblem) -> None:
+def run_kernel(entry: str, problem: KernelProblem | PhasesProblem) -> None:
     """Run "forward", "decode", "backward" or "phases"; other Python threads go on meanwhile.
 
     Raises:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..kernel import GRADIENT_HEADS, GRADIENT_SCHEMA, HEADS, SCHEMA, TENSORS, KernelInputs, gradients_by_field
 from ..transforms import refuse_forward_mode, transformable, transformed
-from .library import PhasesProblem, Problem, Strided, run_kernel
+from .library import KernelProblem, PhasesProblem, Strided, run_kernel
 
 FEW = 4  # queries, up to which keys are read where they lie
 QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
@@ -64,7 +64,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     queries = inputs.query.shape[2]
     # decoding adds up in another order than backward, which forms the weights again
     decode = inputs.decode and inputs.key_cos is None and queries <= FEW
-    problem = Problem.of(inputs, blocks=queries if decode else -(-queries // QUERY_BLOCK))
+    problem = KernelProblem.of(inputs, blocks=queries if decode else -(-queries // QUERY_BLOCK))
     problem.set(out=Strided.of(out), log_sum=log_sum)
     run_kernel("decode" if decode else "forward", problem)
     return out, log_sum
@@ -103,7 +103,7 @@ def backward(
     query, key, scalars = inputs.query, inputs.key, inputs.scalars
     batch, heads, queries, _ = query.shape
     keys = key.shape[2]
-    problem = Problem.of(inputs, min(-(-keys // KEY_BLOCK), max(1, MOST_SLICES // max(1, query.numel()))))
+    problem = KernelProblem.of(inputs, min(-(-keys // KEY_BLOCK), max(1, MOST_SLICES // max(1, query.numel()))))
     cuts, rows = problem.slices, problem.path_rows
 
     def zeros(*shape: int) -> Tensor:
