@@ -1,7 +1,8 @@
-"""Perplexity over context length, retrieval at a distance, maps of attention."""
+"""Perplexity over context length, retrieval at a distance, maps of attention; scores of forecasts."""
 
 from .attention_maps import MAP_LENGTHS, attention_maps
 from .evaluate import evaluate, full_evaluation
+from .forecasts import ForecastScores, central_interval, crps, forecast_scores
 from .generation import generate
 from .perplexity import LossByDocument, LossByPosition, loss_by_position, perplexities
 from .probes import probe, probe_layout
@@ -10,11 +11,15 @@ from .windows import PROTOCOLS, Window, windows
 __all__ = [
     "MAP_LENGTHS",
     "PROTOCOLS",
+    "ForecastScores",
     "LossByDocument",
     "LossByPosition",
     "Window",
     "attention_maps",
+    "central_interval",
+    "crps",
     "evaluate",
+    "forecast_scores",
     "full_evaluation",
     "generate",
     "loss_by_position",
