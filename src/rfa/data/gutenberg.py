@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import os
 import re
 import time
 import unicodedata
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -19,13 +16,13 @@ from rfa.files import cache_folder, cached_file
 from rfa.progress import Progress
 
 from .documents import Document, file_document, text_document
+from .download import Unreachable, download
 from .splits import SPLITS, Splits
 
 PREFIX = "gutenberg:"
 LISTS = ("novels",)
 SITE = "https://www.gutenberg.org/cache/epub"
 PAUSE_SECONDS = 2.0  # between two books: Project Gutenberg asks robots to wait
-TIMEOUT_SECONDS = 30.0
 LARGEST_BYTES = 1 << 25  # the longest novel of the list has 2 MB
 _START = re.compile(r"^\*\*\* ?START OF TH[^*]*\*\*\*.*\n", re.MULTILINE)
 _END = re.compile(r"^\*\*\* ?END OF TH", re.MULTILINE)
@@ -129,13 +126,13 @@ def _fetched(listed: tuple[Book, ...], progress: Progress | None) -> list[Docume
         if asked:
             time.sleep(PAUSE_SECONDS)
         asked = True
-        file.write(body(_download(f"{site}/{book.number}/pg{book.number}.txt"), book).encode())
+        file.write(body(download(f"{site}/{book.number}/pg{book.number}.txt", LARGEST_BYTES), book).encode())
 
     documents = []
     for index, book in enumerate(listed):
         try:
             path = cached_file(folder / f"{book.number}.txt", partial(write, book))
-        except _Unreachable as error:
+        except Unreachable as error:
             raise ValueError(
                 f"gutenberg: tried {error}; {index} of {len(listed)} books are in {folder}. Try again, name a mirror "
                 "by RFA_GUTENBERG_MIRROR, or a folder with the books by RFA_GUTENBERG"
@@ -144,20 +141,6 @@ def _fetched(listed: tuple[Book, ...], progress: Progress | None) -> list[Docume
         if progress is not None:
             progress(index + 1, len(listed))
     return documents
-
-
-class _Unreachable(Exception):
-    """A text that cannot be had: its address, and why."""
-
-
-def _download(address: str) -> bytes:
-    request = urllib.request.Request(address, headers={"User-Agent": "rfa (robust-filter-attention)"})
-    try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
-            return answer.read(LARGEST_BYTES)
-    except (OSError, http.client.HTTPException, ValueError) as error:  # ValueError: an address that is none
-        reason = f"{type(error).__name__}: {error}".split("\n", 1)[0][:200]
-        raise _Unreachable(f"{address}, got {reason}") from error
 
 
 def body(data: bytes, book: Book) -> str:
