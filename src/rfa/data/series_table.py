@@ -90,7 +90,7 @@ def read_series(
     unseen = [name for name, column in zip(columns, channels.T, strict=True) if np.isnan(column).all()]
     if unseen:
         raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
-    return SeriesTable(torch.from_numpy(times), torch.from_numpy(channels), tuple(columns), unit, origin)
+    return SeriesTable(torch.tensor(times), torch.tensor(channels), tuple(columns), unit, origin)
 
 
 def _times(column: "pd.Series[Any]", path: Path, date_format: str | None) -> tuple[np.ndarray, str, Any]:
