@@ -29,8 +29,13 @@ def experiment(
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa.experiments import load_recipe, run_recipe, states
+    from rfa.experiments import is_series_recipe, load_recipe, run_recipe, states
 
+    with _all_faults():
+        of_series = is_series_recipe(recipe)
+    if of_series:
+        _series_experiment(recipe, out, tuple(only or ()), dry_run)
+        return
     with _all_faults():
         planned = load_recipe(recipe, data)
     if dry_run:
@@ -59,6 +64,36 @@ def experiment(
             f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
         )
         raise typer.Exit(1)
+
+
+def _series_experiment(recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool) -> None:
+    """The runs of a recipe of series, and their tables."""
+    from rfa.experiments import finished_series_result, load_series_recipe, run_series_recipe
+    from rfa.report.series_tables import write_series_report
+
+    with _all_faults():
+        planned = load_series_recipe(recipe)
+    if dry_run:
+        for run in planned.runs:
+            there = finished_series_result(planned, run, out / "results" / f"{run.name}.json") is not None
+            console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
+        return
+    try:
+        with _all_faults(), progress_bars() as bar:
+            outcome = run_series_recipe(
+                planned,
+                out,
+                only=only,
+                progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+            )
+    except KeyboardInterrupt:
+        again = shlex.join(["rfa", "experiment", str(recipe), "--out", str(out)])
+        errors.print(f"rfa: stopped; finished runs are kept, go on with: {again}")
+        raise SystemExit(130) from None
+    for name in outcome.claimed:
+        console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
+    page = write_series_report(out / "results", out)
+    console.print(f"{len(outcome.done)} runs done: {page}", highlight=False, soft_wrap=True)
 
 
 @app.command()

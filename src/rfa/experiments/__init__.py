@@ -4,6 +4,8 @@ from .plan import RunState, states
 from .reading import RecipeError
 from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
 from .runner import Outcome, run_recipe
+from .series_recipe import SeriesRecipe, is_series_recipe, load_series_recipe
+from .series_runner import SeriesOutcome, finished_series_result, run_series_recipe
 
 __all__ = [
     "EvaluationPlan",
@@ -12,7 +14,13 @@ __all__ = [
     "Recipe",
     "RecipeError",
     "RunState",
+    "SeriesOutcome",
+    "SeriesRecipe",
+    "finished_series_result",
+    "is_series_recipe",
     "load_recipe",
+    "load_series_recipe",
     "run_recipe",
+    "run_series_recipe",
     "states",
 ]

@@ -46,11 +46,20 @@ def selected_runs(recipe: Recipe, only: Sequence[str]) -> tuple[PlannedRun, ...]
     Raises:
         ValueError: for a name that matches no run.
     """
+    chosen = selected_names([run.name for run in recipe.runs], only)
+    return tuple(run for run in recipe.runs if run.name in chosen)
+
+
+def selected_names(names: Sequence[str], only: Sequence[str]) -> set[str]:
+    """The names that `only` selects, or all names if it is empty.
+
+    Raises:
+        ValueError: for an entry of `only` that matches no name.
+    """
     for name in only:
-        if not any(fnmatchcase(run.name, name) for run in recipe.runs):
-            names = ", ".join(run.name for run in recipe.runs)
-            raise ValueError(f"only: got {name!r}, expected some of {names}")
-    return tuple(run for run in recipe.runs if not only or any(fnmatchcase(run.name, name) for name in only))
+        if not any(fnmatchcase(known, name) for known in names):
+            raise ValueError(f"only: got {name!r}, expected some of {', '.join(names)}")
+    return {known for known in names if not only or any(fnmatchcase(known, name) for name in only)}
 
 
 def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[RunState]:

@@ -17,7 +17,7 @@ _RECIPE = {"name": str, "title": str, "training": dict, "runs": list, "evaluatio
 _RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool}
 _EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
 _OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that the section `runs` sets
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
 
 
 def _check_name(name: str, where: str, faults: Faults) -> None:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         faults.add(where, f"got {name!r}, expected up to 100 letters, digits and _.=+-, for it names files")
 
 

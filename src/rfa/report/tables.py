@@ -127,7 +127,7 @@ def perplexity_table(
             "side at equal multiples of the training length."
         )
     notes += _missing_notes(labels, ours, lengths, protocol)
-    return Table(name, caption, tuple(columns), tuple(map(tuple, _with_best(rows))), tuple(notes))
+    return Table(name, caption, tuple(columns), tuple(map(tuple, with_best(rows))), tuple(notes))
 
 
 def difference_table(
@@ -198,7 +198,7 @@ def _mean(values: Sequence[float]) -> NumberCell | None:
     return NumberCell(mean.value, error=mean.error)
 
 
-def _with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+def with_best(rows: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
     """Set the lowest number of each column in bold, if the column has at least two. Numbers are compared as printed."""
     done = [list(row) for row in rows]
     for column in range(len(rows[0]) if rows else 0):

@@ -1,0 +1,165 @@
+"""Recipes of series: networks and filters compared on simulated processes whose best filter is known."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from rfa.data.simulated_series import SimulatedSetting
+from rfa.models import PRESETS
+from rfa.training.series import SeriesTraining
+
+from .reading import Faults, read_yaml, take
+from .recipe import NAME
+
+KIND = "series"
+FILTERS = ("kalman", "robust")
+_RECIPE = {
+    "kind": str, "name": str, "title": str, "setting": dict, "training": dict, "models": list, "filters": list,
+    "seeds": list, "evaluation": dict,
+}  # fmt: skip
+_MODEL = {"label": str, "preset": str, "model": dict}
+_EVALUATION = {"series": int, "columns": dict}
+
+
+@dataclass(frozen=True)
+class SeriesContestant:
+    """One row of a table: a network that is trained, or a filter with the true model.
+
+    Args:
+        label: a name for readers, which becomes part of file names.
+        preset: of the network; None for a filter, whose label is one of `FILTERS`.
+        model: fields of the network's configuration.
+    """
+
+    label: str
+    preset: str | None = None
+    model: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class SeriesRun:
+    """A contestant with a seed. Filters have the seed 0 alone."""
+
+    contestant: SeriesContestant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """The name of its result file."""
+        return f"{self.contestant.label.replace(' ', '-')}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class SeriesRecipe:
+    """A recipe that was read and checked.
+
+    Args:
+        path: of its file.
+        name: a short name.
+        title: a title for readers.
+        setting: of the series to learn from.
+        training: of each network; its seed is the run's.
+        runs: in the order in which they are made: seed 0 of all contestants first.
+        columns: the settings of the evaluation by name.
+        series: number of series of each evaluation. They are the same for all runs.
+    """
+
+    path: Path
+    name: str
+    title: str
+    setting: SimulatedSetting
+    training: SeriesTraining
+    runs: tuple[SeriesRun, ...]
+    columns: Mapping[str, SimulatedSetting]
+    series: int
+
+    def of(self, run: SeriesRun) -> SeriesTraining:
+        """The training of a run."""
+        return replace(self.training, seed=run.seed)
+
+
+def is_series_recipe(path: str | Path) -> bool:
+    """Whether a file is a recipe of series, by its `kind`.
+
+    Raises:
+        RecipeError: if it is not YAML.
+        OSError: if it cannot be read.
+    """
+    given = read_yaml(Path(path))
+    return isinstance(given, dict) and given.get("kind") == KIND
+
+
+def load_series_recipe(path: str | Path) -> SeriesRecipe:
+    """Read a recipe and check all of it.
+
+    Raises:
+        RecipeError: with all faults of the recipe.
+        OSError: if it cannot be read.
+    """
+    path, faults = Path(path), Faults(str(path))
+    required = ("kind", "name", "setting", "training", "models", "seeds", "evaluation")
+    given = take(read_yaml(path), _RECIPE, "recipe", faults, required=required)
+    name = given.get("name", "")
+    if name and not NAME.fullmatch(name):
+        faults.add("name", f"got {name!r}, expected letters, digits and _.=+-, at most 100")
+    setting = _built(SimulatedSetting, given.get("setting", {}), "setting", faults)
+    training = _built(SeriesTraining, given.get("training", {}), "training", faults)
+    if "seed" in given.get("training", {}):
+        faults.add("training", "seed: not here, expected seeds at the top")
+    contestants = [SeriesContestant(label) for label in given.get("filters", [])]
+    for contestant in contestants:
+        if contestant.label not in FILTERS:
+            faults.add("filters", f"got {contestant.label!r}, expected some of {', '.join(FILTERS)}")
+    contestants += [_contestant(entry, index, faults) for index, entry in enumerate(given.get("models", []))]
+    labels = [contestant.label for contestant in contestants]
+    for twice in dict.fromkeys(label for label in labels if labels.count(label) > 1):
+        faults.add("models", f"{twice}: named {labels.count(twice)} times, expected once (a label tells models apart)")
+    seeds = given.get("seeds", [])
+    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
+        faults.add("seeds", f"got {seeds!r}, expected whole numbers from 0")
+    evaluation = take(given.get("evaluation", {}), _EVALUATION, "evaluation", faults, required=tuple(_EVALUATION))
+    columns = {}
+    for column, changes in evaluation.get("columns", {}).items():
+        known = changes if isinstance(changes, dict) else {}
+        if not isinstance(changes, dict):
+            faults.add(f"evaluation.columns.{column}", f"got {changes!r}, expected a mapping")
+        whole = {**given.get("setting", {}), **known}
+        columns[str(column)] = _built(SimulatedSetting, whole, f"evaluation.columns.{column}", faults)
+    series = evaluation.get("series", 0)
+    if not 2 <= series <= 100_000:
+        faults.add("evaluation", f"series: got {series}, expected 2 to 100,000")
+    faults.raise_if_any()
+    runs = tuple(
+        SeriesRun(contestant, seed)
+        for place, seed in enumerate(seeds)
+        for contestant in contestants
+        if contestant.preset is not None or not place
+    )
+    title = given.get("title", name)
+    return SeriesRecipe(path, name, title, setting, training, runs, columns, series)
+
+
+def _contestant(entry: Any, index: int, faults: Faults) -> SeriesContestant:
+    where = f"models[{index}]"
+    given = take(entry, _MODEL, where, faults, required=("preset",))
+    preset = given.get("preset", "")
+    if "preset" in given and preset not in PRESETS:
+        faults.add(where, f"preset: got {preset!r}, expected one of {', '.join(PRESETS)}")
+    label = given.get("label", preset)
+    if not NAME.fullmatch(label.replace(" ", "-")):
+        faults.add(where, f"label: got {label!r}, expected letters, digits, spaces and _.=+-, at most 100")
+    return SeriesContestant(label, preset, given.get("model", {}))
+
+
+def _built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:
+    """A frozen dataclass from a mapping; faults are recorded, and the defaults stand in for what is wrong."""
+    known = {field.name for field in fields(kind)}
+    for name in given:
+        if name not in known:
+            faults.add(where, f"{name}: unknown key, expected some of {', '.join(sorted(known))}")
+    try:
+        return kind(**{name: value for name, value in given.items() if name in known})
+    except (ValueError, TypeError) as error:
+        faults.add(where, str(error))
+        return kind()

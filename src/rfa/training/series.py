@@ -1,0 +1,116 @@
+"""Training of time-series models on batches that are drawn anew for each step."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rfa.checks import check_range, require
+from rfa.progress import Progress
+
+from .trainer import make_optimizer, one_cycle
+
+CLIP = 1.0  # of the norm of all gradients
+_MOST = 1_000_000
+
+
+class SeriesBatch(NamedTuple):
+    """Series to learn from.
+
+    Fields:
+        times: of the readings.
+        values: the readings; NaN where one is missing.
+        targets: what the model should say at the readings' times; NaN where nothing is asked.
+        query_times: of the forecasts.
+        future: what the model should say there; NaN where nothing is asked.
+    """
+
+    times: Float[Tensor, "batch length"]
+    values: Float[Tensor, "batch length channels"]
+    targets: Float[Tensor, "batch length channels"]
+    query_times: Float[Tensor, "batch queries"]
+    future: Float[Tensor, "batch queries channels"]
+
+
+Draw = Callable[[int, torch.Generator], SeriesBatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeriesTraining:
+    """How a model is trained on series.
+
+    Args:
+        steps: of the optimiser.
+        batch_size: series of a step.
+        learning_rate: the peak of the one-cycle schedule.
+        seed: of the weights and of the series.
+
+    Raises:
+        ValueError: for a number out of range.
+    """
+
+    steps: int = 700
+    batch_size: int = 32
+    learning_rate: float = 3e-3
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_range("steps", self.steps, 1, _MOST)
+        check_range("batch_size", self.batch_size, 1, _MOST)
+        require(0 < self.learning_rate < 1, "learning_rate", self.learning_rate, "a number between 0 and 1")
+        check_range("seed", self.seed, 0, 2**31)
+
+
+def train_on_series(
+    model: nn.Module, draw: Draw, training: SeriesTraining, progress: Progress | None = None
+) -> list[float]:
+    """Train in place by the mean of two losses: at the readings' times, and at the forecasts'.
+
+    Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
+    half the rate and no momentum, as in the paper's training (appendix F).
+
+    Args:
+        model: called as `model(times, values, targets=...)` and with `query_times`; gives a `loss`.
+        draw: gives a batch of so many series.
+        training: steps, sizes and seed of the series.
+        progress: called with the steps done and their number.
+
+    Returns:
+        The loss of each step.
+
+    Raises:
+        RuntimeError: for a loss that is not finite.
+    """
+    generator = torch.Generator().manual_seed(training.seed)
+    optimizer = make_optimizer(model, training.learning_rate)  # type: ignore[arg-type]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, training.steps))
+    losses = []
+    model.train()
+    for step in range(training.steps):
+        batch = draw(training.batch_size, generator)
+        loss = series_loss(model, batch)
+        losses.append(loss.item())
+        if not loss.isfinite():
+            raise RuntimeError(f"training: got a loss of {losses[-1]} in step {step + 1}, expected a finite number")
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        schedule.step()
+        if progress is not None:
+            progress(step + 1, training.steps)
+    model.eval()
+    return losses
+
+
+def series_loss(model: Callable[..., Any], batch: SeriesBatch) -> Tensor:
+    """The mean of the losses at the readings and at the forecasts, of those that have targets."""
+    parts = []
+    if not bool(batch.targets.isnan().all()):
+        parts.append(model(batch.times, batch.values, targets=batch.targets).loss)
+    if batch.query_times.shape[1] and not bool(batch.future.isnan().all()):
+        parts.append(model(batch.times, batch.values, query_times=batch.query_times, targets=batch.future).loss)
+    return torch.stack(parts).mean()

@@ -1,0 +1,53 @@
+"""Tables of a record of series against means and t intervals computed by hand."""
+
+import json
+
+import pytest
+
+from rfa.report.layout import markdown
+from rfa.report.series_tables import read_series_results, series_table, write_series_report
+
+
+def result(label, seed, *errors):
+    scores = {"mse": 0.0, "nll": 0.0, "crps": 0.0, "coverage": 0.9, "targets": 5}
+    columns = {
+        name: {part: {**scores, "mse": error} for part in ("filter", "forecast")} for name, error in zip("ab", errors)
+    }
+    return {"recipe": "r", "label": label, "seed": seed, "scores": columns}
+
+
+RESULTS = [
+    result("kalman", 0, 0.5, 0.2),
+    result("x2", 0, 0.1, 0.3),
+    result("x2", 1, 0.2, 0.3),
+    result("x2", 2, 0.3, 0.3),
+]
+
+
+def test_means_intervals_and_the_best_of_a_column():
+    table = series_table(RESULTS, "filter", "mse")
+    assert table.columns == ("model", "seeds", "a", "b")
+    assert [row[0] for row in table.rows] == ["x2", "kalman"]  # by the first column
+    first = table.rows[0][2]
+    half = 4.302653 * 0.1 / 3**0.5  # t of 2 degrees of freedom at 97.5 %
+    assert (first.value, first.best) == (pytest.approx(0.2), True)
+    assert first.interval == pytest.approx((0.2 - half, 0.2 + half), rel=1e-6)
+    assert table.rows[1][2].interval is None  # one seed
+    assert table.rows[1][3].best
+    assert "**0.200" in markdown(table)
+
+
+def test_a_page_of_all_tables(tmp_path):
+    for one in RESULTS:
+        (tmp_path / f"{one['label']}-{one['seed']}.json").write_text(json.dumps(one))
+    page = write_series_report(tmp_path, tmp_path / "out").read_text()
+    assert page.count("| x2 |") == 8  # four scores of two parts
+    assert len(read_series_results(tmp_path)) == 4
+
+
+def test_damaged_and_missing_results(tmp_path):
+    with pytest.raises(ValueError, match=r"^folder: .* has no results"):
+        read_series_results(tmp_path)
+    (tmp_path / "x.json").write_text('{"label": "x", "seed": 0, "scores": {"a": {"filter": {"mse": "low"}}}}')
+    with pytest.raises(ValueError, match=r"^result: .*x\.json is damaged"):
+        read_series_results(tmp_path)
