@@ -10,10 +10,8 @@ from rfa.report.series_tables import read_series_results, series_table, write_se
 
 def result(label, seed, *errors):
     scores = {"mse": 0.0, "nll": 0.0, "crps": 0.0, "coverage": 0.9, "targets": 5}
-    columns = {
-        name: {part: {**scores, "mse": error} for part in ("filter", "forecast")} for name, error in zip("ab", errors)
-    }
-    return {"recipe": "r", "label": label, "seed": seed, "scores": columns}
+    parts = [{part: {**scores, "mse": error} for part in ("filter", "forecast")} for error in errors]
+    return {"recipe": "r", "label": label, "seed": seed, "scores": dict(zip("ab", parts, strict=True))}
 
 
 RESULTS = [

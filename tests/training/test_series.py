@@ -54,7 +54,7 @@ def test_a_run_is_a_bare_loop_and_learns():
         ((at + ahead) / 2).backward()
         nn.utils.clip_grad_norm_(bare.parameters(), 1.0)
         optimizer.step()
-        expected.append(float((at + ahead) / 2))
+        expected.append(((at + ahead) / 2).item())
     assert losses == pytest.approx(expected, rel=1e-5)  # float32: the learning rate is rounded in another order
     assert (model.a.item(), model.b.item()) == pytest.approx((2.0, 1.0), abs=0.01)
     assert seen[-1] == (steps, steps)
