@@ -97,7 +97,7 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
-    known = [*RFAConfig.__annotations__, *sorted(FLAT_NAMES)]
+    known = [*RFAConfig.field_names(), *sorted(FLAT_NAMES)]
     for field in overrides:
         if field not in known:
             raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(known)}")
