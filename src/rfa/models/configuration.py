@@ -92,7 +92,12 @@ class DecoderConfig(PreTrainedConfig):
 
     def build_attention(self) -> Attention:
         """A new attention layer of one block, with initial weights."""
-        return self.attention.build(self.hidden_size, self.num_attention_heads, self.length_in_training())
+        sizes = self.hidden_size, self.num_attention_heads, self.length_in_training()
+        return self.attention.build(*sizes, **self.layer_options())
+
+    def layer_options(self) -> dict[str, Any]:
+        """The options of every attention layer that differ from their defaults."""
+        return {}
 
     def length_in_training(self) -> int:
         """The typical length of a sequence in training, which some presets scale their attention by, in tokens."""
@@ -102,7 +107,7 @@ class DecoderConfig(PreTrainedConfig):
     def field_names(cls) -> list[str]:
         """The names of the fields that are not transformers' own."""
         ours = [each for each in cls.__mro__ if issubclass(each, DecoderConfig)]
-        return list(dict.fromkeys(name for each in ours for name in each.__dict__.get("__annotations__", {})))
+        return list(dict.fromkeys(name for each in ours for name in each.__annotations__))
 
     @classmethod
     def start_of_attention(cls, given: dict[str, Any]) -> AttentionConfig | None:

@@ -1,5 +1,6 @@
 """The decoder that all models share: pre-norm blocks of attention and a feed-forward network, and their weights."""
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -93,11 +94,17 @@ class RFAPreTrainedModel(PreTrainedModel):
         embedded: Float[Tensor, "batch length hidden"],
         positions: Positions,
         past_key_values: Cache | None = None,
+        watch: Callable[[RFABlock, Tensor], None] | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
-        """Final hidden states of embedded tokens, whose parts have variance `1 / hidden_size`."""
+        """Final hidden states of embedded tokens, whose parts have variance `1 / hidden_size`.
+
+        `watch` is called with each block and its input.
+        """
         # in the embedding's precision: under autocast the residual stream would be of half precision else
         hidden_states = self.input_projection(embedded).to(embedded.dtype)
         for layer in self.layers:
+            if watch is not None:
+                watch(cast(RFABlock, layer), hidden_states)
             # by keyword, for gradient checkpointing to find the cache
             hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
         return self.output_projection(self.norm(hidden_states))
