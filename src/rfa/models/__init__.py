@@ -9,6 +9,7 @@ from .modeling import RFAForCausalLM, RFAModel
 from .presets import PRESETS, describe, preset
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
 from .time_series_config import RFATimeSeriesConfig
+from .time_series_data import TimeSeriesCollator
 
 AutoConfig.register("rfa", RFAConfig)
 AutoModel.register(RFAConfig, RFAModel)
@@ -29,6 +30,7 @@ __all__ = [
     "RFAModel",
     "RFATimeSeriesConfig",
     "RoutingAttentionConfig",
+    "TimeSeriesCollator",
     "TimeSeriesOutput",
     "describe",
     "preset",

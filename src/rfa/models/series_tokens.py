@@ -96,7 +96,7 @@ def checked_readings(
     if query_times is not None:
         require(isinstance(query_times, Tensor), "query_times", type(query_times).__name__, "a tensor")
         queries = query_times.shape[-1] if query_times.dim() else 0
-        checked_positions(batch, queries, length, values.device, times, query_times, present)
+        checked_positions(batch, queries, queries, values.device, None, query_times)
         query_times = torch.atleast_2d(query_times).expand(batch, queries)
     return Readings(times, values, query_times, _segments(segment_ids, query_segment_ids, query_times, batch))
 
