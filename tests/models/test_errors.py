@@ -56,7 +56,7 @@ BASELINE_COMBINATIONS = [
     ("rotate_values", {"rotate_values": True, "frequencies": "none"}),
     ("rotate_values", {"rotate_values": True, "frequencies": "as_released"}),
     ("query_noise_in_bias", {"query_noise_in_bias": True}),
-    ("learn_frequencies", {"learn_frequencies": True}),
+    ("learn_frequencies", {"learn_frequencies": True, "frequencies": "none"}),
     ("learn_decay", {"learn_decay": True}),
     ("gate", {"gate": False}),
     ("horizon", {"horizon": 0.7}),

@@ -32,8 +32,8 @@ def test_round_trip_is_bitwise(name, tmp_path):
     model.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
     assert isinstance(config, RFAConfig)
-    fields = {key: getattr(model.config, key) for key in RFAConfig.__annotations__}
-    assert {key: getattr(config, key) for key in RFAConfig.__annotations__} == fields
+    fields = {key: getattr(model.config, key) for key in RFAConfig.field_names()}
+    assert {key: getattr(config, key) for key in RFAConfig.field_names()} == fields
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(loaded, RFAForCausalLM)
     assert not loaded.training

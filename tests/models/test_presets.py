@@ -59,6 +59,8 @@ TABLE = {
     "c5-rope-innovation": (rope(), None, None),
     "c6-alibi-innovation": (None, None, ALIBI),
     "c7-rope-alibi-innovation": (rope(), None, ALIBI),
+    "c9-rotation-fox": (rope(), None, None),
+    "c10-rotation-learned": (rope(), None, ALIBI[::-1]),
     "m1-rfa": (paired_rope(), decays(5 / 15 * 0.05, 2), None),  # T_train = 16
     "m3-sc-rfa": (SC, decays(5.0, 0), None),
     "m2.5-no-rotation": (0 * SC, decays(0.05, 2), None),
@@ -94,6 +96,8 @@ BASELINES = {
     "c3-yarn": {"yarn": Yarn(16)},
     "c4-fox": {"gates": "forget"},
     "x4-content-riccati": {"gates": "gain", "innovation": True},
+    "c9-rotation-fox": {"gates": "forget", "rotate_values": True},
+    "c10-rotation-learned": {"rotate_values": True, "learn_slopes": True},
     **{name: {"innovation": True} for name in NAMES if name[:2] in ("c5", "c6", "c7")},
 }
 PAPER_COUNT = 19_364_177
@@ -116,7 +120,8 @@ def test_dynamics_are_the_table(name):
         for key, expected in zip(("frequency", "decay", "slopes"), TABLE[name], strict=True):
             assert (held[key] is None) == (expected is None), key
             if expected is not None:
-                tolerance = 1e-4 if name == "x3-rotation-riccati" else 1e-6  # from float32 noises, whose sums cancel
+                learned = name in ("x3-rotation-riccati", "c10-rotation-learned")
+                tolerance = 1e-4 if learned else 1e-6  # from float32 noises, whose sums cancel
                 np.testing.assert_allclose(oracle.as_array(held[key].detach()), expected, rtol=tolerance, err_msg=key)
 
 
@@ -138,6 +143,8 @@ def test_kernels_of_the_baselines_are_the_table(name):
     assert isinstance(attention, DotProductAttention)
     x = hidden(size=32, length=20)  # beyond the training length
     bank, decay, slopes = TABLE[name]
+    if isinstance(attention.geometry.frequency, torch.nn.Parameter):
+        bank = oracle.as_array(attention.geometry.frequency.detach())  # no longer the table's
     kernel = {"frequency": bank, "decay": decay, "slopes": slopes, **BASELINES[name]}
     near = np.abs(oracle.as_array(attention(x)) - dot_product(attention, x, **kernel)).max() < 1e-5  # float32 banks
     assert near == (name != "b1-rope-as-released")  # the released map: tests/nn/test_dot_product_attention.py

@@ -7,10 +7,15 @@ from .configuration import RFAConfig
 from .dot_product import DotProductAttentionConfig
 from .modeling import RFAForCausalLM, RFAModel
 from .presets import PRESETS, describe, preset
+from .time_series import RFAForTimeSeries, TimeSeriesOutput
+from .time_series_config import RFATimeSeriesConfig
+from .time_series_data import TimeSeriesCollator
 
 AutoConfig.register("rfa", RFAConfig)
 AutoModel.register(RFAConfig, RFAModel)
 AutoModelForCausalLM.register(RFAConfig, RFAForCausalLM)
+AutoConfig.register("rfa_time_series", RFATimeSeriesConfig)
+AutoModel.register(RFATimeSeriesConfig, RFAForTimeSeries)
 
 __all__ = [
     "PRESETS",
@@ -21,8 +26,12 @@ __all__ = [
     "FrequencyBank",
     "RFAConfig",
     "RFAForCausalLM",
+    "RFAForTimeSeries",
     "RFAModel",
+    "RFATimeSeriesConfig",
     "RoutingAttentionConfig",
+    "TimeSeriesCollator",
+    "TimeSeriesOutput",
     "describe",
     "preset",
 ]

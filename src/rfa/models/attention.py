@@ -116,8 +116,8 @@ class AttentionConfig(CheckedFields, ABC):
         check_backend(self.backend)
 
     @abstractmethod
-    def build(self, hidden_size: int, heads: int, train_length: int) -> Attention:
-        """A new layer with initial weights. `train_length` is in tokens."""
+    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
+        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
 
     def to_dict(self) -> dict[str, Any]:
         """The kind and the fields for JSON."""
@@ -184,8 +184,8 @@ class StateSpaceConfig(AttentionConfig):
         """Whether modes come in conjugate pairs. Learned frequencies always do."""
         return super().has_paired_modes() or self.learn_frequencies
 
-    def build(self, hidden_size: int, heads: int, train_length: int) -> RobustFilterAttention:
-        """A new layer with initial weights. `train_length` is in tokens."""
+    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> RobustFilterAttention:
+        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
         frequency, decay = self.bank(hidden_size, heads, train_length)
         return RobustFilterAttention(
             hidden_size,
@@ -201,6 +201,7 @@ class StateSpaceConfig(AttentionConfig):
             noise=self.noise,
             backend=self.backend,
             **self.options(heads),
+            **options,
         )
 
     @abstractmethod

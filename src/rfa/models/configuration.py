@@ -1,4 +1,4 @@
-"""The configuration of the decoder: its sizes and its attention."""
+"""The configurations of the decoder: its sizes and its attention, and what the language model adds."""
 
 import functools
 import json
@@ -29,14 +29,14 @@ _SIZES = {  # limits beyond every machine; larger values would overflow in other
 }
 
 
-def _with_value_errors(cls):
+def with_value_errors(cls):
     """Make the constructor raise `ValueError` with one line where `strict` raises its own errors."""
     construct = cls.__init__
 
     @functools.wraps(construct)
     def init(self, *args, **kwargs):
         try:
-            construct(self, *args, **_nested(kwargs))
+            construct(self, *args, **_nested(cls, kwargs))
         except StrictDataclassError as error:
             cause = error.__cause__
             message = " ".join((str(cause) if isinstance(cause, ValueError | TypeError) else str(error)).split())
@@ -50,41 +50,27 @@ def _with_value_errors(cls):
     return cls
 
 
-@_with_value_errors
+@with_value_errors
 @strict
-class RFAConfig(PreTrainedConfig):
-    """The configuration of the decoder. The defaults are `m2-sc-rfa` at the paper's size.
-
-    Sizes have the names that transformers uses.
+class DecoderConfig(PreTrainedConfig):
+    """The fields of every model around the decoder. A subclass adds what its inputs and outputs need.
 
     Args:
-        vocab_size, hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
+        hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
-        train_length: tokens of a training block, T_train.
-        layer_norm_eps, use_cache: as elsewhere in transformers.
+        layer_norm_eps: as elsewhere in transformers.
         attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary
             from its `to_dict`.
-        **kwargs: fields of attention by flat names, such as `damping=0.2`. They replace fields of `attention`.
 
     Raises:
         ValueError: if a value is unknown or values do not fit together.
     """
 
-    model_type = "rfa"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the Trainer adds lists to it)
-
-    vocab_size: int = 50257
     hidden_size: int = 256
     intermediate_size: int | None = None
     num_hidden_layers: int = 6
     num_attention_heads: int = 8
-    train_length: int = 512
     layer_norm_eps: float = 1e-5
-    use_cache: bool = True
-    tie_word_embeddings: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | None = None
 
     attention: AttentionConfig = FilterAttentionConfig()
 
@@ -96,7 +82,8 @@ class RFAConfig(PreTrainedConfig):
     def validate_architecture(self):
         """Check that the values fit together. `strict` calls this."""
         for name, (least, most) in _SIZES.items():
-            check_range(name, getattr(self, name), least, most)
+            if hasattr(self, name):
+                check_range(name, getattr(self, name), least, most)
         heads = self.num_attention_heads
         fits = self.hidden_size % heads == 0
         require(fits, "hidden_size", self.hidden_size, f"a multiple of num_attention_heads = {heads}")
@@ -105,7 +92,27 @@ class RFAConfig(PreTrainedConfig):
 
     def build_attention(self) -> Attention:
         """A new attention layer of one block, with initial weights."""
-        return self.attention.build(self.hidden_size, self.num_attention_heads, self.train_length)
+        sizes = self.hidden_size, self.num_attention_heads, self.length_in_training()
+        return self.attention.build(*sizes, **self.layer_options())
+
+    def layer_options(self) -> dict[str, Any]:
+        """The options of every attention layer that differ from their defaults."""
+        return {}
+
+    def length_in_training(self) -> int:
+        """The typical length of a sequence in training, which some presets scale their attention by, in tokens."""
+        raise NotImplementedError
+
+    @classmethod
+    def field_names(cls) -> list[str]:
+        """The names of the fields that are not transformers' own."""
+        ours = [each for each in cls.__mro__ if issubclass(each, DecoderConfig)]
+        return list(dict.fromkeys(name for each in ours for name in each.__annotations__))
+
+    @classmethod
+    def start_of_attention(cls, given: dict[str, Any]) -> AttentionConfig | None:
+        """The attention that flat names of the constructor's arguments change; None for the default."""
+        return given.get("attention")
 
     def has_head_dynamics(self) -> bool:
         """Whether the model has parameters of the SDE for each head, see `RFAPreTrainedModel.head_dynamics`."""
@@ -141,12 +148,51 @@ class RFAConfig(PreTrainedConfig):
         super().__setattr__(name, value)
 
 
-def _nested(given: dict[str, Any]) -> dict[str, Any]:
+def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
-        attention = given["attention"] = read_attention(attention)
-    if flat := {name: given.pop(name) for name in FLAT_NAMES & given.keys()}:
-        given["attention"] = change(attention, flat)
-    return given
+        given["attention"] = read_attention(attention)
+    flat = {name: given.pop(name) for name in FLAT_NAMES & given.keys()}
+    start = cls.start_of_attention(given)
+    if flat:
+        start = change(start, flat)
+    return given if start is None else {**given, "attention": start}
+
+
+@with_value_errors
+@strict
+class RFAConfig(DecoderConfig):
+    """The configuration of the language model. The defaults are `m2-sc-rfa` at the paper's size.
+
+    Sizes have the names that transformers uses.
+
+    Args:
+        vocab_size: number of token ids.
+        hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
+        intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
+        train_length: tokens of a training block, T_train.
+        layer_norm_eps, use_cache: as elsewhere in transformers.
+        attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary
+            from its `to_dict`.
+        **kwargs: fields of attention by flat names, such as `damping=0.2`. They replace fields of `attention`.
+
+    Raises:
+        ValueError: if a value is unknown or values do not fit together.
+    """
+
+    model_type = "rfa"
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the Trainer adds lists to it)
+
+    vocab_size: int = 50257
+    train_length: int = 512
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
+
+    def length_in_training(self) -> int:
+        """The training length, in tokens."""
+        return self.train_length

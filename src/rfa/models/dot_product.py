@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ class DotProductAttentionConfig(AttentionConfig):
             invisible), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati" (slopes
             from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content, without
             decay). Both Riccati priors start at ALiBi's slopes.
+        learn_frequencies: train the frequencies, which are fixed by default.
         frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`. Decays multiply the weights
             after the softmax.
 
@@ -43,20 +44,23 @@ class DotProductAttentionConfig(AttentionConfig):
     rotate_values: bool = False
     innovation: bool = False
     prior: Literal["flat", "alibi", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
+    learn_frequencies: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         alone = self.prior not in (*_RICCATI, "window") or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
         require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")
-        check_turned_values(self.rotate_values, self.frequencies.kind not in ("none", "as_released", "yarn"))
+        turns = self.frequencies.kind not in ("none", "as_released", "yarn")
+        require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
+        check_turned_values(self.rotate_values, turns)
 
     def has_head_dynamics(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
         return self.prior == "riccati"
 
-    def build(self, hidden_size: int, heads: int, train_length: int) -> DotProductAttention:
-        """A new layer with initial weights. `train_length` is in tokens."""
+    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> DotProductAttention:
+        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
         kind = self.frequencies.kind
         frequency, decay = self.bank(hidden_size, heads, train_length)
         return DotProductAttention(
@@ -66,6 +70,7 @@ class DotProductAttentionConfig(AttentionConfig):
             decay=None if self.decay.kind == "none" else decay,
             slopes=self._slopes(heads),
             learn_slopes=self.prior == "riccati",
+            learn_frequency=self.learn_frequencies,
             window=train_length if self.prior == "window" else None,
             gates=_GATES.get(self.prior),
             yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
@@ -73,6 +78,7 @@ class DotProductAttentionConfig(AttentionConfig):
             innovation=self.innovation,
             rotary_map="as_released" if kind == "as_released" else "complex",
             backend=self.backend,
+            **options,
         )
 
     def _slopes(self, heads: int) -> Tensor | None:

@@ -1,106 +1,37 @@
-"""The decoder: an embedding, pre-norm blocks of attention and a feed-forward network, and a tied head."""
+"""The language model: an embedding, the decoder and a tied head."""
 
 from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, initialization
+from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from rfa.checks import require
-from rfa.nn import FilterCache, HeadDynamics, NormalLinear
+from rfa.nn import FilterCache
 from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states
-from rfa.nn.dynamics import FullPrecision
-from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
+from .decoder import RFAPreTrainedModel
 
 NOT_SCORED = -100  # transformers' loss ignores this label
-
-
-class RFABlock(GradientCheckpointingLayer):
-    """`x + attention(norm(x))`, then `x + feed_forward(norm(x))`."""
-
-    def __init__(self, config: RFAConfig, layer_index: int):
-        super().__init__()
-        size, inner = config.hidden_size, cast(int, config.intermediate_size)
-        self.layer_index = layer_index
-        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.attention = config.build_attention()
-        self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.feed_forward = nn.Sequential(NormalLinear(size, inner), nn.GELU(), NormalLinear(inner, size))
-
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "batch length hidden"],
-        positions: Positions | None = None,
-        past_key_values: Cache | None = None,
-    ) -> Float[Tensor, "batch length hidden"]:
-        """The block's output."""
-        hidden_states = hidden_states + self.attention(
-            self.attention_norm(hidden_states),
-            positions=positions,
-            past_key_values=past_key_values,
-            layer_index=self.layer_index,
-        )
-        return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
-
-
-class RFAPreTrainedModel(PreTrainedModel):
-    """Weights and their initialisation."""
-
-    config_class = RFAConfig
-    base_model_prefix = "model"
-    supports_gradient_checkpointing = True
-    _no_split_modules = ["RFABlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = {"dynamics", "geometry"}  # noqa: RUF012
-    _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, NormalLinear):
-            module.reset_parameters()
-        elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
-            nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):  # also the head's weight, which then gives logits of unit variance
-            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        elif isinstance(module, nn.LayerNorm):
-            nn.init.ones_(module.weight)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, FullPrecision):  # parameters missing in a checkpoint start as in a new layer
-            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-                fresh = cast(RFAConfig, self.config).build_attention()
-            initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
-            for name, tensor in module.state_dict().items():
-                initialization.copy_(tensor, initial[name])
-
-    def head_dynamics(self) -> dict[int, HeadDynamics]:
-        """The dynamics of each layer by the layer's index. Layers without dynamics are left out."""
-        blocks = (module for module in self.modules() if isinstance(module, RFABlock))
-        found = {block.layer_index: getattr(block.attention, "dynamics", None) for block in blocks}
-        return {index: dynamics for index, dynamics in found.items() if dynamics is not None}
 
 
 class RFAModel(RFAPreTrainedModel):
     """The decoder without its head: token ids to final hidden states."""
 
+    config_class = RFAConfig
+
     def __init__(self, config: RFAConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        # tokens enter the residual stream with unit variance; with less, attention's output would dominate them
-        self.input_projection = NormalLinear(config.hidden_size, config.hidden_size, deviation=1.0)
-        self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.output_projection = NormalLinear(config.hidden_size, config.hidden_size)
+        self.add_blocks(config)
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -142,17 +73,14 @@ class RFAModel(RFAPreTrainedModel):
         kept = None if self.gradient_checkpointing and self.training else past_key_values
         positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, kept)
 
-        # in the embedding's precision: under autocast the residual stream would be of half precision else
-        hidden_states = self.input_projection(embedded).to(embedded.dtype)
-        for layer in self.layers:
-            # by keyword, for gradient checkpointing to find the cache
-            hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
-        hidden_states = self.output_projection(self.norm(hidden_states))
+        hidden_states = self.run_blocks(embedded, positions, past_key_values)
         return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
 
 
 class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     """The language model: `RFAModel` and a head that shares the embedding's weight and has a bias."""
+
+    config_class = RFAConfig
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 

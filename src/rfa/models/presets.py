@@ -44,6 +44,8 @@ PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
         "c5-rope-innovation": DotProductAttentionConfig(innovation=True),
         "c6-alibi-innovation": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi", innovation=True),
         "c7-rope-alibi-innovation": DotProductAttentionConfig(prior="alibi", innovation=True),
+        "c9-rotation-fox": DotProductAttentionConfig(prior="forget_gate", rotate_values=True),
+        "c10-rotation-learned": DotProductAttentionConfig(prior="riccati", rotate_values=True, learn_frequencies=True),
     }
 )
 
@@ -75,6 +77,8 @@ _SUMMARIES = {
     "c5-rope-innovation": "b1 with RFA's innovation step",
     "c6-alibi-innovation": "b2 with RFA's innovation step",
     "c7-rope-alibi-innovation": "b1 with ALiBi's slopes and RFA's innovation step",
+    "c9-rotation-fox": "b1 with values turned too and a forget gate",
+    "c10-rotation-learned": "b1 with values turned too, learned frequencies and learned slopes, started at ALiBi's",
 }
 
 
@@ -97,7 +101,7 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
     """
     if name not in PRESETS:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
-    known = [*RFAConfig.__annotations__, *sorted(FLAT_NAMES)]
+    known = [*RFAConfig.field_names(), *sorted(FLAT_NAMES)]
     for field in overrides:
         if field not in known:
             raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(known)}")

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
+from rfa.checks import require
 from rfa.ops.positions import Positions
 
 from .cache import FilterLayer, check_cache, locate_tokens
@@ -29,16 +30,20 @@ class Attention(nn.Module, ABC):
         tie_key_value: the values are the keys (appendix E.1: `W_v = W_k` up to a diagonal), with no projection of
             their own. Their diagonal rescaling, a complex number a mode, is the output projection's: the estimate is
             linear in the values and treats modes alike, so that `W_o D` with values `k` is `W_o` with values `D k`.
+        causal: queries see keys at their own time and before. Off, they see all keys, there are no gates, and there is
+            no cache.
 
     Raises:
         ValueError: if `hidden_size` is not a multiple of `num_heads`.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int, innovation: bool, tie_key_value: bool = False):
+    def __init__(
+        self, hidden_size: int, num_heads: int, innovation: bool, tie_key_value: bool = False, *, causal: bool = True
+    ):
         super().__init__()
         check_sizes(hidden_size, num_heads)
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
-        self.modes = hidden_size // num_heads
+        self.modes, self.causal = hidden_size // num_heads, causal
         deviation = complex_deviation(hidden_size, hidden_size)
         self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
         self.key_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
@@ -76,6 +81,7 @@ class Attention(nn.Module, ABC):
         """
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
+        require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
         if positions is None:
             device = hidden_states.device
             positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from rfa.checks import require
 from rfa.dynamics import riccati_log_gain, rotate, rotation
@@ -54,21 +54,32 @@ def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
 
 
 class Geometry(FullPrecision):
-    """The fixed numbers of a baseline's heads, each None where the baseline does not use it."""
+    """The numbers of a baseline's heads, each None where the baseline does not use it. Frequencies may be learned."""
 
     frequency: Tensor | None
     decay: Tensor | None
     slopes: Tensor | None
 
-    def __init__(self, heads: int, modes: int, frequency: Tensor | None, decay: Tensor | None, slopes: Tensor | None):
+    def __init__(
+        self,
+        heads: int,
+        modes: int,
+        frequency: Tensor | None,
+        decay: Tensor | None,
+        slopes: Tensor | None,
+        learn_frequency: bool,
+    ):
         super().__init__()
         if frequency is not None:
             check_frequencies("frequency", frequency, heads, modes)
         for name, rate in (("decay", decay), ("slopes", slopes)):
             if rate is not None:
                 check_rates(name, rate, heads)
-        for name, buffer in (("frequency", frequency), ("decay", decay), ("slopes", slopes)):
-            self.register_buffer(name, buffer)
+            self.register_buffer(name, rate)
+        if learn_frequency and frequency is not None:
+            self.frequency = nn.Parameter(frequency.clone())
+        else:
+            self.register_buffer("frequency", frequency)
 
 
 class DotProductAttention(Attention):
@@ -82,6 +93,7 @@ class DotProductAttention(Attention):
         slopes: ALiBi's linear bias `-slope * lag`, `(heads,)`; None for none.
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
+        learn_frequency: the frequencies are parameters.
         window: only keys of lags below it take part, in units of time; None for all.
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
             `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). "gain"
@@ -93,6 +105,7 @@ class DotProductAttention(Attention):
         rotary_map: "complex", or "as_released" for the map of the paper's code.
         backend: of the operator, where PyTorch's own kernel does not serve. "reference" also has second derivatives
             where it serves, and is slower in training there.
+        **options: of every layer, as `causal`; see `Attention`.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -107,6 +120,7 @@ class DotProductAttention(Attention):
         decay: Float[Tensor, " heads"] | None = None,
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
+        learn_frequency: bool = False,
         window: int | None = None,
         gates: Gates | None = None,
         yarn: Yarn | None = None,
@@ -114,8 +128,9 @@ class DotProductAttention(Attention):
         innovation: bool = False,
         rotary_map: RotaryMap = "complex",
         backend: str = "auto",
+        **options: Any,
     ):
-        super().__init__(hidden_size, num_heads, innovation)
+        super().__init__(hidden_size, num_heads, innovation, **options)
         if rotary_map not in get_args(RotaryMap):
             raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
         check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
@@ -131,12 +146,16 @@ class DotProductAttention(Attention):
             raise ValueError(f"gates: got {gates!r}, expected None or one of {get_args(Gates)}")
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
         require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
+        require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
         biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
         require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
-        self.geometry = Geometry(num_heads, self.modes, frequency, decay, None if learn_slopes or gates else slopes)
+        turned = frequency is not None and rotary_map == "complex" and yarn is None
+        require(turned or not learn_frequency, "learn_frequency", True, "frequencies, rotary_map='complex', no yarn")
+        fixed_slopes = None if learn_slopes or gates else slopes
+        self.geometry = Geometry(num_heads, self.modes, frequency, decay, fixed_slopes, learn_frequency)
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
@@ -231,7 +250,8 @@ class DotProductAttention(Attention):
     def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:
         """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
-        return {**geometry, "log_gate": log_gate, "gains": self.gates == "gain", "backend": self.backend}
+        gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
+        return {**geometry, **gates, "causal": self.causal, "backend": self.backend}
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, positions: Positions, log_gate: Tensor | None
@@ -239,11 +259,10 @@ class DotProductAttention(Attention):
         """Attention over turned states."""
         twice = self.backend == "reference"
         if self._plain(positions):
-            return scaled_dot_product_attention(query, key, value, twice, is_causal=query.shape[2] > 1)
+            return scaled_dot_product_attention(query, key, value, twice, is_causal=self.causal and query.shape[2] > 1)
         if self.window is not None:
-            return windowed_attention(
-                query, key, value, positions=positions, window=self.window, second_derivatives=twice
-            )
+            options: dict[str, Any] = {"window": self.window, "causal": self.causal, "second_derivatives": twice}
+            return windowed_attention(query, key, value, positions=positions, **options)
         return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
 
     def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from rfa.dynamics import rotation, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Options, Parameters, Problem, Weight
+from rfa.ops.reference import robust_weights
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
@@ -18,6 +19,7 @@ from .attention import Attention, HeadStates
 from .cache import FilterLayer
 from .checks import check_backend, check_filter, check_routing
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
+from .projections import finite_where_absent, split_heads
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
@@ -52,6 +54,7 @@ class RobustFilterAttention(Attention):
         aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         backend: the operator's backend.
+        **options: of every layer, as `causal`; see `Attention`.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -81,8 +84,9 @@ class RobustFilterAttention(Attention):
         noise: Noise = "constant",
         aggregation: Aggregation = "consensus",
         backend: str = "auto",
+        **options: Any,
     ):
-        super().__init__(hidden_size, num_heads, innovation, tie_key_value)
+        super().__init__(hidden_size, num_heads, innovation, tie_key_value, **options)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
         check_backend(backend)
         require(step in get_args(Step), "step", step, f"one of {get_args(Step)}")
@@ -92,6 +96,7 @@ class RobustFilterAttention(Attention):
         precise, routed = step == "precision", aggregation == "routing"
         if routed:
             check_routing(weight, backend)
+            require(self.causal, "causal", False, "True with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = HeadDynamics(
             frequency,
@@ -111,7 +116,7 @@ class RobustFilterAttention(Attention):
         self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
         self.backend = backend
         self.options = Options(
-            causal=True,
+            causal=self.causal,
             weight=weight,
             rotate_values=rotate_values,
             prior="riccati" if prior == "riccati" else "lyapunov",  # flat: Lyapunov with a constant variance
@@ -137,6 +142,29 @@ class RobustFilterAttention(Attention):
         problem = Problem(Parameters(**dynamics), positions, self.options)
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
         return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
+
+    def robust_weights(
+        self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
+    ) -> Float[Tensor, "batch heads queries keys"]:
+        """How far each key agrees with each query, by `rfa.ops.reference.robust_weights`.
+
+        Args:
+            hidden_states: the tokens, already normalised.
+            positions: of the tokens.
+
+        Returns:
+            A number between 0 and 1: 1 for a key that agrees, near 0 for an outlier; 0 for a key that is not seen.
+
+        Raises:
+            ValueError: for posterior routing, whose weights are Gaussian.
+        """
+        require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
+        hidden_states = finite_where_absent(hidden_states, positions)
+        query, key = (
+            split_heads(projection(hidden_states), self.num_heads)
+            for projection in (self.query_projection, self.key_projection)
+        )
+        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), positions, self.options))
 
     def estimate_with_cache(
         self,

@@ -30,9 +30,10 @@ def decayed_dot_product_attention(
     log_gate: Tensor | None = None,
     gains: bool = False,
     rotate_values: bool = False,
+    causal: bool = True,
     backend: str = "auto",
 ) -> Tensor:
-    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d) - slope tau + G_ij) exp(-mu tau) v_j`, causal, `tau = t_i - t_j`.
+    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d) - slope tau + G_ij) exp(-mu tau) v_j`, `tau = |t_i - t_j|`.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`.
@@ -46,6 +47,7 @@ def decayed_dot_product_attention(
         gains: the gates are `f = 1 - K` of Kalman gains, and `G_ij` holds `log K_j` too: the weight that a Kalman
             filter gives to a past observation where its gains depend on the content.
         rotate_values: values are turned too, and the estimate back (RoPER).
+        causal: key j takes part in query i when `t_j <= t_i`; always so with gates.
         backend: as for `robust_filter_attention`.
 
     Returns:
@@ -59,7 +61,7 @@ def decayed_dot_product_attention(
     with torch.autocast(query.device.type, enabled=False):
         gates = None if log_gate is None else _cumulative_gates(log_gate, gains, positions)
         if kernel is None or not key.shape[2]:
-            estimate = _dense(query, key, value, positions, frequency, decay, slopes, gates, rotate_values)
+            estimate = _dense(query, key, value, positions, frequency, decay, slopes, gates, rotate_values, causal)
         else:
             estimate, _ = attend(
                 kernel(),
@@ -69,7 +71,7 @@ def decayed_dot_product_attention(
                 frequency=frequency,
                 positions=positions,
                 prior=_prior(query, decay, slopes, gates, positions),
-                causal=True,
+                causal=causal,
                 score_kind="dot_product",
                 rotate_values=rotate_values,
             )
@@ -150,6 +152,7 @@ def _dense(
     slopes: Tensor | None,
     gates: _CumulativeGates | None,
     rotate_values: bool,
+    causal: bool,
 ) -> Tensor:
     """In ordinary autograd code, in float32 or float64."""
     key, value = positions.without_absent(key, value)
@@ -167,8 +170,8 @@ def _dense(
     def biased(rows: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Bias, lag `(b, heads or 1, rows, keys)` and visibility of some queries."""
         part = positions.rows(rows)
-        visible = part.visible(causal=True)
-        lag = (part.query_times[:, :, None] - part.key_times[:, None, :])[:, None]
+        visible = part.visible(causal)
+        lag = (part.query_times[:, :, None] - part.key_times[:, None, :]).abs()[:, None]
         lag = lag.masked_fill(~visible[:, None], 0.0).to(query.dtype)
         bias = torch.zeros_like(lag)
         if slopes is not None:
@@ -212,14 +215,16 @@ def windowed_attention(
     *,
     positions: Positions,
     window: int,
+    causal: bool = True,
     second_derivatives: bool = False,
 ) -> Tensor:
-    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d)) v_j` over the keys of lags `0 <= t_i - t_j < window`.
+    """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d)) v_j` over the keys of lags below the window.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`, turned already.
         positions: where keys and queries stand, checked already.
         window: in units of time; at times 0, 1, 2, ... the number of keys that a query sees, its own included.
+        causal: only keys of no later time take part.
         second_derivatives: the result can be differentiated twice, which makes the first derivative slower.
 
     Returns:
@@ -236,10 +241,13 @@ def windowed_attention(
     for rows in blocks:
         seen = slice(0, keys)
         if positions.uniform:
-            seen = slice(max(0, keys - queries + rows.start - window + 1), keys - queries + rows.stop)
+            ahead = 0 if causal else window - 1
+            seen = slice(
+                max(0, keys - queries + rows.start - window + 1), min(keys, keys - queries + rows.stop + ahead)
+            )
         part = positions.rows(rows).keys(seen)
-        visible = part.visible(causal=True)
-        visible = visible & (part.query_times[:, :, None] - part.key_times[:, None, :] < window)
+        lag = part.query_times[:, :, None] - part.key_times[:, None, :]
+        visible = part.visible(causal) & (lag.abs() < window)
         empty = ~visible.any(-1, keepdim=True)[:, None]
         states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
         estimate = scaled_dot_product_attention(*states, second_derivatives, attn_mask=visible[:, None] | empty)

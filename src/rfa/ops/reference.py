@@ -5,6 +5,7 @@ sizes that no kernel serves.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -67,6 +68,60 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
     return estimate.to(query.dtype), log_precision
 
 
+class _Pairs(NamedTuple):
+    """What queries and keys make of each other, `(batch, heads, queries, keys)`; `visible` has no heads.
+
+    Fields:
+        visible: whether the key takes part.
+        decay, variance: `E` and `Sigma`.
+        evidence: of the residual, `log(1 + r / (nu_s d (Sigma + gamma^2)))`, or the quotient of exponential weights.
+    """
+
+    visible: Tensor
+    decay: Tensor
+    variance: Tensor
+    evidence: Tensor
+
+
+def _pairs(query: Tensor, key: Tensor, head: Parameters, positions: Positions, options: Options) -> _Pairs:
+    """Of states in the common frame; the parameters of a head broadcast with queries and keys."""
+    modes = query.shape[-1] // 2
+    signed_lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
+    visible = positions.visible(options.causal)
+    lag = signed_lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
+    if head.horizon is not None:
+        lag = lag + head.horizon
+    decay = decay_kernel(head.decay, lag)
+    variance = head.variance(lag)
+    squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
+    residual = squares - 2 * decay * (query @ key.mT)
+    rounded = (residual <= 0) & (squares > 0)  # at distance 0 a gradient would consist of rounding alone
+    residual = residual.masked_fill(rounded, 0.0)
+    scale = (head.robustness * modes, effective_variance(variance, head.query_noise, options.weight))
+    return _Pairs(visible, decay, variance, evidence(residual, scale if options.gate else scale[:1], options.weight))
+
+
+def robust_weights(query: Tensor, key: Tensor, problem: Problem) -> Tensor:
+    """`1 / (1 + r / (nu_s d (Sigma + gamma^2)))`, or `exp(-r / (nu_s d (Sigma + gamma^2)))` of exponential weights.
+
+    It is the factor by which a key's residual r lowers the key's weight, with an exponent of one. Memory is O(N^2).
+
+    Args:
+        query, key: `(batch, heads, length, 2 d)`.
+        problem: the other arguments of the operator.
+
+    Returns:
+        `(batch, heads, queries, keys)`: 1 for a key as expected, near 0 for an outlier; 0 for a key that is not seen.
+    """
+    parameters, positions, options = problem
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    key, _ = positions.without_absent(key, key)
+    query = rotated(query.to(dtype), parameters.frequency, positions.query_times, inverse=True)
+    key = rotated(key.to(dtype), parameters.frequency, positions.key_times, inverse=True)
+    pairs = _pairs(query, key, parameters.to(dtype).unsqueezed(2), positions, options)
+    return torch.exp(-pairs.evidence).masked_fill(~pairs.visible[:, None], 0.0)
+
+
 def _rows(
     states: tuple[Tensor, ...],
     poisoned: tuple[Tensor, ...],
@@ -80,24 +135,8 @@ def _rows(
     Poisoned queries, keys and values stand as zeros.
     """
     query, key, value = states
-    modes = query.shape[-1] // 2
     head = parameters.unsqueezed(2)
-    signed_lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
-    visible = positions.visible(options.causal)
-    lag = signed_lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
-    if head.horizon is not None:
-        lag = lag + head.horizon
-
-    decay = decay_kernel(head.decay, lag)
-    variance = head.variance(lag)
-
-    squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
-    residual = squares - 2 * decay * (query @ key.mT)
-    rounded = (residual <= 0) & (squares > 0)  # at distance 0 a gradient would consist of rounding alone
-    residual = residual.masked_fill(rounded, 0.0)
-    scale = (head.robustness * modes, effective_variance(variance, head.query_noise, options.weight))
-    weighed = evidence(residual, scale if options.gate else scale[:1], options.weight)
-
+    visible, decay, variance, weighed = _pairs(query, key, head, positions, options)
     if riccati is not None:
         between = cumulative_at_queries(riccati, positions)[..., None] - riccati.cumulative[:, :, None, :]
         log_prior = riccati.log_gain[:, :, None, :]

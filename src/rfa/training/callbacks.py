@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from rfa.dynamics import regime
 from rfa.files import write_text_whole
-from rfa.models.modeling import RFAPreTrainedModel
+from rfa.models.decoder import RFAPreTrainedModel
 from rfa.progress import TrainingProgress
 
 from .run_folder import RunFolder

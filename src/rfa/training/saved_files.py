@@ -97,7 +97,7 @@ def read_config(folder: Path) -> RFAConfig:
         ValueError: for invalid values, or a file that names code.
     """
     given = _read_json(folder / "config.json")
-    known = RFAConfig.__annotations__.keys() | FLAT_NAMES
+    known = {*RFAConfig.field_names(), *FLAT_NAMES}
     fields = {name: value for name, value in given.items() if name in known}
     dtype = given.get("dtype", given.get("torch_dtype"))  # the latter from older versions of transformers
     if dtype is not None and dtype not in PRECISIONS:

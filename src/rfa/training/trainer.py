@@ -22,7 +22,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
 from rfa.models import RFAForCausalLM
-from rfa.models.modeling import RFAPreTrainedModel
+from rfa.models.decoder import RFAPreTrainedModel
 
 from .saved_files import checkpoints_in, read_state, write_digests
 from .spec import TrainingSpec

@@ -1,0 +1,110 @@
+"""The decoder that all models share: pre-norm blocks of attention and a feed-forward network, and their weights."""
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel, initialization
+from transformers.cache_utils import Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from rfa.nn import HeadDynamics, NormalLinear
+from rfa.nn.dynamics import FullPrecision
+from rfa.ops.positions import Positions
+
+from .configuration import DecoderConfig
+
+
+class RFABlock(GradientCheckpointingLayer):
+    """`x + attention(norm(x))`, then `x + feed_forward(norm(x))`."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int):
+        super().__init__()
+        size, inner = config.hidden_size, cast(int, config.intermediate_size)
+        self.layer_index = layer_index
+        self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.attention = config.build_attention()
+        self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
+        self.feed_forward = nn.Sequential(NormalLinear(size, inner), nn.GELU(), NormalLinear(inner, size))
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "batch length hidden"],
+        positions: Positions | None = None,
+        past_key_values: Cache | None = None,
+    ) -> Float[Tensor, "batch length hidden"]:
+        """The block's output."""
+        hidden_states = hidden_states + self.attention(
+            self.attention_norm(hidden_states),
+            positions=positions,
+            past_key_values=past_key_values,
+            layer_index=self.layer_index,
+        )
+        return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
+
+
+class RFAPreTrainedModel(PreTrainedModel):
+    """Weights and their initialisation."""
+
+    config_class = DecoderConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RFABlock"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"dynamics", "geometry"}  # noqa: RUF012
+    _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, NormalLinear):
+            module.reset_parameters()
+        elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):  # also the head's weight, which then gives logits of unit variance
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.ones_(module.weight)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, FullPrecision):  # parameters missing in a checkpoint start as in a new layer
+            with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+                fresh = cast(DecoderConfig, self.config).build_attention()
+            initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
+            for name, tensor in module.state_dict().items():
+                initialization.copy_(tensor, initial[name])
+
+    def head_dynamics(self) -> dict[int, HeadDynamics]:
+        """The dynamics of each layer by the layer's index. Layers without dynamics are left out."""
+        blocks = (module for module in self.modules() if isinstance(module, RFABlock))
+        found = {block.layer_index: getattr(block.attention, "dynamics", None) for block in blocks}
+        return {index: dynamics for index, dynamics in found.items() if dynamics is not None}
+
+    def add_blocks(self, config: DecoderConfig) -> None:
+        """Make the decoder's modules: a linear map, the blocks, a norm and a linear map."""
+        # tokens enter the residual stream with unit variance; with less, attention's output would dominate them
+        self.input_projection = NormalLinear(config.hidden_size, config.hidden_size, deviation=1.0)
+        self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.output_projection = NormalLinear(config.hidden_size, config.hidden_size)
+
+    def run_blocks(
+        self,
+        embedded: Float[Tensor, "batch length hidden"],
+        positions: Positions,
+        past_key_values: Cache | None = None,
+        watch: Callable[[RFABlock, Tensor], None] | None = None,
+    ) -> Float[Tensor, "batch length hidden"]:
+        """Final hidden states of embedded tokens, whose parts have variance `1 / hidden_size`.
+
+        `watch` is called with each block and its input.
+        """
+        # in the embedding's precision: under autocast the residual stream would be of half precision else
+        hidden_states = self.input_projection(embedded).to(embedded.dtype)
+        for layer in self.layers:
+            if watch is not None:
+                watch(cast(RFABlock, layer), hidden_states)
+            # by keyword, for gradient checkpointing to find the cache
+            hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
+        return self.output_projection(self.norm(hidden_states))

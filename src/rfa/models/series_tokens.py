@@ -1,0 +1,192 @@
+"""Readings and queries of a window as one sequence of tokens, in order of time.
+
+Every reading is a token, and every query is one too. A query is marked absent as a key: it sees the readings and no
+token sees it. So the decoder of the language model serves without another kind of attention.
+"""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rfa.checks import require
+from rfa.ops.positions import Positions, check_flags, checked_positions, first_time, numbered, times_dtype
+from rfa.ops.transforms import readable
+
+from .window_scaling import Scale, WindowScaling
+
+LINEAR_UP_TO = 4.0  # spreads: a reading farther out enters by its logarithm
+LEAST_GAP = 0.05  # typical gaps: added before the logarithm, because a query may stand at a reading's time
+
+
+class Readings(NamedTuple):
+    """A batch of windows whose parts fit together, as `checked_readings` returns them.
+
+    Fields:
+        times: `(batch, length)`.
+        values: `(batch, length, channels)`, NaN where nothing was read.
+        query_times: `(batch, queries)`; None where every row of `values` is a query.
+        segments: `(batch, length + queries)`, numbers 0, 1, 2, ...; None for one window a row.
+    """
+
+    times: Tensor
+    values: Tensor
+    query_times: Tensor | None
+    segments: Tensor | None
+
+    def present(self) -> Bool[Tensor, "batch length"]:
+        """Whether a row holds a reading of any channel."""
+        return ~self.values.isnan().all(-1)
+
+
+class SeriesTokens(NamedTuple):
+    """The sequence that the decoder receives.
+
+    Fields:
+        features: `(batch, tokens, 2 channels + 2)`: scaled values (0 where nothing was read), flags of what was read,
+            the logarithm of the gap to the reading before, and whether the token is a query.
+        positions: of the tokens, in typical gaps.
+        of_readings, of_outputs: `(batch, length)` and `(batch, outputs)`, where the tokens of the readings and of the
+            outputs are.
+        scale: of the outputs.
+    """
+
+    features: Tensor
+    positions: Positions
+    of_readings: Tensor
+    of_outputs: Tensor
+    scale: Scale
+
+
+def checked_readings(
+    times: Tensor,
+    values: Tensor,
+    channels: int,
+    observed_mask: Tensor | None = None,
+    query_times: Tensor | None = None,
+    segment_ids: Tensor | None = None,
+    query_segment_ids: Tensor | None = None,
+) -> Readings:
+    """The arguments of `RFAForTimeSeries.forward`, checked.
+
+    Raises:
+        ValueError: naming the argument, what was given and what was expected.
+    """
+    require(isinstance(values, Tensor), "values", type(values).__name__, "a tensor")
+    fits = values.dim() == 3 and values.shape[-1] == channels and values.is_floating_point()
+    expected = f"floating-point (batch, length, channels) with {channels} channels"
+    require(fits, "values", f"{values.dtype} {tuple(values.shape)}", expected)
+    require(isinstance(times, Tensor), "times", type(times).__name__, "a tensor")
+    if observed_mask is not None:
+        given = observed_mask.dtype == torch.bool and observed_mask.shape == values.shape
+        shape = tuple(values.shape)
+        require(given, "observed_mask", f"{observed_mask.dtype} {tuple(observed_mask.shape)}", f"torch.bool {shape}")
+        values = values.masked_fill(~observed_mask, torch.nan)
+    batch, length, _ = values.shape
+    present = ~values.isnan().all(-1)
+    if readable(values):
+        require(
+            not bool(values.isinf().any()), "values", "infinite values", "finite ones, or NaN where nothing is read"
+        )
+        empty = (~present.any(-1)).nonzero().flatten().tolist()
+        require(not empty, "values", f"no reading in batch rows {empty}", "at least one reading in each row")
+    checked_positions(batch, length, length, values.device, times, None, present, segment_ids)
+    times = torch.atleast_2d(times).expand(batch, length)
+    if query_times is not None:
+        require(isinstance(query_times, Tensor), "query_times", type(query_times).__name__, "a tensor")
+        queries = query_times.shape[-1] if query_times.dim() else 0
+        checked_positions(batch, queries, queries, values.device, None, query_times)
+        query_times = torch.atleast_2d(query_times).expand(batch, queries)
+    return Readings(times, values, query_times, _segments(segment_ids, query_segment_ids, query_times, batch))
+
+
+def _segments(
+    segment_ids: Tensor | None, query_segment_ids: Tensor | None, query_times: Tensor | None, batch: int
+) -> Tensor | None:
+    """The segments of readings and queries, numbered together."""
+    asked = segment_ids is not None and query_times is not None
+    given = None if query_segment_ids is None else tuple(query_segment_ids.shape)
+    expected = "ids of the queries if and only if there are query_times and segment_ids"
+    require((query_segment_ids is not None) == asked, "query_segment_ids", given, expected)
+    if segment_ids is None:
+        return None
+    if query_segment_ids is None or query_times is None:
+        return numbered(segment_ids)
+    queries = query_times.shape[1]
+    check_flags("query_segment_ids", query_segment_ids, batch, queries, segment_ids.device, integer=True)
+    return numbered(torch.cat([segment_ids, query_segment_ids], dim=1))
+
+
+def series_tokens(
+    readings: Readings, scaling: WindowScaling, typical_gap: float, dtype: torch.dtype, scale: Scale | None = None
+) -> SeriesTokens:
+    """The tokens of a batch of windows.
+
+    Args:
+        readings: checked already.
+        scaling: gives the scale of each window.
+        typical_gap: the unit of time, in the unit of the times.
+        dtype: of the features.
+        scale: of one window a row, `(batch, 1, channels)`, instead of its own.
+    """
+    times, values, query_times, segments = readings
+    batch, length, channels = values.shape
+    present = readings.present()
+    common = times_dtype(times, query_times)
+    every = times.to(common) if query_times is None else torch.cat([times.to(common), query_times.to(common)], dim=1)
+    clock = (every - first_time(times.to(common), ~present)).to(torch.float64) / typical_gap
+    tokens = every.shape[1]
+    if scale is None:
+        own = None if segments is None else segments[:, :length]
+        scale = scaling(values, own, segments, tokens)
+    else:
+        scale = Scale(*(part.expand(-1, tokens, -1) for part in scale))
+    observed = _padded(~values.isnan(), tokens)
+    scaled = (_padded(values.nan_to_num(), tokens) - scale.location) / scale.spread
+    scaled = torch.where(observed, logarithmic_beyond(scaled), 0.0)
+    is_key = _padded(present, tokens)
+
+    order = _order(clock, segments)
+    clock, is_key = clock.gather(1, order), is_key.gather(1, order)
+    sorted_segments = None if segments is None else segments.gather(1, order)
+    parts = [scaled, observed, _log_gap(clock, is_key, sorted_segments), ~is_key]
+    index = order[..., None].expand(-1, -1, channels)
+    parts[:2] = [part.gather(1, index) for part in parts[:2]]
+    features = torch.cat([(part if part.dim() == 3 else part[..., None]).to(dtype) for part in parts], dim=-1)
+    positions = checked_positions(batch, tokens, tokens, values.device, clock, None, is_key, sorted_segments)
+    place = order.argsort(-1)
+    first = 0 if query_times is None else length
+    scale = Scale(*(part[:, first:] for part in scale))
+    return SeriesTokens(features, positions, place[:, :length], place[:, first:], scale)
+
+
+def logarithmic_beyond(x: Float[Tensor, "..."], linear: float = LINEAR_UP_TO) -> Float[Tensor, "..."]:
+    """`x` up to `|x| = linear`, and `linear (1 + log(|x| / linear))` with its sign beyond; its slope is continuous."""
+    size = x.abs()
+    return torch.where(size <= linear, x, x.sign() * linear * (1 + torch.log(size.clamp(min=linear) / linear)))
+
+
+def _padded(x: Tensor, tokens: int) -> Tensor:
+    """Zeros for the queries after the readings."""
+    return torch.cat([x, x.new_zeros(x.shape[0], tokens - x.shape[1], *x.shape[2:])], dim=1)
+
+
+def _order(clock: Float[Tensor, "batch tokens"], segments: Int[Tensor, "batch tokens"] | None) -> Tensor:
+    """Segment by segment in order of time; a query after the reading of the same time."""
+    order = clock.detach().argsort(dim=-1, stable=True)
+    if segments is None:
+        return order
+    return order.gather(1, segments.gather(1, order).argsort(dim=-1, stable=True))
+
+
+def _log_gap(clock: Tensor, is_key: Tensor, segments: Tensor | None) -> Tensor:
+    """`log(gap + 0.05)` of each token to the reading before it in its segment, in typical gaps; 0 without one."""
+    index = torch.arange(clock.shape[1], device=clock.device).expand(clock.shape)
+    last = torch.where(is_key, index, -1).cummax(-1).values
+    before = torch.cat([last.new_full((len(last), 1), -1), last[:, :-1]], dim=1)
+    follows, before = before >= 0, before.clamp(min=0)
+    if segments is not None:
+        follows = follows & (segments.gather(1, before) == segments)
+    gap = (clock - clock.gather(1, before)).masked_fill(~follows, 1 - LEAST_GAP)
+    return torch.log(gap + LEAST_GAP)

@@ -1,0 +1,245 @@
+"""The time-series model: readings at any times in, distributions of values at any times out."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.distributions import Distribution, Normal, StudentT
+from transformers.utils import ModelOutput
+
+from rfa.checks import require
+from rfa.nn import NormalLinear, RobustFilterAttention
+from rfa.nn.dynamics import softplus_inverse
+
+from .decoder import RFABlock, RFAPreTrainedModel
+from .series_tokens import Readings, checked_readings, series_tokens
+from .time_series_config import RFATimeSeriesConfig
+from .window_scaling import Scale, WindowScaling
+
+FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least: above two the variance is finite
+LEAST_DEVIATION = 1e-4  # spreads
+HEAD_DEVIATION = 0.1  # of the first predictions, in spreads
+
+
+@dataclass
+class TimeSeriesOutput(ModelOutput):
+    """What `RFAForTimeSeries` returns.
+
+    Fields:
+        loss: mean negative log likelihood of the seen targets; None without targets.
+        location, deviation: of the distribution, `(batch, outputs, channels)`, in the units of the values.
+        degrees_of_freedom: of a Student-t distribution, `(batch, outputs, channels)`; None for a Gaussian one.
+        robust_weights: of each layer, `(batch, heads, outputs, length)`, on request.
+    """
+
+    loss: Tensor | None = None
+    location: Tensor | None = None
+    deviation: Tensor | None = None
+    degrees_of_freedom: Tensor | None = None
+    robust_weights: tuple[Tensor, ...] | None = None
+
+    @property
+    def distribution(self) -> Distribution:
+        """Of the values at the outputs' times, one for each channel, in the units of the values."""
+        location, deviation = cast(Tensor, self.location), cast(Tensor, self.deviation)
+        if self.degrees_of_freedom is None:
+            return Normal(location, deviation)
+        return StudentT(self.degrees_of_freedom, location, deviation)
+
+
+class RFAForTimeSeries(RFAPreTrainedModel):
+    """Filters, forecasts and imputes irregular series of several channels.
+
+    Readings and queries are tokens of one sequence in order of time. A query carries no value: it has its time, and
+    the gap since the reading before it. It sees readings, and no token sees it. The decoder is that of the language
+    model, so `config.preset` may be any of its presets.
+    """
+
+    config_class = RFATimeSeriesConfig
+    main_input_name = "values"
+
+    def __init__(self, config: RFATimeSeriesConfig):
+        super().__init__(config)
+        features = 2 * config.channels + 2
+        self.scaling = WindowScaling(config.location or [], config.spread or [], config.scaling)
+        self.embedding = NormalLinear(features, config.hidden_size, deviation=(features * config.hidden_size) ** -0.5)
+        self.add_blocks(config)
+        starts = [0.0, float(softplus_inverse(torch.tensor(1.0, device="cpu")))]
+        if config.likelihood == "student_t":
+            starts.append(float(softplus_inverse(torch.tensor(FIRST_DEGREES - LEAST_DEGREES, device="cpu"))))
+        start = torch.tensor(starts, device="cpu").repeat_interleave(config.channels)
+        self.head = NormalLinear(config.hidden_size, len(start), HEAD_DEVIATION * config.hidden_size**-0.5, start)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, WindowScaling):
+            module.reset()
+        else:
+            super()._init_weights(module)
+
+    def forward(
+        self,
+        times: Float[Tensor, "*t length"] | Int[Tensor, "*t length"],
+        values: Float[Tensor, "batch length channels"],
+        observed_mask: Bool[Tensor, "batch length channels"] | None = None,
+        query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"] | None = None,
+        targets: Float[Tensor, "batch outputs channels"] | None = None,
+        target_mask: Bool[Tensor, "batch outputs channels"] | None = None,
+        segment_ids: Int[Tensor, "batch length"] | None = None,
+        query_segment_ids: Int[Tensor, "batch queries"] | None = None,
+        output_robust_weights: bool = False,
+    ) -> TimeSeriesOutput:
+        """The distribution of the values at the queries' times, and the loss where targets are given.
+
+        The distribution at `query_times` is that of values at these times, given the readings at or before each of them
+        (all readings with `causal=False`). Without `query_times` there is one output for each row of `values`: the
+        distribution at that row's time, given the readings up to and including the row. So a filter of hidden states is
+        trained with the hidden states as targets. To train on readings alone, hold some of them back as queries, as
+        `TimeSeriesCollator` does: a row sees its own reading.
+
+        Args:
+            times: of the readings, `(length,)` or `(batch, length)`, in the unit of `config.typical_gap`, strictly
+                increasing among rows with a reading. A row without any reading is no key, so padding is a row of NaN at
+                any time.
+            values: the readings, NaN where nothing was read.
+            observed_mask: False where nothing was read, beside NaN.
+            query_times: `(queries,)` or `(batch, queries)`, in any order, in the past or in the future. A query at a
+                reading's time sees the reading.
+            targets: values at the outputs' times; NaN is not scored.
+            target_mask: False where a target is not scored, beside NaN.
+            segment_ids: the series of a packed row, to which each reading belongs.
+            query_segment_ids: the series to which each query belongs.
+            output_robust_weights: also return how much each layer and head trusts each reading at each output's time,
+                `1 / (1 + r / (nu_s d (Sigma + gamma^2)))` with the terms of `rfa.robust_filter_attention`: 1 for a
+                reading as expected, near 0 for an outlier. 0 where the output does not see it. Presets of the filter
+                only.
+
+        Returns:
+            A `TimeSeriesOutput`. Its `distribution` is a `torch.distributions` object over `(batch, outputs, channels)`
+            in the units of `values`. Its `loss` is the mean negative log likelihood of the seen targets.
+
+        Raises:
+            ValueError: for shapes that do not fit, times that do not increase, infinite values, a row of the batch
+                without any reading, or targets of which none is seen.
+        """
+        readings = checked_readings(
+            times, values, self.config.channels, observed_mask, query_times, segment_ids, query_segment_ids
+        )
+        output = self._predict(readings, output_robust_weights=output_robust_weights)
+        if targets is not None:
+            output.loss = self._loss(output, targets, target_mask)
+        else:
+            require(target_mask is None, "target_mask", "a mask without targets", "targets with it")
+        return output
+
+    def _predict(
+        self, readings: Readings, scale: Scale | None = None, output_robust_weights: bool = False
+    ) -> TimeSeriesOutput:
+        """The output without its loss."""
+        config = cast(RFATimeSeriesConfig, self.config)
+        tokens = series_tokens(readings, self.scaling, config.typical_gap, self.embedding.weight.dtype, scale)
+        weights: list[Tensor] = []
+
+        def watch(layer: RFABlock, hidden_states: Tensor) -> None:
+            attention: Any = layer.attention
+            filters = isinstance(attention, RobustFilterAttention) and attention.aggregation == "consensus"
+            require(filters, "output_robust_weights", True, "a preset of the robust filter")
+            of_tokens = attention.robust_weights(layer.attention_norm(hidden_states), tokens.positions)
+            rows = tokens.of_outputs[:, None, :, None].expand(-1, of_tokens.shape[1], -1, of_tokens.shape[3])
+            of_outputs = of_tokens.gather(2, rows)
+            columns = tokens.of_readings[:, None, None].expand(*of_outputs.shape[:3], -1)
+            weights.append(of_outputs.gather(3, columns))
+
+        watched = watch if output_robust_weights else None
+        hidden_states = self.run_blocks(self.embedding(tokens.features), tokens.positions, watch=watched)
+        index = tokens.of_outputs[..., None].expand(-1, -1, hidden_states.shape[-1])
+        raw = self.head(hidden_states.gather(1, index))
+        raw = raw.to(torch.promote_types(readings.values.dtype, torch.float32)).unflatten(-1, (-1, config.channels))
+        location, spread = (part.to(raw.dtype) for part in tokens.scale)
+        return TimeSeriesOutput(
+            location=location + spread * raw[..., 0, :],
+            deviation=spread * (F.softplus(raw[..., 1, :]) + LEAST_DEVIATION),
+            degrees_of_freedom=LEAST_DEGREES + F.softplus(raw[..., 2, :]) if raw.shape[-2] == 3 else None,
+            robust_weights=tuple(weights) if output_robust_weights else None,
+        )
+
+    def _loss(self, output: TimeSeriesOutput, targets: Tensor, target_mask: Tensor | None) -> Tensor:
+        """Mean negative log likelihood of the seen targets."""
+        shape = tuple(cast(Tensor, output.location).shape)
+        given = isinstance(targets, Tensor) and targets.is_floating_point() and tuple(targets.shape) == shape
+        require(given, "targets", tuple(getattr(targets, "shape", ())), f"floating-point {shape}")
+        seen = ~targets.isnan()
+        if target_mask is not None:
+            fits = target_mask.dtype == torch.bool and tuple(target_mask.shape) == shape
+            require(fits, "target_mask", f"{target_mask.dtype} {tuple(target_mask.shape)}", f"torch.bool {shape}")
+            seen = seen & target_mask
+        require(bool(seen.any()), "targets", "no seen target", "at least one")
+        require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
+        likelihood = output.distribution.log_prob(targets.masked_fill(~seen, 0.0))
+        return -torch.where(seen, likelihood, 0.0).sum() / seen.sum()
+
+    @torch.no_grad()
+    def sample(
+        self,
+        times: Float[Tensor, "*t length"] | Int[Tensor, "*t length"],
+        values: Float[Tensor, "batch length channels"],
+        query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"],
+        num_samples: int = 1,
+        observed_mask: Bool[Tensor, "batch length channels"] | None = None,
+    ) -> Float[Tensor, "samples batch queries channels"]:
+        """Trajectories: values at all queries' times, drawn together.
+
+        Values are drawn in order of time, and each draw becomes a reading for the draws after it. So the trajectories
+        have the dependence between times that `forward`'s distributions lack. The cost is one forward pass a query.
+
+        Args:
+            times, values, observed_mask: as in `forward`.
+            query_times: `(queries,)` or `(batch, queries)`, in any order; none may be equal to another one, or to the
+                time of a reading.
+            num_samples: the number of trajectories.
+
+        Returns:
+            Values at the queries' times, in the units of `values`.
+
+        Raises:
+            ValueError: as `forward`, for equal times, or without a sample to draw.
+        """
+        require(num_samples >= 1, "num_samples", num_samples, "a number >= 1")
+        readings = checked_readings(times, values, self.config.channels, observed_mask, query_times)
+        batch, length, channels = readings.values.shape
+        asked = cast(Tensor, readings.query_times)
+        _check_distinct(readings)
+        scale = Scale(*(part[:, :1].repeat(num_samples, 1, 1) for part in self.scaling(readings.values, tokens=1)))
+        order = asked.argsort(-1)
+        every = torch.cat([readings.times, asked.gather(1, order).to(readings.times.dtype)], dim=1)
+        drawn = readings.values.new_full((batch, order.shape[1], channels), torch.nan)
+        every, known = every.repeat(num_samples, 1), torch.cat([readings.values, drawn], 1).repeat(num_samples, 1, 1)
+        by_time = every.argsort(dim=-1, stable=True)
+        place = by_time.argsort(-1)[:, length:]
+        every = every.gather(1, by_time)
+        known = known.gather(1, by_time[..., None].expand(-1, -1, channels))
+        for step in range(order.shape[1]):
+            at = place[:, step : step + 1]
+            rows = Readings(every, known, every.gather(1, at), None)
+            value = self._predict(rows, scale).distribution.sample().to(known.dtype)
+            known = known.scatter(1, at[..., None].expand(-1, -1, channels), value)
+        result = known.gather(1, place[..., None].expand(-1, -1, channels))
+        back = order.argsort(-1).repeat(num_samples, 1)[..., None].expand(-1, -1, channels)
+        return result.gather(1, back).unflatten(0, (num_samples, batch))
+
+
+def _check_distinct(readings: Readings) -> None:
+    """Raise `ValueError` for a query at the time of a reading or of another query."""
+    asked = cast(Tensor, readings.query_times)
+    known = torch.where(readings.present(), readings.times.to(torch.float64), math.nan)
+    every = torch.cat([known, asked.to(torch.float64)], dim=1).sort(-1).values
+    equal = (every.diff(dim=-1) == 0).any()
+    require(
+        not bool(equal), "query_times", "equal times", "times of no reading, each once; or forward(...).distribution"
+    )

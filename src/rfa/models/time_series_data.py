@@ -1,0 +1,116 @@
+"""Batches of series of different lengths for transformers' `Trainer`."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from rfa.checks import require
+
+_OF_ROWS, _OF_QUERIES = ("times", "values", "observed_mask"), ("query_times", "targets", "target_mask")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimeSeriesCollator:
+    """Makes one batch of several series: holds readings back as queries, then pads or packs.
+
+    Each example is a dictionary of NumPy arrays, lists or tensors: `times` `(length,)` and `values` `(length,
+    channels)`. It may have `observed_mask` `(length, channels)`. It may also have `query_times`, `targets` and
+    `target_mask` of its own. Then nothing is held back. `targets` without `query_times` are those of the rows.
+
+    Args:
+        forecast: this share of the readings, the last ones, becomes queries with targets.
+        hold_out: this share of the other readings, taken at random, becomes queries with targets too.
+        padding_side: where a shorter series gets rows without a reading.
+        pack: put all series into one row, with `segment_ids`, instead of padding.
+
+    Raises:
+        ValueError: for a share that is not between 0 and 1, or examples that do not fit.
+    """
+
+    forecast: float = 0.25
+    hold_out: float = 0.0
+    padding_side: Literal["right", "left"] = "right"
+    pack: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("forecast", "hold_out"):
+            require(0 <= getattr(self, name) < 1, name, getattr(self, name), "a share from 0 to below 1")
+        sides = ("right", "left")
+        require(self.padding_side in sides, "padding_side", self.padding_side, f"one of {sides}")
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, Shaped[Tensor, "..."]]:
+        """The arguments of `RFAForTimeSeries.forward` for these series."""
+        require(len(examples) > 0, "examples", "none", "at least one series")
+        parts = [self._parts(example) for example in examples]
+        names = set(parts[0])
+        for part in parts:
+            require(set(part) == names, "examples", sorted(part), f"the same entries in each, {sorted(names)}")
+        if self.pack:
+            return self._packed(parts)
+        return {name: self._padded(name, parts) for name in parts[0]}
+
+    def _parts(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The tensors of a series, with held-back readings as queries."""
+        known = (*_OF_ROWS, *_OF_QUERIES)
+        for name in ("times", "values"):
+            require(name in example, "examples", sorted(example), f"an entry {name!r}")
+        part = {name: torch.as_tensor(example[name]) for name in known if example.get(name) is not None}
+        values, times = part["values"], part["times"]
+        require(values.dim() == 2, "values", tuple(values.shape), "(length, channels)")
+        require(
+            tuple(times.shape) == (len(values),), "times", tuple(times.shape), f"one for each of {len(values)} rows"
+        )
+        values = part["values"] = values.to(torch.get_default_dtype())
+        if (mask := part.pop("observed_mask", None)) is not None:
+            values = part["values"] = values.masked_fill(~mask, math.nan)
+        if "targets" in part or "query_times" in part:
+            return part
+        held = self._held(~values.isnan().all(-1))
+        if held is None:
+            return part
+        kept = values.masked_fill(held[:, None], math.nan)
+        return {"times": times, "values": kept, "query_times": times[held], "targets": values[held]}
+
+    def _held(self, present: Tensor) -> Tensor | None:
+        """Which rows are held back, `(length,)`; None for no share. At least one reading stays, and one is held."""
+        if not (self.forecast or self.hold_out):
+            return None
+        rows = present.nonzero().flatten()
+        require(len(rows) > 1, "values", f"{len(rows)} readings in a series", "at least two, to hold one back")
+        last = math.ceil(self.forecast * len(rows))
+        before = rows[: max(1, len(rows) - last)]
+        drawn = min(len(before) - 1, math.ceil(self.hold_out * len(before)))
+        held = torch.zeros_like(present)
+        held[rows[len(before) :]] = True
+        held[before[torch.randperm(len(before))[:drawn]]] = True
+        return held
+
+    def _padded(self, name: str, parts: list[dict[str, Tensor]]) -> Tensor:
+        """One entry of all series, with rows that are no reading and targets that are not scored."""
+        given = [part[name] for part in parts]
+        longest = max(map(len, given))
+        rows = []
+        for part, one in zip(parts, given, strict=True):
+            missing = longest - len(one)
+            if name in ("times", "query_times"):
+                filling = part["times"][-1:].to(one.dtype).expand(missing)
+            else:
+                empty = False if one.dtype == torch.bool else math.nan
+                filling = one.new_full((missing, *one.shape[1:]), empty)
+            first = [filling, one] if self.padding_side == "left" else [one, filling]
+            rows.append(torch.cat(first))
+        return torch.stack(rows)
+
+    def _packed(self, parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        """All series in one row."""
+        batch = {name: torch.cat([part[name] for part in parts])[None] for name in parts[0]}
+        for name, of in (("segment_ids", "times"), ("query_segment_ids", "query_times")):
+            if of in batch:
+                numbers = [torch.full((len(part[of]),), number) for number, part in enumerate(parts)]
+                batch[name] = torch.cat(numbers)[None]
+        return batch

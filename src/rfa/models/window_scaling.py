@@ -1,0 +1,113 @@
+"""Robust scaling of windows: the median and the median deviation of each channel."""
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rfa.nn.dynamics import FullPrecision
+
+MEDIAN_DEVIATION = 1.482602218505602  # standard deviations of a normal distribution per median deviation
+FEWEST = 4  # readings of a channel: fewer say too little of its spread
+
+
+class Scale(NamedTuple):
+    """Location and spread of each token's window, `(batch, tokens, channels)`, in the units of the values."""
+
+    location: Tensor
+    spread: Tensor
+
+
+def median(values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch channels"]:
+    """The median along the length without NaN, of two middle numbers their mean; NaN where all are NaN."""
+    ordered = values.sort(dim=1).values  # NaN comes last
+    count = (~values.isnan()).sum(1, keepdim=True)
+    middle = torch.cat([(count - 1).clamp(min=0) // 2, (count // 2).minimum((count - 1).clamp(min=0))], dim=1)
+    low, high = ordered.gather(1, middle).unbind(1)
+    return torch.lerp(low, high, 0.5)
+
+
+def robust_location_and_spread(
+    values: Float[Tensor, "batch length channels"],
+) -> tuple[Float[Tensor, "batch channels"], Float[Tensor, "batch channels"]]:
+    """The median, and 1.4826 times the median absolute deviation from it.
+
+    A share below one half of the readings, however wrong, cannot move either beyond the range of the others.
+
+    Args:
+        values: NaN where nothing was read.
+
+    Returns:
+        Location and spread; NaN for a channel without readings.
+
+    Source: Hampel, 1974, "The influence curve and its role in robust estimation".
+    """
+    location = median(values)
+    return location, MEDIAN_DEVIATION * median((values - location[:, None]).abs())
+
+
+class WindowScaling(FullPrecision):
+    """Location and spread of each window, channel by channel.
+
+    A channel that a window never shows takes location and spread of the training data. A channel with fewer than four
+    readings, or with more than half of them equal, takes the spread.
+
+    Args:
+        location, spread: of the training data, one number a channel.
+        kind: "window", or "training" to scale every window by the training data.
+    """
+
+    location: Tensor
+    spread: Tensor
+
+    def __init__(self, location: list[float], spread: list[float], kind: Literal["window", "training"]):
+        super().__init__()
+        self.kind, self.initial = kind, (tuple(location), tuple(spread))
+        self.register_buffer("location", torch.zeros(len(location), dtype=torch.float64))
+        self.register_buffer("spread", torch.ones(len(spread), dtype=torch.float64))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Set the numbers of the training data."""
+        for buffer, numbers in zip((self.location, self.spread), self.initial, strict=True):
+            buffer.copy_(torch.tensor(numbers, dtype=torch.float64))
+
+    @torch.no_grad()
+    def forward(
+        self,
+        values: Float[Tensor, "batch length channels"],
+        segments: Int[Tensor, "batch length"] | None = None,
+        token_segments: Int[Tensor, "batch tokens"] | None = None,
+        tokens: int = 0,
+    ) -> Scale:
+        """The scale of each token.
+
+        Args:
+            values: the readings, NaN where nothing was read.
+            segments: of the readings, numbers 0, 1, 2, ...; None for one window a row.
+            token_segments: of the tokens that are to be scaled.
+            tokens: the number of tokens, where there are no segments.
+        """
+        location, spread = self.location.to(values.dtype), self.spread.to(values.dtype)
+        batch = values.shape[0]
+        if self.kind == "training":
+            length = tokens if token_segments is None else token_segments.shape[1]
+            return Scale(location.expand(batch, length, -1), spread.expand(batch, length, -1))
+        if segments is None or token_segments is None:
+            scale = self._of_windows(values, location, spread)
+            return Scale(*(part[:, None].expand(-1, tokens, -1) for part in scale))
+        last = max(int(x.max()) if x.numel() else 0 for x in (segments, token_segments))
+        windows = [values.masked_fill((segments != one)[..., None], torch.nan) for one in range(last + 1)]
+        parts = [self._of_windows(window, location, spread) for window in windows]
+        index = token_segments.to(torch.int64)[..., None].expand(-1, -1, values.shape[-1])
+        return Scale(*(torch.stack(each, dim=1).gather(1, index) for each in zip(*parts, strict=True)))
+
+    def _of_windows(self, values: Tensor, location: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
+        """Location and spread `(batch, channels)` of one window a row."""
+        if not values.shape[1]:
+            return location.expand(values.shape[0], -1), spread.expand(values.shape[0], -1)
+        own_location, own_spread = robust_location_and_spread(values)
+        enough = ((~values.isnan()).sum(1) >= FEWEST) & (own_spread > 0)
+        return torch.where(own_location.isnan(), location, own_location), torch.where(enough, own_spread, spread)

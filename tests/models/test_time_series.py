@@ -1,0 +1,221 @@
+"""The time-series model: invariances, what an output may see, sampling, saving, the Trainer, and errors."""
+
+import math
+
+import pytest
+import torch
+from cover import cover
+from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
+
+from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig, TimeSeriesCollator
+
+from .small import assert_same
+
+BATCH, LENGTH, QUERIES, CHANNELS = 3, 12, 5, 2
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "span": 20.0, "channels": CHANNELS}
+KINDS = ["x2-riccati-alibi", "m2-sc-rfa", "b2-alibi", "c9-rotation-fox", "c10-rotation-learned"]
+NAMES = ("location", "deviation", "degrees_of_freedom")
+
+
+def network(preset="x2-riccati-alibi", **fields):
+    torch.manual_seed(0)
+    return RFAForTimeSeries(RFATimeSeriesConfig(preset=preset, **{**SIZES, **fields})).eval()
+
+
+def data(seed=0):
+    """Times, values with missing entries and one missing row, and queries before, among and after the readings."""
+    generator = torch.Generator().manual_seed(seed)
+    times = torch.rand(BATCH, LENGTH, generator=generator, dtype=torch.float64).add(0.1).cumsum(1)
+    values = torch.randn(BATCH, LENGTH, CHANNELS, generator=generator)
+    values[0, 3], values[1, 2, 0] = math.nan, math.nan
+    queries = torch.rand(BATCH, QUERIES, generator=generator, dtype=torch.float64) * 10 - 0.5
+    return times, values, queries
+
+
+def assert_equal(one, other, rows=slice(None), of_other=None):
+    """In the rows, all numbers of two outputs."""
+    for name in NAMES:
+        if name in one:
+            assert_same(one[name][:, rows], other[name][:, rows if of_other is None else of_other])
+
+
+def pick(x, index):
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[-1]))
+
+
+@cover(preset=KINDS, causal=[True, False], scaling=["window", "training"], likelihood=["student_t", "gaussian"])
+def test_a_query_is_a_row_without_a_reading(preset, causal, scaling, likelihood):
+    times, values, queries = data()
+    causal = causal or "fox" in preset
+    model = network(preset, causal=causal, scaling=scaling, likelihood=likelihood)
+    asked = model(times, values, query_times=queries)
+    every, order = torch.cat([times, queries], dim=1).sort(dim=1)
+    rows = pick(torch.cat([values, torch.full((BATCH, QUERIES, CHANNELS), math.nan)], dim=1), order)
+    place = order.argsort(1)[:, LENGTH:]
+    assert_same(pick(model(every, rows).location, place), asked.location)
+    assert_equal(model(times, values, query_times=queries[:, 2:3]), asked, slice(0, 1), slice(2, 3))  # nor the others
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_later_readings_change_nothing(preset):
+    times, values, _ = data()
+    model = network(preset, scaling="training")
+    later = values.clone()
+    later[:, 8:] = 100.0
+    before = model(times, values)
+    assert_equal(before, model(times, later), slice(0, 8))
+    assert_equal(before, model(times[:, :8], values[:, :8]), slice(0, 8))
+    assert not torch.allclose(before.location[:, 8:], model(times, later).location[:, 8:])
+    smoothed = network("m2-sc-rfa", scaling="training", causal=False)
+    assert not torch.allclose(smoothed(times, values).location[:, :8], smoothed(times, later).location[:, :8])
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_units_and_origins_of_time_and_values_do_not_matter(preset):
+    times, values, queries = data()
+    values = values.double()
+    expected = network(preset)(times, values, query_times=queries)
+    location, spread = [0.0] * CHANNELS, [8.0] * CHANNELS
+    other = network(preset, typical_gap=60.0, span=1200.0, location=location, spread=spread)
+    scale = torch.tensor([8.0, 8.0], dtype=torch.float64)
+    actual = other(60 * times + 1e6, values * scale - 300, query_times=60 * queries + 1e6)
+    assert_same((actual.location + 300) / scale, expected.location)
+    assert_same(actual.deviation / scale, expected.deviation)
+    assert_same(actual.degrees_of_freedom, expected.degrees_of_freedom)
+
+
+def test_whole_numbers_of_nanoseconds_are_times():
+    times, values, queries = data()
+    exact = (times * 1e9).long() + 1_700_000_000_000_000_000  # since 1970: too large for a float
+    asked = (queries * 1e9).long() + 1_700_000_000_000_000_000
+    other = network(typical_gap=1e9, span=20e9)(exact, values, query_times=asked)
+    assert_equal(other, network()(times, values, query_times=queries))
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_padded_and_packed_series_are_series_alone(preset):
+    times, values, queries = data()
+    model = network(preset)
+    lengths, examples = (12, 7, 9), []
+    for row, length in enumerate(lengths):
+        asked = {"query_times": queries[row, : row + 2], "targets": torch.zeros(row + 2, CHANNELS)}
+        examples.append({"times": times[row, :length], "values": values[row, :length], **asked})
+    alone = [model(e["times"][None], e["values"][None], query_times=e["query_times"][None]) for e in examples]
+    for side in ("right", "left"):
+        batch = TimeSeriesCollator(padding_side=side)(examples)
+        padded = model(**batch)
+        for row, one in enumerate(alone):
+            count = one.location.shape[1]
+            there = slice(0, count) if side == "right" else slice(4 - count, 4)
+            assert_same(padded.location[row, there], one.location[0])
+    packed = model(**TimeSeriesCollator(pack=True)(examples))
+    assert_same(packed.location[0], torch.cat([one.location[0] for one in alone]))
+    likelihood = torch.cat([one.distribution.log_prob(torch.zeros(())).flatten() for one in alone])
+    assert_same(packed.loss, -likelihood.mean())
+    assert_same(padded.loss, -likelihood.mean())
+
+
+def test_masked_entries_are_missing_entries():
+    times, values, queries = data()
+    mask = ~values.isnan()
+    mask[2, 5:7] = False
+    expected = network()(times, values.masked_fill(~mask, math.nan), query_times=queries)
+    assert_equal(network()(times, values.nan_to_num(7.0), observed_mask=mask, query_times=queries), expected)
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_gradients_are_finite_and_reach_every_parameter(preset):
+    times, values, queries = data()
+    model = network(preset).train()
+    targets = torch.randn(BATCH, QUERIES, CHANNELS)
+    targets[0, 0] = math.nan
+    values[2, 4] = 1e6  # a far outlier
+    model(times, values, query_times=queries, targets=targets).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        # keys' biases turn with nothing: a constant added to all keys leaves a softmax of dot products as it is
+        assert parameter.grad.abs().max() > 0 or "key_projection.bias" in name, name
+
+
+def test_the_loss_falls():
+    """Sines of unknown phase: 60 steps bring the forecast of 16 series below the spread of the values."""
+    torch.manual_seed(0)
+    model = network(channels=1, num_hidden_layers=1).train()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    times = torch.rand(16, 20).add(0.2).cumsum(1)
+    values = torch.sin(times + 6.28 * torch.rand(16, 1))[..., None]
+    losses = []
+    for _ in range(60):
+        output = model(times[:, :16], values[:, :16], query_times=times[:, 16:], targets=values[:, 16:])
+        optimizer.zero_grad()
+        output.loss.backward()
+        optimizer.step()
+        losses.append(float(output.loss.detach()))
+    assert losses[-1] < 0.3  # nats; a constant forecast stays at about 1.1
+
+
+def test_samples_are_the_forecasts_of_one_step_after_another():
+    """Standardised by the forecast from the readings and the draws before, draws are independent normal numbers."""
+    times, values, _ = data()
+    fields = {"likelihood": "gaussian", "num_hidden_layers": 1, "scaling": "training"}
+    model = network("m2-sc-rfa", **fields)
+    late, early = times[:, -1:] + 1.0, times[:, -1:] + 0.4  # not in order of time
+    draws = model.sample(times, values, torch.cat([late, early], 1), num_samples=500)
+    assert draws.shape == (500, BATCH, 2, CHANNELS)
+    first, second = draws[:, :, 1:], draws[:, :, :1]
+    known = torch.cat([values.expand(500, -1, -1, -1), first], dim=2).flatten(0, 1)
+    clock = torch.cat([times, early], 1).repeat(500, 1)
+    with torch.no_grad():
+        one = model(times, values, query_times=early)
+        two = model(clock, known, query_times=late.repeat(500, 1))
+    scores = (first - one.location) / one.deviation, (second.flatten(0, 1) - two.location) / two.deviation
+    for score in scores:
+        assert abs(float(score.mean())) < 5 / math.sqrt(score.numel())  # five standard errors
+        assert abs(float(score.std()) - 1) < 5 / math.sqrt(2 * score.numel())
+    # at the scale of the given window, whatever is drawn
+    assert model.sample(times, values, late).isfinite().all()
+    wide = network("m2-sc-rfa", likelihood="gaussian").sample(times, 1e6 * values, late, num_samples=20)
+    assert wide.std() > 1e5
+
+
+def test_robust_weights_find_the_outlier():
+    times, values, queries = data()
+    output = network()(times, values, query_times=queries, output_robust_weights=True)
+    assert len(output.robust_weights) == 2
+    for weights in output.robust_weights:
+        assert weights.shape == (BATCH, 4, QUERIES, LENGTH)
+        seen = times[:, None, None] <= queries[:, None, :, None]
+        seen = (seen & ~values.isnan().all(-1)[:, None, None]).expand_as(weights)
+        assert torch.equal(weights > 0, seen)
+        assert (weights <= 1).all()
+    with pytest.raises(ValueError, match="output_robust_weights"):
+        network("b2-alibi")(times, values, output_robust_weights=True)
+
+
+def test_saved_models_are_the_same(tmp_path):
+    times, values, queries = data()
+    model = network("c10-rotation-learned", location=[1.0, 2.0], spread=[3.0, 4.0], learn_frequencies=True)
+    model.save_pretrained(tmp_path)
+    loaded = AutoModel.from_pretrained(tmp_path).eval()
+    assert isinstance(loaded, RFAForTimeSeries)
+    assert loaded.config.to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
+    assert loaded.config.attention == model.config.attention
+    assert torch.equal(loaded.scaling.spread, model.scaling.spread)
+    one, other = (m(times, values, query_times=queries) for m in (model, loaded))
+    assert all(torch.equal(one[name], other[name]) for name in NAMES)
+
+
+def test_the_trainer_trains_and_evaluates(tmp_path):
+    times, values, _ = data()
+    series = [{"times": t[:n], "values": v[:n]} for t, v, n in zip(times, values, (12, 7, 9), strict=True)]
+    model = network()
+    before = model.head.weight.detach().clone()
+    arguments = TrainingArguments(
+        output_dir=tmp_path, max_steps=2, label_names=["targets"], use_cpu=True, report_to=[], disable_tqdm=True
+    )
+    collator = TimeSeriesCollator(forecast=0.2, hold_out=0.2)
+    trainer = Trainer(model, arguments, train_dataset=series, eval_dataset=series, data_collator=collator)
+    trainer.train()
+    assert not torch.equal(before, model.head.weight)
+    assert math.isfinite(trainer.evaluate()["eval_loss"])
