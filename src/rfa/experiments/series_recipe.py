@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from rfa.data.simulated_series import SimulatedSetting
-from rfa.models import PRESETS
+from rfa.models import PRESETS, RFATimeSeriesConfig
+from rfa.models.flat import FLAT_NAMES
 from rfa.training.series import SeriesTraining
 
 from .reading import Faults, read_yaml, take
@@ -19,6 +20,13 @@ _RECIPE = {
     "seeds": list, "evaluation": dict,
 }  # fmt: skip
 _MODEL = {"label": str, "preset": str, "model": dict}
+# transformers keeps unknown arguments of a configuration: a misspelt field would have no effect
+_FIELDS = FLAT_NAMES | {
+    name
+    for kind in RFATimeSeriesConfig.__mro__
+    if kind.__module__.startswith("rfa.")
+    for name in vars(kind).get("__annotations__", {})
+}
 _EVALUATION = {"series": int, "columns": dict}
 
 
@@ -149,7 +157,15 @@ def _contestant(entry: Any, index: int, faults: Faults) -> SeriesContestant:
     label = given.get("label", preset)
     if not NAME.fullmatch(label.replace(" ", "-")):
         faults.add(where, f"label: got {label!r}, expected letters, digits, spaces and _.=+-, at most 100")
-    return SeriesContestant(label, preset, given.get("model", {}))
+    model = given.get("model", {})
+    for field in sorted(model.keys() - _FIELDS, key=str):
+        faults.add(where, f"model: {field}: unknown field, expected some of {', '.join(sorted(_FIELDS))}")
+    if preset in PRESETS and model.keys() <= _FIELDS:
+        try:
+            RFATimeSeriesConfig(preset=preset, **model)
+        except (ValueError, TypeError) as error:
+            faults.add(where, f"model: {str(error).splitlines()[0]}")
+    return SeriesContestant(label, preset, model)
 
 
 def _built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:

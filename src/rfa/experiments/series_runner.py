@@ -153,9 +153,8 @@ def trained_network(
     training, contestant = recipe.of(run), run.contestant
     torch.manual_seed(training.seed)
     sample = simulate_series(recipe.setting, 256, torch.Generator().manual_seed(training.seed))
-    config = RFATimeSeriesConfig.from_data(
-        sample.times, sample.values, preset=contestant.preset, **dict(contestant.model or {})
-    )
+    series = zip(sample.times, sample.values, strict=True)
+    config = RFATimeSeriesConfig.from_data(series, preset=contestant.preset, **dict(contestant.model or {}))
     model = RFAForTimeSeries(config)
 
     def draw(series: int, generator: torch.Generator) -> SeriesBatch:
