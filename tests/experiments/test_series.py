@@ -13,6 +13,7 @@ kind: series
 name: small
 setting: {process: oscillator, length: 12, forecasts: 3}
 training: {steps: 2, batch_size: 4}
+rates: [1e-3, 3e-2]
 filters: [kalman, robust]
 models:
   - {preset: x2-riccati-alibi, label: x2, model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2}}
@@ -50,6 +51,10 @@ def test_the_command_runs_scores_resumes_and_writes_tables(rfa, small, tmp_path)
     assert found["kalman-seed0"]["scores"]["dirtier"]["forecast"]["targets"] == 6 * 3
     dirty = {name: found[f"{name}-seed0"]["scores"]["dirtier"]["filter"]["mse"] for name in ("kalman", "robust")}
     assert dirty["robust"] < dirty["kalman"] / 3  # errors of thirty standard deviations
+    first, second = found["x2-seed0"], found["x2-seed3"]
+    assert set(first["validation"]) == {"0.001", "0.03"}
+    assert first["learning_rate"] == float(min(first["validation"], key=first["validation"].get))
+    assert list(second["validation"]) == [str(first["learning_rate"])]
     page = (out / "series.md").read_text()
     assert page.count("| x2 | 2 |") == 8
 

@@ -17,7 +17,7 @@ KIND = "series"
 FILTERS = ("kalman", "robust")
 _RECIPE = {
     "kind": str, "name": str, "title": str, "setting": dict, "training": dict, "models": list, "filters": list,
-    "seeds": list, "evaluation": dict,
+    "rates": list, "seeds": list, "evaluation": dict,
 }  # fmt: skip
 _MODEL = {"label": str, "preset": str, "model": dict}
 # transformers keeps unknown arguments of a configuration: a misspelt field would have no effect
@@ -68,6 +68,7 @@ class SeriesRecipe:
         title: a title for readers.
         setting: of the series to learn from.
         training: of each network; its seed is the run's.
+        rates: learning rates. The first seed of each network trains with all of them; the best serves its other seeds.
         runs: in the order in which they are made: seed 0 of all contestants first.
         columns: the settings of the evaluation by name.
         series: number of series of each evaluation. They are the same for all runs.
@@ -78,13 +79,18 @@ class SeriesRecipe:
     title: str
     setting: SimulatedSetting
     training: SeriesTraining
+    rates: tuple[float, ...]
     runs: tuple[SeriesRun, ...]
     columns: Mapping[str, SimulatedSetting]
     series: int
 
-    def of(self, run: SeriesRun) -> SeriesTraining:
-        """The training of a run."""
-        return replace(self.training, seed=run.seed)
+    def of(self, run: SeriesRun, rate: float) -> SeriesTraining:
+        """The training of a run with a learning rate."""
+        return replace(self.training, seed=run.seed, learning_rate=rate)
+
+    def first_of(self, run: SeriesRun) -> SeriesRun:
+        """The run of the same contestant that looks for the learning rate."""
+        return next(other for other in self.runs if other.contestant == run.contestant)
 
 
 def is_series_recipe(path: str | Path) -> bool:
@@ -115,6 +121,9 @@ def load_series_recipe(path: str | Path) -> SeriesRecipe:
     training = _built(SeriesTraining, given.get("training", {}), "training", faults)
     if "seed" in given.get("training", {}):
         faults.add("training", "seed: not here, expected seeds at the top")
+    rates = given.get("rates", [training.learning_rate])
+    if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
+        faults.add("rates", f"got {rates!r}, expected numbers between 0 and 1")
     contestants = [SeriesContestant(label) for label in given.get("filters", [])]
     for contestant in contestants:
         if contestant.label not in FILTERS:
@@ -145,7 +154,7 @@ def load_series_recipe(path: str | Path) -> SeriesRecipe:
         if contestant.preset is not None or not place
     )
     title = given.get("title", name)
-    return SeriesRecipe(path, name, title, setting, training, runs, columns, series)
+    return SeriesRecipe(path, name, title, setting, training, tuple(rates), runs, columns, series)
 
 
 def _contestant(entry: Any, index: int, faults: Faults) -> SeriesContestant:

@@ -26,7 +26,7 @@ from .plan import selected_names
 from .series_recipe import SeriesRecipe, SeriesRun
 
 SERIES_FORMAT = 1
-_TEST_SEED = 20_260_000  # of the series that all runs are scored on
+_TEST_SEED, _VALID_SEED = 20_260_000, 10_260_000  # of the series that all runs are scored on, and of those for the rate
 _CHUNK = 64  # series scored at once
 
 
@@ -75,8 +75,15 @@ def run_series_recipe(
                 outcome.claimed.append(run.name)
                 continue
             if finished_series_result(recipe, run, path) is None:
-                result = _result(recipe, run, progress)
-                write_result(path, result)
+                rates = recipe.rates
+                first = recipe.first_of(run)
+                if first != run and len(rates) > 1:
+                    found = finished_series_result(recipe, first, results / f"{first.name}.json")
+                    if found is None:  # another process looks for the rate
+                        outcome.claimed.append(run.name)
+                        continue
+                    rates = (found["learning_rate"],)
+                write_result(path, _result(recipe, run, rates, progress))
             outcome.done.append(run.name)
     return outcome
 
@@ -106,21 +113,30 @@ def _spec(recipe: SeriesRecipe, run: SeriesRun) -> dict[str, Any]:
     contestant = run.contestant
     spec: dict[str, Any] = {"series": recipe.series, "columns": {n: asdict(s) for n, s in recipe.columns.items()}}
     if contestant.preset is not None:
-        spec |= {"setting": asdict(recipe.setting), "training": asdict(recipe.of(run))}
+        training = {**asdict(recipe.training), "seed": run.seed, "learning_rate": list(recipe.rates)}
+        spec |= {"setting": asdict(recipe.setting), "training": training}
         spec |= {"preset": contestant.preset, "model": dict(contestant.model or {})}
     return spec
 
 
-def _result(recipe: SeriesRecipe, run: SeriesRun, progress: StageProgress | None) -> dict[str, Any]:
+def _result(
+    recipe: SeriesRecipe, run: SeriesRun, rates: tuple[float, ...], progress: StageProgress | None
+) -> dict[str, Any]:
     contestant, started = run.contestant, time.perf_counter()
     made: dict[str, Any] = {"parameters": 0, "losses": []}
     if contestant.preset is None:
         predict_of = _filter_of(contestant.label)
     else:
-        model, losses = trained_network(recipe, run, progress)
+        tried = {}
+        for rate in rates:
+            model, losses = trained_network(recipe, run, rate, progress)
+            tried[rate] = _validation(model, recipe.setting), model, losses
+        rate, (_, model, losses) = min(tried.items(), key=lambda item: item[1][0])
         made = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "losses": losses[:: max(1, len(losses) // 50)],
+            "learning_rate": rate,
+            "validation": {str(rate): value for rate, (value, _, _) in tried.items()},
         }
 
         def predict_of(setting: SimulatedSetting) -> Predict:
@@ -147,10 +163,10 @@ def _result(recipe: SeriesRecipe, run: SeriesRun, progress: StageProgress | None
 
 
 def trained_network(
-    recipe: SeriesRecipe, run: SeriesRun, progress: StageProgress | None = None
+    recipe: SeriesRecipe, run: SeriesRun, rate: float, progress: StageProgress | None = None
 ) -> tuple[RFAForTimeSeries, list[float]]:
     """The network of a run after its training, and its losses."""
-    training, contestant = recipe.of(run), run.contestant
+    training, contestant = recipe.of(run, rate), run.contestant
     torch.manual_seed(training.seed)
     sample = simulate_series(recipe.setting, 256, torch.Generator().manual_seed(training.seed))
     series = zip(sample.times, sample.values, strict=True)
@@ -168,9 +184,18 @@ def trained_network(
     return model, train_on_series(model, draw, training, report)
 
 
-def score(predict: Predict, setting: SimulatedSetting, series: int) -> dict[str, dict[str, float]]:
+def _validation(model: RFAForTimeSeries, setting: SimulatedSetting) -> float:
+    """The mean negative log likelihood by which learning rates are compared; infinite where it is none."""
+    found = score(lambda series: network_predictions(model, series), setting, 2 * _CHUNK, _VALID_SEED)
+    value = sum(part["nll"] for part in found.values()) / len(found)
+    return value if math.isfinite(value) else math.inf
+
+
+def score(
+    predict: Predict, setting: SimulatedSetting, series: int, seed: int = _TEST_SEED
+) -> dict[str, dict[str, float]]:
     """The scores at the readings and of the forecasts, over series that are the same for every contestant."""
-    generator = torch.Generator().manual_seed(_TEST_SEED)
+    generator = torch.Generator().manual_seed(seed)
     drawn = simulate_series(setting, series, generator)
     parts = []
     for start in range(0, series, _CHUNK):
