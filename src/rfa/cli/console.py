@@ -54,6 +54,18 @@ def comparison_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
+def series_comparison_table(results: Mapping[str, Any]) -> Table:
+    """A table of the demo of series: mean squared errors of filtering and forecasting, by model and setting."""
+    table = Table(title="mean squared error of the true signal: at the readings / of forecasts")
+    table.add_column("model")
+    for column in results["settings"]:
+        table.add_column(column, justify="right")
+    for name, by_setting in results["mse"].items():
+        cells = [f"{errors['filter']:.3f} / {errors['forecast']:.3f}" for errors in by_setting.values()]
+        table.add_row(name, *cells)
+    return table
+
+
 def states_table(title: str, states: Sequence[Any]) -> Table:
     """A table of the runs of a recipe (`rfa.experiments.RunState`): progress, tokens, and the time left if known."""
     table = Table(title=Text(title))

@@ -15,6 +15,7 @@ from .console import (
     evaluation_table,
     metrics_words,
     progress_bars,
+    series_comparison_table,
     stage_words,
     tokens_per_second,
 )
@@ -33,10 +34,16 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
+    series: Annotated[
+        bool, typer.Option("--series", help="Instead: a series with gaps and wrong readings, in about a minute.")
+    ] = False,
 ) -> None:
     """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length."""
     from rfa.experiments.demo import run_demo
 
+    if series:
+        _series_demo(out, resume, overwrite)
+        return
     if resume and overwrite:
         raise ValueError("--resume: got --overwrite with it, expected one of them")
     with stoppable(f"go on with: rfa demo --resume --out {shlex.quote(str(out))}"), progress_bars() as bar:
@@ -47,6 +54,20 @@ def demo(
             progress=lambda stage, *far: bar(stage_words(stage), *far),
         )
     console.print(comparison_table(results))
+    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
+
+
+def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
+    from rfa.experiments.series_demo import run_series_demo
+
+    if resume:
+        raise ValueError("--resume: got it with --series, which takes a minute, expected --overwrite")
+    with (
+        stoppable(f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"),
+        progress_bars() as bar,
+    ):
+        results = run_series_demo(out, overwrite=overwrite, progress=lambda stage, *far: bar(stage_words(stage), *far))
+    console.print(series_comparison_table(results))
     console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
 
 

@@ -125,7 +125,7 @@ def _result(
     contestant, started = run.contestant, time.perf_counter()
     made: dict[str, Any] = {"parameters": 0, "losses": []}
     if contestant.preset is None:
-        predict_of = _filter_of(contestant.label)
+        predict_of = filter_of(contestant.label)
     else:
         tried = {}
         for rate in rates:
@@ -227,7 +227,7 @@ def network_predictions(model: RFAForTimeSeries, series: SimulatedSeries) -> Pre
     return Predictions(at_readings, ahead)
 
 
-def _filter_of(label: str) -> Callable[[SimulatedSetting], Predict]:
+def filter_of(label: str) -> Callable[[SimulatedSetting], Predict]:
     """A filter with the true model, started at the process' own distribution."""
     options: dict[str, Any] = {"nu": math.inf} if label == "kalman" else {}
 

@@ -2,6 +2,7 @@
 
 from .comparison import differences, retrieval, speed_over_length
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
+from .series import filtered_series
 from .style import COLOURS, COLUMN, PAGE, save
 from .theory import (
     bias_and_gate_over_decay,
@@ -30,6 +31,7 @@ __all__ = [
     "differences",
     "diffusive_and_integrative",
     "eigenvalue_spectra",
+    "filtered_series",
     "loss_over_position",
     "near_attention",
     "noises_over_training",
