@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rfa.ops.problem import Prior
 
+from .compiled_kalman import compiled_kalman_estimate
 from .dense import dense_estimate
 from .fused import fused_estimate
 from .kalman import kalman_estimate
@@ -149,8 +150,11 @@ def robust_estimate(
     if backend == "fused":
         _check_fused(options)
     problem = make_problem(sde, times, observations, options, query_times, initial)
-    estimator = fused_estimate if backend == "fused" else kalman_estimate if options.kalman else dense_estimate
-    found, shape = estimator(problem), problem.grid.batch_shape
+    if backend == "dense" and options.kalman:
+        found = compiled_kalman_estimate(problem) or kalman_estimate(problem)
+    else:
+        found = (fused_estimate if backend == "fused" else dense_estimate)(problem)
+    shape = problem.grid.batch_shape
 
     def with_batch(x: Tensor) -> Tensor:
         return x.reshape(*shape, *x.shape[1:])

@@ -1,0 +1,85 @@
+"""The Kalman filter and smoother of a problem on compiled code: what `kalman.kalman_estimate` gives, without its loop."""
+
+import torch
+from torch import Tensor
+
+from .compiled import FilterProblem, Lags, can_run, run, transitions
+from .grid import ObservationGrid, Transitions
+from .kalman import overflow_error, unit_weights
+from .linear_sde import LinearSDE
+from .problem import EstimationProblem, QueryEstimate, along_grid
+
+
+def compiled_kalman_estimate(problem: EstimationProblem) -> QueryEstimate | None:
+    """The estimate at every query, `(b, queries, ...)`.
+
+    None where compiled code cannot give it: gradients are wanted, a device other than the CPU, no compiler.
+    """
+    grid, options, initial, sde = problem.grid, problem.options, problem.initial, problem.sde
+    matrices = sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise
+    given = (*matrices, grid.times, grid.rows, grid.values, *(initial or ()))
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return None
+    if not can_run(*given):
+        return None
+    with torch.no_grad():
+        mean, covariance, least_squares = _filtered(problem)
+        counts = problem.observation_counts()
+        if problem.stationary is not None:
+            unseen = counts == 0
+            if bool(unseen.any()):
+                covariance = torch.where(unseen[..., None, None], problem.stationary[:, None], covariance)
+        objective = least_squares.clamp(min=0.0)[..., None].expand(*mean.shape[:2], options.iterations + 1)
+        index, weights = grid.query_index, None
+        if options.with_weights:
+            indices = index[: grid.models].unique()
+            weights = along_grid(
+                unit_weights(grid, indices, options.smooth), torch.searchsorted(indices, index.contiguous())
+            )
+        if grid.length != grid.observation_count or index.shape[1] != grid.length:  # there are queries of their own
+            mean, covariance, objective = (along_grid(x, index) for x in (mean, covariance, objective))
+    return QueryEstimate(mean, covariance, weights, objective)
+
+
+def _filtered(problem: EstimationProblem) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, covariance and least squares at each time index, `(b, G, ...)`."""
+    grid, initial = problem.grid, problem.initial
+    (b, length, m), n = grid.values.shape, grid.rows.shape[-1]
+    transition, variance, lag_index = _transitions(problem.sde, grid)
+    start_mean = grid.values.new_zeros(b, n) if initial is None else initial.mean
+    start_covariance = grid.values.new_zeros(grid.models, n, n) if initial is None else initial.covariance
+    covariances = max(grid.models, len(start_covariance))
+    found = FilterProblem(
+        b, covariances, grid.models, length, m, n, torch.get_num_threads(), problem.options.smooth, initial is None
+    )
+    mean, least_squares = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
+    covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
+    run(
+        "filter",
+        found,
+        rows=grid.rows.reshape(-1, m, n).contiguous(),
+        row_index=torch.arange(grid.models * length),
+        values=grid.values.contiguous(),
+        transition=transition.contiguous(),
+        variance=variance.contiguous(),
+        lag_index=lag_index.contiguous(),
+        start_mean=start_mean.contiguous(),
+        start_covariance=start_covariance.expand(covariances, n, n).contiguous(),
+        mean=mean,
+        covariance=covariance,
+        least_squares=least_squares,
+        overflow=overflow,
+    )
+    if bool((overflow >= 0).any()):
+        raise overflow_error(int(overflow[overflow >= 0].min()))
+    return mean, covariance.expand(b, length, n, n), least_squares
+
+
+def _transitions(sde: LinearSDE, grid: ObservationGrid) -> tuple[Tensor, Tensor, Tensor]:
+    """Phi and V of each different lag, `(lags, n, n)`, and which of them each step has, `(models, G - 1)`."""
+    if sde.batch_shape.numel() == 1:
+        lags = Lags.of(grid.times[: grid.models])
+        return *transitions(sde, lags.lags), lags.index
+    each, n = Transitions.of(sde, grid), sde.state_size
+    transition, variance = (x.reshape(-1, n, n) for x in (each.transition, each.variance))
+    return transition, variance, torch.arange(len(transition))
