@@ -1,6 +1,7 @@
 """The theory as usable code: linear SDEs, robust filtering, smoothing, forecasting and fitting."""
 
-from .fit import Fit, fit, log_likelihood
+from .fit import Fit, fit
+from .likelihood import log_likelihood
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
 from .robust import Estimate, robust_estimate
 
