@@ -37,6 +37,7 @@ class FilterProblem(ctypes.Structure):
         *((name, _pointer) for name in ("grad_transition", "grad_variance", "grad_mean", "grad_covariance")),
         ("patterns", _integer),
         ("lags", _integer),
+        ("weight", _pointer),
     )
 
 

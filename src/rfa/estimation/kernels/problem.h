@@ -30,6 +30,8 @@ struct Problem {
   double *grad_mean;          // (series, n)
   double *grad_covariance;    // (covariances, n, n)
   int64_t patterns, lags;
+  // of the robust filter, for which every series has its own covariance
+  double *weight;             // (series, length): of each row, as the filter used it
 };
 
 }  // namespace rfa
