@@ -45,6 +45,8 @@ def compiled_filter(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and covariance at each time index, `(b, G, ...)`, and the least squares, or the weights, of each row.
 
+    In smoothing "robust_filter" gives the weights by past and future; mean and covariance are the filter's.
+
     Raises:
         ValueError: where the covariance overflows.
     """
@@ -56,9 +58,8 @@ def compiled_filter(
     robust = entry == "robust_filter"
     covariances = b if robust else max(grid.models, len(start_covariance))
     found = FilterProblem(
-        b, covariances, grid.models, length, m, n, torch.get_num_threads(), not robust and problem.options.smooth,
-        initial is None,
-    )  # fmt: skip
+        b, covariances, grid.models, length, m, n, torch.get_num_threads(), problem.options.smooth, initial is None
+    )
     mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
     covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
     run(

@@ -1,9 +1,8 @@
 // The recursive robust filter with its challenger, as recursive_filter.py has it, one series at a time.
-#include <exception>
 #include <memory>
 
-#include "filter.h"
 #include "noise_scale.h"
+#include "smoother.h"
 
 namespace rfa {
 
@@ -32,6 +31,8 @@ template <int N> struct RobustFilter {
   int64_t trusted = 0;  // how many rows the challenger will still use with weight 1
   std::vector<double> x, innovation, variance, across, scaled;
   std::unique_ptr<bool[]> present;
+  std::vector<double> means, covariances;   // predicted, at each time index, for smoothing
+  std::vector<Covariance<N>> diffuse;       // the first of them, while a direction is diffuse
 
   RobustFilter(const Problem& problem, Matrices<N> of, int64_t series)
       : p(problem), index(series), model(p.models == 1 ? 0 : series), n(p.states), m(p.components),
@@ -54,6 +55,44 @@ template <int N> struct RobustFilter {
       std::copy(filter.mean.begin(), filter.mean.end(), p.mean + at * n);
       steps.write(filter.state, p.covariance + at * n * n);
       p.weight[at] = filter.row.weight;
+    }
+    if (p.smooth) smooth();
+  }
+
+  void keep(int64_t k) {
+    if (filter.state.diffuse) {
+      while (int64_t(diffuse.size()) <= k) diffuse.push_back(filter.state);
+    }
+    covariances.insert(covariances.end(), filter.state.p.begin(), filter.state.p.end());
+    means.insert(means.end(), filter.mean.begin(), filter.mean.end());
+  }
+
+  // From the last row back, each row has two predictions: the filter's, and the same with the future. The one under which
+  // the row is more probable gives its weight.
+  void smooth() {
+    Smoother<N> future(group);
+    Candidate<N>&past = filter, &both = challenger;
+    Component& c = group.components.all[0];
+    for (int64_t k = p.length - 1; k >= 0; k--) {
+      if (k < int64_t(diffuse.size())) past.state = diffuse[k];
+      else std::copy(&covariances[k * n * n], &covariances[k * n * n] + n * n, past.state.p.begin()), past.state.diffuse = false;
+      std::copy(&means[k * n], &means[k * n] + n, past.mean.begin());
+      const bool seen = look(k);
+      both = past;
+      infer(past, k, seen);
+      future.observe();
+      for (int64_t r = 0; r < n; r++) {
+        steps.update(both.state, &future.c[r * n], c);
+        if (!c.seen) continue;
+        const double e = steps.of.dot(&future.d[r * n], future.y.data()) - steps.of.dot(&future.c[r * n], both.mean.data());
+        for (int64_t j = 0; j < n; j++) both.mean[j] += c.gain[j] * e;
+      }
+      infer(both, k, seen);
+      const bool past_wins = !both.row.valid || past.row.log_evidence > both.row.log_evidence;
+      const RowScale& row = past.row.valid && past_wins ? past.row : both.row;
+      if (row.valid) past.scale.last = row.probability;
+      p.weight[index * p.length + k] = row.weight;
+      if (k) future.back(k, row.weight);
     }
   }
 
@@ -89,6 +128,7 @@ template <int N> struct RobustFilter {
     } else if (ended) {
       log_odds = NONE;
     }
+    if (p.smooth) keep(k);
     update(filter, k, seen);
     if (log_odds > NONE) update(challenger, k, seen);
   }

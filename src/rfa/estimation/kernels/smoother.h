@@ -41,18 +41,18 @@ template <int N> struct Smoother {
     }
   }
 
-  // The information at k, its own row included, as information on the state before.
-  void back(int64_t k) {
+  // The information at k, its own row of some weight included, as information on the state before.
+  void back(int64_t k, double weight = 1) {
     const double* transition = g.p.transition + g.lag(k) * n * n;
     const double* variance = g.p.variance + g.lag(k) * n * n;
     for (int64_t i = 0; i < g.m; i++) {
       const double* row = g.row(k, i);
       for (int r = 0; r < of.n(); r++)
-        for (int q = 0; q < of.n(); q++) j[r * n + q] += row[r] * row[q];
+        for (int q = 0; q < of.n(); q++) j[r * n + q] += weight * row[r] * row[q];
       for (int64_t s = 0; s < g.count; s++) {
-        const double z = g.values(s, k)[i];
+        const double z = weight * g.values(s, k)[i];
         for (int r = 0; r < of.n(); r++) y[s * n + r] += row[r] * z;
-        constant[s] += z * z;
+        constant[s] += z * g.values(s, k)[i];
       }
     }
     of.multiply(j.data(), variance, a.data());
@@ -70,8 +70,8 @@ template <int N> struct Smoother {
     }
   }
 
-  // The state at k with the later information, an observation with unit noise and rows L^-1 U^T J.
-  void combine(int64_t k) {
+  // The later information as an observation with unit noise and rows L^-1 U^T J, c, whose values are d y.
+  void observe() {
     for (int r = 0; r < of.n(); r++) scale[r] = j[r * n + r] > 0 ? 1 / std::sqrt(j[r * n + r]) : 1;
     for (int r = 0; r < of.n(); r++)
       for (int q = 0; q < of.n(); q++) a[r * n + q] = scale[r] * scale[q] * j[r * n + q];
@@ -96,6 +96,11 @@ template <int N> struct Smoother {
     for (int r = 0; r < of.n(); r++)
       for (int q = 0; q < of.n(); q++) c[r * n + q] /= scale[q], d[r * n + q] *= scale[q];
     of.solve_lower(a.data(), d.data());
+  }
+
+  // The state at k with the later information.
+  void combine(int64_t k) {
+    observe();
     Covariance<N>& state = g.state;
     if (k < int64_t(diffuse.size())) state = diffuse[k];
     else of.copy(&covariances[k * n * n], state.p.data()), state.diffuse = false;
