@@ -6,8 +6,8 @@ is no compiler, where gradients are wanted, or off the CPU, the filter runs in P
 
 import ctypes
 import functools
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -78,7 +78,8 @@ def run(entry: str, problem: FilterProblem | LagsProblem, **tensors: Tensor | No
     """
     for name, tensor in tensors.items():
         if tensor is not None:
-            assert tensor.is_contiguous() and tensor.element_size() == 8, name
+            assert tensor.is_contiguous(), name
+            assert tensor.element_size() == 8, name
             setattr(problem, name, tensor.data_ptr())
     if getattr(library(), f"rfa_{entry}")(ctypes.byref(problem)):
         raise MemoryError(f"rfa: no memory for the {entry} on the CPU")
@@ -115,7 +116,8 @@ class Discretization(torch.autograd.Function):
         return *grads, None
 
 
-class Lags(NamedTuple):
+@dataclass(frozen=True)
+class Lags:
     """The different lags of a grid.
 
     Args:

@@ -100,7 +100,8 @@ class CompiledLikelihood:
             whiten @ rows, values, transition, variance, mean, covariance, self
         )
         present = self.patterns.any(-1)[self.row_index]
-        lost = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + self.patterns.sum(-1, dtype=torch.float64) * math.log(2 * math.pi) / 2
+        sizes = self.patterns.sum(-1, dtype=torch.float64)
+        lost = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + sizes * math.log(2 * math.pi) / 2
         density = found - lost[self.row_index]
         shape = (*self.batch_shape, length)
         return density.reshape(shape), ((counts > 0) & present).reshape(shape)

@@ -24,7 +24,8 @@ class RecursiveEstimate(NamedTuple):
     Args:
         mean: `(..., Tq, n)`, in units of the state.
         covariance: `(..., Tq, n, n)`. Infinite where nothing is known.
-        weights: `(..., T)`: the weight of each row as the filter used it, 1 where a row has no prediction or is missing.
+        weights: `(..., T)`: the weight of each row, 1 where it has no prediction or is missing. In filtering it is the
+            weight by earlier rows. Rows of a new level get theirs only once the level is accepted.
     """
 
     mean: Float[Tensor, "*batch queries n"]
