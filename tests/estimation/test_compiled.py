@@ -128,9 +128,7 @@ def likelihood_and_gradient(sde, times, seen, initial, way):
 @cover(name=MODELS, known=[False, True], batch=[(), (3,)])
 def test_gradient_of_the_likelihood_as_in_torch(in_torch, name, known, batch):
     sde = MODELS[name]()
-    times, seen = series(sde, 20, batch)
-    seen = seen[..., 1:, :]
-    given = sde, times[1:], seen, start(sde, known), None
+    given = sde, *series(sde, 20, batch), start(sde, known), None
     expected = in_torch(likelihood_and_gradient, *given)
     assert_equal(likelihood_and_gradient(*given), expected)
 
@@ -148,6 +146,20 @@ def test_gradient_by_finite_differences():
 
     inputs = [x.clone().requires_grad_() for x in (sde.dynamics, torch.linalg.cholesky(sde.observation_noise))]
     assert torch.autograd.gradcheck(total, inputs, eps=1e-6, atol=1e-5, rtol=1e-5, nondet_tol=1e-12)
+
+
+def test_the_public_likelihood_has_the_gradient(in_torch):
+    """For a noise in the model, and for observations, which PyTorch differentiates."""
+    times, seen = series(rotating(), 12)
+    noise = (0.3 * torch.eye(2, dtype=torch.float64)).requires_grad_()
+    seen = seen.nan_to_num().requires_grad_()
+
+    def gradient(wanted, values):
+        sde = LinearSDE(rotating().dynamics, rotating().diffusion, rotating().observation, noise)
+        return torch.autograd.grad(log_likelihood(sde, times, values), wanted)[0]
+
+    torch.testing.assert_close(gradient(noise, seen.detach()), in_torch(gradient, noise, seen.detach()))
+    torch.testing.assert_close(gradient(seen, seen), in_torch(gradient, seen, seen))
 
 
 def test_transitions_of_many_lags():

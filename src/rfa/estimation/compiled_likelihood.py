@@ -51,15 +51,12 @@ class CompiledLikelihood:
     def of(cls, problem: EstimationProblem, observations: Tensor) -> "CompiledLikelihood | None":
         """Of a checked problem and its observations. None where compiled code cannot compute the likelihood.
 
-        It takes one model for all series, on the CPU, with a compiler. A row before which nothing was observed has a
-        density only with `initial`, or in a stationary model, which PyTorch computes.
+        It takes one model for all series, on the CPU, with a compiler.
         """
         grid, sde = problem.grid, problem.sde
         given = (grid.times, grid.values, observations, sde.dynamics, sde.observation, *(problem.initial or ()))
         m = observations.shape[-1]
         if not can_run(*given) or sde.batch_shape.numel() != 1 or m > _MOST_COMPONENTS:
-            return None
-        if problem.stationary is not None and not bool(grid.present[:, 0].all()):
             return None
         with torch.no_grad():
             observations = flattened(observations.to(torch.float64), grid.batch_shape, 2)
@@ -103,8 +100,19 @@ class CompiledLikelihood:
         sizes = self.patterns.sum(-1, dtype=torch.float64)
         lost = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + sizes * math.log(2 * math.pi) / 2
         density = found - lost[self.row_index]
+        counts = (counts > 0) & present
+        if self.initial is None:
+            first = present.to(torch.int64).argmax(-1)
+            late = (first > 0).nonzero()[:, 0]  # nothing is seen at the first times
+            if len(late) and (stationary := _stationary(sde)) is not None:
+                at, lag = first[late], self.lags.index.expand(b, -1)[late, first[late] - 1]
+                spread = transition[lag] @ stationary @ transition[lag].mT + variance[lag]
+                pattern = self.row_index[late, at]
+                own = _log_density((whiten @ rows)[pattern], values[late, at], spread) - lost[pattern]
+                density = density.index_put((late, at), own)
+                counts = counts.index_put((late, at), torch.tensor(True))
         shape = (*self.batch_shape, length)
-        return density.reshape(shape), ((counts > 0) & present).reshape(shape)
+        return density.reshape(shape), counts.reshape(shape)
 
     def problem(self, states: int, covariances: int) -> FilterProblem:
         """For a filter of these series."""
@@ -114,6 +122,23 @@ class CompiledLikelihood:
         )
         found.patterns, found.lags = len(self.patterns), len(self.lags.lags)
         return found
+
+
+def _stationary(sde: LinearSDE) -> Tensor | None:
+    """The stationary covariance, `(n, n)`, without a gradient. None where there is none."""
+    try:
+        return sde.stationary_covariance().detach().reshape(sde.state_size, sde.state_size)
+    except ValueError:
+        return None
+
+
+def _log_density(
+    rows: Float[Tensor, "b m n"], values: Float[Tensor, "b m"], spread: Float[Tensor, "b n n"]
+) -> Float[Tensor, " b"]:
+    """Of whitened rows, without 2 pi, from a state with mean 0."""
+    factor = torch.linalg.cholesky(rows @ spread @ rows.mT + torch.eye(rows.shape[-2], dtype=rows.dtype))
+    residual = torch.linalg.solve_triangular(factor, values[..., None], upper=False)
+    return -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - residual.square().sum((-2, -1)) / 2
 
 
 class FilterDensity(torch.autograd.Function):

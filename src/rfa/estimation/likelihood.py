@@ -37,18 +37,17 @@ def log_likelihood(
     Args: as `robust_estimate`, with its Riccati prior and recursive start.
 
     Returns:
-        `(...)`, differentiable. Under a diffuse start, rows without a prediction do not count. With `initial` the first
-        row counts, predicted from there.
+        `(...)`, differentiable. Where `nu = inf`, first derivatives for the model and `initial` are compiled code, in
+        linear time. `torch.func` gives higher ones, in PyTorch. Under a diffuse start, rows without a prediction do not
+        count. With `initial` the first row counts, predicted from there.
 
     Raises:
         ValueError: as `robust_estimate`, and where the noise of an observation is below the rounding of its
             prediction's variance.
     """
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size)
-    matrices = sde.dynamics, sde.diffusion, sde.observation, sde.observation_noise
-    given = (*matrices, times, observations, *(initial or ()))
-    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
-        density, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)  # of any order
+    if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in (times, observations)):
+        density, counts = _densities(sde, times, observations, nu, kappa, iterations, initial)
     else:
         density, counts = density_function(sde, times, observations, robust_weight, iterations, initial)(sde, nu, kappa)
     return torch.where(counts, density, 0.0).sum(-1)
