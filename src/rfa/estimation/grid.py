@@ -212,10 +212,7 @@ class Transitions:
             ValueError: for a gap over which an unstable state overflows.
         """
         transition, variance = (_each_step(of, sde, grid, grid.lags) for of in (sde.transition, sde.covariance))
-        finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
-        if not bool(finite.all()):
-            gap = grid.lags[: grid.models][~finite].min().item()
-            raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
+        check_gaps(transition, variance, grid.lags[: grid.models])
         return cls(transition, variance)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
@@ -232,6 +229,16 @@ class Transitions:
         """Knowledge of the state at `index + 1`, as knowledge of the state at `index`. Phi is not inverted."""
         transition, variance = self[index]
         return known.inflated(variance).substituted(transition)
+
+
+def check_gaps(
+    transition: Float[Tensor, "*steps n n"], variance: Float[Tensor, "*steps n n"], lags: Float[Tensor, "*steps"]
+) -> None:
+    """Raise `ValueError` for a gap over which an unstable state overflows."""
+    finite = (transition.isfinite() & variance.isfinite()).all(-1).all(-1)
+    if not bool(finite.all()):
+        gap = lags[~finite].min().item()
+        raise ValueError(f"times: got a gap of {gap:g}, over which the state of an unstable model overflows")
 
 
 def inverse_transitions(sde: LinearSDE, grid: ObservationGrid) -> Float[Tensor, "models steps n n"]:

@@ -49,7 +49,7 @@ def kalman_estimate(problem: EstimationProblem) -> QueryEstimate:
         [state.full_covariance(problem.stationary, count) for state, count in zip(wanted, counts, strict=True)], dim=1
     )
     objective = least_squares.clamp(min=0.0)[..., None].expand(*mean.shape[:2], options.iterations + 1)
-    weights = _unit_weights(grid, indices, options.smooth) if options.with_weights else None
+    weights = unit_weights(grid, indices, options.smooth) if options.with_weights else None
     estimates = QueryEstimate(mean, covariance, weights, objective)
     return estimates.gathered(torch.searchsorted(indices, grid.query_index.contiguous()))
 
@@ -97,9 +97,14 @@ def kalman_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussi
 def check_finite(covariance: Float[Tensor, "_ n n"], index: int) -> None:
     """Raise `ValueError` unless a predicted covariance is finite."""
     if not bool(covariance.isfinite().all()):
-        raise ValueError(
-            f"times: got a time by which the state overflows (number {index} of all times), expected a shorter series"
-        )
+        raise overflow_error(index)
+
+
+def overflow_error(index: int) -> ValueError:
+    """Of a predicted covariance that is not finite."""
+    return ValueError(
+        f"times: got a time by which the state overflows (number {index} of all times), expected a shorter series"
+    )
 
 
 def backward_information(grid: ObservationGrid, transitions: Transitions) -> list[Information]:
@@ -137,7 +142,7 @@ def combined(state: Gaussian, information: Information) -> tuple[Gaussian, Affin
     return posterior._replace(least_squares=least_squares), AffineUpdate(update.factor, update.gain @ to_values)
 
 
-def _unit_weights(grid: ObservationGrid, indices: Int[Tensor, " queries"], smooth: bool) -> Tensor:
+def unit_weights(grid: ObservationGrid, indices: Int[Tensor, " queries"], smooth: bool) -> Tensor:
     """`(b, queries, T)`: 1 for every observation that a query uses, else 0."""
     length, index = grid.length, grid.observation_index
     position = torch.arange(length, device=index.device).expand_as(index).masked_fill(~grid.present, length)

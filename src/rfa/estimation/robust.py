@@ -7,6 +7,7 @@ from torch import Tensor
 
 from rfa.ops.problem import Prior
 
+from .compiled_kalman import compiled_kalman_estimate
 from .dense import dense_estimate
 from .fused import fused_estimate
 from .kalman import kalman_estimate
@@ -73,8 +74,16 @@ def robust_estimate(
         filter, with `direction="smooth"` the two-filter smoother. An observation whose contribution exceeds ten
         standard deviations (coupled modes of very different decay) always keeps its Kalman weight.
 
-    C is not inverted, so it may have any shape. A missing component (NaN) contributes nothing. Time is quadratic in T,
-    but linear for the Kalman filter (`prior="riccati"`, `nu=inf`, `return_weights=False`).
+    C is not inverted, so it may have any shape. A missing component (NaN) contributes nothing.
+
+    Time and memory are quadratic in T, because each query weights every observation anew. They are linear for
+
+    - the Kalman filter and smoother (`prior="riccati"`, `nu=inf`), with `return_weights=False`,
+    - `recursive_estimate`, the robust filter at which the default starts.
+
+    Both are compiled code: the Kalman filter takes about 10 ms for 10,000 readings of 4 states. Where gradients are
+    wanted, under `torch.func`, off the CPU or without a C++ compiler they run in PyTorch, which takes seconds. The
+    results are the same but for rounding.
 
     Args:
         sde: of n states, observed through m components.
@@ -102,8 +111,9 @@ def robust_estimate(
         initial: mean `(..., n)` and covariance `(..., n, n)` of the state at the first time of all. By default nothing
             is known of it (a diffuse start). Its leading dimensions broadcast with those of the series: one series with
             three initial states has three estimates.
-        return_weights: whether to return the weights. Otherwise `weights` is None.
-        backend: "dense": any model, in float64.
+        return_weights: whether to return the weights, a `(Tq, T)` matrix of each series. Otherwise `weights` is None.
+        backend: "dense": any model, in float64. With `nu=inf` and the Riccati prior it is the Kalman filter, compiled
+            where that is possible.
             "fused": the attention operator, which needs O(T) memory a series. It runs in float32 where it has a kernel
             (`rfa doctor`), else in float64. It takes isotropic models only: `A = -mu I` with rotations of pairs of
             states, mu >= 0; Q, C and R multiples of the identity; an isotropic `initial` covariance; rows that are
@@ -149,8 +159,11 @@ def robust_estimate(
     if backend == "fused":
         _check_fused(options)
     problem = make_problem(sde, times, observations, options, query_times, initial)
-    estimator = fused_estimate if backend == "fused" else kalman_estimate if options.kalman else dense_estimate
-    found, shape = estimator(problem), problem.grid.batch_shape
+    if backend == "dense" and options.kalman:
+        found = compiled_kalman_estimate(problem) or kalman_estimate(problem)
+    else:
+        found = (fused_estimate if backend == "fused" else dense_estimate)(problem)
+    shape = problem.grid.batch_shape
 
     def with_batch(x: Tensor) -> Tensor:
         return x.reshape(*shape, *x.shape[1:])

@@ -54,34 +54,37 @@ def _version(*compiler: str) -> str:
 
 
 @functools.cache
-def compiled_library() -> Path:
-    """The shared library. It is compiled unless the cache has one for these sources, this compiler and this machine.
+def compiled_library(sources: Path | None = None) -> Path:
+    """The shared library of a folder of sources. It is compiled unless the cache has one for this compiler and machine.
 
     Of several processes one compiles and the others wait. Where the cache cannot be written, the library is made in a
     temporary folder.
 
+    Args:
+        sources: a folder of `.cpp` files and their headers. By default the kernels of the operator.
+
     Raises:
         BuildError: if there is no compiler, or it fails; its whole output is then in the log named.
     """
-    compiler = find_compiler()
+    compiler, sources = find_compiler(), sources or SOURCES
     try:
-        name = f"kernels-{_key(compiler)}.so"
+        name = f"kernels-{_key(compiler, sources)}.so"
         try:
-            return _compiled(compiler, cache_folder() / "cpu", name)
+            return _compiled(compiler, sources, cache_folder() / "cpu", name)
         except OSError:
-            return _compiled(compiler, Path(tempfile.mkdtemp(prefix="rfa-cpu-")), name)
+            return _compiled(compiler, sources, Path(tempfile.mkdtemp(prefix="rfa-cpu-")), name)
     except OSError as error:
         raise BuildError(f"{' '.join(compiler)}: {error}; {MEND}") from None
 
 
-def _compiled(compiler: list[str], folder: Path, name: str) -> Path:
-    return cached_file(folder / name, lambda file: _compile(compiler, file, folder))
+def _compiled(compiler: list[str], sources: Path, folder: Path, name: str) -> Path:
+    return cached_file(folder / name, lambda file: _compile(compiler, sources, file, folder))
 
 
-def _compile(compiler: list[str], file: BinaryIO, folder: Path) -> None:
+def _compile(compiler: list[str], sources: Path, file: BinaryIO, folder: Path) -> None:
     command = [*compiler, *flags(_version(*compiler))]
     with tempfile.TemporaryDirectory() as scratch:
-        objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(SOURCES.glob("*.cpp"))}
+        objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(sources.glob("*.cpp"))}
         library = Path(scratch) / "kernels.so"
         _run({folder / f"{source.stem}.log": ([*command, "-c", str(source)], made) for source, made in objects.items()})
         _run({folder / "link.log": ([*command, "-shared", *map(str, objects.values())], library)})
@@ -106,10 +109,10 @@ def _run(commands: dict[Path, tuple[list[str], Path]]) -> None:
                 raise BuildError(f"{whole[0]} failed: {lines[-1]} (log: {log}); {MEND}")
 
 
-def _key(compiler: list[str]) -> str:
+def _key(compiler: list[str], sources: Path | None = None) -> str:
     """A digest of all that the library depends on; a home folder may be shared by different machines."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted((sources or SOURCES).iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     version = _version(*compiler)
     digest.update("\0".join([*compiler, version, *flags(version), platform.machine(), _processor()]).encode())

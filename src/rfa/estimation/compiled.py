@@ -1,0 +1,154 @@
+"""The compiled Kalman filter and smoother: a loop over times in C++, in float64, linear in time and memory.
+
+`kernels/` has the sources. They are compiled on first use and kept in the cache, as those of `rfa.ops.cpu`. Where there
+is no compiler, where gradients are wanted, or off the CPU, the filter runs in PyTorch (`kalman.py`).
+"""
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rfa.ops.cpu.build import BuildError, compiled_library
+from rfa.ops.transforms import transformed
+
+from .grid import check_gaps
+from .linear_sde import LinearSDE
+
+SOURCES = Path(__file__).parent / "kernels"
+_integer, _pointer = ctypes.c_int64, ctypes.c_void_p
+_ROUNDING = 2.0**-50  # of a time: lags that differ by less are one lag
+
+
+class FilterProblem(ctypes.Structure):
+    """See kernels/problem.h."""
+
+    _fields_ = (
+        *((name, _integer) for name in ("series", "covariances", "models", "length")),
+        *((name, _integer) for name in ("components", "states", "threads", "smooth", "diffuse")),
+        *((name, _pointer) for name in ("rows", "row_index", "values", "transition", "variance", "lag_index")),
+        *((name, _pointer) for name in ("start_mean", "start_covariance")),
+        *((name, _pointer) for name in ("mean", "covariance", "least_squares", "density", "counts", "overflow")),
+        *((name, _pointer) for name in ("grad_density", "grad_rows", "grad_values")),
+        *((name, _pointer) for name in ("grad_transition", "grad_variance", "grad_mean", "grad_covariance")),
+        ("patterns", _integer),
+        ("lags", _integer),
+        ("weight", _pointer),
+    )
+
+
+class LagsProblem(ctypes.Structure):
+    """See kernels/transitions.cpp."""
+
+    _fields_ = (
+        *((name, _integer) for name in ("count", "states")),
+        *((name, _pointer) for name in ("dynamics", "diffusion", "lags", "transition", "variance")),
+        *((name, _pointer) for name in ("grad_transition", "grad_variance", "grad_dynamics", "grad_diffusion")),
+    )
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """The compiled filters, or None where they cannot be compiled or loaded."""
+    try:
+        loaded = ctypes.CDLL(str(compiled_library(SOURCES)))
+    except (BuildError, OSError):
+        return None
+    loaded.rfa_filter_problem_size.restype = loaded.rfa_lags_size.restype = _integer
+    sizes = loaded.rfa_filter_problem_size(), loaded.rfa_lags_size()
+    return loaded if sizes == (ctypes.sizeof(FilterProblem), ctypes.sizeof(LagsProblem)) else None
+
+
+def can_run(*tensors: Tensor | None) -> bool:
+    """Whether the compiled filter can take these tensors: on the CPU, outside `torch.func`, with a compiler here."""
+    given = [x for x in tensors if x is not None]
+    plain = all(type(x) is Tensor and x.device.type == "cpu" for x in given)
+    return plain and not transformed() and not torch.compiler.is_compiling() and library() is not None
+
+
+def run(entry: str, problem: FilterProblem | LagsProblem, **tensors: Tensor | None) -> None:
+    """Run `rfa_<entry>`. Fields that are tensors must be contiguous, in float64 or int64.
+
+    Raises:
+        MemoryError: if its working memory cannot be had.
+    """
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            assert tensor.is_contiguous(), name
+            assert tensor.element_size() == 8, name
+            setattr(problem, name, tensor.data_ptr())
+    if getattr(library(), f"rfa_{entry}")(ctypes.byref(problem)):
+        raise MemoryError(f"rfa: no memory for the {entry} on the CPU")
+
+
+class Discretization(torch.autograd.Function):
+    """`Phi(dt)` and `V(dt)` of many lags, `(lags, n, n)`, with the gradient for A and Q."""
+
+    @staticmethod
+    def forward(ctx, dynamics, diffusion, lags):  # noqa: D102 - of PyTorch
+        dynamics, diffusion = dynamics.contiguous(), diffusion.contiguous()
+        transition = lags.new_empty(len(lags), *dynamics.shape)
+        variance = torch.empty_like(transition)
+        problem = LagsProblem(len(lags), len(dynamics))
+        given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
+        run("transitions", problem, **given, transition=transition, variance=variance)
+        ctx.save_for_backward(dynamics, diffusion, lags)
+        return transition, variance
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_transition, grad_variance):  # noqa: D102
+        dynamics, diffusion, lags = ctx.saved_tensors
+        grads = torch.empty_like(dynamics), torch.empty_like(diffusion)
+        given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
+        given |= {"grad_transition": grad_transition.contiguous(), "grad_variance": grad_variance.contiguous()}
+        run(
+            "transitions_gradient",
+            LagsProblem(len(lags), len(dynamics)),
+            **given,
+            grad_dynamics=grads[0],
+            grad_diffusion=grads[1],
+        )
+        return *grads, None
+
+
+@dataclass(frozen=True)
+class Lags:
+    """The different lags of a grid.
+
+    Args:
+        lags: each once, `(lags,)`. Lags that differ by the rounding of the times are one.
+        index: which lag each step has, `(b, steps)`.
+    """
+
+    lags: Float[Tensor, " lags"]
+    index: Int[Tensor, "b steps"]
+
+    @classmethod
+    def of(cls, times: Float[Tensor, "b grid"]) -> "Lags":
+        """Of increasing times."""
+        unit = times.abs().max() * _ROUNDING if times.numel() else times.new_zeros(())
+        steps = times.diff(dim=-1)
+        rounded = torch.where(steps > 1e3 * unit, (steps / unit).round() * unit, steps) if bool(unit > 0) else steps
+        lags, index = torch.unique(rounded, return_inverse=True)
+        return cls(lags, index)
+
+
+def transitions(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
+    """Phi and V of one model for each lag, `(lags, n, n)`. First derivatives for A and Q only.
+
+    Raises:
+        ValueError: for a gap over which an unstable state overflows.
+    """
+    n = sde.state_size
+    dynamics, diffusion = (x.reshape(n, n) for x in (sde.dynamics, sde.diffusion))
+    if not dynamics.requires_grad and not bool((dynamics - dynamics.diagonal().diag()).any()):
+        transition, variance = (of(lags).reshape(-1, n, n) for of in (sde.transition, sde.covariance))
+    else:
+        transition, variance = Discretization.apply(dynamics, diffusion, lags)  # type: ignore[no-untyped-call]
+    check_gaps(transition, variance, lags)
+    return transition, variance

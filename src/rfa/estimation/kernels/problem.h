@@ -1,0 +1,37 @@
+// What Python hands over, field by field as in compiled.py.
+#pragma once
+#include <cstdint>
+
+namespace rfa {
+
+// A filter of `series` series along a grid. Covariances are shared by all series (`covariances` = 1) or each has its own.
+struct Problem {
+  int64_t series, covariances, models, length, components, states, threads, smooth;
+  int64_t diffuse;            // whether nothing is known of the state before the first row
+  const double *rows;         // (patterns, m, n): H, zeros where nothing is seen
+  const int64_t *row_index;   // (models, length)
+  const double *values;       // (series, length, m)
+  const double *transition;   // (lags, n, n)
+  const double *variance;     // (lags, n, n)
+  const int64_t *lag_index;   // (models, length - 1)
+  const double *start_mean;   // (series, n)
+  const double *start_covariance;  // (covariances, n, n)
+  double *mean;               // (series, length, n)
+  double *covariance;         // (covariances, length, n, n)
+  double *least_squares;      // (series, length)
+  double *density;            // (series, length): log p of each row, given the earlier ones; null where not wanted
+  int64_t *counts;            // (covariances, length): whether the row has a density; -1 where noise is lost to rounding
+  int64_t *overflow;          // (covariances,): the time index at which a covariance overflows, or -1
+  const double *grad_density; // (series, length)
+  double *grad_rows;          // (covariances, patterns, m, n)
+  double *grad_values;        // (series, length, m)
+  double *grad_transition;    // (covariances, lags, n, n)
+  double *grad_variance;      // (covariances, lags, n, n)
+  double *grad_mean;          // (series, n)
+  double *grad_covariance;    // (covariances, n, n)
+  int64_t patterns, lags;
+  // of the robust filter, for which every series has its own covariance
+  double *weight;             // (series, length): of each row, as the filter used it
+};
+
+}  // namespace rfa

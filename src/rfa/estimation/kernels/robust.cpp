@@ -1,0 +1,241 @@
+// The recursive robust filter with its challenger, as recursive_filter.py has it, one series at a time.
+#include <memory>
+
+#include "noise_scale.h"
+#include "smoother.h"
+
+namespace rfa {
+
+constexpr double REJECTED = 0.1;              // a row of smaller weight starts a challenger
+constexpr double PRIOR_LOG_ODDS = -7;         // of a new challenger
+constexpr double ABANDONED_LOG_ODDS = -9;     // a challenger with smaller odds is given up
+constexpr double SAME_LOG_ODDS = 0.05;        // change in odds by which filter and challenger are the same
+constexpr double NO_DIGITS = 1e14;            // a squared distance by which a row would lose its digits
+constexpr double NONE = -std::numeric_limits<double>::infinity();  // odds where there is no challenger
+
+template <int N> struct Candidate {
+  Covariance<N> state;
+  std::vector<double> mean;
+  NoiseScale scale;
+  RowScale row;
+};
+
+template <int N> struct RobustFilter {
+  const Problem& p;
+  const int64_t index, model, n, m;
+  Group<N> group;  // its accessors and working memory
+  Steps<N>& steps;
+  Candidate<N> filter, challenger;
+  ScaleInference inference;
+  double log_odds = NONE;
+  int64_t trusted = 0;  // how many rows the challenger will still use with weight 1
+  std::vector<double> x, innovation, variance, across, scaled;
+  std::unique_ptr<bool[]> present;
+  std::vector<double> means, covariances;   // predicted, at each time index, for smoothing
+  std::vector<Covariance<N>> diffuse;       // the first of them, while a direction is diffuse
+
+  RobustFilter(const Problem& problem, Matrices<N> of, int64_t series)
+      : p(problem), index(series), model(p.models == 1 ? 0 : series), n(p.states), m(p.components),
+        group(problem, of, series), steps(group.steps), filter{group.state, group.means, NoiseScale(), RowScale(m)},
+        challenger(filter), inference(m), x(n), innovation(m), variance(size_t(m * m)), across(size_t(m * n)),
+        scaled(n), present(new bool[size_t(m)]) {}
+
+  void run() {
+    for (int64_t k = 0; k < p.length; k++) {
+      if (k) {
+        predict(filter, k);
+        if (log_odds > NONE) predict(challenger, k);
+      }
+      if (!steps.finite(filter.state.p.data())) {
+        p.overflow[index] = k;
+        return;
+      }
+      use(k);
+      const int64_t at = index * p.length + k;
+      std::copy(filter.mean.begin(), filter.mean.end(), p.mean + at * n);
+      steps.write(filter.state, p.covariance + at * n * n);
+      p.weight[at] = filter.row.weight;
+    }
+    if (p.smooth) smooth();
+  }
+
+  void keep(int64_t k) {
+    if (filter.state.diffuse) {
+      while (int64_t(diffuse.size()) <= k) diffuse.push_back(filter.state);
+    }
+    covariances.insert(covariances.end(), filter.state.p.begin(), filter.state.p.end());
+    means.insert(means.end(), filter.mean.begin(), filter.mean.end());
+  }
+
+  // From the last row back, each row has two predictions: the filter's, and the same with the future. The one under which
+  // the row is more probable gives its weight.
+  void smooth() {
+    Smoother<N> future(group);
+    Candidate<N>&past = filter, &both = challenger;
+    Component& c = group.components.all[0];
+    for (int64_t k = p.length - 1; k >= 0; k--) {
+      if (k < int64_t(diffuse.size())) past.state = diffuse[k];
+      else std::copy(&covariances[k * n * n], &covariances[k * n * n] + n * n, past.state.p.begin()), past.state.diffuse = false;
+      std::copy(&means[k * n], &means[k * n] + n, past.mean.begin());
+      const bool seen = look(k);
+      both = past;
+      infer(past, k, seen);
+      future.observe();
+      for (int64_t r = 0; r < n; r++) {
+        steps.update(both.state, &future.c[r * n], c);
+        if (!c.seen) continue;
+        const double e = steps.of.dot(&future.d[r * n], future.y.data()) - steps.of.dot(&future.c[r * n], both.mean.data());
+        for (int64_t j = 0; j < n; j++) both.mean[j] += c.gain[j] * e;
+      }
+      infer(both, k, seen);
+      const bool past_wins = !both.row.valid || past.row.log_evidence > both.row.log_evidence;
+      const RowScale& row = past.row.valid && past_wins ? past.row : both.row;
+      if (row.valid) past.scale.last = row.probability;
+      p.weight[index * p.length + k] = row.weight;
+      if (k) future.back(k, row.weight);
+    }
+  }
+
+  void predict(Candidate<N>& one, int64_t k) {
+    const double* transition = p.transition + group.lag(k) * n * n;
+    steps.predict(one.state, transition, p.variance + group.lag(k) * n * n);
+    steps.of.apply(transition, one.mean.data(), x.data());
+    one.mean = x;
+  }
+
+  void use(int64_t k) {
+    const bool seen = look(k), active = log_odds > NONE;
+    infer(filter, k, seen);
+    bool ended = true, same = false, valid = filter.row.valid;
+    if (active) {
+      infer(challenger, k, seen);
+      if (trusted > 0 && challenger.row.weight < REJECTED) {  // keeps what it says of the scale
+        challenger.row.weight = 1;
+        std::fill(challenger.row.scatter.begin(), challenger.row.scatter.end(), 0.0);
+      }
+      valid = valid && challenger.row.valid;
+      const double change = valid ? challenger.row.log_evidence - filter.row.log_evidence : 0;
+      same = valid && std::abs(change) < SAME_LOG_ODDS;
+      log_odds += change;
+      if (log_odds > 0) filter = challenger;
+      ended = log_odds > 0 || !(log_odds > ABANDONED_LOG_ODDS);
+    }
+    trusted = std::max<int64_t>(trusted - valid, 0);
+    if ((ended || same) && filter.row.valid && filter.row.weight < REJECTED) {
+      log_odds = PRIOR_LOG_ODDS;
+      trusted = 2 * ((n + m - 1) / m - 1);
+      challenge(k);
+    } else if (ended) {
+      log_odds = NONE;
+    }
+    if (p.smooth) keep(k);
+    update(filter, k, seen);
+    if (log_odds > NONE) update(challenger, k, seen);
+  }
+
+  // Which components are seen at k, and whether any is.
+  bool look(int64_t k) {
+    bool any = false;
+    for (int64_t i = 0; i < m; i++) {
+      present[i] = false;
+      for (int64_t j = 0; j < n; j++) present[i] |= group.row(k, i)[j] != 0;
+      any |= present[i];
+    }
+    return any;
+  }
+
+  // Innovation, P H^T and H P H^T of a row.
+  void expect(const Candidate<N>& one, int64_t k) {
+    for (int64_t i = 0; i < m; i++) {
+      const double* row = group.row(k, i);
+      innovation[i] = group.values(0, k)[i] - steps.of.dot(row, one.mean.data());
+      steps.of.apply(one.state.p.data(), row, &across[i * n]);
+      for (int64_t j = 0; j <= i; j++)
+        variance[i * m + j] = variance[j * m + i] = steps.of.dot(group.row(k, j), &across[i * n]);
+    }
+  }
+
+  void infer(Candidate<N>& one, int64_t k, bool seen) {
+    one.row.full_weight();
+    if (!seen || (one.state.diffuse && shows_diffuse(one.state, k))) return;
+    expect(one, k);
+    double sum = 0;
+    for (double e : innovation) sum += e * 0;
+    for (double v : variance) sum += v * 0;
+    if (sum != 0) return;  // a prediction that overflows gives no weight
+    inference.infer(one.scale.expected(), innovation.data(), variance.data(), present.get(), one.row);
+  }
+
+  // Whether a row shows a diffuse direction. It then has no prediction.
+  bool shows_diffuse(const Covariance<N>& state, int64_t k) {
+    Covariance<N> copy = state;
+    for (int64_t i = 0; i < m; i++) {
+      steps.update(copy, group.row(k, i), group.components.all[i]);
+      if (group.components.all[i].shows) return true;
+    }
+    return false;
+  }
+
+  // d^2 / m of a row, at least 1: the factor by which the covariance must grow to expect the row.
+  double misfit(const Candidate<N>& one, int64_t k) {
+    expect(one, k);
+    Matrices<0> of(m);
+    std::vector<double> inverse(of.nn());
+    int64_t observed = 0;
+    for (int64_t i = 0; i < m; i++) variance[i * m + i] += 1, observed += present[i];
+    of.invert(variance.data(), inverse.data());
+    double distance = 0;
+    for (int64_t i = 0; i < m; i++) distance += innovation[i] * of.dot(&inverse[i * m], innovation.data());
+    return std::isnan(distance) ? 1 : std::max(distance / std::max<int64_t>(observed, 1), 1.0);
+  }
+
+  // The challenger that a row starts: the filter, inflated until it expects the row.
+  void challenge(int64_t k) {
+    challenger = filter;
+    if (misfit(challenger, k) > NO_DIGITS) std::fill(challenger.mean.begin(), challenger.mean.end(), 0.0);
+    const double inflation = misfit(challenger, k);
+    for (double& entry : challenger.state.p) entry *= inflation;
+    challenger.row.full_weight();
+  }
+
+  // After the row with its weight. P H^T scatter H P inflates the covariance.
+  void update(Candidate<N>& one, int64_t k, bool seen) {
+    if (!seen) return;
+    if (one.row.valid) {
+      for (int i = 0; i < SCALES; i++) one.scale.counts[i] += one.row.probability[i];
+      one.scale.last = one.row.probability;
+      expect(one, k);
+    }
+    const double root = std::sqrt(one.row.weight);
+    Component& c = group.components.all[0];
+    for (int64_t i = 0; i < m; i++) {
+      for (int64_t j = 0; j < n; j++) scaled[j] = root * group.row(k, i)[j];
+      steps.update(one.state, scaled.data(), c);
+      if (!c.seen) continue;
+      const double e = root * group.values(0, k)[i] - steps.of.dot(scaled.data(), one.mean.data());
+      for (int64_t j = 0; j < n; j++) one.mean[j] += c.gain[j] * e;
+    }
+    if (!one.row.valid) return;
+    for (int64_t a = 0; a < m; a++)
+      for (int64_t b = 0; b < m; b++) {
+        const double part = one.row.scatter[a * m + b];
+        for (int64_t i = 0; part != 0 && i < n; i++)
+          for (int64_t j = 0; j < n; j++) one.state.p[i * n + j] += across[a * n + i] * part * across[b * n + j];
+      }
+  }
+};
+
+}  // namespace rfa
+
+// As rfa_filter.
+extern "C" int rfa_robust_filter(const rfa::Problem* p) {
+  int failed = 0;
+#pragma omp parallel for num_threads(p->threads) schedule(dynamic)
+  for (int64_t index = 0; index < p->series; index++) try {
+      rfa::with_size(p->states, [&](auto of) { rfa::RobustFilter<decltype(of)::SIZE>(*p, of, index).run(); });
+    } catch (const std::exception&) {
+#pragma omp atomic write
+      failed = 1;
+    }
+  return failed;
+}
