@@ -14,6 +14,7 @@ from rfa.dynamics import decay_kernel
 
 from .dense import (
     DenseRows,
+    dropped,
     effective_variance,
     evidence,
     finite,
@@ -146,7 +147,7 @@ def _rows(
     return DenseRows(
         log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight),
         visible,
-        lambda weights: weights * decay @ value,
+        lambda weights: dropped(weights, options.dropout) * decay @ value,
         poisoned[0] | sees_any(visible, poisoned[1]),
         sees_any(visible, poisoned[2]),
     )
