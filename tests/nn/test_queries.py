@@ -11,6 +11,7 @@ from shapes import only_our_own_checks
 
 from rfa import robust_filter_attention
 from rfa.models import PRESETS, RoutingAttentionConfig
+from rfa.ops.positions import checked_positions
 
 HIDDEN, HEADS, KEYS, QUERIES = 16, 2, 9, 5
 FILTERS = ["m2-sc-rfa", "x2-riccati-alibi", "m2.1-exponential"]
@@ -109,6 +110,29 @@ def test_filters_by_the_operator(preset, causal, tied):
     own = attention.values(queries, attention.keys(queries))
     expected = attention.output_projection((estimate - own).transpose(1, 2).flatten(-2))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@cover(1, preset=["m2-sc-rfa", "m2.1-exponential"])
+def test_robust_weights_by_hand(preset):
+    attention = layer(preset)
+    keys, _, times, _, mask = data()
+    positions = checked_positions(2, KEYS, KEYS, keys.device, times, None, mask)
+    actual = attention.robust_weights(keys, positions).detach().numpy()
+    q, k = heads(attention.query_projection(keys)), heads(attention.key_projection(keys))
+    held = {name: x.detach().numpy() for name, x in attention.dynamics().items()}
+    for b, h, i, j in np.ndindex(*actual.shape):
+        lag = float(times[b, i] - times[b, j])
+        if lag < 0 or not mask[b, j]:
+            assert actual[b, h, i, j] == 0
+            continue
+        mu = held["decay"][h]
+        decay = math.exp(-mu * lag)
+        grown = held["process_noise"][h] * (lag if mu == 0 else (1 - math.exp(-2 * mu * lag)) / (2 * mu))
+        variance = grown + held["key_noise"][h] * decay**2 + held["noise_floor"][h] + held["query_noise"][h]
+        residual = ((q[b, h, i] - decay * turned(k[b, h, j], lag * held["frequency"][h])) ** 2).sum()
+        quotient = residual / (held["robustness"][h] * attention.modes * variance)
+        expected = math.exp(-quotient) if preset == "m2.1-exponential" else 1 / (1 + quotient)
+        assert actual[b, h, i, j] == pytest.approx(expected, rel=1e-5)  # banks and noises are of float32
 
 
 @cover(preset=[*FILTERS, *PRODUCTS, "c3-yarn", "b1-rope-as-released"], causal=[True, False])

@@ -153,7 +153,7 @@ class RobustFilterAttention(Attention):
             positions: of the tokens.
 
         Returns:
-            A number between 0 and 1: 1 for a key that agrees, near 0 for an outlier; 0 for a key that is not seen.
+            Numbers between 0 and 1: 1 for a key that agrees with the query; 0 for a key that is not seen.
 
         Raises:
             ValueError: for posterior routing, whose weights are Gaussian.

@@ -112,7 +112,7 @@ def robust_weights(query: Tensor, key: Tensor, problem: Problem) -> Tensor:
         problem: the other arguments of the operator.
 
     Returns:
-        `(batch, heads, queries, keys)`: 1 for a key as expected, near 0 for an outlier; 0 for a key that is not seen.
+        `(batch, heads, queries, keys)`: 1 for a key that agrees with the query; 0 for a key that is not seen.
     """
     parameters, positions, options = problem
     dtype = torch.promote_types(query.dtype, torch.float32)
