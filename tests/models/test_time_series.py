@@ -179,7 +179,7 @@ def test_samples_are_the_forecasts_of_one_step_after_another():
     assert wide.std() > 1e5
 
 
-def test_robust_weights_find_the_outlier():
+def test_robust_weights_are_of_the_readings_that_an_output_sees():
     times, values, queries = data()
     output = network()(times, values, query_times=queries, output_robust_weights=True)
     assert len(output.robust_weights) == 2

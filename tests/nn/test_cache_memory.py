@@ -100,7 +100,7 @@ def test_one_query_without_bias_runs_on_the_cache_itself(monkeypatch):
     with torch.no_grad():
         _, cache = read(layer, x, (8, 1))
     past = cache.layers[0]
-    assert calls[1] == (past.keys.data_ptr(), past.values.data_ptr(), {"is_causal": False})
+    assert calls[1] == (past.keys.data_ptr(), past.values.data_ptr(), {"is_causal": False, "dropout_p": 0.0})
 
 
 def test_appending_copies_only_to_make_room():

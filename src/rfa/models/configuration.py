@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 
 from rfa.checks import check_range, require
 from rfa.nn import Attention
+from rfa.nn.checks import check_dropout
 
 from .attention import AttentionConfig, FilterAttentionConfig
 from .fields import kind_in_words
@@ -58,6 +59,8 @@ class DecoderConfig(PreTrainedConfig):
     Args:
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
+        num_key_value_heads: groups of heads share keys and values; by default each head has its own.
+        attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         layer_norm_eps: as elsewhere in transformers.
         attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary
             from its `to_dict`.
@@ -70,6 +73,8 @@ class DecoderConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     num_hidden_layers: int = 6
     num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    attention_dropout: float = 0.0
     layer_norm_eps: float = 1e-5
 
     attention: AttentionConfig = FilterAttentionConfig()
@@ -89,6 +94,10 @@ class DecoderConfig(PreTrainedConfig):
         require(fits, "hidden_size", self.hidden_size, f"a multiple of num_attention_heads = {heads}")
         require(0 < self.layer_norm_eps < 1, "layer_norm_eps", self.layer_norm_eps, "a small positive number")
         self.attention.check_heads(self.hidden_size, heads)
+        groups = self.num_key_value_heads
+        fits = groups is None or (groups >= 1 and heads % groups == 0)
+        require(fits, "num_key_value_heads", groups, f"None or a divisor of num_attention_heads = {heads}")
+        check_dropout(self.attention_dropout, self.attention.backend)
 
     def build_attention(self) -> Attention:
         """A new attention layer of one block, with initial weights."""
@@ -97,7 +106,8 @@ class DecoderConfig(PreTrainedConfig):
 
     def layer_options(self) -> dict[str, Any]:
         """The options of every attention layer that differ from their defaults."""
-        return {}
+        given = {"num_key_value_heads": self.num_key_value_heads, "dropout": self.attention_dropout}
+        return {name: value for name, value in given.items() if value}
 
     def length_in_training(self) -> int:
         """The typical length of a sequence in training, which some presets scale their attention by, in tokens."""
@@ -172,6 +182,8 @@ class RFAConfig(DecoderConfig):
         vocab_size: number of token ids.
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
+        num_key_value_heads: groups of heads share keys and values; by default each head has its own.
+        attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         train_length: tokens of a training block, T_train.
         layer_norm_eps, use_cache: as elsewhere in transformers.
         attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary

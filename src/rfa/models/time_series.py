@@ -101,7 +101,8 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         (all readings with `causal=False`). Without `query_times` there is one output for each row of `values`: the
         distribution at that row's time, given the readings up to and including the row. So a filter of hidden states is
         trained with the hidden states as targets. To train on readings alone, hold some of them back as queries, as
-        `TimeSeriesCollator` does: a row sees its own reading.
+        `TimeSeriesCollator` does: a row sees its own reading. Then ask by queries too, at the readings' times for a
+        filter, because the outputs of rows were not trained.
 
         Args:
             times: of the readings, `(length,)` or `(batch, length)`, in the unit of `config.typical_gap`, strictly
@@ -115,10 +116,11 @@ class RFAForTimeSeries(RFAPreTrainedModel):
             target_mask: False where a target is not scored, beside NaN.
             segment_ids: the series of a packed row, to which each reading belongs.
             query_segment_ids: the series to which each query belongs.
-            output_robust_weights: also return how much each layer and head trusts each reading at each output's time,
-                `1 / (1 + r / (nu_s d (Sigma + gamma^2)))` with the terms of `rfa.robust_filter_attention`: 1 for a
-                reading as expected, near 0 for an outlier. 0 where the output does not see it. Presets of the filter
-                only.
+            output_robust_weights: also return the robust weight of each reading for each output, by layer and head:
+                `1 / (1 + r / (nu_s d (Sigma + gamma^2)))` with the terms of `rfa.robust_filter_attention`, or
+                `exp(-r / ...)` of exponential weights. It is 1 for a reading whose key is the output's query, falls
+                with their distance r, and is 0 where the output does not see the reading. Training need not make it
+                small for outliers. Presets of the filter only.
 
         Returns:
             A `TimeSeriesOutput`. Its `distribution` is a `torch.distributions` object over `(batch, outputs, channels)`

@@ -44,6 +44,8 @@ class RFATimeSeriesConfig(DecoderConfig):
         likelihood: of a value, "student_t" or "gaussian".
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
         intermediate_size: size of the feed-forward network; by default four times `hidden_size`.
+        num_key_value_heads: groups of heads share keys and values; by default each head has its own.
+        attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         layer_norm_eps: as elsewhere in transformers.
         attention: the attention itself, instead of `preset`, or the dictionary from its `to_dict`.
         **kwargs: fields of attention by flat names, such as `learn_decay=False` or `frequency_base=100.0`.

@@ -9,13 +9,14 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.checks import require
-from rfa.ops.positions import Positions
+from rfa.ops.positions import Positions, checked_positions
 
 from .cache import FilterLayer, check_cache, locate_tokens
-from .checks import check_sizes, check_states
+from .checks import check_backend, check_dropout, check_sizes, check_states
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
+QueryStates = Float[Tensor, "batch heads queries channels"]
 LogGates = Float[Tensor, "batch heads length"]
 
 
@@ -32,22 +33,45 @@ class Attention(nn.Module, ABC):
             linear in the values and treats modes alike, so that `W_o D` with values `k` is `W_o` with values `D k`.
         causal: queries see keys at their own time and before. Off, they see all keys, there are no gates, and there is
             no cache.
+        dropout: in training this share of the weights of each query becomes 0, and the others grow by `1 / (1 - share)`
+            (Srivastava et al. 2014). Weights exist in the reference only, so "auto" takes it then, and a fused backend
+            asked for by name is refused.
+        num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
+            saves parameters and projections; `num_heads`. Each head turns them by its own frequencies, so a cache is as
+            large as without groups.
 
     Raises:
-        ValueError: if `hidden_size` is not a multiple of `num_heads`.
+        ValueError: if sizes do not fit together, or for a share of dropout that is none or that the backend lacks.
     """
 
     def __init__(
-        self, hidden_size: int, num_heads: int, innovation: bool, tie_key_value: bool = False, *, causal: bool = True
+        self,
+        hidden_size: int,
+        num_heads: int,
+        innovation: bool,
+        tie_key_value: bool = False,
+        *,
+        backend: str = "auto",
+        causal: bool = True,
+        dropout: float = 0.0,
+        num_key_value_heads: int | None = None,
     ):
         super().__init__()
         check_sizes(hidden_size, num_heads)
+        self.gated = False
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
-        self.modes, self.causal = hidden_size // num_heads, causal
+        check_backend(backend)
+        check_dropout(dropout, backend)
+        groups = num_heads if num_key_value_heads is None else num_key_value_heads
+        shared = f"a divisor of num_heads = {num_heads}"
+        require(groups >= 1 and num_heads % groups == 0, "num_key_value_heads", num_key_value_heads, shared)
+        self.modes, self.num_key_value_heads = hidden_size // num_heads, groups
+        self.backend, self.causal, self.dropout = backend, causal, dropout
         deviation = complex_deviation(hidden_size, hidden_size)
         self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
-        self.key_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
-        self.value_projection = None if tie_key_value else NormalLinear(hidden_size, 2 * hidden_size, deviation)
+        shared_size = 2 * self.modes * groups
+        self.key_projection = NormalLinear(hidden_size, shared_size, deviation)
+        self.value_projection = None if tie_key_value else NormalLinear(hidden_size, shared_size, deviation)
         self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
 
     def forward(
@@ -60,7 +84,9 @@ class Attention(nn.Module, ABC):
         past_key_values: Cache | None = None,
         layer_index: int = 0,
         positions: Positions | None = None,
-    ) -> Float[Tensor, "batch length hidden"]:
+        query_states: Float[Tensor, "batch queries hidden"] | None = None,
+        query_times: Float[Tensor, "*q queries"] | Int[Tensor, "*q queries"] | None = None,
+    ) -> Float[Tensor, "batch outputs hidden"]:
         """The layer's correction, to be added to the residual stream.
 
         Args:
@@ -72,9 +98,13 @@ class Attention(nn.Module, ABC):
             layer_index: the layer's index in that cache.
             positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
                 layers.
+            query_states: queries of their own, already normalised: cross attention in time. The tokens are keys and
+                values only, and the innovation step starts from the queries' values. Not with a cache, with gates or
+                with segments.
+            query_times: of these queries, in any order, in the past or in the future.
 
         Returns:
-            `(batch, length, hidden)`.
+            `(batch, length, hidden)`, or `(batch, queries, hidden)` with queries of their own.
 
         Raises:
             ValueError: for another cache, or states, a mask, segments or times that do not fit.
@@ -82,26 +112,61 @@ class Attention(nn.Module, ABC):
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
+        without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None, "gates": self.gated}
+        self._check_queries(query_states, query_times, positions, [name for name, given in without.items() if given])
         if positions is None:
             device = hidden_states.device
-            positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
+            if query_states is None:
+                positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)
+            else:
+                queries = query_states.shape[1]
+                positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
         hidden_states = finite_where_absent(hidden_states, positions)
-        query, key = (
-            split_heads(projection(hidden_states), self.num_heads)
-            for projection in (self.query_projection, self.key_projection)
-        )
-        value = key
-        if self.value_projection is not None:
-            value = split_heads(self.value_projection(hidden_states), self.num_heads)
+        key = self.keys(hidden_states)
+        value = self.values(hidden_states, key)
         log_gate = self.log_gate(hidden_states)
         given: dict[str, Any] = {"positions": positions} | ({} if log_gate is None else {"log_gate": log_gate})
+        own = value
+        if query_states is None:
+            query = self.queries(hidden_states)
+        else:
+            query = self.queries(query_states)
+            own = given["own"] = self.values(query_states, self.keys(query_states))
         if cache is None:
             estimate = self.estimate(query, key, value, **given)
         else:
             estimate = self.estimate_with_cache(query, key, value, cache.layer(layer_index), **given)
         if self.innovation:
-            estimate = estimate - value
+            estimate = estimate - own
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
+
+    def queries(self, hidden_states: Float[Tensor, "batch queries hidden"]) -> QueryStates:
+        """The queries of tokens."""
+        return split_heads(self.query_projection(hidden_states), self.num_heads)
+
+    def keys(self, hidden_states: Float[Tensor, "batch length hidden"]) -> HeadStates:
+        """The keys of tokens, those of a group repeated for each of its heads."""
+        return self._of_groups(self.key_projection(hidden_states))
+
+    def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
+        """The values of tokens, which are their keys where these are tied."""
+        return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
+
+    def _of_groups(self, projected: Tensor) -> Tensor:
+        states = split_heads(projected, self.num_key_value_heads)
+        share = self.num_heads // self.num_key_value_heads
+        return states if share == 1 else states.repeat_interleave(share, dim=1)
+
+    def _check_queries(
+        self, query_states: Tensor | None, query_times: Tensor | None, positions: Positions | None, others: list[str]
+    ) -> None:
+        """Raise `ValueError` where queries of their own do not fit the other arguments or the layer."""
+        located = positions is not None and query_states is not None
+        both = (query_states is None) == (query_times is None) or (located and query_times is None)
+        require(both, "query_times", query_times is not None, "query_times if and only if there are query_states")
+        if query_states is not None:
+            check_states("query_states", query_states, self.hidden_size, self.query_projection)
+            require(not others, "query_states", f"queries of their own with {', '.join(others)}", "none of these")
 
     def log_gate(self, hidden_states: Float[Tensor, "batch length hidden"]) -> LogGates | None:
         """The log forget gates that estimates then receive; None in a layer without."""
@@ -110,13 +175,17 @@ class Attention(nn.Module, ABC):
     @abstractmethod
     def estimate(
         self,
-        query: HeadStates,
+        query: QueryStates,
         key: HeadStates,
         value: HeadStates,
         *,
         positions: Positions,
-    ) -> HeadStates:
-        """The estimates from the queries, keys and values of whole sequences."""
+        own: QueryStates | None = None,
+    ) -> QueryStates:
+        """The estimates from the queries, keys and values of whole sequences.
+
+        `own` are the values of queries that are not the keys' tokens; None where they are.
+        """
 
     @abstractmethod
     def estimate_with_cache(

@@ -95,6 +95,13 @@ def check_ids(name: str, ids: Tensor, vocabulary: int, ignored: int | None = Non
     require(least >= 0 and most < vocabulary, name, least if least < 0 else most, expected)
 
 
+def check_dropout(share: float, backend: str) -> None:
+    """Raise `ValueError` for a share of dropout that is none, or that the backend lacks."""
+    require(0 <= share < 1, "dropout", share, "a share from 0 to below 1")
+    served = not share or backend in ("auto", "reference")
+    require(served, "backend", backend, "'auto' or 'reference' with dropout: a fused backend has no weights to drop")
+
+
 def check_sizes(hidden_size: int, num_heads: int) -> None:
     """Raise `ValueError` unless the heads share the model's size evenly."""
     fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0

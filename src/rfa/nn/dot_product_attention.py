@@ -14,9 +14,9 @@ from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attentio
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
 
-from .attention import Attention, HeadStates, LogGates
+from .attention import Attention, HeadStates, LogGates, QueryStates
 from .cache import FilterLayer
-from .checks import check_backend, check_frequencies, check_rates, check_turned_values
+from .checks import check_frequencies, check_rates, check_turned_values
 from .dynamics import FullPrecision, HeadDynamics
 from .projections import NormalLinear
 from .yarn import Yarn
@@ -130,12 +130,11 @@ class DotProductAttention(Attention):
         backend: str = "auto",
         **options: Any,
     ):
-        super().__init__(hidden_size, num_heads, innovation, **options)
+        super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
         if rotary_map not in get_args(RotaryMap):
             raise ValueError(f"rotary_map: got {rotary_map!r}, expected one of {get_args(RotaryMap)}")
         check_turned_values(rotate_values, turns=frequency is not None and rotary_map == "complex")
-        check_backend(backend)
-        self.rotate_values, self.rotary_map, self.backend = rotate_values, rotary_map, backend
+        self.rotate_values, self.rotary_map = rotate_values, rotary_map
         turned = frequency is not None and rotary_map == "complex" and not rotate_values
         require(
             yarn is None or turned, "yarn", yarn, "frequencies, rotary_map='complex' and rotate_values=False with it"
@@ -159,7 +158,7 @@ class DotProductAttention(Attention):
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
-        self.gates, self.gate_projection = gates, None
+        self.gates, self.gated, self.gate_projection = gates, gates is not None, None
         if gates is not None:
             start = None
             if slopes is not None:
@@ -185,18 +184,23 @@ class DotProductAttention(Attention):
 
     def estimate(
         self,
-        query: HeadStates,
+        query: QueryStates,
         key: HeadStates,
         value: HeadStates,
         *,
         positions: Positions,
+        own: QueryStates | None = None,
         log_gate: LogGates | None = None,
-    ) -> HeadStates:
+    ) -> QueryStates:
         """Scaled dot-product attention of whole sequences."""
+        apart = own is not None
         scale = None if self.yarn is None else self.yarn.scale(positions)
-        if self.window is not None or scale is not None or self._plain(positions) or self.rotary_map == "as_released":
-            query, key = (self._turn(x, positions.key_times, scale) for x in (query, key))
-            return self._attend(query, key, value, positions, log_gate)
+        plain = self._plain(positions, apart)
+        if self.window is not None or scale is not None or plain or self.rotary_map == "as_released":
+            query = self._turn(query, positions.query_times, scale)  # an absent key has no time, but its query has
+            of_keys = scale[:, :1].expand(-1, key.shape[2]) if apart and scale is not None else scale
+            key = self._turn(key, positions.key_times, of_keys)
+            return self._attend(query, key, value, positions, log_gate, apart)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
             frequency = -frequency  # RoPE turns forwards
@@ -239,10 +243,10 @@ class DotProductAttention(Attention):
             estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
         return estimate
 
-    def _plain(self, positions: Positions) -> bool:
+    def _plain(self, positions: Positions, apart: bool) -> bool:
         """Whether PyTorch's own kernel serves: no bias, no decay, no turned values, only later keys unseen."""
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-        masked = positions.key_groups is not None or queries not in (1, keys)
+        masked = positions.key_groups is not None or (self.causal if apart else queries not in (1, keys))
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
         beyond = self.window is not None and not (positions.uniform and keys <= self.window)
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
@@ -251,17 +255,34 @@ class DotProductAttention(Attention):
         """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
-        return {**geometry, **gates, "causal": self.causal, "backend": self.backend}
+        options = {"causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
+        return {**geometry, **gates, **options}
+
+    def _dropout(self) -> float:
+        """The share of weights to drop now."""
+        return self.dropout if self.training else 0.0
 
     def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, positions: Positions, log_gate: Tensor | None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        positions: Positions,
+        log_gate: Tensor | None,
+        apart: bool = False,
     ) -> Tensor:
-        """Attention over turned states."""
-        twice = self.backend == "reference"
-        if self._plain(positions):
-            return scaled_dot_product_attention(query, key, value, twice, is_causal=self.causal and query.shape[2] > 1)
+        """Attention over turned states. `apart`: the queries are not tokens of the keys."""
+        twice, dropout = self.backend == "reference", self._dropout()
+        if self._plain(positions, apart):
+            causal = self.causal and query.shape[2] > 1
+            return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)
         if self.window is not None:
-            options: dict[str, Any] = {"window": self.window, "causal": self.causal, "second_derivatives": twice}
+            options: dict[str, Any] = {
+                "window": self.window,
+                "causal": self.causal,
+                "dropout": dropout,
+                "second_derivatives": twice,
+            }
             return windowed_attention(query, key, value, positions=positions, **options)
         return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
 

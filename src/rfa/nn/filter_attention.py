@@ -15,11 +15,11 @@ from rfa.ops.reference import robust_weights
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
-from .attention import Attention, HeadStates
+from .attention import Attention, HeadStates, QueryStates
 from .cache import FilterLayer
-from .checks import check_backend, check_filter, check_routing
+from .checks import check_filter, check_routing
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
-from .projections import finite_where_absent, split_heads
+from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
@@ -86,9 +86,8 @@ class RobustFilterAttention(Attention):
         backend: str = "auto",
         **options: Any,
     ):
-        super().__init__(hidden_size, num_heads, innovation, tie_key_value, **options)
+        super().__init__(hidden_size, num_heads, innovation, tie_key_value, backend=backend, **options)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
-        check_backend(backend)
         require(step in get_args(Step), "step", step, f"one of {get_args(Step)}")
         require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
@@ -96,7 +95,7 @@ class RobustFilterAttention(Attention):
         precise, routed = step == "precision", aggregation == "routing"
         if routed:
             check_routing(weight, backend)
-            require(self.causal, "causal", False, "True with aggregation='routing'")
+            require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = HeadDynamics(
             frequency,
@@ -114,7 +113,6 @@ class RobustFilterAttention(Attention):
             learn_horizon=learn_horizon,
         )
         self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
-        self.backend = backend
         self.options = Options(
             causal=self.causal,
             weight=weight,
@@ -127,21 +125,23 @@ class RobustFilterAttention(Attention):
 
     def estimate(
         self,
-        query: HeadStates,
+        query: QueryStates,
         key: HeadStates,
         value: HeadStates,
         *,
         positions: Positions,
-    ) -> HeadStates:
+        own: QueryStates | None = None,
+    ) -> QueryStates:
         """The operator under the layer's dynamics."""
+        own = value if own is None else own
         dynamics = self.dynamics()
         if self.aggregation == "routing":
             parameters = gaussian_parameters(**dynamics)
-            rotates = self.rotate_values
-            return located_posterior_routing(positions, query, key, value, value, parameters, rotate_values=rotates)
-        problem = Problem(Parameters(**dynamics), positions, self.options)
+            options = {"causal": self.causal, "rotate_values": self.rotate_values}
+            return located_posterior_routing(positions, query, key, value, own, parameters, **options)
+        problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
-        return result if isinstance(result, Tensor) else self._stepped(value, *result, dynamics["query_noise"])
+        return result if isinstance(result, Tensor) else self._stepped(own, *result, dynamics["query_noise"])
 
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
@@ -153,17 +153,14 @@ class RobustFilterAttention(Attention):
             positions: of the tokens.
 
         Returns:
-            A number between 0 and 1: 1 for a key that agrees, near 0 for an outlier; 0 for a key that is not seen.
+            Numbers between 0 and 1: 1 for a key that agrees with the query; 0 for a key that is not seen.
 
         Raises:
             ValueError: for posterior routing, whose weights are Gaussian.
         """
         require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
         hidden_states = finite_where_absent(hidden_states, positions)
-        query, key = (
-            split_heads(projection(hidden_states), self.num_heads)
-            for projection in (self.query_projection, self.key_projection)
-        )
+        query, key = self.queries(hidden_states), self.keys(hidden_states)
         return robust_weights(query, key, Problem(Parameters(**self.dynamics()), positions, self.options))
 
     def estimate_with_cache(
@@ -186,7 +183,7 @@ class RobustFilterAttention(Attention):
         if self.aggregation == "routing":
             step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turn(step, cos, sin) if self.rotate_values else step)
-        options = self.options._replace(rotate_values=False, in_frame=True)
+        options = self._options()._replace(rotate_values=False, in_frame=True)
         problem = Problem(Parameters(**dynamics), positions, options)
         result = located_filter_attention(query, key, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
@@ -200,6 +197,10 @@ class RobustFilterAttention(Attention):
             if log_precision is None
             else self._stepped(value, estimate, log_precision, dynamics["query_noise"])
         )
+
+    def _options(self) -> Options:
+        """The operator's options; dropout is for training."""
+        return self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
 
     def _stepped(self, value: Tensor, estimate: Tensor, log_precision: Tensor, query_noise: Tensor) -> Tensor:
         """`x_i + G_i (estimate - x_i)` in the gain's precision: in half precision a small step would be lost."""

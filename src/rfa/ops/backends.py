@@ -148,12 +148,14 @@ def choose_backend(
     return "reference"
 
 
-def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True) -> Backend:
+def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True, dropout: bool = False) -> Backend:
     """The backend that serves these states; raises as `choose_backend`.
 
-    Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times, and
-    forward-mode differentiation.
+    Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times,
+    `dropout`, and forward-mode differentiation.
     """
+    if dropout and name in ("auto", "reference"):  # layers refuse other names when they are built
+        return BACKENDS["reference"]
     chosen = choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))
     if not separable and chosen != "reference":
         if name != "auto":

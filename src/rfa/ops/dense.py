@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.dynamics import rotate
@@ -73,6 +74,11 @@ def masked_softmax(
                 total = total.masked_fill(poisoned[(slice(None), slice(None), *between[1:])], torch.nan)
             sums.append(total.masked_fill(empty[..., 0], -torch.inf))
     return torch.cat(estimates, dim=2), torch.cat(sums, dim=-1) if log_sums else None
+
+
+def dropped(weights: Tensor, share: float) -> Tensor:
+    """The weights, of which a share becomes 0 and the others grow by `1 / (1 - share)`."""
+    return F.dropout(weights, share) if share else weights
 
 
 def fill_rows(estimate: Tensor, poisoned: Tensor | None, empty: Tensor) -> Tensor:

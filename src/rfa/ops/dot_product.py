@@ -10,7 +10,7 @@ from torch import Tensor
 from rfa.dynamics import decay_kernel, time_dtype
 
 from .backends import attend, backend_for
-from .dense import DenseRows, fill_rows, finite, masked_softmax, rotated, row_blocks, sees_any
+from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, rotated, row_blocks, sees_any
 from .positions import Positions, by_group
 from .prior import BITS, LagTables, SeparablePath
 from .transforms import scaled_dot_product_attention
@@ -31,6 +31,7 @@ def decayed_dot_product_attention(
     gains: bool = False,
     rotate_values: bool = False,
     causal: bool = True,
+    dropout: float = 0.0,
     backend: str = "auto",
 ) -> Tensor:
     """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d) - slope tau + G_ij) exp(-mu tau) v_j`, `tau = |t_i - t_j|`.
@@ -48,6 +49,7 @@ def decayed_dot_product_attention(
             filter gives to a past observation where its gains depend on the content.
         rotate_values: values are turned too, and the estimate back (RoPER).
         causal: key j takes part in query i when `t_j <= t_i`; always so with gates.
+        dropout: share of the weights that become 0, by the reference only.
         backend: as for `robust_filter_attention`.
 
     Returns:
@@ -57,11 +59,13 @@ def decayed_dot_product_attention(
         ValueError: where a backend asked for by name does not serve such states.
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
-    kernel = backend_for(backend, query, value).kernel
+    kernel = backend_for(backend, query, value, dropout=dropout > 0).kernel
     with torch.autocast(query.device.type, enabled=False):
         gates = None if log_gate is None else _cumulative_gates(log_gate, gains, positions)
         if kernel is None or not key.shape[2]:
-            estimate = _dense(query, key, value, positions, frequency, decay, slopes, gates, rotate_values, causal)
+            estimate = _dense(
+                query, key, value, positions, frequency, decay, slopes, gates, rotate_values, causal, dropout
+            )
         else:
             estimate, _ = attend(
                 kernel(),
@@ -130,9 +134,10 @@ def _prior(
         return LagTables(tables.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
-    of_keys, of_queries = gates or _CumulativeGates(*[torch.zeros_like(positions.key_times)[:, None]] * 2)
-    first = of_queries.shape[-1] - query.shape[2]
-    ends = ((positions.key_times, BITS * of_keys), (positions.query_times, BITS * of_queries[..., first:]))
+    of_keys, of_queries = (torch.zeros_like(t)[:, None] for t in (positions.key_times, positions.query_times))
+    if gates is not None:
+        of_keys, of_queries = gates.of_keys, gates.of_queries[..., positions.key_times.shape[-1] - query.shape[2] :]
+    ends = ((positions.key_times, BITS * of_keys), (positions.query_times, BITS * of_queries))
     key_path, query_path = (
         torch.stack(
             torch.broadcast_tensors(decay[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0
@@ -153,6 +158,7 @@ def _dense(
     gates: _CumulativeGates | None,
     rotate_values: bool,
     causal: bool,
+    dropout: float,
 ) -> Tensor:
     """In ordinary autograd code, in float32 or float64."""
     key, value = positions.without_absent(key, value)
@@ -187,7 +193,7 @@ def _dense(
         remaining = decay_kernel(decay[:, None, None], lag)
         score = query[:, :, rows] @ key.mT / math.sqrt(query.shape[-1]) + bias
         unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
-        return DenseRows(score, visible, lambda weights: (weights * remaining) @ value, unknown)
+        return DenseRows(score, visible, lambda weights: (dropped(weights, dropout) * remaining) @ value, unknown)
 
     def without_decay(rows: slice) -> Tensor:
         bias, _, visible = biased(rows)
@@ -195,7 +201,7 @@ def _dense(
         empty = ~visible.any(-1, keepdim=True)[:, None]
         bias = bias.masked_fill(~visible[:, None] & ~empty, -torch.inf)
         states = query[:, :, rows], key, value
-        estimate = scaled_dot_product_attention(*states, second_derivatives=True, attn_mask=bias)
+        estimate = scaled_dot_product_attention(*states, second_derivatives=True, attn_mask=bias, dropout_p=dropout)
         return fill_rows(estimate, unknown, empty)
 
     blocks = row_blocks(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
@@ -216,6 +222,7 @@ def windowed_attention(
     positions: Positions,
     window: int,
     causal: bool = True,
+    dropout: float = 0.0,
     second_derivatives: bool = False,
 ) -> Tensor:
     """`out_i = sum_j softmax_j(q_i.k_j / sqrt(2 d)) v_j` over the keys of lags below the window.
@@ -225,6 +232,7 @@ def windowed_attention(
         positions: where keys and queries stand, checked already.
         window: in units of time; at times 0, 1, 2, ... the number of keys that a query sees, its own included.
         causal: only keys of no later time take part.
+        dropout: share of the weights that become 0.
         second_derivatives: the result can be differentiated twice, which makes the first derivative slower.
 
     Returns:
@@ -250,7 +258,8 @@ def windowed_attention(
         visible = part.visible(causal) & (lag.abs() < window)
         empty = ~visible.any(-1, keepdim=True)[:, None]
         states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
-        estimate = scaled_dot_product_attention(*states, second_derivatives, attn_mask=visible[:, None] | empty)
+        mask = visible[:, None] | empty
+        estimate = scaled_dot_product_attention(*states, second_derivatives, attn_mask=mask, dropout_p=dropout)
         unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys[:, :, seen])
         estimates.append(fill_rows(estimate, unknown, empty))
     return torch.cat(estimates, dim=2)

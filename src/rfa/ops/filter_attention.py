@@ -157,6 +157,6 @@ def located_filter_attention(
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
     separable = problem.parameters.noise is None or problem.positions.uniform
-    run = backend_for(backend, query, value, separable=separable).run
+    run = backend_for(backend, query, value, separable, problem.options.dropout > 0).run
     estimate, log_precision = run(query, key, value, problem, cache)
     return estimate if log_precision is None else (estimate, log_precision)

@@ -80,6 +80,7 @@ class Options(NamedTuple):
         causal, weight, rotate_values, prior, gate, query_noise_in_bias: the arguments of these names.
         log_precision: the log precision is wanted too.
         in_frame: the states stand in the common frame already, and the estimate stays in it.
+        dropout: share of the weights that become 0, by the reference only.
     """
 
     causal: bool
@@ -90,6 +91,7 @@ class Options(NamedTuple):
     query_noise_in_bias: bool
     log_precision: bool
     in_frame: bool = False
+    dropout: float = 0.0
 
 
 class Problem(NamedTuple):

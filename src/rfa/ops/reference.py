@@ -14,6 +14,7 @@ from rfa.dynamics import decay_kernel
 
 from .dense import (
     DenseRows,
+    dropped,
     effective_variance,
     evidence,
     finite,
@@ -111,7 +112,7 @@ def robust_weights(query: Tensor, key: Tensor, problem: Problem) -> Tensor:
         problem: the other arguments of the operator.
 
     Returns:
-        `(batch, heads, queries, keys)`: 1 for a key as expected, near 0 for an outlier; 0 for a key that is not seen.
+        `(batch, heads, queries, keys)`: 1 for a key that agrees with the query; 0 for a key that is not seen.
     """
     parameters, positions, options = problem
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -146,7 +147,7 @@ def _rows(
     return DenseRows(
         log_weights(log_prior, weighed, head.robustness, head.inverse_temperature, options.weight),
         visible,
-        lambda weights: weights * decay @ value,
+        lambda weights: dropped(weights, options.dropout) * decay @ value,
         poisoned[0] | sees_any(visible, poisoned[1]),
         sees_any(visible, poisoned[2]),
     )
