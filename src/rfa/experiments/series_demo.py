@@ -17,7 +17,7 @@ from .series_recipe import SeriesContestant, SeriesRecipe, SeriesRun
 from .series_runner import Predict, filter_of, network_predictions, score, trained_network
 
 SETTING = SimulatedSetting(length=48, horizon=6.0, forecasts=24)
-TRAINING = SeriesTraining(steps=160, batch_size=32, learning_rate=1e-2)
+TRAINING = SeriesTraining(steps=120, batch_size=32, learning_rate=1e-2)
 COLUMNS = {"as trained": SETTING, "20 % of readings x30": SETTING.changed(outliers=0.2, size=30.0)}
 COLUMNS["four times as many"] = SETTING.changed(length=192)
 SERIES = 32
@@ -76,12 +76,11 @@ def run_series_demo(
             bands[name] = _band(_predict(network, run.contestant.label, SETTING), shown)
     content = {"settings": list(COLUMNS), "mse": results}
     write_text_whole(out / "results.json", json.dumps(content, indent=2) + "\n")
-    readings = tuple(x[0].flatten().numpy() for x in (shown.times, shown.values, shown.wrong))
-    truth = tuple(
-        torch.cat(both, dim=1)[0].flatten().numpy()
-        for both in ((shown.times, shown.query_times), (shown.signal, shown.future))
-    )
-    save(filtered_series(readings, truth, bands, float(readings[0][-1])), out / "figure.png")
+    times, values, wrong = (x[0].flatten().numpy() for x in (shown.times, shown.values, shown.wrong))
+    signal_times = torch.cat([shown.times, shown.query_times], dim=1)[0].numpy()
+    signal = torch.cat([shown.signal, shown.future], dim=1)[0].flatten().numpy()
+    figure = filtered_series((times, values, wrong), (signal_times, signal), bands, float(times[-1]))
+    save(figure, out / "figure.png")
     return content
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from rfa.data.simulated_series import SimulatedSeries, SimulatedSetting, simulate_series
-from rfa.estimation import robust_estimate
+from rfa.estimation import recursive_estimate, robust_estimate
 from rfa.evaluation import forecast_scores
 from rfa.files import held
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig
@@ -228,8 +228,7 @@ def network_predictions(model: RFAForTimeSeries, series: SimulatedSeries) -> Pre
 
 
 def filter_of(label: str) -> Callable[[SimulatedSetting], Predict]:
-    """A filter with the true model, started at the process' own distribution."""
-    options: dict[str, Any] = {"nu": math.inf} if label == "kalman" else {}
+    """A filter with the true model, started at the process' own distribution: "kalman", or "robust"."""
 
     def predict_of(setting: SimulatedSetting) -> Predict:
         sde = setting.sde
@@ -238,12 +237,17 @@ def filter_of(label: str) -> Callable[[SimulatedSetting], Predict]:
             spread = sde.stationary_covariance()
         except ValueError:  # a tracker starts at zero
             spread = 1e-9 * torch.eye(size, dtype=torch.float64)
-        given = {**options, "initial": (torch.zeros(size, dtype=torch.float64), spread), "return_weights": False}
+        initial = torch.zeros(size, dtype=torch.float64), spread
 
         def predict(series: SimulatedSeries) -> Predictions:
+            given = sde, series.times, series.values
             found = []
             for times in (series.times, series.query_times):
-                estimate = robust_estimate(sde, series.times, series.values, query_times=times, **given)
+                asked: dict[str, Any] = {"query_times": times, "initial": initial}
+                if label == "robust":
+                    estimate: Any = recursive_estimate(*given, **asked)
+                else:
+                    estimate = robust_estimate(*given, nu=math.inf, return_weights=False, **asked)
                 variance = (row @ estimate.covariance @ row.mT).diagonal(dim1=-2, dim2=-1)
                 found.append(Normal(estimate.mean @ row.mT, variance.clamp(min=1e-12).sqrt()))
             return Predictions(*found)

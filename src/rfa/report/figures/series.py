@@ -1,6 +1,6 @@
 """A series with gaps and wrong readings, and what filters and networks make of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -27,9 +27,8 @@ def filtered_series(
         now: the time of the last reading, after which all is forecast.
     """
     times, values, wrong = readings
-    figure, panels = plt.subplots(
-        len(bands), 1, figsize=(PAGE, 1.5 * len(bands)), sharex=True, sharey=True, squeeze=False
-    )
+    size = (PAGE, 1.5 * len(bands))
+    figure, panels = plt.subplots(len(bands), 1, figsize=size, sharex=True, sharey=True, squeeze=False)
     low, high = np.min(truth[1]), np.max(truth[1])
     margin = 0.8 * (high - low)
     for axes, (name, (at, mean, lower, upper)), colour in zip(panels[:, 0], bands.items(), COLOURS, strict=False):
@@ -37,16 +36,10 @@ def filtered_series(
         axes.plot(at, mean, color=colour, label=name)
         axes.plot(*truth, color="black", linewidth=0.7, label="signal")
         axes.plot(times[~wrong], values[~wrong], ".", color=MUTED, markersize=2.5, label="reading")
-        axes.plot(
-            *_within(times[wrong], values[wrong], low - margin, high + margin), "^", color=COLOURS[3], label="wrong"
-        )
+        shown = values[wrong].clip(low - margin, high + margin)  # points beyond the axes stand at their edge
+        axes.plot(times[wrong], shown, "^", color=COLOURS[3], label="wrong")
         axes.axvline(now, color=MUTED, linestyle=":", linewidth=1)
         axes.set_ylim(low - margin, high + margin)
         axes.legend(loc="upper left", ncols=4)
     panels[-1, 0].set_xlabel("time; dotted: the last reading")
     return figure
-
-
-def _within(times: np.ndarray, values: np.ndarray, low: float, high: float) -> Sequence[np.ndarray]:
-    """Points beyond the axes are drawn at their edge."""
-    return times, values.clip(low, high)
