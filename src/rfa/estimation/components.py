@@ -110,7 +110,7 @@ class Season(Component):
         ValueError: unless the period is positive and finite, and harmonics a whole number >= 1.
     """
 
-    period: float
+    period: float | int
     harmonics: int = 1
     name: str = "season"
 
@@ -172,7 +172,7 @@ class Cycle(Component):
         ValueError: for a period that is not positive and finite.
     """
 
-    period: float | None = None
+    period: float | int | None = None
     damped: bool = True
     name: str = "cycle"
 

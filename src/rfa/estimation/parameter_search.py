@@ -62,7 +62,7 @@ def series_scale(readings: Readings) -> SeriesScale:
     return SeriesScale(median, variance, step, readings.gap, readings.span or 1.0)
 
 
-def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[str, float]) -> dict[str, float]:
+def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[str, float | int]) -> dict[str, float]:
     """Values of fixed parameters. The name of a component stands for all its variances.
 
     Raises:
@@ -90,7 +90,7 @@ def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[
 def find_parameters(
     model: StructuralModel,
     readings: Readings,
-    fixed: Mapping[str, float],
+    fixed: Mapping[str, float | int],
     start: Mapping[str, float],
     max_steps: int = 200,
 ) -> FoundParameters:
@@ -145,7 +145,7 @@ def find_parameters(
 
 
 def start_parameters(
-    model: StructuralModel, sensors: tuple[str, ...], scale: SeriesScale, fixed: Mapping[str, float]
+    model: StructuralModel, sensors: tuple[str, ...], scale: SeriesScale, fixed: Mapping[str, float | int]
 ) -> dict[str, float]:
     """Where a search starts, by the scale of the series. Half of the change from reading to reading is noise."""
     noises = dict.fromkeys(irregular_names(sensors), 0.25 * scale.step_variance)

@@ -65,7 +65,7 @@ class ReadingsProblem:
     def of(
         cls,
         model: StructuralModel,
-        parameters: Mapping[str, float | Float[Tensor, " b"]],
+        parameters: Mapping[str, float | int | Float[Tensor, " b"]],
         readings: Readings,
     ) -> "ReadingsProblem":
         """With values of the parameters: numbers, or `(b,)` of several models.

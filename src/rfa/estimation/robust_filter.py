@@ -78,7 +78,7 @@ class RobustFilter:
         offset: Any = None,
         noise: Any = None,
         observation: Any = None,
-        fixed: Mapping[str, float] | None = None,
+        fixed: Mapping[str, float | int] | None = None,
         max_steps: int = 200,
     ) -> "RobustFilter":
         """Take a series, and find the parameters by maximum likelihood.
@@ -156,9 +156,7 @@ class RobustFilter:
 
     def filter(self) -> SeriesEstimate:
         """The estimate at each reading from it and earlier readings."""
-        return SeriesEstimate.of(
-            self._given, self._axis, self._scale, self._readings, self._problem(), self._filtered()
-        )
+        return self._estimate(self._readings, self._problem(), self._filtered())
 
     def smooth(self) -> SeriesEstimate:
         """The estimate at each reading from all readings."""
@@ -201,12 +199,12 @@ class RobustFilter:
     def update(
         self,
         time: Any,
-        value: float,
+        value: float | int,
         *,
         sensor: Any = None,
         exog: Any = None,
-        offset: float = 0.0,
-        noise: float = 0.0,
+        offset: float | int = 0.0,
+        noise: float | int = 0.0,
         observation: Any = None,
     ) -> SeriesEstimate:
         """One more reading, without a look at the earlier ones. The parameters stay.

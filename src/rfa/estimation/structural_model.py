@@ -129,8 +129,8 @@ class StructuralModel:
 
     def to_sde(
         self,
-        parameters: Mapping[str, float | Float[Tensor, "*models"]],
-        observation_noise: float | Float[Tensor, "*models"] = 1.0,
+        parameters: Mapping[str, float | int | Float[Tensor, "*models"]],
+        observation_noise: float | int | Float[Tensor, "*models"] = 1.0,
     ) -> LinearSDE:
         """The linear SDE. Its states have the order of `states`.
 
