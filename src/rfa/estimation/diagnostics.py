@@ -9,7 +9,7 @@ Durbin and Koopman (2012), section 2.12.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,10 +19,6 @@ from rfa.checks import require
 from .gaussian import Gaussian
 from .series_estimate import SeriesEstimate
 from .time_axis import as_numbers
-
-if TYPE_CHECKING:  # both are optional
-    import pandas as pd
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -105,14 +101,14 @@ class Diagnostics:
         head = f"{self.readings} readings, {self.outliers} of them outliers, {len(self.innovations)} tested"
         return "\n".join([head, f"{'':<12}{'statistic':>12}{'p-value':>12}", *rows])
 
-    def to_pandas(self) -> "pd.DataFrame":
-        """The table of tests. It needs pandas."""
+    def to_pandas(self) -> Any:
+        """The table of tests as a pandas DataFrame."""
         import pandas as pd
 
         return pd.DataFrame.from_dict(self.table, orient="index", columns=["statistic", "p_value"])
 
-    def plot(self) -> "Figure":
-        """Four panels: innovations over time, their distribution, their quantiles, their correlation."""
+    def plot(self) -> Any:
+        """A figure of matplotlib: the innovations over time, their distribution, quantiles and correlation."""
         import matplotlib.pyplot as plt
 
         e, count = np.sort(self.innovations), len(self.innovations)

@@ -41,7 +41,7 @@ class FoundParameters(NamedTuple):
     converged: bool
 
 
-class _OutOfRange(Exception):
+class _SearchTooFar(Exception):
     """A coordinate has left the range of the search."""
 
 
@@ -117,17 +117,17 @@ def find_parameters(
     def evaluate() -> Tensor:
         at = coordinates.detach().clone()
         if not bool((at - origin).abs().max() < _LARGEST_CHANGE):
-            raise _OutOfRange
+            raise _SearchTooFar
         found = likelihood(at + shifts)
         if not bool(found.isfinite().all()):
-            raise _OutOfRange
+            raise _SearchTooFar
         slope = (found[1 : len(free) + 1] - found[len(free) + 1 :]) / (2 * _STEP)
         coordinates.grad = -slope
         best[:] = [max([*best, (found[0].item(), at, slope)], key=lambda one: one[0])]
         return -found[0]
 
     evaluate()
-    with suppress(_OutOfRange, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
+    with suppress(_SearchTooFar, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
         search.step(evaluate)  # type: ignore[no-untyped-call]
     total, at, slope = best[0]
     found = {name: float(value) for name, value in values(at).items()}

@@ -1,7 +1,7 @@
 """What `RobustFilter` returns: the estimate of each reading, with its states, weight and interval."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,11 +16,7 @@ from .series import Readings, like
 from .structural_model import SeriesScale
 from .time_axis import TimeAxis
 
-if TYPE_CHECKING:  # both are optional
-    import pandas as pd
-    from matplotlib.axes import Axes
-
-OUTLIER_WEIGHT = 0.1  # a reading of smaller weight is an outlier: its noise counts as more than ten times its variance
+_OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier
 
 _NO_PREDICTION = 1e4  # variance over that of the series: such a reading is not predicted, the states are unknown yet
 
@@ -38,7 +34,8 @@ class SeriesEstimate:
         mean: of the reading: states, regressors and offset.
         variance: of the reading, with the noise of its sensor.
         weights: of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading.
-        outliers: where the weight is below 0.1.
+        outliers: where a reading moves the prediction from earlier ones by less than a fifth of what it would move it
+            with weight 1.
         states: the mean of each state by its name.
         state_variances: the variance of each state by its name.
         innovations: reading minus prediction from earlier readings, over its standard deviation. NaN where there is no
@@ -81,6 +78,8 @@ class SeriesEstimate:
         innovations = (readings.values - expected) / np.sqrt(expected_variance)
         innovations[expected_variance > _NO_PREDICTION * scale.variance + noise] = np.nan
         weights = np.where(missing, np.nan, run.weights.numpy())
+        gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
+        outliers = gain_ratio < _OUTLIER_GAIN
         means = np.stack([state.mean[0].numpy() for state in run.estimates])
         variances = np.stack([state.covariance[0].diagonal().numpy() for state in run.estimates])
         names = problem.names
@@ -95,7 +94,7 @@ class SeriesEstimate:
             each(mean),
             each(variance),
             each(weights),
-            each(weights < OUTLIER_WEIGHT),
+            each(outliers),
             {name: each(means[:, k]) for k, name in enumerate(names)},
             {name: each(variances[:, k]) for k, name in enumerate(names)},
             each(innovations),
@@ -114,11 +113,11 @@ class SeriesEstimate:
         half = q * self.variance**0.5
         return self.mean - half, self.mean + half
 
-    def to_pandas(self, probability: float = 0.9) -> "pd.DataFrame":
-        """A table with a row for each time.
+    def to_pandas(self, probability: float = 0.9) -> Any:
+        """A pandas DataFrame with a row for each time.
 
         Its columns are `value`, `mean`, `variance`, `lower`, `upper`, `weight`, `outlier`, `innovation`, the states,
-        and `sensor` where sensors have names. It needs pandas.
+        and `sensor` where sensors have names.
         """
         import pandas as pd
 
@@ -129,13 +128,16 @@ class SeriesEstimate:
         table |= {name: np.asarray(column) for name, column in columns.items()}
         return pd.DataFrame(table, index=pd.Index(self.times, name="time"))
 
-    def plot(self, axes: "Axes | None" = None, probability: float = 0.9, label: str = "estimate") -> "Axes":
+    def plot(self, axes: Any = None, probability: float = 0.9, label: str = "estimate") -> Any:
         """Draw the mean, the interval of readings, the readings, and a cross on each outlier.
 
         Args:
             axes: of matplotlib. None: new ones.
             probability: of the interval.
             label: of the mean, in the legend.
+
+        Returns:
+            The axes.
         """
         import matplotlib.pyplot as plt
 
