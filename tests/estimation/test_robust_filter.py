@@ -188,7 +188,7 @@ BAD = {
     ),
     "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values"),
     "before the start": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([1.0]), "query_times: got .*before the last"),
-    "a long season": (lambda _: RobustFilter(Season(10)).fit(NOW, NOW), "period of season: got 10, expected at most"),
+    "a long season": (lambda _: RobustFilter(Season(10)).fit(NOW, NOW), "period of season: got 10.0, expected at most"),
     "no frequency": (
         lambda f: f.fit([0, 1, 5], NOW, fixed=FIXED).forecast(3),
         "query_times: got 3 steps of a series without a frequency",

@@ -151,7 +151,7 @@ class Season(Component):
 
     def shortest_span(self) -> float:
         """A period."""
-        return self.period
+        return float(self.period)
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from rfa.checks import require
 from .linear_sde import LinearSDE
 
 ParameterKind = Literal["variance", "frequency", "factor"]
-ParameterValues = Mapping[str, Float[Tensor, "*models"]]
-ComponentMatrices = tuple[Float[Tensor, "*models n n"], Float[Tensor, "*models n n"]]  # A and Q
+ParameterValues = Mapping[str, Float[Tensor, "*#models"]]
+ComponentMatrices = tuple[Float[Tensor, "*#models n n"], Float[Tensor, "*#models n n"]]  # A and Q
 
 
 class SeriesScale(NamedTuple):
