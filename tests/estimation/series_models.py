@@ -1,4 +1,8 @@
-"""Series of the examples, and statsmodels' models of them."""
+"""Series of the examples, and statsmodels' models of them.
+
+`oil_temperature.csv` holds the first 500 hours of column OT of ETTh1.csv, to three digits: ETT-small of
+github.com/zhouhaoyi/ETDataset (Zhou and others, Informer, 2021).
+"""
 
 import csv
 from pathlib import Path
