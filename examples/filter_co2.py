@@ -4,12 +4,11 @@
 
 `co2.csv` has a line `date,co2` and rows `19580329,316.1`, the value empty where a week is missing. The one beside this
 script is the record of C. D. Keeling and T. P. Whorf (Scripps), 1958 to 2001, public domain, as statsmodels has it.
-It takes under a minute and draws docs/filtering-co2.png.
+It takes about a minute and draws docs/filtering-co2.png.
 """
 
 import argparse
 import csv
-import math
 from datetime import date
 from pathlib import Path
 
@@ -18,14 +17,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from rfa.estimation import Estimate, LinearSDE, robust_estimate
+from rfa.estimation import RobustFilter, Season, SeriesEstimate, Trend
 from rfa.report.figures import COLOURS, save
 
 DATA = Path(__file__).with_name("co2.csv")
 FIGURE = Path(__file__).parents[1] / "docs" / "filtering-co2.png"
 WEEKS, AHEAD = 480, 26  # filtered, from the first week on: missing weeks are frequent there; and forecast
 OUTLIERS = 12
-INSIDE = 1.6448536  # standard deviations on either side of 90 % of a normal distribution
 
 
 def load(path: Path = DATA) -> tuple[Tensor, Tensor]:
@@ -36,19 +34,6 @@ def load(path: Path = DATA) -> tuple[Tensor, Tensor]:
     rows = [(day, float(value or "nan")) for day, (_, value) in zip(days, given, strict=True)]
     times = [1 + day.toordinal() / 365.2425 for day, _ in rows]
     return torch.tensor(times, dtype=torch.float64), torch.tensor([value for _, value in rows], dtype=torch.float64)
-
-
-def seasonal() -> LinearSDE:
-    """CO2 in ppm over years: a level, its slope, and two oscillations, once and twice a year, all of them seen as one.
-
-    The level wanders by 0.7 ppm in a year (`sqrt 0.5`), a reading errs by 0.3 ppm (`sqrt 0.1`).
-    """
-    dynamics = torch.zeros(6, 6, dtype=torch.float64)
-    dynamics[0, 1] = 1.0  # the level moves by the slope
-    for place, turns in ((2, 1), (4, 2)):
-        dynamics[place, place + 1], dynamics[place + 1, place] = -2 * math.pi * turns, 2 * math.pi * turns
-    noise = torch.diag(torch.tensor([0.5, 0.02, 0.02, 0.02, 0.01, 0.01], dtype=torch.float64))
-    return LinearSDE(dynamics, noise, torch.tensor([[1.0, 0, 1, 0, 1, 0]]), torch.tensor([[0.1]]))
 
 
 def spoil(values: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -62,77 +47,56 @@ def spoil(values: Tensor, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return values + size * sign * hit, hit
 
 
-def smooth(times: Tensor, values: Tensor, later: Tensor, robust: bool = True) -> Estimate:
-    """The state at each week from the weeks on both sides of it, and at `later` times, which is a forecast."""
-    options = {} if robust else {"nu": torch.inf}
-    return robust_estimate(
-        seasonal(),
-        times,
-        values[:, None],  # one component
-        direction="smooth",
-        query_times=torch.cat([times, later]),
-        **options,
-    )
+def fitted(times: Tensor, values: Tensor, robust: bool = True) -> RobustFilter:
+    """A level that moves by a slope, and a season of two harmonics a year, with noises by maximum likelihood."""
+    return RobustFilter(Trend() + Season(period=1.0, harmonics=2), robust).fit(times, values)
 
 
-def readings(estimate: Estimate) -> tuple[Tensor, Tensor]:
-    """What a reading would show, in ppm: mean, and half the width of the band that holds 90 % of them."""
-    sde = seasonal()
-    variance = sde.observation @ estimate.covariance @ sde.observation.mT + sde.observation_noise
-    return (estimate.mean @ sde.observation.mT)[:, 0], INSIDE * variance[:, 0, 0].sqrt()
-
-
-def own_weights(estimate: Estimate, values: Tensor) -> Tensor:
-    """How far each week's estimate believes that week's reading, 0 to 1; NaN where there is none."""
-    return estimate.weights[: len(values)].diagonal().masked_fill(values.isnan(), torch.nan)
-
-
-def draw(times: Tensor, seen: Tensor, hit: Tensor, later: Tensor, came: Tensor, estimate: Estimate) -> Figure:
+def draw(smoothed: SeriesEstimate, ahead: SeriesEstimate, hit: Tensor, came: Tensor) -> Figure:
     """Estimate and band over the readings; below, the weight of each reading."""
-    mean, half = readings(estimate)
-    at, weight = torch.cat([times, later]), own_weights(estimate, seen)
     figure, (above, below) = plt.subplots(
         2, 1, figsize=(9, 5.2), layout="constrained", sharex=True, height_ratios=[3, 1]
     )
-    band = {"color": COLOURS[0], "alpha": 0.25, "linewidth": 0}
-    above.fill_between(at, mean - half, mean + half, **band, label="90 % of readings")
-    above.plot(at, mean, color=COLOURS[0], linewidth=1, label="estimate, forecast")
-    for axes, height in ((above, seen), (below, weight)):
-        axes.plot(times[~hit], height[~hit], ".", color="0.35", markersize=2.5, label="reading")
-        axes.plot(times[hit], height[hit], "^", color=COLOURS[3], markersize=5, label="reading, made wrong")
+    times, seen = smoothed.times, smoothed.values
+    smoothed.plot(above)
+    ahead.plot(above, label="forecast")
+    above.plot(times[hit], seen[hit], "^", color=COLOURS[3], markersize=5, label="reading, made wrong")
+    above.plot(ahead.times, came, ".", color=COLOURS[2], markersize=3.5, label="reading, not yet seen")
+    below.plot(times[~hit], smoothed.weights[~hit], ".", color="0.35", markersize=2.5)
+    below.plot(times[hit], smoothed.weights[hit], "^", color=COLOURS[3], markersize=5)
+    for axes in (above, below):
         axes.axvline(times[-1], color="0.6", linestyle=":", linewidth=1)
         for k in seen.isnan().nonzero()[:, 0].tolist():
             axes.axvspan(times[k] - 1 / 104, times[k] + 1 / 104, color=COLOURS[1], alpha=0.35, linewidth=0)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25, linewidth=0.5)
-    above.plot(later, came, ".", color=COLOURS[2], markersize=3.5, label="reading, not yet seen")
     above.set(ylabel="CO2 (ppm)")
-    above.legend(frameon=False, fontsize=8, loc="upper left")
+    above.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
     below.set(xlabel="year (orange: missing weeks; dotted: now)", ylabel="weight", ylim=(-0.05, 1.05))
     return figure
 
 
 def main(data: Path, figure: Path, weeks: int = WEEKS) -> None:
-    """Load, spoil, smooth, print, draw."""
+    """Load, spoil, fit, smooth, forecast, print, draw."""
     times, recorded = load(data)
     now, then = slice(weeks), slice(weeks, weeks + AHEAD)
     seen, hit = spoil(recorded[now], OUTLIERS)
-    estimate, gaussian = (smooth(times[now], seen, times[then], robust) for robust in (True, False))
-
-    (mean, half), weight = readings(estimate), own_weights(estimate, seen)
-    missing, good = seen.isnan(), ~seen.isnan() & ~hit
-    print(f"{weeks} weeks, {int(missing.sum())} of them missing, {OUTLIERS} made wrong")
+    good = ~seen.isnan() & ~hit
+    print(f"{weeks} weeks, {int(seen.isnan().sum())} of them missing, {OUTLIERS} made wrong")
+    for name, robust in (("Kalman", False), ("robust", True)):
+        filter_ = fitted(times[now], seen, robust)
+        smoothed, ahead = filter_.smooth(), filter_.forecast(times[then])
+        away = (smoothed.mean - recorded[now])[hit].square().mean().sqrt()
+        miss = (ahead.mean - recorded[then]).square().nanmean().sqrt()
+        lower, upper = smoothed.interval(0.9)
+        inside = ((lower < seen) & (seen < upper))[good].double().mean()
+        print(f"{name}: from the record where it was made wrong {away:.2f} ppm, forecast {miss:.2f} ppm", end=", ")
+        print(f"others in their 90 % band {inside:.1%}, half a band {(upper - lower)[good].median() / 2:.2f} ppm")
+        print("   ", ", ".join(f"{parameter} {value:.3g}" for parameter, value in filter_.parameters.items()))
+    weight = smoothed.weights
     print(f"weights: made wrong {weight[hit].min():.3f} to {weight[hit].max():.3f}, others' median", end=" ")
-    print(f"{weight[good].median():.2f}; {int((weight[good] < 0.3).sum())} others below 0.3")
-    print(f"in the band: {((recorded[now] - mean[now]).abs() < half[now])[good].double().mean():.1%} of the others")
-    for name, each in (("robust", estimate), ("Gaussian", gaussian)):
-        away = (readings(each)[0][: len(times)][now] - recorded[now])[hit].square().mean().sqrt()
-        print(f"{name}: from the record where it was made wrong: {away:.2f} ppm", end="")
-        miss = (readings(each)[0][weeks:] - recorded[then]).square().nanmean().sqrt()
-        print(f"; forecast of {AHEAD} weeks: {miss:.2f} ppm")
-    gap = half[now][missing].max()
-    print(f"half a band: {half[now][good].median():.2f} ppm, in gaps up to {gap:.2f}, at the end {half[-1]:.2f}")
-    save(draw(times[now], seen, hit, times[then], recorded[then], estimate), figure)
+    print(f"{weight[good].median():.2f}; outliers: {int(smoothed.outliers.sum())}")
+    save(draw(smoothed, ahead, hit, recorded[then]), figure)
 
 
 if __name__ == "__main__":

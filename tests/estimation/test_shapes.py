@@ -8,7 +8,17 @@ import torch
 from cover import cover
 
 import rfa.estimation.fused
-from rfa.estimation import LinearSDE, fit, log_likelihood, robust_estimate
+from rfa.estimation import (
+    Autoregression,
+    Cycle,
+    LinearSDE,
+    RobustFilter,
+    Season,
+    Trend,
+    fit,
+    log_likelihood,
+    robust_estimate,
+)
 from rfa.estimation.matrices import symmetric
 from rfa.ops.backends import BACKENDS
 
@@ -63,6 +73,23 @@ def test_fused_and_fit(monkeypatch):
     fit(sde, times, seen, max_steps=1)
     sde.diagonalize()
     assert LinearSDE(-EYE, EYE, EYE, EYE).covariance(times).shape == (LENGTH, 2, 2)
+
+
+@pytest.mark.parametrize("robust", [False, True])
+def test_robust_filter(robust):
+    """Two sensors, regressors, a season, a missing reading."""
+    times = irregular_times(LENGTH)
+    values = torch.stack([times.sin(), times.cos()], dim=-1)
+    values[3, 1] = torch.nan
+    model = Trend() + Cycle() + Season(period=2) + Autoregression()
+    exog = torch.arange(LENGTH * 1.0).square()
+    found = RobustFilter(model, robust).fit(times, values, exog=exog, max_steps=1)
+    later = found.forecast([times[-1].item() + 1], exog=[3.0])
+    for estimate, rows in ((found.filter(), 2 * LENGTH), (found.smooth(), 2 * LENGTH), (later, 1)):
+        assert estimate.mean.shape == estimate.variance.shape == estimate.innovations.shape == (rows,)
+        assert [state.shape for state in estimate.states.values()] == 8 * [(rows,)]
+    assert found.update(times[-1].item() + 1, 0.0, sensor="2", exog=[2.0]).mean.shape == (1,)
+    assert found.diagnostics(torch.zeros(2 * LENGTH + 1, 8)).nees > 0
 
 
 def test_a_wrong_shape_is_an_error():

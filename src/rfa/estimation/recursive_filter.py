@@ -73,6 +73,28 @@ class FilterPass(NamedTuple):
         return grid if bool((self.median_scale == 1).all()) else grid.weighted(1 / self.median_scale)
 
 
+class Recursion(NamedTuple):
+    """All that the robust filter carries from one row to the next, of b filters and their b challengers.
+
+    Args:
+        state: of the 2 b series.
+        scale: what is known of their noise.
+        trusted: `(b,)`: how many rows the challenger will still use with weight 1.
+        log_odds: `(b,)`: of the challenger. -inf where there is none.
+    """
+
+    state: Gaussian
+    scale: NoiseScale
+    trusted: Float[Tensor, " b"]
+    log_odds: Float[Tensor, " b"]
+
+    @classmethod
+    def first(cls, grid: ObservationGrid, state: Gaussian) -> "Recursion":
+        """Before the first row, from the state of b series."""
+        zeros = torch.zeros_like(grid.times[:, 0])
+        return cls(state.repeated(2 * len(zeros)), NoiseScale.prior(grid.doubled().values), zeros, zeros - torch.inf)
+
+
 def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
     """The Kalman filter: every row has weight 1."""
     ones = torch.ones_like(grid.times)
@@ -81,7 +103,7 @@ def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian
 
 def robust_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
     """The filter in which the prediction of each row gives its weight."""
-    return _filtered(grid, transitions, state)[0]
+    return resumed_filter(grid, transitions, Recursion.first(grid, state))[0]
 
 
 def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
@@ -90,7 +112,8 @@ def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaus
     From the last row back, each row has two predictions: the filter's, and the filter's combined with the future. The
     prediction under which the row is more probable gives its weight. The scales are those of the whole series.
     """
-    filtered, scale = _filtered(grid, transitions, state)
+    filtered, recursion = resumed_filter(grid, transitions, Recursion.first(grid, state))
+    scale = NoiseScale(*(x[: len(grid.times)] for x in recursion.scale))
     later = grid.information.zero()
     posteriors: list[ScalePosterior] = []
     for k in reversed(range(grid.length)):
@@ -108,16 +131,16 @@ def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaus
     return FilterPass(weighted, transitions, kalman_filter(weighted, transitions, state), gain_ratio, median)
 
 
-def _filtered(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> tuple[FilterPass, NoiseScale]:
-    """The robust filter, and the scales that it has learned."""
+def resumed_filter(
+    grid: ObservationGrid, transitions: Transitions, recursion: Recursion
+) -> tuple[FilterPass, Recursion]:
+    """The robust filter of further rows, and what it carries on. Its state is already predicted to the first row."""
     b = len(grid.times)
     filters, challengers = slice(0, b), slice(b, 2 * b)
-    grid, transitions, state = grid.doubled(), transitions.doubled(), state.repeated(2 * b)
-    scale = NoiseScale.prior(grid.values)
+    grid, transitions = grid.doubled(), transitions.doubled()
+    state, scale, trusted, log_odds = recursion
     nothing = torch.zeros_like(grid.present[filters, 0])
     determining = -(-state.mean.shape[-1] // grid.values.shape[-1]) - 1  # rows beside the first that determine a state
-    trusted = torch.zeros_like(grid.times[filters, 0])  # how many rows the challenger will still use with weight 1
-    log_odds = torch.full_like(grid.times[filters, 0], -torch.inf)  # of the challenger; -inf where there is none
     states, posteriors, medians, replacements, starts, clearings = [], [], [], [], [], []
     for k in range(grid.length):
         predicted = state.predicted(*transitions[k - 1]) if k else state
@@ -156,7 +179,7 @@ def _filtered(grid: ObservationGrid, transitions: Transitions, state: Gaussian) 
     weight, gain_ratio = _weights(posteriors)
     along_grid = [torch.stack(values, dim=1) for values in (medians, replacements, starts, clearings)]
     found = FilterPass(grid.weighted(weight), transitions, states, gain_ratio, *along_grid)
-    return found, NoiseScale(*(x[filters] for x in scale))
+    return found, Recursion(state, scale, trusted, log_odds)
 
 
 def _origin(replaced: Bool[Tensor, " b"], started: Bool[Tensor, " b"]) -> Int[Tensor, " c"]:

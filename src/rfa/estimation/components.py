@@ -1,0 +1,267 @@
+"""The components of a series in continuous time. Parameters have statsmodels' names where they mean the same.
+
+    level           dx = dW,  Var dW = sigma2.level dt
+    trend           d level = trend dt + dW_1,  d trend = dW_2
+    cycle, season   d(x, y) = (-mu I + w J)(x, y) dt + dW,    J a turn by 90 degrees
+    autoregression  dx = -mu x dt + dW
+
+At readings one unit of time apart, `Level`, `Season`, `Cycle` and `Autoregression` are statsmodels' components
+exactly. In `Trend` the noise of the slope moves the level within the unit too: the level gains the variance
+`sigma2.trend / 3` and the covariance `sigma2.trend / 2` with the slope, where statsmodels has 0.
+
+Source: Harvey (1989), chapter 9; statsmodels' `UnobservedComponents` for the names.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rfa.checks import require
+
+from .structural_model import Component, ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
+
+_SLOW = 10.0  # median gaps in which a process forgets, where a search starts
+
+
+@dataclass(frozen=True)
+class Level(Component):
+    """A value that wanders: `dx = dW`. Its parameter is `sigma2.level`, the variance of its change in a unit of time.
+
+    Args:
+        name: for `fixed`, where the default occurs twice.
+    """
+
+    name: str = "level"
+
+    @property
+    def states(self) -> dict[str, float]:
+        """One, "level"."""
+        return {"level": 1.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """`sigma2.level`."""
+        return {"sigma2.level": "variance"}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """A tenth of the change from reading to reading."""
+        return {"sigma2.level": 0.1 * scale.step_variance / scale.gap}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A = 0 and Q = sigma2.level."""
+        diffusion = parameters["sigma2.level"][..., None, None]
+        return torch.zeros_like(diffusion), diffusion
+
+
+@dataclass(frozen=True)
+class Trend(Component):
+    """A level that moves by a slope, and both wander: `d level = trend dt + dW_1`, `d trend = dW_2`.
+
+    Its parameters are `sigma2.level` and `sigma2.trend`, variances per unit of time. With `sigma2.level` fixed at 0 the
+    level is smooth.
+
+    Args:
+        name: for `fixed`.
+    """
+
+    name: str = "trend"
+
+    @property
+    def states(self) -> dict[str, float]:
+        """Two, "level" and "trend", the slope per unit of time."""
+        return {"level": 1.0, "trend": 0.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """`sigma2.level` and `sigma2.trend`."""
+        return {"sigma2.level": "variance", "sigma2.trend": "variance"}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """A tenth of the change from reading to reading, and a hundredth of that for the slope."""
+        level = 0.1 * scale.step_variance / scale.gap
+        return {"sigma2.level": level, "sigma2.trend": 0.01 * level / scale.gap**2}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A with the slope above the diagonal, and a diagonal Q."""
+        noises = torch.stack([parameters["sigma2.level"], parameters["sigma2.trend"]], dim=-1)
+        diffusion = torch.diag_embed(noises)
+        return torch.tensor([[0.0, 1.0], [0.0, 0.0]], dtype=torch.float64).expand_as(diffusion), diffusion
+
+    def units(self, gap: float) -> tuple[float, ...]:
+        """Of the level, and of the slope: a unit of the level in the median gap."""
+        return 1.0, 1.0 / gap
+
+
+@dataclass(frozen=True)
+class Season(Component):
+    """A pattern that repeats, and changes slowly: one pair of states turns at each harmonic of the period.
+
+    Its parameter is `sigma2.freq_seasonal_PERIOD(HARMONICS)`, the variance that each state gains in a unit of time. It
+    is statsmodels' `freq_seasonal`.
+
+    Args:
+        period: of the pattern, in units of time.
+        harmonics: 1 is a sine wave; more give sharper patterns. At most half of the readings in a period.
+        name: for `fixed`, and for the parameter: `sigma2.NAME`. Give one where a model has two seasons.
+
+    Raises:
+        ValueError: unless the period is positive and finite, and harmonics a whole number >= 1.
+    """
+
+    period: float | int
+    harmonics: int = 1
+    name: str = "season"
+
+    def __post_init__(self):
+        require(0 < self.period < math.inf, "period", self.period, "a positive number of units of time")
+        whole = isinstance(self.harmonics, int) and not isinstance(self.harmonics, bool)
+        require(whole and self.harmonics >= 1, "harmonics", self.harmonics, "a whole number >= 1")
+
+    @property
+    def _variance(self) -> str:
+        label = f"freq_seasonal_{self.period!r}({self.harmonics!r})" if self.name == "season" else self.name
+        return f"sigma2.{label}"
+
+    @property
+    def states(self) -> dict[str, float]:
+        """Two for each harmonic. A reading shows the first."""
+        pairs = ((f"{self.name}.{k}", f"{self.name}.{k}.auxiliary") for k in range(1, self.harmonics + 1))
+        return {name: shown for pair in pairs for name, shown in zip(pair, (1.0, 0.0), strict=True)}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """One variance for all harmonics."""
+        return {self._variance: "variance"}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """A pattern that hardly changes."""
+        return {self._variance: 0.01 * scale.step_variance / scale.gap}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A rotation for each harmonic, and the same noise for every state."""
+        size = 2 * self.harmonics
+        diffusion = parameters[self._variance][..., None, None] * torch.eye(size, dtype=torch.float64)
+        dynamics = torch.zeros(size, size, dtype=torch.float64)
+        for k in range(1, self.harmonics + 1):
+            turn = 2 * math.pi * k / self.period
+            dynamics[2 * k - 2, 2 * k - 1], dynamics[2 * k - 1, 2 * k - 2] = turn, -turn
+        return dynamics.expand_as(diffusion), diffusion
+
+    def shortest_span(self) -> float:
+        """A period."""
+        return float(self.period)
+
+
+@dataclass(frozen=True)
+class Cycle(Component):
+    """A wave of unknown frequency that fades and starts again: a damped oscillator driven by noise.
+
+    Its parameters are `sigma2.cycle`, `frequency.cycle` (radians per unit of time) and `damping.cycle`, the factor in
+    (0, 1) by which the amplitude falls in a unit of time. The variance `sigma2.cycle` is gained over a unit of time,
+    fading included: `Q = sigma2.cycle 2 mu / (1 - rho^2)`, `mu = -log rho`. So its stationary variance is
+    `sigma2.cycle / (1 - rho^2)`. A damped cycle starts stationary; statsmodels starts it diffuse.
+
+    Args:
+        period: a guess of the period, where the search starts. By default a fifth of the series' span.
+        damped: False: the amplitude does not fade by itself, there is no `damping.cycle`, and the start is diffuse.
+        name: for `fixed`, and in the place of "cycle" in the names of the parameters.
+
+    Raises:
+        ValueError: for a period that is not positive and finite.
+    """
+
+    period: float | int | None = None
+    damped: bool = True
+    name: str = "cycle"
+
+    def __post_init__(self):
+        good = self.period is None or 0 < self.period < math.inf
+        require(good, "period", self.period, "a positive number of units of time, or None")
+
+    @property
+    def diffuse(self) -> bool:  # type: ignore[override]
+        """Whether the start is diffuse."""
+        return not self.damped
+
+    @property
+    def states(self) -> dict[str, float]:
+        """Two. A reading shows the first."""
+        return {self.name: 1.0, f"{self.name}.auxiliary": 0.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """`sigma2.cycle`, `frequency.cycle` and, where it is damped, `damping.cycle`."""
+        found: dict[str, ParameterKind] = {f"sigma2.{self.name}": "variance", f"frequency.{self.name}": "frequency"}
+        return {**found, f"damping.{self.name}": "factor"} if self.damped else found
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """A wave of the guessed period that fades within three periods."""
+        period = self.period or max(scale.span / 5, 2 * scale.gap)
+        diffusion, frequency = 0.1 * scale.step_variance / scale.gap, 2 * math.pi / period
+        if not self.damped:
+            return {f"sigma2.{self.name}": diffusion, f"frequency.{self.name}": frequency}
+        factor, variance = _start_fading(1 / (3 * period), diffusion)
+        return {
+            f"sigma2.{self.name}": variance,
+            f"frequency.{self.name}": frequency,
+            f"damping.{self.name}": factor,
+        }
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A turn that fades, and the same noise for both states."""
+        frequency, variance = parameters[f"frequency.{self.name}"], parameters[f"sigma2.{self.name}"]
+        decay, diffusion = torch.zeros_like(frequency), variance
+        if self.damped:
+            decay, diffusion = _fading(parameters[f"damping.{self.name}"], variance)
+        rows = [torch.stack([-decay, frequency], dim=-1), torch.stack([-frequency, -decay], dim=-1)]
+        return torch.stack(rows, dim=-2), diffusion[..., None, None] * torch.eye(2, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Autoregression(Component):
+    """A deviation that fades: `dx = -mu x dt + dW`, an Ornstein-Uhlenbeck process, which starts stationary.
+
+    Its parameters are `ar.L1`, the factor in (0, 1) that is left of it after a unit of time, and `sigma2.ar`, the
+    variance that it gains over a unit of time. Its stationary variance is `sigma2.ar / (1 - ar.L1^2)`. In continuous
+    time higher orders are sums: of two `Autoregression` for real roots, of a `Cycle` for complex ones.
+
+    Args:
+        name: for `fixed`. Other than "ar" it is also in the names of the parameters: `sigma2.NAME`, `NAME.L1`.
+    """
+
+    name: str = "ar"
+    diffuse = False
+
+    @property
+    def states(self) -> dict[str, float]:
+        """One, with the component's name."""
+        return {self.name: 1.0}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """`sigma2.ar` and `ar.L1`."""
+        return {f"sigma2.{self.name}": "variance", f"{self.name}.L1": "factor"}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """It fades within ten readings, and gains a third of the change from reading to reading."""
+        factor, variance = _start_fading(1 / (_SLOW * scale.gap), 0.3 * scale.step_variance / scale.gap)
+        return {f"sigma2.{self.name}": variance, f"{self.name}.L1": factor}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A = -mu and Q."""
+        decay, diffusion = _fading(parameters[f"{self.name}.L1"], parameters[f"sigma2.{self.name}"])
+        return -decay[..., None, None], diffusion[..., None, None]
+
+
+def _fading(factor: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """`mu = -log rho`, and the Q with which `variance` is gained over a unit of time."""
+    decay = -factor.log()
+    return decay, variance * 2 * decay / -torch.expm1(-2 * decay)
+
+
+def _start_fading(decay: float, diffusion: float) -> tuple[float, float]:
+    """The factor rho, and the variance that is gained over a unit of time, of `mu` and Q."""
+    factor = min(max(math.exp(-decay), 1e-6), 1 - 1e-6)
+    return factor, diffusion * -math.expm1(-2 * decay) / (2 * decay)

@@ -1,0 +1,276 @@
+"""`RobustFilter`: components of a series, fitted, filtered, smoothed and forecast, robustly or by the Kalman filter."""
+
+import numbers
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rfa.checks import require
+
+from .diagnostics import Diagnostics
+from .linear_sde import LinearSDE
+from .parameter_search import FoundParameters, find_parameters, read_fixed, series_scale, start_parameters
+from .readings_filter import (
+    Carried,
+    FilteredReadings,
+    ReadingsProblem,
+    filter_readings,
+    forecast_readings,
+    irregular_names,
+    predicted_state,
+    smooth_readings,
+    steps,
+)
+from .series import Readings, read_later, read_series
+from .series_estimate import SeriesEstimate
+from .structural_model import Component, Regression, StructuralModel
+from .time_axis import TimeAxis, as_numbers, next_times
+
+_MOST_ROUNDS = 4  # of a robust fit
+_FAR = 4.0  # standard deviations from its prediction at which a robust fit leaves a reading out: 1 of 16,000 good ones
+
+
+class RobustFilter:
+    """Filter, smoother and forecast of a series with gaps and wrong readings, by a sum of components.
+
+        z_k = C_k x(t_k) + offset_k + e_k,    e_k ~ N(0, sigma2.irregular + noise_k)
+
+    The robust filter gives each reading a weight by how well earlier readings predict it. The robust smoother uses
+    later readings too. Both are recursive (`rfa.estimation.recursive_filter`): time and memory are linear.
+
+    Args:
+        model: components joined by `+`, such as `Trend() + Season(period=365.25)`.
+        robust: False: the Kalman filter and smoother, in which all readings have weight 1.
+        time_unit: the unit of time where times are dates: "second", "minute", "hour", "day", "week" or "year".
+            Periods and parameters of components are in this unit. Numbers are taken as they are.
+
+    Attributes:
+        parameters: the values of all parameters by name, after `fit`.
+        log_likelihood: of the readings that `fit` has used, by the Kalman filter, with the exact diffuse start.
+        converged: whether the search of `fit` has ended at a maximum.
+
+    Raises:
+        ValueError: for something else than components, and an unknown unit.
+    """
+
+    parameters: dict[str, float]
+    log_likelihood: float
+    converged: bool
+
+    def __init__(self, model: Component | StructuralModel, robust: bool = True, *, time_unit: str = "day"):
+        self.model = StructuralModel.of(model)
+        self.robust = robust
+        self.time_unit = time_unit
+        TimeAxis.of([], time_unit)
+        self._fitted: Readings | None = None
+        self._later: list[Readings] = []  # by `update`
+        self._run: FilteredReadings | None = None
+        self._carried: Carried | None = None
+
+    def fit(
+        self,
+        times: Any,
+        values: Any = None,
+        *,
+        sensor: Any = None,
+        exog: Any = None,
+        offset: Any = None,
+        noise: Any = None,
+        observation: Any = None,
+        fixed: Mapping[str, float | int] | None = None,
+        max_steps: int = 200,
+    ) -> "RobustFilter":
+        """Take a series, and find the parameters by maximum likelihood.
+
+        NumPy arrays, pandas objects, lists and tensors are taken. The robust fit leaves out readings that are more than
+        four standard deviations from the robust filter's prediction, and fits again until these stay the same.
+
+        Args:
+            times: `(T,)`, in order: numbers or dates. Or a pandas Series or DataFrame alone, whose index is the times.
+            values: `(T,)`, or `(T, sensors)`: each column is a sensor that sees the same states with noise of its own.
+                NaN where nothing was read.
+            sensor: `(T,)` labels, for readings in one column. Several sensors may read at one time.
+            exog: `(T, k)` regressors. Their coefficients are states with a diffuse start, `beta.NAME`, as in
+                statsmodels' `mle_regression=False`.
+            offset: `(T,)`, a known part of each value.
+            noise: `(T,)`, a known variance of each reading's error, which is added to `sigma2.irregular`.
+            observation: `(T, n)`, the row of C of each reading, in the place of the model's.
+            fixed: values of parameters that are not searched for. The name of a component ("season") stands for all its
+                variances.
+            max_steps: of the search.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ValueError: naming the argument, for times that decrease or occur twice for a sensor, text, infinite values,
+                no rows, no reading at all or of a sensor, a season longer than the series, unknown or impossible fixed
+                values, and shapes that do not fit.
+        """
+        if values is None:
+            require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
+            times, values = times.index, times
+        self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
+        self._frequency = getattr(times, "freq", None) or getattr(getattr(values, "index", None), "freq", None)
+        readings = read_series(self._axis, times, values, sensor, exog, offset, noise, observation)
+        model = self.model
+        for component in model.components:
+            shortest, expected = component.shortest_span(), f"at most the span of the series, {readings.span:g}"
+            require(shortest <= readings.span, f"period of {component.name}", shortest, expected)
+        if readings.regressors:
+            size = tuple(float(x) for x in np.sqrt(np.mean(readings.exog**2, axis=0)))
+            require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
+            model = model + Regression(readings.regressors, size)
+        known = read_fixed(model, readings.sensors, fixed or {})
+        self._all, self._fitted, self._later, self._scale = model, readings, [], series_scale(readings)
+        self._run, self._carried = None, None
+        self.parameters, self.log_likelihood, self.converged = self._search(known, max_steps)
+        return self
+
+    def _search(self, known: Mapping[str, float], max_steps: int) -> FoundParameters:
+        """The parameters of the series. Robust: of the readings that the robust filter with them keeps."""
+        model, readings = self._all, self._readings
+        start = start_parameters(model, readings.sensors, self._scale, known)
+        if not self.robust or len(known) == len(start):
+            return find_parameters(model, readings, known, start, max_steps)
+        found, before = None, None
+        for _ in range(_MOST_ROUNDS):
+            values = start if found is None else found.values
+            problem = ReadingsProblem.of(model, values, readings)
+            run = filter_readings(problem, problem.first(self._scale), robust=True)
+            innovations = np.asarray(self._estimate(readings, problem, run).innovations)
+            rejected = np.abs(innovations) > _FAR
+            if found is not None and bool((rejected == before).all()):
+                return found
+            before, kept = rejected, replace(readings, values=np.where(rejected, np.nan, readings.values))
+            again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
+            found = find_parameters(model, kept, known, again, max_steps)
+        assert found is not None
+        return found
+
+    @property
+    def sde(self) -> LinearSDE:
+        """The model with its parameters; C and R are those of a reading of the first sensor without regressors."""
+        names = irregular_names(self._readings.sensors)
+        return self._all.to_sde(self.parameters, self.parameters[names[0]])
+
+    def filter(self) -> SeriesEstimate:
+        """The estimate at each reading from it and earlier readings."""
+        return self._estimate(self._readings, self._problem(), self._filtered())
+
+    def smooth(self) -> SeriesEstimate:
+        """The estimate at each reading from all readings."""
+        problem = self._problem()
+        run = smooth_readings(problem, problem.first(self._scale), self._filtered(), self.robust)
+        return self._estimate(self._readings, problem, run)
+
+    def forecast(
+        self,
+        query_times: Any,
+        *,
+        sensor: Any = None,
+        exog: Any = None,
+        offset: Any = None,
+        noise: Any = None,
+        observation: Any = None,
+    ) -> SeriesEstimate:
+        """Readings at later times, from all readings so far.
+
+        Args:
+            query_times: numbers or dates, as the series', in order. Or a number of steps, where the series has equal
+                steps or its index a frequency. A moment before the last reading can be asked for by a missing value in
+                the series.
+            sensor: of which a reading is forecast. By default the first one.
+            exog, offset, noise, observation: as in `fit`, for each query time.
+
+        Raises:
+            ValueError: for a time before the last reading, a number of steps where there is no frequency, and a
+                missing `exog`.
+        """
+        readings, carried = self._readings, self._filtered().carried
+        if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
+            query_times = next_times(self._axis, readings.times, int(query_times), self._frequency)
+        named = ("query_times", query_times)
+        later = read_later(self._axis, readings, named, None, sensor, exog, offset, noise, observation)
+        problem = ReadingsProblem.of(self._all, self.parameters, later)
+        run = forecast_readings(problem, carried, later.times - readings.times[-1])
+        return self._estimate(later, problem, run)
+
+    def update(
+        self,
+        time: Any,
+        value: float | int,
+        *,
+        sensor: Any = None,
+        exog: Any = None,
+        offset: float | int = 0.0,
+        noise: float | int = 0.0,
+        observation: Any = None,
+    ) -> SeriesEstimate:
+        """One more reading, without a look at the earlier ones. The parameters stay.
+
+        Returns:
+            The estimate at this reading, one row. It is that of `filter` on the whole series.
+
+        Raises:
+            ValueError: as `fit`, and for a time before the last reading.
+        """
+        if self._carried is None:
+            self._filtered()
+        last, carried = self._last, self._carried
+        assert carried is not None
+        row, shown = (None if x is None else np.reshape(as_numbers("update", x), (1, -1)) for x in (exog, observation))
+        labels = None if sensor is None else [sensor]
+        new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown)
+        same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
+        require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
+        problem = ReadingsProblem.of(self._all, self.parameters, new)
+        step = steps(problem.sde, np.array([last.times[-1], new.times[0]]))[0]
+        run = filter_readings(problem, predicted_state(carried, *step), self.robust)
+        self._run, self._carried = None, run.carried
+        self._later.append(new)
+        return self._estimate(new, problem, run)
+
+    def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:
+        """Tests of the standardised innovations of the filter: mean, variance, correlation, normality, NIS and NEES.
+
+        Args:
+            true_states: `(T, n)`, where they are known, as in a simulation: for the NEES.
+            lags: of the test of correlation. By default 10, or a fifth of the readings where that is less.
+        """
+        return Diagnostics.of(self.filter(), self._filtered().estimates, true_states, lags)
+
+    @property
+    def _readings(self) -> Readings:
+        """All readings so far."""
+        self._fitted, self._later = self._fitted_readings().followed_by(self._later), []
+        return self._fitted
+
+    @property
+    def _last(self) -> Readings:
+        """The readings of the last time. It does not go through earlier ones."""
+        first = self._fitted_readings()
+        count = len(first.sensors)
+        last = first.selected(slice(-count, None)).followed_by(self._later[-count:])
+        return last.selected(last.times == last.times[-1])
+
+    def _fitted_readings(self) -> Readings:
+        if self._fitted is None:
+            raise ValueError("fit: got no series yet, expected fit(times, values) first")
+        return self._fitted
+
+    def _estimate(self, readings: Readings, problem: ReadingsProblem, run: FilteredReadings) -> SeriesEstimate:
+        return SeriesEstimate.of(self._given, self._axis, self._scale, readings, problem, run)
+
+    def _problem(self) -> ReadingsProblem:
+        return ReadingsProblem.of(self._all, self.parameters, self._readings)
+
+    def _filtered(self) -> FilteredReadings:
+        """The filter of all readings so far."""
+        if self._run is None or self._later:
+            problem = self._problem()
+            self._run = filter_readings(problem, problem.first(self._scale), self.robust)
+            self._carried = self._run.carried
+        return self._run

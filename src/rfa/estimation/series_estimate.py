@@ -1,0 +1,168 @@
+"""What `RobustFilter` returns: the estimate of each reading, with its states, weight and interval."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rfa.checks import require
+
+from .gaussian import Gaussian
+from .readings_filter import FilteredReadings, ReadingsProblem
+from .series import Readings, like
+from .structural_model import SeriesScale
+from .time_axis import TimeAxis
+
+_OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier
+
+_NO_PREDICTION = 1e4  # variance over that of the series: such a reading is not predicted, the states are unknown yet
+
+
+@dataclass(frozen=True)
+class SeriesEstimate:
+    """The estimate at each of T readings or query times. All fields have T rows, in the order of time as given.
+
+    Fields are NumPy arrays, tensors where the caller's values were a tensor, pandas Series where they were one.
+
+    Args:
+        times: as the caller gave them: numbers or dates.
+        sensor: the names of the sensors, "" where there is one without a name.
+        values: the readings, NaN where there is none.
+        mean: of the reading: states, regressors and offset.
+        variance: of the reading, with the noise of its sensor.
+        weights: of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading.
+        outliers: where a reading moves the prediction from earlier ones by less than a fifth of what it would move it
+            with weight 1.
+        states: the mean of each state by its name.
+        state_variances: the variance of each state by its name.
+        innovations: reading minus prediction from earlier readings, over its standard deviation. NaN where there is no
+            prediction, and for times without a reading.
+    """
+
+    times: np.ndarray
+    sensor: np.ndarray
+    values: Any
+    mean: Any
+    variance: Any
+    weights: Any
+    outliers: Any
+    states: dict[str, Any]
+    state_variances: dict[str, Any]
+    innovations: Any
+
+    @classmethod
+    def of(
+        cls,
+        given: Any,
+        axis: TimeAxis,
+        scale: SeriesScale,
+        readings: Readings,
+        problem: ReadingsProblem,
+        run: FilteredReadings,
+    ) -> "SeriesEstimate":
+        """Of filtered, smoothed or forecast readings. `given` are the caller's values, whose kind the fields get."""
+        times = axis.labels(readings.times)
+        missing = np.isnan(readings.values)
+        rows, noise = problem.rows, problem.noise[0].numpy()
+
+        def reading(states: list[Gaussian]) -> tuple[np.ndarray, np.ndarray]:
+            found = [_of_reading(state, row) for state, row in zip(states, rows, strict=True)]
+            mean, variance = np.array(found).T
+            return mean + readings.offset, variance + noise
+
+        mean, variance = reading(run.estimates)
+        expected, expected_variance = reading(run.predicted)
+        innovations = (readings.values - expected) / np.sqrt(expected_variance)
+        innovations[expected_variance > _NO_PREDICTION * scale.variance + noise] = np.nan
+        weights = np.where(missing, np.nan, run.weights.numpy())
+        gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
+        outliers = gain_ratio < _OUTLIER_GAIN
+        means = np.stack([state.mean[0].numpy() for state in run.estimates])
+        variances = np.stack([state.covariance[0].diagonal().numpy() for state in run.estimates])
+        names = problem.names
+
+        def each(part: np.ndarray) -> Any:
+            return like(given, part, times)
+
+        return cls(
+            times,
+            np.array(readings.sensors)[readings.sensor],
+            each(readings.values),
+            each(mean),
+            each(variance),
+            each(weights),
+            each(outliers),
+            {name: each(means[:, k]) for k, name in enumerate(names)},
+            {name: each(variances[:, k]) for k, name in enumerate(names)},
+            each(innovations),
+        )
+
+    def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
+        """The lower and the upper end of the interval that holds a reading with this probability.
+
+        It is `mean -+ q sqrt(variance)`, with q of the normal distribution.
+
+        Raises:
+            ValueError: unless the probability is between 0 and 1.
+        """
+        require(0 < probability < 1, "probability", probability, "a number between 0 and 1")
+        q = float(torch.special.ndtri(torch.tensor((1 + probability) / 2, dtype=torch.float64)))
+        half = q * self.variance**0.5
+        return self.mean - half, self.mean + half
+
+    def to_pandas(self, probability: float = 0.9) -> Any:
+        """A pandas DataFrame with a row for each time.
+
+        Its columns are `value`, `mean`, `variance`, `lower`, `upper`, `weight`, `outlier`, `innovation`, the states,
+        and `sensor` where sensors have names.
+        """
+        import pandas as pd
+
+        lower, upper = self.interval(probability)
+        columns = {"value": self.values, "mean": self.mean, "variance": self.variance, "lower": lower, "upper": upper}
+        columns |= {"weight": self.weights, "outlier": self.outliers, "innovation": self.innovations, **self.states}
+        table = {"sensor": self.sensor} if any(self.sensor) else {}
+        table |= {name: np.asarray(column) for name, column in columns.items()}
+        return pd.DataFrame(table, index=pd.Index(self.times, name="time"))
+
+    def plot(self, axes: Any = None, probability: float = 0.9, label: str = "estimate") -> Any:
+        """Draw the mean, the interval of readings, the readings, and a cross on each outlier.
+
+        Args:
+            axes: of matplotlib. None: new ones.
+            probability: of the interval.
+            label: of the mean, in the legend.
+
+        Returns:
+            The axes.
+        """
+        import matplotlib.pyplot as plt
+
+        if axes is None:
+            axes = plt.subplots(figsize=(9, 4), layout="constrained")[1]
+        values, mean, outliers = (np.asarray(x) for x in (self.values, self.mean, self.outliers))
+        lower, upper = (np.asarray(x) for x in self.interval(probability))
+        (line,) = axes.plot(self.times, mean, linewidth=1.2, label=label)
+        axes.fill_between(
+            self.times,
+            lower,
+            upper,
+            color=line.get_color(),
+            alpha=0.2,
+            linewidth=0,
+            label=f"{probability:.0%} of readings",
+        )
+        if not np.isnan(values).all():
+            axes.plot(self.times, values, ".", color="0.35", markersize=3, label="reading")
+        if outliers.any():
+            axes.plot(self.times[outliers], values[outliers], "x", color="tab:red", markersize=6, label="outlier")
+        axes.legend(frameon=False, fontsize=8)
+        return axes
+
+
+def _of_reading(state: Gaussian, row: Float[Tensor, " n"]) -> tuple[float, float]:
+    """Mean and variance of what a row of C shows of a state."""
+    return float(row @ state.mean[0]), float(row @ state.covariance[0] @ row)

@@ -1,0 +1,228 @@
+"""Components of a series, and their sum: a linear SDE with named states and named parameters.
+
+    z(t) = sum_k c_k x_k(t) + e,    dx_k = A_k x_k dt + G_k dW_k,    G_k G_k^T = Q_k
+
+Source: Harvey, Forecasting, Structural Time Series Models and the Kalman Filter (1989), chapter 9 (continuous time).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rfa.checks import require
+
+from .linear_sde import LinearSDE
+
+ParameterKind = Literal["variance", "frequency", "factor"]
+ParameterValues = Mapping[str, Float[Tensor, "*#models"]]
+ComponentMatrices = tuple[Float[Tensor, "*#models n n"], Float[Tensor, "*#models n n"]]  # A and Q
+
+
+class SeriesScale(NamedTuple):
+    """The scale of a series, by medians, so that a minority of outliers changes little.
+
+    Args:
+        median: of the readings.
+        variance: of the readings.
+        step_variance: of the change from one reading to the next.
+        gap: median time between readings.
+        span: time from the first reading to the last one.
+    """
+
+    median: float
+    variance: float
+    step_variance: float
+    gap: float
+    span: float
+
+
+class Component(ABC):
+    """A part of a series. `+` joins it to others.
+
+    A component has a name, and names for its states and parameters. Parameters have kinds: a "variance" >= 0, a
+    "frequency" > 0 in radians per unit of time, a "factor" in (0, 1) per unit of time.
+    """
+
+    name: str
+    diffuse = True  # whether nothing is known of its states before the first reading; else they start stationary
+
+    @property
+    @abstractmethod
+    def states(self) -> dict[str, float]:
+        """The states by name, and how much of each a reading shows: a row of C."""
+
+    @property
+    @abstractmethod
+    def parameters(self) -> dict[str, ParameterKind]:
+        """The parameters by name."""
+
+    @abstractmethod
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """Where a search for the parameters starts."""
+
+    @abstractmethod
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A and Q."""
+
+    def units(self, gap: float) -> tuple[float, ...]:
+        """The size of one unit of each diffuse state, given the median gap. Results do not depend on it."""
+        return (1.0,) * len(self.states)
+
+    def shortest_span(self) -> float:
+        """The shortest span of a series that can show the component, in units of time."""
+        return 0.0
+
+    def __add__(self, other: "Component | StructuralModel") -> "StructuralModel":
+        return StructuralModel.of(self) + other
+
+
+class StructuralModel:
+    """A sum of components.
+
+    Args:
+        components: each with a name of its own.
+
+    Raises:
+        ValueError: for a name that occurs twice, and for two components that have a level.
+    """
+
+    def __init__(self, *components: Component):
+        self.components = components
+        names = [component.name for component in components]
+        for each in names:
+            require(names.count(each) == 1, "model", f"two components with the name {each!r}", "name=... for one")
+        states = [state for component in components for state in component.states]
+        for state in states:
+            require(states.count(state) == 1, "model", f"two components with a state {state!r}", "one of them")
+
+    @classmethod
+    def of(cls, model: "Component | StructuralModel") -> "StructuralModel":
+        """A model of one component, or the model itself."""
+        if isinstance(model, Component):
+            return cls(model)
+        require(isinstance(model, StructuralModel), "model", model, "components joined by +, such as Level() + Cycle()")
+        return model
+
+    def __add__(self, other: "Component | StructuralModel") -> "StructuralModel":
+        if not isinstance(other, Component | StructuralModel):
+            return NotImplemented
+        return StructuralModel(*self.components, *StructuralModel.of(other).components)
+
+    @property
+    def states(self) -> dict[str, float]:
+        """The states by name, and how much of each a reading shows: C."""
+        return {name: row for component in self.components for name, row in component.states.items()}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """The parameters by name, without the noise of the readings."""
+        return {name: kind for component in self.components for name, kind in component.parameters.items()}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """Where a search for the parameters starts."""
+        return {name: value for component in self.components for name, value in component.start(scale).items()}
+
+    def to_sde(
+        self,
+        parameters: Mapping[str, float | int | Float[Tensor, "*models"]],
+        observation_noise: float | int | Float[Tensor, "*models"] = 1.0,
+    ) -> LinearSDE:
+        """The linear SDE. Its states have the order of `states`.
+
+        Args:
+            parameters: a value for each name, a number or `(...)` for several models.
+            observation_noise: R, a variance.
+
+        Raises:
+            ValueError: for a parameter without a value.
+        """
+        missing = [name for name in self.parameters if name not in parameters]
+        require(not missing, "parameters", sorted(parameters), f"values for {', '.join(missing)} too")
+        values = {name: torch.as_tensor(parameters[name], dtype=torch.float64) for name in self.parameters}
+        noise = torch.as_tensor(observation_noise, dtype=torch.float64)
+        shape = torch.broadcast_shapes(noise.shape, *(value.shape for value in values.values()))
+        values = {name: value.expand(shape) for name, value in values.items()}
+        blocks = [component.matrices(values) for component in self.components]
+        dynamics, diffusion = (block_diagonal(parts, shape) for parts in zip(*blocks, strict=True))
+        row = torch.tensor([list(self.states.values())], dtype=torch.float64)
+        return LinearSDE(dynamics, diffusion, row, noise.expand(shape)[..., None, None])
+
+    def initial(self, sde: LinearSDE, gap: float) -> tuple[Float[Tensor, "*models n n"], Float[Tensor, " n"]]:
+        """What is known before the first reading.
+
+        Args:
+            sde: of this model.
+            gap: the median time between readings.
+
+        Returns:
+            The covariance of stationary states, 0 elsewhere; the unit of each diffuse state, 0 elsewhere.
+        """
+        blocks, units = list[Tensor](), list[float]()
+        place = 0
+        for component in self.components:
+            size = len(component.states)
+            part = (..., slice(place, place + size), slice(place, place + size))
+            zeros = torch.zeros_like(sde.dynamics[part])
+            if component.diffuse:
+                blocks.append(zeros)
+                units += component.units(gap)
+            else:
+                seen = torch.zeros_like(zeros[..., :1, :])
+                own = LinearSDE(sde.dynamics[part], sde.diffusion[part], seen, torch.ones_like(seen[..., :1]))
+                blocks.append(own.stationary_covariance())
+                units += [0.0] * size
+            place += size
+        return block_diagonal(blocks, sde.batch_shape), torch.tensor(units, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Regression(Component):
+    """Coefficients that do not change, with a diffuse start. `RobustFilter.fit` adds it for `exog`.
+
+    Args:
+        regressors: their names. The states are `beta.NAME`.
+        sizes: the root mean square of each regressor.
+    """
+
+    regressors: tuple[str, ...]
+    sizes: tuple[float, ...]
+    name: str = "regression"
+
+    @property
+    def states(self) -> dict[str, float]:
+        """One for each regressor. How much of it a reading shows is the regressor itself."""
+        return {f"beta.{name}": 0.0 for name in self.regressors}
+
+    @property
+    def parameters(self) -> dict[str, ParameterKind]:
+        """None: coefficients are states."""
+        return {}
+
+    def start(self, scale: SeriesScale) -> dict[str, float]:
+        """Nothing."""
+        return {}
+
+    def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
+        """A = 0 and Q = 0."""
+        zeros = torch.zeros(len(self.regressors), len(self.regressors), dtype=torch.float64)
+        return zeros, zeros
+
+    def units(self, gap: float) -> tuple[float, ...]:
+        """The inverse sizes of the regressors."""
+        return tuple(1 / size for size in self.sizes)
+
+
+def block_diagonal(blocks: tuple[Tensor, ...] | list[Tensor], shape: torch.Size) -> Float[Tensor, "*models n n"]:
+    """Square blocks, broadcast to the batch dimensions `shape`, along a diagonal."""
+    sizes = [block.shape[-1] for block in blocks]
+    joined = torch.zeros(*shape, sum(sizes), sum(sizes), dtype=torch.float64)
+    place = 0
+    for block, size in zip(blocks, sizes, strict=True):
+        joined[..., place : place + size, place : place + size] = block
+        place += size
+    return joined

@@ -1,0 +1,277 @@
+"""`RobustFilter`: updates, outliers, kinds of input, sensors, bad input, diagnostics, figures."""
+
+import re
+from datetime import date
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from statsmodels.stats.diagnostic import acorr_ljungbox
+from statsmodels.stats.stattools import jarque_bera
+
+from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, readings_filter
+
+from .series_models import column
+
+NILE = column("nile.csv", "volume")
+YEARS = np.arange(1871.0, 1971.0)
+FIXED = {"sigma2.level": 1469.0, "sigma2.irregular": 15099.0}
+
+
+def simulated(length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Irregular times, a level with unit noise, and the level itself."""
+    generator = np.random.default_rng(seed)
+    times = generator.exponential(size=length).cumsum()
+    level = (np.sqrt(0.2 * np.diff(times, prepend=0.0)) * generator.normal(size=length)).cumsum()
+    return times, level + generator.normal(size=length), level
+
+
+@pytest.mark.parametrize(("robust", "close"), [(False, 1e-8), (True, 1e-2)])
+def test_updates_are_the_filter_of_the_whole_series(robust, close):
+    """To 1e-8, and to a hundredth of a standard deviation. A missing and a wrong reading are among them."""
+    times, values, _ = simulated(60)
+    values[[20, 52]], values[55] = 50.0, np.nan
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular": 1.0, "sigma2.cycle": 0.1, "frequency.cycle": 1.0}
+    fixed["damping.cycle"] = 0.8
+    whole = RobustFilter(Level() + Cycle(), robust).fit(times, values, fixed=fixed).filter()
+    part = RobustFilter(Level() + Cycle(), robust).fit(times[:50], values[:50], fixed=fixed)
+    for k in range(50, 60):
+        found = part.update(times[k], values[k])
+        assert abs(found.mean[0] - whole.mean[k]) < close * (whole.variance[k] ** 0.5 if robust else 1)
+        assert found.variance[0] == pytest.approx(whole.variance[k], rel=close)
+    assert found.outliers[0] == whole.outliers[-1]
+    again = part.filter()
+    np.testing.assert_allclose(again.mean, whole.mean, atol=close)
+    assert whole.outliers[52] == robust
+
+
+def test_an_update_filters_one_reading(monkeypatch):
+    lengths = []
+
+    def recorded(grid, *rest, of=readings_filter.resumed_filter):
+        lengths.append(grid.length)
+        return of(grid, *rest)
+
+    times, values, _ = simulated(40)
+    found = RobustFilter(Level()).fit(times, values, fixed={"level": 0.2, "sigma2.irregular": 1.0})
+    monkeypatch.setattr(readings_filter, "resumed_filter", recorded)
+    for later in (1.0, 2.0, 3.0):
+        found.update(times[-1] + later, 0.0)
+    assert lengths == [40, 1, 1, 1]
+
+
+def test_wrong_readings_cost_little():
+    """10 % wrong by thirty standard deviations: the smoother's error is near that of the clean series."""
+    times, values, level = simulated(120)
+    hit = np.arange(5, 120, 10)
+    spoilt = values.copy()
+    spoilt[hit] += 30.0
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular": 1.0}
+
+    def error(robust, readings):
+        return np.mean((RobustFilter(Level(), robust).fit(times, readings, fixed=fixed).smooth().mean - level) ** 2)
+
+    clean, robust, gaussian = error(False, values), error(True, spoilt), error(False, spoilt)
+    assert robust < 1.5 * clean
+    assert gaussian > 10 * clean
+    found = RobustFilter(Level()).fit(times, spoilt, fixed=fixed).smooth()
+    assert found.outliers[hit].all()
+    assert found.outliers.sum() <= len(hit) + 1
+    lower, upper = found.interval(0.9)
+    inside = (lower < values) & (values < upper)
+    assert 0.8 < np.delete(inside, hit).mean() <= 1.0  # 108 readings: three standard errors are 0.09
+
+
+def test_wrong_readings_hardly_change_the_fit():
+    spoilt = NILE.copy()
+    spoilt[[10, 30, 60]] += 20_000.0
+    found = RobustFilter(Level()).fit(YEARS, spoilt)
+    assert found.parameters["sigma2.irregular"] == pytest.approx(15099, rel=0.1)
+    assert found.filter().outliers.nonzero()[0].tolist() == [10, 30, 60]
+    assert RobustFilter(Level(), robust=False).fit(YEARS, spoilt).parameters["sigma2.irregular"] > 1e6
+
+
+def test_kinds_of_input_give_the_same_and_their_own_kind():
+    fixed = {**FIXED}
+    expected = RobustFilter(Level()).fit(YEARS, NILE, fixed=fixed).filter()
+    tensor = RobustFilter(Level()).fit(torch.tensor(YEARS), torch.tensor(NILE), fixed=fixed).filter()
+    listed = RobustFilter(Level()).fit(YEARS.tolist(), NILE.tolist(), fixed=fixed).filter()
+    pandas = RobustFilter(Level()).fit(pd.Series(NILE, index=YEARS), fixed=fixed).filter()
+    assert isinstance(tensor.mean, torch.Tensor)
+    assert isinstance(pandas.mean, pd.Series)
+    for found in (tensor, listed, pandas):
+        np.testing.assert_allclose(np.asarray(found.mean), expected.mean, rtol=1e-12)
+    assert pandas.states["level"].loc[1900.0] == pytest.approx(expected.mean[29])
+    table = expected.to_pandas()
+    assert table.index.tolist() == YEARS.tolist()
+    assert set(table) == {*["value", "mean", "variance", "lower", "upper", "weight", "outlier", "innovation", "level"]}
+
+
+def test_dates_are_in_the_unit_that_is_stated():
+    """Days in hours: the variance of a day is 24 times that of an hour. Time zones, and dates of the library."""
+    days = pd.date_range("2024-03-01", periods=30, freq="D")
+    values = np.sin(np.arange(30.0))
+    fixed = {"sigma2.level": 0.24, "sigma2.irregular": 1.0}
+    daily = RobustFilter(Level(), robust=False).fit(pd.Series(values, days), fixed=fixed)
+    hourly = RobustFilter(Level(), robust=False, time_unit="hour")
+    hourly.fit(pd.Series(values, days.tz_localize("UTC")), fixed={**fixed, "sigma2.level": 0.01})
+    np.testing.assert_allclose(daily.filter().mean, hourly.filter().mean, rtol=1e-10)
+    assert daily.forecast(2).times.tolist() == np.array(["2024-03-31", "2024-04-01"], "datetime64[ns]").tolist()
+    listed = RobustFilter(Level(), robust=False).fit([day.date() for day in days], values, fixed=fixed)
+    later = date(2024, 4, 4)
+    assert listed.forecast([later]).mean == pytest.approx(daily.forecast([later]).mean, rel=1e-12)
+    assert daily.forecast([later]).variance.iloc[0] > daily.forecast(1).variance.iloc[0]
+    months = pd.Series(values, pd.period_range("2020-01", periods=30, freq="M"))
+    monthly = RobustFilter(Level()).fit(months.index.to_timestamp(), values, fixed=fixed)
+    assert monthly.forecast(2).times.astype("datetime64[D]").astype(str).tolist() == ["2022-07-01", "2022-08-01"]
+
+
+def test_several_sensors_read_at_once():
+    """Two columns, or one with labels: a sensor's own noise. With equal noise, the mean of both has half of it."""
+    times, values, _ = simulated(40)
+    both = np.stack([values, values + 1], axis=1)
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular.a": 1.0, "sigma2.irregular.b": 1.0}
+    wide = RobustFilter(Level(), robust=False).fit(times, pd.DataFrame(both, columns=["a", "b"]), fixed=fixed)
+    long = RobustFilter(Level(), robust=False)
+    long.fit(np.repeat(times, 2), both.reshape(-1), sensor=["a", "b"] * 40, fixed=fixed)
+    mean = RobustFilter(Level(), robust=False)
+    mean.fit(times, values + 0.5, fixed={"sigma2.level": 0.2, "sigma2.irregular": 0.5})
+    for found in (wide, long):
+        np.testing.assert_allclose(found.filter().mean[1::2], mean.filter().mean, rtol=1e-7, atol=1e-7)
+    assert long.filter().to_pandas()["sensor"].tolist() == ["a", "b"] * 40
+    long.update(times[-1] + 1, 0.0, sensor="b")
+    long.update(times[-1] + 1, 0.0, sensor="a")
+    with pytest.raises(ValueError, match=r"time: got .* expected a time after"):
+        long.update(times[-1] + 1, 0.0, sensor="b")
+
+
+def test_one_wrong_sensor_leaves_the_other_its_weight():
+    times, values, _ = simulated(40)
+    both = np.stack([values, values], axis=1)
+    both[20, 0] += 100.0
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular.1": 1.0, "sigma2.irregular.2": 1.0}
+    weights = RobustFilter(Level()).fit(times, both, fixed=fixed).filter().weights
+    assert weights[40] < 0.01
+    assert weights[41] > 0.5
+
+
+def test_known_offsets_noises_and_rows():
+    """An offset is a shift of the values; a known noise adds to the sensor's; a row scales what a reading shows."""
+    times, values, _ = simulated(30)
+    fixed = {"sigma2.level": 0.2, "sigma2.irregular": 1.0}
+    expected = RobustFilter(Level(), robust=False).fit(times, values, fixed=fixed).filter().states["level"]
+    offset = np.linspace(0, 5, 30)
+    shifted = RobustFilter(Level(), robust=False).fit(times, values + offset, offset=offset, fixed=fixed)
+    np.testing.assert_allclose(shifted.filter().states["level"], expected, atol=1e-7)
+    np.testing.assert_allclose(shifted.filter().mean, expected + offset, atol=1e-7)
+    noisy = RobustFilter(Level(), robust=False)
+    noisy.fit(times, values, noise=0.75, fixed={"sigma2.level": 0.2, "sigma2.irregular": 0.25})
+    np.testing.assert_allclose(noisy.filter().states["level"], expected, atol=1e-7)
+    rows = np.full((30, 1), 2.0)
+    doubled = RobustFilter(Level(), robust=False)
+    doubled.fit(times, 2 * values, observation=rows, fixed={"sigma2.level": 0.2, "sigma2.irregular": 4.0})
+    np.testing.assert_allclose(doubled.filter().states["level"], expected, atol=1e-6)
+    assert doubled.forecast(times[-1:] + 1, observation=[[2.0]]).mean == pytest.approx(2 * expected[-1:], abs=1e-6)
+
+
+NOW = [0.0, 1.0, 2.0]
+BAD = {
+    "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease"),
+    "two readings at once": (lambda f: f.fit([0, 1, 1], NOW), "times: got two readings at one time.*sensor="),
+    "text": (lambda f: f.fit(NOW, ["1", "2", "x"]), "values: got text, expected numbers"),
+    "no rows": (lambda f: f.fit([], []), "values: got no rows"),
+    "nothing read": (lambda f: f.fit(NOW, [np.nan] * 3), "values: got missing values in all rows"),
+    "a channel never seen": (
+        lambda f: f.fit(NOW, pd.DataFrame({"a": NOW, "b": np.nan})),
+        "values: got no reading of b",
+    ),
+    "infinite": (lambda f: f.fit(NOW, [1, np.inf, 2]), "values: got infinite values"),
+    "before the start": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([1.0]), "query_times: got .*before the last"),
+    "a long season": (lambda _: RobustFilter(Season(10)).fit(NOW, NOW), "period of season: got 10.0, expected at most"),
+    "no frequency": (
+        lambda f: f.fit([0, 1, 5], NOW, fixed=FIXED).forecast(3),
+        "query_times: got 3 steps of a series without a frequency",
+    ),
+    "unknown parameter": (lambda f: f.fit(NOW, NOW, fixed={"sigma": 1.0}), "fixed: got sigma, expected one of"),
+    "negative variance": (lambda f: f.fit(NOW, NOW, fixed={"level": -1.0}), "fixed.sigma2.level.: got -1.0"),
+    "no noise": (
+        lambda f: f.fit(NOW, NOW, fixed={"sigma2.irregular": 0.0}),
+        "sigma2.irregular: got a reading without noise",
+    ),
+    "rows": (lambda f: f.fit(NOW, NOW[:2]), "values: got 2 rows, expected 3"),
+    "dates": (lambda f: f.fit(NOW, NOW, fixed=FIXED).forecast([date(2020, 1, 1)]), "query_times: got dates"),
+    "no series": (lambda f: f.filter(), "fit: got no series yet"),
+    "two levels": (lambda _: Level() + Trend(), "model: got two components with a state level"),
+    "no component": (lambda _: RobustFilter(3), "model: got 3, expected components"),
+    "a unit": (lambda _: RobustFilter(Level(), time_unit="month"), "time_unit: got month, expected one of"),
+    "regressors": (lambda f: f.fit(NOW, NOW, exog=[[1], [2], [np.nan]]), "exog: got NaN or infinite values"),
+    "no regressors": (
+        lambda f: f.fit(NOW, NOW, exog=NOW, fixed=FIXED).forecast([4.0]),
+        "exog: got 0 columns, expected 1, as in fit",
+    ),
+    "a sensor": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1.0, sensor="b"), "sensor: got"),
+    "rows of C": (
+        lambda f: f.fit(NOW, NOW, observation=[[1, 2]] * 3, fixed=FIXED),
+        "observation: got 2 columns, expected 1, one for each state: level",
+    ),
+    "a variance": (lambda f: f.fit(NOW, NOW, noise=-1.0), "noise: got a negative variance"),
+    "a probability": (lambda f: f.fit(NOW, NOW, fixed=FIXED).filter().interval(2.0), "probability: got 2.0"),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), BAD.values(), ids=BAD)
+def test_bad_input_raises_one_clear_error(call, message):
+    with pytest.raises(ValueError, match=": got ") as error:
+        call(RobustFilter(Level()))
+    assert re.search(message, str(error.value).translate({ord("'"): None, ord('"'): None}))
+
+
+def test_edges():
+    """One reading; a series that does not change; a start far from zero."""
+    one = RobustFilter(Level()).fit([5.0], [3.0], fixed={"sigma2.level": 1.0, "sigma2.irregular": 1.0})
+    assert one.forecast([6.0]).mean == pytest.approx([3.0])
+    same = RobustFilter(Level()).fit(np.arange(20), np.full(20, 7.0))
+    assert same.forecast(2).mean == pytest.approx([7.0, 7.0])
+    times, values, _ = simulated(50)
+    near = RobustFilter(Level()).fit(times, values)
+    far = RobustFilter(Level()).fit(times + 1e6, values + 1e8)
+    assert far.parameters == pytest.approx(near.parameters, rel=1e-3)
+    np.testing.assert_allclose(far.smooth().mean - 1e8, near.smooth().mean, atol=1e-4)
+
+
+def test_diagnostics_are_statsmodels(tmp_path):
+    found = RobustFilter(Level(), robust=False).fit(YEARS, NILE, fixed=FIXED)
+    tested = found.diagnostics(lags=8)
+    innovations = found.filter().innovations[1:]
+    np.testing.assert_array_equal(tested.innovations, innovations)
+    ljung_box = acorr_ljungbox(innovations, lags=[8])
+    assert tested.table["Ljung-Box"] == pytest.approx((ljung_box.lb_stat.iloc[0], ljung_box.lb_pvalue.iloc[0]))
+    assert tested.table["Jarque-Bera"] == pytest.approx(jarque_bera(innovations)[:2])
+    assert "100 readings, 0 of them outliers, 99 tested" in str(tested)
+    assert tested.to_pandas().loc["NIS", "statistic"] == pytest.approx(np.mean(innovations**2))
+    tested.plot().savefig(tmp_path / "diagnostics.png")
+    assert (tmp_path / "diagnostics.png").stat().st_size > 10_000
+
+
+def test_nis_and_nees_of_the_right_model_are_one():
+    """And of noises four times too small they are not."""
+    times, values, level = simulated(300, seed=3)
+    right = {"sigma2.level": 0.2, "sigma2.irregular": 1.0}
+    found = RobustFilter(Level(), robust=False).fit(times, values, fixed=right).diagnostics(level[:, None])
+    assert found.nis == pytest.approx(1.0, abs=0.25)  # three standard errors: 3 sqrt(2 / 300)
+    assert found.nees == pytest.approx(1.0, abs=0.5)  # states are correlated over about four readings
+    assert found.table["NIS"][1] > 0.01
+    wrong = {name: value / 4 for name, value in right.items()}
+    found = RobustFilter(Level(), robust=False).fit(times, values, fixed=wrong).diagnostics(level[:, None])
+    assert found.table["NIS"][1] < 1e-6
+    assert found.nees > 2
+
+
+def test_a_plot_shows_what_was_found():
+    spoilt = NILE.copy()
+    spoilt[[10, 30]] += 20_000.0
+    axes = RobustFilter(Level() + Autoregression()).fit(YEARS, spoilt).smooth().plot()
+    drawn = {line.get_label(): line.get_xdata() for line in axes.lines}
+    assert drawn["outlier"].tolist() == [1881.0, 1901.0]
+    assert len(drawn["reading"]) == len(drawn["estimate"]) == 100
