@@ -116,6 +116,30 @@ def test_padded_and_packed_series_are_series_alone(preset):
     assert_same(padded.loss, -likelihood.mean())
 
 
+@pytest.mark.parametrize("preset", KINDS)
+def test_a_query_comes_after_the_reading_of_its_time(preset):
+    times, values, _ = data()
+    model = network(preset, scaling="training")
+    asked = model(times, values, query_times=times[:, 5:6])
+    changed = values.clone()
+    changed[:, 5] += 1.0
+    assert not torch.allclose(model(times, changed, query_times=times[:, 5:6]).location, asked.location)
+    changed[:, 6:] += 1.0
+    changed[:, 5] -= 1.0
+    assert_equal(model(times, changed, query_times=times[:, 5:6]), asked)
+    assert_equal(model(times, values, query_times=times[:, 5:6] + 1e-9), asked)
+
+
+def test_rows_without_a_reading_may_have_any_time():
+    times, values, queries = data()
+    expected = network()(times, values, query_times=queries)
+    odd = torch.tensor([-1e9, 1e9, 0.0]).expand(BATCH, 3).double()
+    nothing = torch.full((BATCH, 3, CHANNELS), math.nan)
+    every = torch.cat([odd[:, :2], times, odd[:, 2:]], dim=1)
+    rows = torch.cat([nothing[:, :2], values, nothing[:, 2:]], dim=1)
+    assert_equal(network()(every, rows, query_times=queries), expected)
+
+
 def test_masked_entries_are_missing_entries():
     times, values, queries = data()
     mask = ~values.isnan()
