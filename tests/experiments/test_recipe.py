@@ -222,5 +222,6 @@ def test_shipped_recipes(path):
 
 def test_the_small_record_has_every_preset():
     runs = load_recipe(SHIPPED / "novels-small.yaml").runs
-    assert {run.spec.preset for run in runs} == set(PRESETS)
+    for_series = {"c9-rotation-fox", "c10-rotation-learned"}  # controls of irregular series only
+    assert {run.spec.preset for run in runs} == set(PRESETS) - for_series
     assert {run.spec.max_steps * run.spec.batch_size * run.spec.length for run in runs} == {4_096_000}

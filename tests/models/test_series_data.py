@@ -133,6 +133,7 @@ BAD_INPUT = [
 ]
 BAD_CONFIG = [
     ("channels", {"channels": 0}),
+    ("chanels", {"chanels": 3}),
     ("preset", {"preset": "m9"}),
     ("typical_gap", {"typical_gap": 0.0}),
     ("span", {"span": 0.5}),

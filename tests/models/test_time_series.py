@@ -88,8 +88,9 @@ def test_whole_numbers_of_nanoseconds_are_times():
     times, values, queries = data()
     exact = (times * 1e9).long() + 1_700_000_000_000_000_000  # since 1970: too large for a float
     asked = (queries * 1e9).long() + 1_700_000_000_000_000_000
-    other = network(typical_gap=1e9, span=20e9)(exact, values, query_times=asked)
-    assert_equal(other, network()(times, values, query_times=queries))
+    other = network(typical_gap=1e9, span=20e9)
+    assert_equal(other(exact, values, query_times=asked), network()(times, values, query_times=queries))
+    assert other.sample(exact, values, exact[:, -1:] + 100).isfinite().all()  # less than a float's step at that size
 
 
 @pytest.mark.parametrize("preset", KINDS)
@@ -113,6 +114,30 @@ def test_padded_and_packed_series_are_series_alone(preset):
     likelihood = torch.cat([one.distribution.log_prob(torch.zeros(())).flatten() for one in alone])
     assert_same(packed.loss, -likelihood.mean())
     assert_same(padded.loss, -likelihood.mean())
+
+
+@pytest.mark.parametrize("preset", KINDS)
+def test_a_query_comes_after_the_reading_of_its_time(preset):
+    times, values, _ = data()
+    model = network(preset, scaling="training")
+    asked = model(times, values, query_times=times[:, 5:6])
+    changed = values.clone()
+    changed[:, 5] += 1.0
+    assert not torch.allclose(model(times, changed, query_times=times[:, 5:6]).location, asked.location)
+    changed[:, 6:] += 1.0
+    changed[:, 5] -= 1.0
+    assert_equal(model(times, changed, query_times=times[:, 5:6]), asked)
+    assert_equal(model(times, values, query_times=times[:, 5:6] + 1e-9), asked)
+
+
+def test_rows_without_a_reading_may_have_any_time():
+    times, values, queries = data()
+    expected = network()(times, values, query_times=queries)
+    odd = torch.tensor([-1e9, 1e9, 0.0]).expand(BATCH, 3).double()
+    nothing = torch.full((BATCH, 3, CHANNELS), math.nan)
+    every = torch.cat([odd[:, :2], times, odd[:, 2:]], dim=1)
+    rows = torch.cat([nothing[:, :2], values, nothing[:, 2:]], dim=1)
+    assert_equal(network()(every, rows, query_times=queries), expected)
 
 
 def test_masked_entries_are_missing_entries():
@@ -201,7 +226,7 @@ def test_saved_models_are_the_same(tmp_path):
     assert isinstance(loaded, RFAForTimeSeries)
     assert loaded.config.to_dict() == AutoConfig.from_pretrained(tmp_path).to_dict()
     assert loaded.config.attention == model.config.attention
-    assert torch.equal(loaded.scaling.spread, model.scaling.spread)
+    assert loaded.scaling == model.scaling
     one, other = (m(times, values, query_times=queries) for m in (model, loaded))
     assert all(torch.equal(one[name], other[name]) for name in NAMES)
 

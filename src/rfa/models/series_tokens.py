@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.checks import require
+from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, check_flags, checked_positions, first_time, numbered, times_dtype
 from rfa.ops.transforms import readable
 
@@ -135,7 +136,7 @@ def series_tokens(
     present = readings.present()
     common = times_dtype(times, query_times)
     every = times.to(common) if query_times is None else torch.cat([times.to(common), query_times.to(common)], dim=1)
-    clock = (every - first_time(times.to(common), ~present)).to(torch.float64) / typical_gap
+    clock = (every - first_time(times.to(common), ~present)).to(time_dtype(times.device)) / typical_gap
     tokens = every.shape[1]
     if scale is None:
         own = None if segments is None else segments[:, :length]

@@ -1,19 +1,19 @@
 """The time-series model: readings at any times in, distributions of values at any times out."""
 
-import math
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Distribution, Normal, StudentT
 from transformers.utils import ModelOutput
 
 from rfa.checks import require
 from rfa.nn import NormalLinear, RobustFilterAttention
 from rfa.nn.dynamics import softplus_inverse
+from rfa.ops.positions import times_dtype
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .series_tokens import Readings, checked_readings, series_tokens
@@ -75,13 +75,6 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         self.head = NormalLinear(config.hidden_size, len(start), HEAD_DEVIATION * config.hidden_size**-0.5, start)
         self.gradient_checkpointing = False
         self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, WindowScaling):
-            module.reset()
-        else:
-            super()._init_weights(module)
 
     def forward(
         self,
@@ -218,8 +211,8 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         asked = cast(Tensor, readings.query_times)
         _check_distinct(readings)
         scale = Scale(*(part[:, :1].repeat(num_samples, 1, 1) for part in self.scaling(readings.values, tokens=1)))
-        order = asked.argsort(-1)
-        every = torch.cat([readings.times, asked.gather(1, order).to(readings.times.dtype)], dim=1)
+        order, clock = asked.argsort(-1), times_dtype(readings.times, asked)
+        every = torch.cat([readings.times.to(clock), asked.gather(1, order).to(clock)], dim=1)
         drawn = readings.values.new_full((batch, order.shape[1], channels), torch.nan)
         every, known = every.repeat(num_samples, 1), torch.cat([readings.values, drawn], 1).repeat(num_samples, 1, 1)
         by_time = every.argsort(dim=-1, stable=True)
@@ -239,9 +232,8 @@ class RFAForTimeSeries(RFAPreTrainedModel):
 def _check_distinct(readings: Readings) -> None:
     """Raise `ValueError` for a query at the time of a reading or of another query."""
     asked = cast(Tensor, readings.query_times)
-    known = torch.where(readings.present(), readings.times.to(torch.float64), math.nan)
-    every = torch.cat([known, asked.to(torch.float64)], dim=1).sort(-1).values
-    equal = (every.diff(dim=-1) == 0).any()
+    of_readings = (readings.times[:, :, None] == asked[:, None, :]) & readings.present()[:, :, None]
+    equal = of_readings.any() | (asked.sort(dim=-1).values.diff(dim=-1) == 0).any()
     require(
         not bool(equal), "query_times", "equal times", "times of no reading, each once; or forward(...).distribution"
     )

@@ -14,7 +14,7 @@ from rfa.checks import check_range, require
 
 from .attention import AttentionConfig, StateSpaceConfig
 from .configuration import DecoderConfig, with_value_errors
-from .flat import change
+from .flat import FLAT_NAMES, change
 from .presets import PRESETS
 from .window_scaling import robust_location_and_spread
 
@@ -71,6 +71,8 @@ class RFATimeSeriesConfig(DecoderConfig):
     num_attention_heads: int = 4
 
     def __post_init__(self, **kwargs: Any) -> None:
+        for name, value in kwargs.items() if "model_type" not in kwargs else ():  # files may hold transformers' own
+            require(False, name, value, f"one of {', '.join([*self.field_names(), *sorted(FLAT_NAMES)])}")
         if self.location is None:
             self.location = [0.0] * self.channels
         if self.spread is None:

@@ -1,12 +1,12 @@
 """Robust scaling of windows: the median and the median deviation of each channel."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-
-from rfa.nn.dynamics import FullPrecision
 
 MEDIAN_DEVIATION = 1.482602218505602  # standard deviations of a normal distribution per median deviation
 FEWEST = 4  # readings of a channel: fewer say too little of its spread
@@ -47,7 +47,8 @@ def robust_location_and_spread(
     return location, MEDIAN_DEVIATION * median((values - location[:, None]).abs())
 
 
-class WindowScaling(FullPrecision):
+@dataclasses.dataclass(frozen=True)
+class WindowScaling:
     """Location and spread of each window, channel by channel.
 
     A channel that a window never shows takes location and spread of the training data. A channel with fewer than four
@@ -58,24 +59,12 @@ class WindowScaling(FullPrecision):
         kind: "window", or "training" to scale every window by the training data.
     """
 
-    location: Tensor
-    spread: Tensor
-
-    def __init__(self, location: list[float], spread: list[float], kind: Literal["window", "training"]):
-        super().__init__()
-        self.kind, self.initial = kind, (tuple(location), tuple(spread))
-        self.register_buffer("location", torch.zeros(len(location), dtype=torch.float64))
-        self.register_buffer("spread", torch.ones(len(spread), dtype=torch.float64))
-        self.reset()
+    location: Sequence[float]
+    spread: Sequence[float]
+    kind: Literal["window", "training"]
 
     @torch.no_grad()
-    def reset(self) -> None:
-        """Set the numbers of the training data."""
-        for buffer, numbers in zip((self.location, self.spread), self.initial, strict=True):
-            buffer.copy_(torch.tensor(numbers, dtype=torch.float64))
-
-    @torch.no_grad()
-    def forward(
+    def __call__(
         self,
         values: Float[Tensor, "batch length channels"],
         segments: Int[Tensor, "batch length"] | None = None,
@@ -90,7 +79,7 @@ class WindowScaling(FullPrecision):
             token_segments: of the tokens that are to be scaled.
             tokens: the number of tokens, where there are no segments.
         """
-        location, spread = self.location.to(values.dtype), self.spread.to(values.dtype)
+        location, spread = values.new_tensor(self.location), values.new_tensor(self.spread)
         batch = values.shape[0]
         if self.kind == "training":
             length = tokens if token_segments is None else token_segments.shape[1]
