@@ -21,7 +21,6 @@ from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
-_ROUNDING = 2.0**-50  # of a time: lags that differ by less are one lag
 
 
 class FilterProblem(ctypes.Structure):
@@ -121,7 +120,7 @@ class Lags:
     """The different lags of a grid.
 
     Args:
-        lags: each once, `(lags,)`. Lags that differ by the rounding of the times are one.
+        lags: each once, `(lags,)`.
         index: which lag each step has, `(b, steps)`.
     """
 
@@ -130,12 +129,8 @@ class Lags:
 
     @classmethod
     def of(cls, times: Float[Tensor, "b grid"]) -> "Lags":
-        """Of increasing times."""
-        unit = times.abs().max() * _ROUNDING if times.numel() else times.new_zeros(())
-        steps = times.diff(dim=-1)
-        rounded = torch.where(steps > 1e3 * unit, (steps / unit).round() * unit, steps) if bool(unit > 0) else steps
-        lags, index = torch.unique(rounded, return_inverse=True)
-        return cls(lags, index)
+        """Of increasing times. Those of a regular series, such as multiples of 0.1, have some ten lags by rounding."""
+        return cls(*torch.unique(times.diff(dim=-1), return_inverse=True))
 
 
 def transitions(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple[Tensor, Tensor]:
