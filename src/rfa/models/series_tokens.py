@@ -1,4 +1,4 @@
-"""Readings and queries of a window as one sequence of tokens, in order of time.
+"""ReadingRows and queries of a window as one sequence of tokens, in order of time.
 
 Every reading is a token, and every query is one too. A query is marked absent as a key: it sees the readings and no
 token sees it. So the decoder of the language model serves without another kind of attention.
@@ -21,7 +21,7 @@ LINEAR_UP_TO = 4.0  # spreads: a reading farther out enters by its logarithm
 LEAST_GAP = 0.05  # typical gaps: added before the logarithm, because a query may stand at a reading's time
 
 
-class Readings(NamedTuple):
+class ReadingRows(NamedTuple):
     """A batch of windows whose parts fit together, as `checked_readings` returns them.
 
     Fields:
@@ -68,7 +68,7 @@ def checked_readings(
     query_times: Tensor | None = None,
     segment_ids: Tensor | None = None,
     query_segment_ids: Tensor | None = None,
-) -> Readings:
+) -> ReadingRows:
     """The arguments of `RFAForTimeSeries.forward`, checked.
 
     Raises:
@@ -99,7 +99,7 @@ def checked_readings(
         queries = query_times.shape[-1] if query_times.dim() else 0
         checked_positions(batch, queries, queries, values.device, None, query_times)
         query_times = torch.atleast_2d(query_times).expand(batch, queries)
-    return Readings(times, values, query_times, _segments(segment_ids, query_segment_ids, query_times, batch))
+    return ReadingRows(times, values, query_times, _segments(segment_ids, query_segment_ids, query_times, batch))
 
 
 def _segments(
@@ -120,7 +120,7 @@ def _segments(
 
 
 def series_tokens(
-    readings: Readings, scaling: WindowScaling, typical_gap: float, dtype: torch.dtype, scale: Scale | None = None
+    readings: ReadingRows, scaling: WindowScaling, typical_gap: float, dtype: torch.dtype, scale: Scale | None = None
 ) -> SeriesTokens:
     """The tokens of a batch of windows.
 

@@ -16,7 +16,7 @@ from rfa.nn.dynamics import softplus_inverse
 from rfa.ops.positions import times_dtype
 
 from .decoder import RFABlock, RFAPreTrainedModel
-from .series_tokens import Readings, checked_readings, series_tokens
+from .series_tokens import ReadingRows, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
 from .window_scaling import Scale, WindowScaling
 
@@ -54,7 +54,7 @@ class TimeSeriesOutput(ModelOutput):
 class RFAForTimeSeries(RFAPreTrainedModel):
     """Filters, forecasts and imputes irregular series of several channels.
 
-    Readings and queries are tokens of one sequence in order of time. A query carries no value: it has its time, and
+    ReadingRows and queries are tokens of one sequence in order of time. A query carries no value: it has its time, and
     the gap since the reading before it. It sees readings, and no token sees it. The decoder is that of the language
     model, so `config.preset` may be any of its presets.
     """
@@ -134,7 +134,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         return output
 
     def _predict(
-        self, readings: Readings, scale: Scale | None = None, output_robust_weights: bool = False
+        self, readings: ReadingRows, scale: Scale | None = None, output_robust_weights: bool = False
     ) -> TimeSeriesOutput:
         """The output without its loss."""
         config = cast(RFATimeSeriesConfig, self.config)
@@ -221,7 +221,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         known = known.gather(1, by_time[..., None].expand(-1, -1, channels))
         for step in range(order.shape[1]):
             at = place[:, step : step + 1]
-            rows = Readings(every, known, every.gather(1, at), None)
+            rows = ReadingRows(every, known, every.gather(1, at), None)
             value = self._predict(rows, scale).distribution.sample().to(known.dtype)
             known = known.scatter(1, at[..., None].expand(-1, -1, channels), value)
         result = known.gather(1, place[..., None].expand(-1, -1, channels))
@@ -229,7 +229,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         return result.gather(1, back).unflatten(0, (num_samples, batch))
 
 
-def _check_distinct(readings: Readings) -> None:
+def _check_distinct(readings: ReadingRows) -> None:
     """Raise `ValueError` for a query at the time of a reading or of another query."""
     asked = cast(Tensor, readings.query_times)
     of_readings = (readings.times[:, :, None] == asked[:, None, :]) & readings.present()[:, :, None]
