@@ -55,6 +55,7 @@ def test_layers_are_iterations(depth_as_em):
     assert (first - last).abs().max() > 1e-3  # the steps differ
 
 
+@slow
 def test_depth_lowers_objective_and_error(depth_as_em, tmp_path):
     found = depth_as_em.unroll(40, 8, [1, 3])
     assert len(found) == 4

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 import torch
-from cover import cover
+from cover import cover, slow
 
 from rfa.estimation import LinearSDE, compiled, fit, likelihood, log_likelihood, recursive_estimate, robust_estimate
 from rfa.estimation.robust_weight import RobustWeight
@@ -188,6 +188,7 @@ def test_equal_lags_are_one():
     assert torch.equal(lags.lags[lags.index], times.diff())
 
 
+@slow
 def test_fit_as_in_torch(in_torch):
     sde, times = trend(), irregular_times(25)
     seen = sde.simulate(times, torch.Generator().manual_seed(0)).observations

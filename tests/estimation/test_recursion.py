@@ -69,7 +69,7 @@ def test_a_row_is_weighed_by_bayes_rule(missed):
 
 # with the true model; 5 % x100 was at 13.4 and 20 % x100 at 45.7 where Kalman without outliers has 1.33
 @pytest.mark.parametrize(
-    ("outliers", "most"), some([(None, 1.03), ((0.05, 10.0), 1.35), ((0.05, 100.0), 1.25), ((0.2, 100.0), 1.75)], 2)
+    ("outliers", "most"), some([((0.2, 100.0), 1.75), (None, 1.03), ((0.05, 10.0), 1.35), ((0.05, 100.0), 1.25)], 1)
 )
 def test_far_outliers_cost_little(outliers, most):
     sde, start = tracker()
@@ -335,6 +335,7 @@ def test_extreme_series_have_finite_means_and_positive_covariances(seed):
     assert (eigenvalues[:, 0] >= -1e-9 * eigenvalues[:, -1]).all()
 
 
+@slow
 @pytest.mark.parametrize("direction", some(["smooth", "filter"], 1))
 def test_a_jump_is_followed_in_any_coordinates(direction):
     """A slow state jumps beside a fast one; rotated, the model and the readings are the same, but for few steps."""

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from cover import slow
 from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
@@ -83,6 +84,7 @@ def test_wrong_readings_cost_little():
     assert 0.8 < np.delete(inside, hit).mean() <= 1.0  # 108 readings: three standard errors are 0.09
 
 
+@slow
 def test_wrong_readings_hardly_change_the_fit():
     spoilt = NILE.copy()
     spoilt[[10, 30, 60]] += 20_000.0
@@ -268,6 +270,7 @@ def test_nis_and_nees_of_the_right_model_are_one():
     assert found.nees > 2
 
 
+@slow
 def test_a_plot_shows_what_was_found():
     spoilt = NILE.copy()
     spoilt[[10, 30]] += 20_000.0

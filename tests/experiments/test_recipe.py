@@ -213,7 +213,10 @@ def test_the_command_says_all_of_it(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.yaml")), ids=lambda path: path.stem)
+LANGUAGE = sorted(path for path in SHIPPED.glob("*.yaml") if not path.stem.startswith("series-"))
+
+
+@pytest.mark.parametrize("path", LANGUAGE, ids=lambda path: path.stem)
 def test_shipped_recipes(path):
     read = load_recipe(path)
     assert read.name == path.stem

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from cover import cover
+from cover import cover, slow
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig, TimeSeriesCollator
@@ -163,6 +163,7 @@ def test_gradients_are_finite_and_reach_every_parameter(preset):
         assert parameter.grad.abs().max() > 0 or "key_projection.bias" in name, name
 
 
+@slow
 def test_the_loss_falls():
     """Sines of unknown phase: 60 steps bring the forecast of 16 series below the spread of the values."""
     torch.manual_seed(0)

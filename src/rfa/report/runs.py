@@ -172,6 +172,7 @@ _PRESETS = {
     "the paper's ablations of m2": ("m2.",),
     "Riccati priors, variants of m2": ("x", "m2-"),
     "controls": ("c", "b1-rope-as-released"),
+    "controls of series": ("c9-rotation-fox", "c10-rotation-learned"),
 }
 _OTHERS = "others"
 
