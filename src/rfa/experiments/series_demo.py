@@ -17,7 +17,7 @@ from .series_recipe import SeriesContestant, SeriesRecipe, SeriesRun
 from .series_runner import Predict, filter_of, network_predictions, score, trained_network
 
 SETTING = SimulatedSetting(length=48, horizon=6.0, forecasts=24)
-TRAINING = SeriesTraining(steps=120, batch_size=32, learning_rate=1e-2)
+TRAINING = SeriesTraining(steps=240, batch_size=32, learning_rate=1e-2)
 COLUMNS = {"as trained": SETTING, "20 % of readings x30": SETTING.changed(outliers=0.2, size=30.0)}
 COLUMNS["four times as many"] = SETTING.changed(length=192)
 SERIES = 32
