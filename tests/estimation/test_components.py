@@ -7,6 +7,7 @@ import pytest
 import scipy.linalg
 import statsmodels.api as sm
 import torch
+from cover import slow
 
 from rfa.data.public_series import load_ett
 from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, log_likelihood
@@ -163,6 +164,7 @@ def test_the_fit_is_statsmodels():
     assert found.log_likelihood > expected.llf - 1e-4  # their search starts at ours and finds nothing better
 
 
+@slow
 def test_units_of_time_and_value_do_not_matter():
     """A variance per unit of time is in squared units of the value; the maximum moves with the units."""
     first = RobustFilter(Level() + Autoregression(), robust=False).fit(np.arange(60.0), HOURS[:60])

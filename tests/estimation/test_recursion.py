@@ -135,6 +135,7 @@ def test_the_filter_does_not_see_the_future():
         torch.testing.assert_close(part.covariance, whole.covariance[:, :length], rtol=1e-9, atol=1e-9)
 
 
+@slow
 @pytest.mark.parametrize("direction", some(["smooth", "filter"], 1))
 def test_series_of_a_batch_do_not_see_each_other(direction):
     sde, times = coupled(), irregular_times(25)
