@@ -122,15 +122,13 @@ class Attention(nn.Module, ABC):
                 queries = query_states.shape[1]
                 positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
         hidden_states = finite_where_absent(hidden_states, positions)
+        query = self.queries(hidden_states if query_states is None else query_states)
         key = self.keys(hidden_states)
         value = self.values(hidden_states, key)
         log_gate = self.log_gate(hidden_states)
         given: dict[str, Any] = {"positions": positions} | ({} if log_gate is None else {"log_gate": log_gate})
         own = value
-        if query_states is None:
-            query = self.queries(hidden_states)
-        else:
-            query = self.queries(query_states)
+        if query_states is not None:
             own = given["own"] = self.values(query_states, self.keys(query_states))
         if cache is None:
             estimate = self.estimate(query, key, value, **given)
