@@ -24,7 +24,7 @@ def test_it_prints_a_table_and_writes_results_and_figure(rfa, tmp_path):
     status, said, _ = rfa("demo", "--series", "--out", out)
     assert status == 0
     found = json.loads((out / "results.json").read_text())
-    assert list(found["mse"]) == list(series_demo.CONTESTANTS)
+    assert list(found["mse"]) == [*series_demo.NETWORKS, *series_demo.FILTERS]
     assert all(name in said for name in found["mse"])
     wrong = {name: errors["wrong"]["filter"] for name, errors in found["mse"].items()}
     assert wrong["robust filter, true model"] < wrong["Kalman filter, true model"] / 3

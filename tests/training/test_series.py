@@ -6,8 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Normal
 
-from rfa.training.series import SeriesBatch, SeriesTraining, series_loss, train_on_series
+from rfa.data.series_batch import SeriesBatch
+from rfa.training.series import SeriesTraining, series_loss, train_on_series
 from rfa.training.trainer import one_cycle
 
 
@@ -21,19 +23,24 @@ class Line(nn.Module):
     def head_dynamics(self):
         return {}
 
-    def forward(self, times, values, query_times=None, targets=None):
-        found = self.a * (values if query_times is None else query_times[..., None]) + self.b
-        seen = ~targets.isnan()
-        return SimpleNamespace(loss=(found - torch.where(seen, targets, 0.0))[seen].square().mean())
+    def forward(self, times, values):
+        found = self.a * torch.where(values.isnan(), times[..., None], values) + self.b
+        return SimpleNamespace(distribution=Normal(found, 0.5))
 
 
 def draw(series, generator):
-    times = torch.rand(series, 5, generator=generator).cumsum(-1)
-    values = torch.randn(series, 5, 1, generator=generator)
-    ahead = times[:, -1:] + torch.rand(series, 2, generator=generator)
-    targets = 2 * values + 1
+    times = torch.rand(series, 7, generator=generator).cumsum(-1)
+    values = torch.randn(series, 7, 1, generator=generator)
+    values[:, 5:] = math.nan
+    targets = 2 * torch.where(values.isnan(), times[..., None], values) + 1
     targets[:, 0] = math.nan
-    return SeriesBatch(times, values, targets, ahead, 2 * ahead[..., None] + 1)
+    return SeriesBatch(times, values, targets)
+
+
+def bare_loss(model, batch):
+    error = (batch.targets - model(batch.times, batch.values).distribution.mean) / 0.5
+    parts = error[:, 1:5], error[:, 5:]
+    return sum(part.square().mean() for part in parts) / 4 + math.log(0.5 * math.sqrt(2 * math.pi))
 
 
 def test_a_run_is_a_bare_loop_and_learns():
@@ -48,24 +55,26 @@ def test_a_run_is_a_bare_loop_and_learns():
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = 0.1 * one_cycle(step, steps)
         batch = draw(4, generator)
-        at = bare(batch.times, batch.values, targets=batch.targets).loss
-        ahead = bare(batch.times, batch.values, query_times=batch.query_times, targets=batch.future).loss
+        loss = bare_loss(bare, batch)
         optimizer.zero_grad()
-        ((at + ahead) / 2).backward()
+        loss.backward()
         nn.utils.clip_grad_norm_(bare.parameters(), 1.0)
         optimizer.step()
-        expected.append(((at + ahead) / 2).item())
+        expected.append(loss.item())
     assert losses == pytest.approx(expected, rel=1e-5)  # float32: the learning rate is rounded in another order
     assert (model.a.item(), model.b.item()) == pytest.approx((2.0, 1.0), abs=0.01)
     assert seen[-1] == (steps, steps)
 
 
-def test_targets_that_are_all_missing_do_not_count():
+def test_rows_without_targets_do_not_count():
     batch = draw(3, torch.Generator().manual_seed(0))
-    nothing = torch.full_like(batch.targets, math.nan)
-    model = Line()
-    alone = model(batch.times, batch.values, query_times=batch.query_times, targets=batch.future).loss
-    assert series_loss(model, batch._replace(targets=nothing)).item() == alone.item()
+    targets, model = batch.targets.clone(), Line()
+    targets[:, :5] = math.nan
+    error = (batch.targets - model(batch.times, batch.values).distribution.mean)[:, 5:] / 0.5
+    alone = error.square().mean() / 2 + math.log(0.5 * math.sqrt(2 * math.pi))
+    assert series_loss(model, batch._replace(targets=targets)).item() == pytest.approx(alone.item(), rel=1e-6)
+    with pytest.raises(ValueError, match=r"^targets: got 'none that is known'"):
+        series_loss(model, batch._replace(targets=torch.full_like(targets, math.nan)))
 
 
 def test_a_loss_that_is_not_finite_ends_the_run():

@@ -34,7 +34,7 @@ def experiment(
     with _all_faults():
         of_series = is_series_recipe(recipe)
     if of_series:
-        _series_experiment(recipe, out, tuple(only or ()), dry_run)
+        _series_experiment(recipe, out, tuple(only or ()), dry_run, data)
         return
     with _all_faults():
         planned = load_recipe(recipe, data)
@@ -66,13 +66,13 @@ def experiment(
         raise typer.Exit(1)
 
 
-def _series_experiment(recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool) -> None:
+def _series_experiment(recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None) -> None:
     """The runs of a recipe of series, and their tables."""
     from rfa.experiments import finished_series_result, load_series_recipe, run_series_recipe
     from rfa.report.series_tables import write_series_report
 
     with _all_faults():
-        planned = load_series_recipe(recipe)
+        planned = load_series_recipe(recipe, data)
     if dry_run:
         for run in planned.runs:
             there = finished_series_result(planned, run, out / "results" / f"{run.name}.json") is not None
@@ -87,7 +87,7 @@ def _series_experiment(recipe: Path, out: Path, only: tuple[str, ...], dry_run: 
                 progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
             )
     except KeyboardInterrupt:
-        again = shlex.join(["rfa", "experiment", str(recipe), "--out", str(out)])
+        again = shlex.join(["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])])
         errors.print(f"rfa: stopped; finished runs are kept, go on with: {again}")
         raise SystemExit(130) from None
     for name in outcome.claimed:

@@ -16,6 +16,8 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.estimation import LinearSDE
 
+from .series_batch import SeriesBatch
+
 
 def damped_oscillator(
     decay: float = 0.05, frequency: float = 1.0, process: float = 0.1, noise: float = 0.2
@@ -106,6 +108,10 @@ class SimulatedSetting:
         """The true model of the process, with the noise of readings that are not wrong."""
         return PROCESSES[self.process]()
 
+    def batch(self, series: int, generator: torch.Generator, split: str = "train") -> SeriesBatch:
+        """Series with the signal as target: at each reading, and at the forecasts. All splits are drawn alike."""
+        return simulate_series(self, series, generator).batch()
+
 
 class SimulatedSeries(NamedTuple):
     """A batch of series, in float64.
@@ -127,6 +133,16 @@ class SimulatedSeries(NamedTuple):
     future: Float[Tensor, "series queries channels"]
     wrong: Bool[Tensor, "series length channels"]
     noise: Float[Tensor, "series length channels"]
+
+    def batch(self) -> SeriesBatch:
+        """Readings and forecasts as rows, with the signal as target."""
+        empty = torch.full_like(self.future, torch.nan)
+        return SeriesBatch(
+            torch.cat([self.times, self.query_times], dim=1),
+            torch.cat([self.values, empty], dim=1),
+            torch.cat([self.signal, self.future], dim=1),
+            torch.cat([self.noise, torch.ones_like(empty)], dim=1),
+        )
 
 
 def simulate_series(setting: SimulatedSetting, series: int, generator: torch.Generator) -> SimulatedSeries:

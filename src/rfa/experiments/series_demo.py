@@ -13,8 +13,15 @@ from rfa.progress import Stage, StageProgress
 from rfa.report.figures import filtered_series, save
 from rfa.training.series import SeriesTraining
 
-from .series_recipe import SeriesContestant, SeriesRecipe, SeriesRun
-from .series_runner import Predict, filter_of, network_predictions, score, trained_network
+from .series_contestants import (
+    Predict,
+    PredictOf,
+    build_network,
+    filter_predictor,
+    network_predictor,
+    score,
+    train_network,
+)
 
 SETTING = SimulatedSetting(length=48, horizon=6.0, forecasts=24)
 TRAINING = SeriesTraining(steps=240, batch_size=32, learning_rate=1e-2)
@@ -22,12 +29,8 @@ COLUMNS = {"as trained": SETTING, "20 % of readings x30": SETTING.changed(outlie
 COLUMNS["four times as many"] = SETTING.changed(length=192)
 SERIES = 32
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-CONTESTANTS = {
-    "RFA": SeriesContestant("RFA", "x2-riccati-alibi", _SIZES),
-    "RoPE on real times": SeriesContestant("RoPE", "b1-rope", _SIZES),
-    "robust filter, true model": SeriesContestant("robust"),
-    "Kalman filter, true model": SeriesContestant("kalman"),
-}
+NETWORKS = {"RFA": "x2-riccati-alibi", "RoPE on real times": "b1-rope"}
+FILTERS = {"robust filter, true model": "robust", "Kalman filter, true model": "kalman"}
 
 
 def run_series_demo(
@@ -54,26 +57,19 @@ def run_series_demo(
     if there and not (overwrite and there <= {"results.json", "figure.png"}):
         expected = "an empty folder, or --overwrite" if there <= {"results.json", "figure.png"} else "an empty folder"
         raise ValueError(f"out: {out} has {', '.join(sorted(there))[:80]}, expected {expected}")
-    runs = tuple(SeriesRun(contestant, 0) for contestant in CONTESTANTS.values())
-    recipe = SeriesRecipe(
-        Path("demo"), "demo", "demo", SETTING, TRAINING, (TRAINING.learning_rate,), runs, COLUMNS, SERIES
-    )
     shown = simulate_series(SETTING, 1, torch.Generator().manual_seed(7))
     results: dict[str, dict[str, dict[str, float]]] = {}
     bands = {}
-    for name, run in zip(CONTESTANTS, runs, strict=True):
-        network = None
-        if run.contestant.preset is not None:
-            network, _ = trained_network(recipe, run, TRAINING.learning_rate, progress)
+    for name in (*NETWORKS, *FILTERS):
+        predict_of = filter_predictor(FILTERS[name]) if name in FILTERS else _learned(name, progress)
         results[name] = {}
         for index, (column, setting) in enumerate(COLUMNS.items()):
             if progress is not None:
-                progress(Stage("evaluation", run.contestant.label), index + 1, len(COLUMNS))
-            predict = _predict(network, run.contestant.label, setting)
-            found = score(predict, setting, SERIES)
+                progress(Stage("evaluation", name), index + 1, len(COLUMNS))
+            found = score(predict_of(setting), setting, SERIES)
             results[name][column] = {part: scores["mse"] for part, scores in found.items()}
-        if run.contestant.label != "kalman":
-            bands[name] = _band(_predict(network, run.contestant.label, SETTING), shown)
+        if FILTERS.get(name) != "kalman":
+            bands[name] = _band(predict_of(SETTING), shown)
     content = {"settings": list(COLUMNS), "mse": results}
     write_text_whole(out / "results.json", json.dumps(content, indent=2) + "\n")
     times, values, wrong = (x[0].flatten().numpy() for x in (shown.times, shown.values, shown.wrong))
@@ -84,16 +80,21 @@ def run_series_demo(
     return content
 
 
-def _predict(network: Any, label: str, setting: SimulatedSetting) -> Predict:
-    if network is None:
-        return filter_of(label)(setting)
-    return lambda series: network_predictions(network, series)
+def _learned(name: str, progress: StageProgress | None) -> PredictOf:
+    """A network after its training."""
+
+    def report(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Stage("training", name), done, total)
+
+    network = build_network(NETWORKS[name], _SIZES, SETTING, TRAINING.seed)
+    train_network(network, SETTING, TRAINING, report)
+    return lambda _: network_predictor(network)
 
 
 def _band(predict: Predict, series: SimulatedSeries) -> tuple[Any, ...]:
     """Times, means and 90 % intervals at the readings and of the forecasts, of one series."""
+    batch = series.batch()
     with torch.no_grad():
-        found = predict(series)
-    parts = [(part.mean, *central_interval(part, 0.9)) for part in found]
-    mean, lower, upper = (torch.cat(both, dim=1)[0, :, 0].numpy() for both in zip(*parts, strict=True))
-    return torch.cat([series.times, series.query_times], dim=1)[0].numpy(), mean, lower, upper
+        found = predict(batch)
+    return tuple(x[0].flatten().numpy() for x in (batch.times, found.mean, *central_interval(found, 0.9)))

@@ -1,4 +1,4 @@
-"""Recipes of series: networks and filters compared on simulated processes whose best filter is known."""
+"""Recipes of series: networks and filters compared on simulated processes, or networks on a table of readings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -6,20 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from rfa.data.simulated_series import SimulatedSetting
+from rfa.data.table_windows import TableSetting
 from rfa.models import PRESETS, RFATimeSeriesConfig
 from rfa.models.flat import FLAT_NAMES
 from rfa.training.series import SeriesTraining
 
+from .known_filters import FILTERS
 from .reading import Faults, read_yaml, take
 from .recipe import NAME
+from .series_contestants import NETWORKS, Setting, check_network
 
 KIND = "series"
-FILTERS = ("kalman", "robust")
 _RECIPE = {
     "kind": str, "name": str, "title": str, "setting": dict, "training": dict, "models": list, "filters": list,
     "rates": list, "seeds": list, "evaluation": dict,
 }  # fmt: skip
-_MODEL = {"label": str, "preset": str, "model": dict}
+_MODEL = {"label": str, "preset": str, "model": dict, "setting": dict}
 # transformers keeps unknown arguments of a configuration: a misspelt field would have no effect
 _FIELDS = FLAT_NAMES | {
     name
@@ -38,11 +40,13 @@ class SeriesContestant:
         label: a name for readers, which becomes part of file names.
         preset: of the network; None for a filter, whose label is one of `FILTERS`.
         model: fields of the network's configuration.
+        setting: of the series from which the network learns, where it is not the recipe's.
     """
 
     label: str
     preset: str | None = None
     model: Mapping[str, Any] | None = None
+    setting: Setting | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ class SeriesRecipe:
         title: a title for readers.
         setting: of the series to learn from.
         training: of each network; its seed is the run's.
-        rates: learning rates. The first seed of each network trains with all of them; the best serves its other seeds.
+        rates: learning rates. The first seed of each network tries all of them with a third of the steps. The best one
+            serves all its seeds.
         runs: in the order in which they are made: seed 0 of all contestants first.
         columns: the settings of the evaluation by name.
         series: number of series of each evaluation. They are the same for all runs.
@@ -77,16 +82,24 @@ class SeriesRecipe:
     path: Path
     name: str
     title: str
-    setting: SimulatedSetting
+    setting: Setting
     training: SeriesTraining
     rates: tuple[float, ...]
     runs: tuple[SeriesRun, ...]
-    columns: Mapping[str, SimulatedSetting]
+    columns: Mapping[str, Setting]
     series: int
+
+    def learnt(self, run: SeriesRun) -> Setting:
+        """The setting of the series from which a run learns."""
+        return run.contestant.setting or self.setting
 
     def of(self, run: SeriesRun, rate: float) -> SeriesTraining:
         """The training of a run with a learning rate."""
         return replace(self.training, seed=run.seed, learning_rate=rate)
+
+    def trial(self, run: SeriesRun, rate: float) -> SeriesTraining:
+        """The training by which a learning rate is tried: a third of the steps."""
+        return replace(self.of(run, rate), steps=max(1, self.training.steps // 3))
 
     def first_of(self, run: SeriesRun) -> SeriesRun:
         """The run of the same contestant that looks for the learning rate."""
@@ -104,8 +117,12 @@ def is_series_recipe(path: str | Path) -> bool:
     return isinstance(given, dict) and given.get("kind") == KIND
 
 
-def load_series_recipe(path: str | Path) -> SeriesRecipe:
+def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecipe:
     """Read a recipe and check all of it.
+
+    Args:
+        path: of the recipe.
+        data: a local copy of the recipe's table, instead of fetching it.
 
     Raises:
         RecipeError: with all faults of the recipe.
@@ -117,7 +134,15 @@ def load_series_recipe(path: str | Path) -> SeriesRecipe:
     name = given.get("name", "")
     if name and not NAME.fullmatch(name):
         faults.add("name", f"got {name!r}, expected letters, digits and _.=+-, at most 100")
-    setting = _built(SimulatedSetting, given.get("setting", {}), "setting", faults)
+    base = dict(given.get("setting", {}))
+    of_table = "table" in base
+    if data is not None:
+        if of_table:
+            base["path"] = data
+        else:
+            faults.add("data", f"got {data}, expected none: the series of this recipe are simulated")
+    kind = TableSetting if of_table else SimulatedSetting
+    setting = _built(kind, base, "setting", faults)
     training = _built(SeriesTraining, given.get("training", {}), "training", faults)
     if "seed" in given.get("training", {}):
         faults.add("training", "seed: not here, expected seeds at the top")
@@ -126,9 +151,13 @@ def load_series_recipe(path: str | Path) -> SeriesRecipe:
         faults.add("rates", f"got {rates!r}, expected numbers between 0 and 1")
     contestants = [SeriesContestant(label) for label in given.get("filters", [])]
     for contestant in contestants:
+        if of_table:
+            faults.add("filters", f"got {contestant.label!r}, expected none: the model of a table is not known")
         if contestant.label not in FILTERS:
             faults.add("filters", f"got {contestant.label!r}, expected some of {', '.join(FILTERS)}")
-    contestants += [_contestant(entry, index, faults) for index, entry in enumerate(given.get("models", []))]
+    contestants += [
+        _contestant(entry, index, setting, base, faults) for index, entry in enumerate(given.get("models", []))
+    ]
     labels = [contestant.label for contestant in contestants]
     for twice in dict.fromkeys(label for label in labels if labels.count(label) > 1):
         faults.add("models", f"{twice}: named {labels.count(twice)} times, expected once (a label tells models apart)")
@@ -141,8 +170,7 @@ def load_series_recipe(path: str | Path) -> SeriesRecipe:
         known = changes if isinstance(changes, dict) else {}
         if not isinstance(changes, dict):
             faults.add(f"evaluation.columns.{column}", f"got {changes!r}, expected a mapping")
-        whole = {**given.get("setting", {}), **known}
-        columns[str(column)] = _built(SimulatedSetting, whole, f"evaluation.columns.{column}", faults)
+        columns[str(column)] = _built(kind, {**base, **known}, f"evaluation.columns.{column}", faults)
     series = evaluation.get("series", 0)
     if not 2 <= series <= 100_000:
         faults.add("evaluation", f"series: got {series}, expected 2 to 100,000")
@@ -157,24 +185,28 @@ def load_series_recipe(path: str | Path) -> SeriesRecipe:
     return SeriesRecipe(path, name, title, setting, training, tuple(rates), runs, columns, series)
 
 
-def _contestant(entry: Any, index: int, faults: Faults) -> SeriesContestant:
+def _contestant(entry: Any, index: int, setting: Setting, base: Mapping[str, Any], faults: Faults) -> SeriesContestant:
     where = f"models[{index}]"
     given = take(entry, _MODEL, where, faults, required=("preset",))
     preset = given.get("preset", "")
-    if "preset" in given and preset not in PRESETS:
-        faults.add(where, f"preset: got {preset!r}, expected one of {', '.join(PRESETS)}")
+    if "preset" in given and preset not in NETWORKS:
+        faults.add(where, f"preset: got {preset!r}, expected one of {', '.join(NETWORKS)}")
     label = given.get("label", preset)
     if not NAME.fullmatch(label.replace(" ", "-")):
         faults.add(where, f"label: got {label!r}, expected letters, digits, spaces and _.=+-, at most 100")
+    own = None
+    if "setting" in given:
+        own = _built(type(setting), {**base, **given["setting"]}, f"{where}.setting", faults)
     model = given.get("model", {})
-    for field in sorted(model.keys() - _FIELDS, key=str):
+    unknown = sorted(model.keys() - _FIELDS, key=str) if preset in PRESETS else []
+    for field in unknown:
         faults.add(where, f"model: {field}: unknown field, expected some of {', '.join(sorted(_FIELDS))}")
-    if preset in PRESETS and model.keys() <= _FIELDS:
+    if preset in NETWORKS and not unknown:
         try:
-            RFATimeSeriesConfig(preset=preset, **model)
+            check_network(preset, model, own or setting)
         except (ValueError, TypeError) as error:
             faults.add(where, f"model: {str(error).splitlines()[0]}")
-    return SeriesContestant(label, preset, model)
+    return SeriesContestant(label, preset, model, own)
 
 
 def _built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:

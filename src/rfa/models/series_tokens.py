@@ -45,8 +45,9 @@ class SeriesTokens(NamedTuple):
     """The sequence that the decoder receives.
 
     Fields:
-        features: `(batch, tokens, 2 channels + 2)`: scaled values (0 where nothing was read), flags of what was read,
-            the logarithm of the gap to the reading before, and whether the token is a query.
+        features: `(batch, tokens, 2 channels + 2 + 2 frequencies)`: scaled values (0 where nothing was read), flags of
+            what was read, the logarithm of the gap to the reading before, whether the token is a query, and sine and
+            cosine of the time at each frequency.
         positions: of the tokens, in typical gaps.
         of_readings, of_outputs: `(batch, length)` and `(batch, outputs)`, where the tokens of the readings and of the
             outputs are.
@@ -120,7 +121,12 @@ def _segments(
 
 
 def series_tokens(
-    readings: ReadingRows, scaling: WindowScaling, typical_gap: float, dtype: torch.dtype, scale: Scale | None = None
+    readings: ReadingRows,
+    scaling: WindowScaling,
+    typical_gap: float,
+    dtype: torch.dtype,
+    scale: Scale | None = None,
+    frequencies: Float[Tensor, " frequencies"] | None = None,
 ) -> SeriesTokens:
     """The tokens of a batch of windows.
 
@@ -130,6 +136,7 @@ def series_tokens(
         typical_gap: the unit of time, in the unit of the times.
         dtype: of the features.
         scale: of one window a row, `(batch, 1, channels)`, instead of its own.
+        frequencies: of sines and cosines of the time, in radians per typical gap. None: no such features.
     """
     times, values, query_times, segments = readings
     batch, length, channels = values.shape
@@ -154,6 +161,9 @@ def series_tokens(
     parts = [scaled, observed, _log_gap(clock, is_key, sorted_segments), ~is_key]
     index = order[..., None].expand(-1, -1, channels)
     parts[:2] = [part.gather(1, index) for part in parts[:2]]
+    if frequencies is not None:
+        angle = clock[..., None] * frequencies.to(clock)
+        parts += [angle.sin(), angle.cos()]
     features = torch.cat([(part if part.dim() == 3 else part[..., None]).to(dtype) for part in parts], dim=-1)
     positions = checked_positions(batch, tokens, tokens, values.device, clock, None, is_key, sorted_segments)
     place = order.argsort(-1)

@@ -64,7 +64,12 @@ class RFAForTimeSeries(RFAPreTrainedModel):
 
     def __init__(self, config: RFATimeSeriesConfig):
         super().__init__(config)
-        features = 2 * config.channels + 2
+        features = 2 * (config.channels + 1 + config.time_features)
+        # a list, so that saving, loading and the meta device leave it alone
+        self.time_frequencies = [
+            (config.typical_gap / config.span) ** (k / max(1, config.time_features - 1))
+            for k in range(config.time_features)
+        ]
         self.scaling = WindowScaling(config.location or [], config.spread or [], config.scaling)
         self.embedding = NormalLinear(features, config.hidden_size, deviation=(features * config.hidden_size) ** -0.5)
         self.add_blocks(config)
@@ -138,7 +143,11 @@ class RFAForTimeSeries(RFAPreTrainedModel):
     ) -> TimeSeriesOutput:
         """The output without its loss."""
         config = cast(RFATimeSeriesConfig, self.config)
-        tokens = series_tokens(readings, self.scaling, config.typical_gap, self.embedding.weight.dtype, scale)
+        frequencies = None
+        if self.time_frequencies:
+            frequencies = torch.tensor(self.time_frequencies, device=readings.values.device)
+        dtype = self.embedding.weight.dtype
+        tokens = series_tokens(readings, self.scaling, config.typical_gap, dtype, scale, frequencies)
         weights: list[Tensor] = []
 
         def watch(layer: RFABlock, hidden_states: Tensor) -> None:

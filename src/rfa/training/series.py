@@ -2,37 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from rfa.checks import check_range, require
+from rfa.data.series_batch import SeriesBatch
 from rfa.progress import Progress
 
 from .trainer import make_optimizer, one_cycle
 
 CLIP = 1.0  # of the norm of all gradients
 _MOST = 1_000_000
-
-
-class SeriesBatch(NamedTuple):
-    """Series to learn from.
-
-    Fields:
-        times: of the readings.
-        values: the readings; NaN where one is missing.
-        targets: what the model should say at the readings' times; NaN where nothing is asked.
-        query_times: of the forecasts.
-        future: what the model should say there; NaN where nothing is asked.
-    """
-
-    times: Float[Tensor, "batch length"]
-    values: Float[Tensor, "batch length channels"]
-    targets: Float[Tensor, "batch length channels"]
-    query_times: Float[Tensor, "batch queries"]
-    future: Float[Tensor, "batch queries channels"]
 
 
 Draw = Callable[[int, torch.Generator], SeriesBatch]
@@ -67,13 +49,13 @@ class SeriesTraining:
 def train_on_series(
     model: nn.Module, draw: Draw, training: SeriesTraining, progress: Progress | None = None
 ) -> list[float]:
-    """Train in place by the mean of two losses: at the readings' times, and at the forecasts'.
+    """Train in place by the mean of two losses: on rows with a reading, and on rows without.
 
     Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
     half the rate and no momentum, as in the paper's training (appendix F).
 
     Args:
-        model: called as `model(times, values, targets=...)` and with `query_times`; gives a `loss`.
+        model: called as `model(times, values)`; gives a `distribution` over all rows.
         draw: gives a batch of so many series.
         training: steps, sizes and seed of the series.
         progress: called with the steps done and their number.
@@ -107,10 +89,17 @@ def train_on_series(
 
 
 def series_loss(model: Callable[..., Any], batch: SeriesBatch) -> Tensor:
-    """The mean of the losses at the readings and at the forecasts, of those that have targets."""
-    parts = []
-    if not bool(batch.targets.isnan().all()):
-        parts.append(model(batch.times, batch.values, targets=batch.targets).loss)
-    if batch.query_times.shape[1] and not bool(batch.future.isnan().all()):
-        parts.append(model(batch.times, batch.values, query_times=batch.query_times, targets=batch.future).loss)
+    """The mean of two means of `-log p(target)`: on rows with a reading, and on rows without, where there are targets.
+
+    So filtering and forecasting count alike, however many rows each has. Both come from one pass of the model.
+
+    Raises:
+        ValueError: for a batch without any target.
+    """
+    asked = ~batch.targets.isnan()
+    require(bool(asked.any()), "targets", "none that is known", "at least one")
+    distribution = model(batch.times, batch.values).distribution
+    loss = -distribution.log_prob(torch.where(asked, batch.targets, 0.0).to(distribution.mean))
+    read = ~batch.values.isnan().all(-1, keepdim=True)
+    parts = [loss[rows].mean() for rows in (asked & read, asked & ~read) if bool(rows.any())]
     return torch.stack(parts).mean()
