@@ -32,6 +32,20 @@ def data(seed=0):
     return times, values, queries
 
 
+def test_time_features_are_sines_of_the_time():
+    times, values, queries = data()
+    model = network("c1-nope", time_features=3, typical_gap=0.5)
+    seen = []
+    model.embedding.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    model(times, values)
+    clock = (times - times[:, :1])[..., None] / 0.5
+    angle = clock * torch.tensor([1.0, (0.5 / 20.0) ** 0.5, 0.5 / 20.0])
+    expected = torch.cat([angle.sin(), angle.cos()], dim=-1).float()
+    torch.testing.assert_close(seen[0][..., -6:], expected, atol=1e-6, rtol=0)
+    both = model(times, values, query_times=queries)
+    assert_equal(both, model(times + 7.0, values, query_times=queries + 7.0))  # the clock starts at the first reading
+
+
 def assert_equal(one, other, rows=slice(None), of_other=None):
     """In the rows, all numbers of two outputs."""
     for name in NAMES:
