@@ -23,4 +23,6 @@ class SeriesBatch(NamedTuple):
 
     def part(self, start: int, stop: int) -> "SeriesBatch":
         """Some of the series."""
-        return SeriesBatch(*(None if x is None else x[start:stop] for x in self))
+        rows = slice(start, stop)
+        noise = None if self.noise is None else self.noise[rows]
+        return SeriesBatch(self.times[rows], self.values[rows], self.targets[rows], noise)
