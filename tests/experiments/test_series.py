@@ -67,7 +67,7 @@ def test_the_command_runs_scores_resumes_and_writes_tables(rfa, small, tmp_path)
     assert set(first["trials"]) == {"0.001", "0.03"}
     assert first["learning_rate"] == second["learning_rate"] == float(min(first["trials"], key=first["trials"].get))
     assert second["trials"] == {}
-    page = (out / "series.md").read_text()
+    page = (out / "report" / "series.md").read_text()
     assert page.count("| x2 | 2 |") == 8
 
 

@@ -1,11 +1,13 @@
 """Tables of a record of series against means and t intervals computed by hand."""
 
 import json
+import math
+import statistics
 
 import pytest
 
 from rfa.report.layout import markdown
-from rfa.report.series_tables import read_series_results, series_table, write_series_report
+from rfa.report.series_tables import read_series_results, series_ratio_table, series_table, write_series_report
 
 
 def result(label, seed, *errors):
@@ -35,12 +37,48 @@ def test_means_intervals_and_the_best_of_a_column():
     assert "**0.200" in markdown(table)
 
 
+def test_ratios_are_paired_by_seed():
+    results = [*RESULTS, *(result("c9", seed, error, 0.3) for seed, error in enumerate((0.2, 0.2, 0.3)))]
+    table = series_ratio_table(results, "c9", "filter", "mse")
+    rows = {row[0]: row[1] for row in table.rows}
+    logs = [math.log(0.1 / 0.2), 0.0, 0.0]
+    half = math.exp(4.302653 * statistics.stdev(logs) / 3**0.5)
+    assert rows["x2"].value == pytest.approx(0.5 ** (1 / 3))
+    assert rows["x2"].interval == pytest.approx((0.5 ** (1 / 3) / half, 0.5 ** (1 / 3) * half))
+    assert rows["kalman"].value == pytest.approx(0.5 / 0.2)  # one result, the seed that both have
+    assert rows["kalman"].interval is None
+    of_filter = {row[0]: row[1] for row in series_ratio_table(results, "kalman", "filter", "mse").rows}
+    assert of_filter["x2"].value == pytest.approx((0.2 * 0.4 * 0.6) ** (1 / 3))  # its one result serves every seed
+    assert table.rows[-1][1] is None  # itself
+
+
+def test_the_report_command_draws_ratios(rfa, tmp_path):
+    folder = tmp_path / "record" / "results"
+    folder.mkdir(parents=True)
+    for one in (*RESULTS, result("c9", 0, 0.1, 0.2), result("c9", 1, 0.1, 0.2)):
+        one = {**one, "recipe": "*r*"}
+        (folder / f"{one['label']}-{one['seed']}.json").write_text(json.dumps(one))
+    status, said, _ = rfa("report", folder.parent)
+    assert (status, "series.md" in said) == (0, True)
+    page = (folder.parent / "report" / "series.md").read_text()
+    assert page.startswith("# \\*r\\*")  # text of a result acts as no markup
+    assert "divided by that of c9" in page
+    assert (folder.parent / "report" / "series.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_page_of_all_tables(tmp_path):
     for one in RESULTS:
         (tmp_path / f"{one['label']}-{one['seed']}.json").write_text(json.dumps(one))
     page = write_series_report(tmp_path, tmp_path / "out").read_text()
     assert page.count("| x2 |") == 8  # four scores of two parts
     assert len(read_series_results(tmp_path)) == 4
+
+
+def test_results_of_two_recipes_are_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.json").write_text(json.dumps({**RESULTS[0], "recipe": name}))
+    with pytest.raises(ValueError, match=r"^folder: .* has results of a, b, expected one recipe"):
+        read_series_results(tmp_path)
 
 
 def test_damaged_and_missing_results(tmp_path):

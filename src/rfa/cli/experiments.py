@@ -92,7 +92,7 @@ def _series_experiment(recipe: Path, out: Path, only: tuple[str, ...], dry_run: 
         raise SystemExit(130) from None
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
-    page = write_series_report(out / "results", out)
+    page = write_series_report(out, out / "report")
     console.print(f"{len(outcome.done)} runs done: {page}", highlight=False, soft_wrap=True)
 
 
@@ -107,11 +107,17 @@ def report(
 ) -> None:
     """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
 
+    A record of series has one Markdown page and one figure.
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
+    from rfa.report.series_tables import is_series_record, write_series_report
     from rfa.report.write import write_report
     from rfa.results import read_results
 
+    if is_series_record(folder):
+        page = write_series_report(folder, out or folder / "report")
+        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+        return
     with progress_bars() as bar:
         found = read_results(folder, lambda *files: bar("reading results", *files))
         out = out or folder / "report"

@@ -124,6 +124,11 @@ def markdown(table: Table, caption: str | None = None) -> str:
     return "\n".join([above, "", *lines, *([""] if notes else []), *notes]) + "\n"
 
 
+def markdown_text(text: str) -> str:
+    """Plain text as Markdown, on one line."""
+    return _escaped(text, _MARKDOWN)
+
+
 def latex(table: Table) -> str:
     """A LaTeX table environment. It needs only the package booktabs."""
 

@@ -1,7 +1,8 @@
-"""Tables of a record of series: mean over seeds and t interval of each score, by contestant and setting."""
+"""Tables of a record of series: scores by contestant and setting, and their ratios to a reference, with t intervals."""
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ from scipy.stats import t as student
 
 from rfa.files import write_text_whole
 
-from .layout import Cell, NumberCell, Table, markdown
+from .figures import save, series_ratios
+from .layout import Cell, NumberCell, Table, markdown, markdown_text
 from .statistics import mean_and_error
 from .tables import with_best
 
@@ -21,29 +23,51 @@ SCORES = {
     "coverage": "coverage of 90 % intervals",
 }
 _DIGITS = 3
+_REFERENCES = ("wolf", "c9")  # of the ratios on a page: the robust filter with the true model, and a control
+Results = Sequence[Mapping[str, Any]]
+Ratio = tuple[float, float | None]  # mean over seeds, and half of its interval relative to it
+
+
+def is_series_record(folder: str | Path) -> bool:
+    """Whether a folder of results is of a recipe of series, by the first result in it that can be read."""
+    for path in sorted(_results_of(folder).glob("*.json")):
+        try:
+            return "scores" in json.loads(path.read_text("utf-8"))
+        except (ValueError, OSError):
+            continue
+    return False
+
+
+def _results_of(folder: str | Path) -> Path:
+    """The folder of the result files: that of a record, or itself."""
+    inner = Path(folder) / "results"
+    return inner if inner.is_dir() else Path(folder)
 
 
 def read_series_results(folder: str | Path) -> list[dict[str, Any]]:
-    """The results in a folder, in the order of their names.
+    """The results of a record, or of a folder of result files, in the order of their names.
 
     Raises:
-        ValueError: for a file that is damaged, or no file.
+        ValueError: for a file that is damaged, files of several recipes, or no file.
     """
     results = []
-    for path in sorted(Path(folder).glob("*.json")):
+    for path in sorted(_results_of(folder).glob("*.json")):
         try:
             result = json.loads(path.read_text("utf-8"))
             _ = [float(x) for column in result["scores"].values() for part in column.values() for x in part.values()]
-            _ = str(result["label"]), int(result["seed"])
+            _ = str(result["label"]), int(result["seed"]), str(result["recipe"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"result: {path} is damaged ({error}), expected that of a recipe of series") from None
         results.append(result)
+    recipes = sorted({result["recipe"] for result in results})
+    if len(recipes) > 1:
+        raise ValueError(f"folder: {folder} has results of {', '.join(recipes)}, expected one recipe")
     if not results:
         raise ValueError(f"folder: {folder} has no results, expected files that `rfa experiment` wrote")
     return results
 
 
-def series_table(results: Sequence[Mapping[str, Any]], part: str, score: str, level: float = 0.95) -> Table:
+def series_table(results: Results, part: str, score: str, level: float = 0.95) -> Table:
     """One score of all contestants.
 
     Args:
@@ -52,15 +76,13 @@ def series_table(results: Sequence[Mapping[str, Any]], part: str, score: str, le
         score: one of `SCORES`.
         level: of the intervals, by Student's t over seeds.
     """
-    columns = list(dict.fromkeys(column for result in results for column in result["scores"]))
-    labels = list(dict.fromkeys(result["label"] for result in results))
+    columns, labels = _columns(results, part), list(dict.fromkeys(result["label"] for result in results))
     rows: list[list[Cell]] = []
     for label in labels:
         own = [result for result in results if result["label"] == label]
         cells: list[Cell] = [label, str(len(own))]
         for column in columns:
-            values = [result["scores"][column][part][score] for result in own if column in result["scores"]]
-            cells.append(_cell(values, level))
+            cells.append(_cell(list(_by_seed(own, column, part, score).values()), level))
         rows.append(cells)
     rows.sort(key=lambda row: row[2].value if isinstance(row[2], NumberCell) else math.inf)
     if score != "coverage":
@@ -70,20 +92,106 @@ def series_table(results: Sequence[Mapping[str, Any]], part: str, score: str, le
     return Table(f"{part}-{score}", caption, ("model", "seeds", *columns), tuple(map(tuple, rows)), (note,))
 
 
+def series_ratio(
+    results: Results, label: str, reference: str, column: str, part: str, score: str, level: float = 0.95
+) -> Ratio | None:
+    """A contestant's score over a reference's in one column: the geometric mean of the ratios of equal seeds.
+
+    A reference with one result, such as a filter, is the same for all seeds. The half width h is that of the t interval
+    of the mean log ratio: the ratio lies between `mean / (1 + h)` and `mean (1 + h)`. It is None for one seed.
+    None without a result of both, or with scores that are not above 0.
+    """
+    own, other = (
+        _by_seed([result for result in results if result["label"] == each], column, part, score)
+        for each in (label, reference)
+    )
+    if len(other) == 1:
+        other = dict.fromkeys(own, next(iter(other.values())))
+    pairs = [(own[seed], other[seed]) for seed in own if seed in other]
+    if not pairs or min(min(pair) for pair in pairs) <= 0:
+        return None
+    logs = [math.log(mine / theirs) for mine, theirs in pairs]
+    mean = math.exp(statistics.fmean(logs))
+    if len(logs) < 2:
+        return mean, None
+    half = float(student.ppf((1 + level) / 2, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return mean, math.expm1(half)
+
+
+def series_ratio_table(results: Results, reference: str, part: str, score: str, level: float = 0.95) -> Table:
+    """`series_ratio` of all contestants to one of them, with its interval."""
+    columns, rows = _columns(results, part), []
+    for label in dict.fromkeys(result["label"] for result in results):
+        cells: list[Cell] = [label]
+        for column in columns:
+            found = series_ratio(results, label, reference, column, part, score, level) if label != reference else None
+            if found is None:
+                cells.append(None)
+            else:
+                mean, half = found
+                interval = None if half is None else (mean / (1 + half), mean * (1 + half))
+                cells.append(NumberCell(mean, interval=interval, digits=2))
+        rows.append(cells)
+    rows.sort(key=lambda row: row[1].value if isinstance(row[1], NumberCell) else math.inf)
+    note = f"Geometric mean over seeds with its {level:.0%} t interval; below 1: better than {reference}."
+    caption = f"{part}: {SCORES[score]}, divided by that of {reference}"
+    name = f"{part}-{score}-over-{reference}"
+    return Table(name, caption, ("model", *columns), tuple(map(tuple, rows)), (note,))
+
+
 def write_series_report(folder: str | Path, out: str | Path) -> Path:
-    """Write all tables of a record into one Markdown page, and return its path.
+    """Write all tables of a record into one Markdown page, beside a figure of the ratios, and return the page's path.
 
     Raises:
         ValueError: as `read_series_results`.
         OSError: if the page cannot be written.
     """
     results = read_series_results(folder)
-    parts = [f"# {results[0]['recipe']}\n"]
-    parts += [markdown(series_table(results, part, score)) for part in ("filter", "forecast") for score in SCORES]
+    known = {part for result in results for column in result["scores"].values() for part in column}
+    asked, there = [part for part in ("filter", "forecast") if part in known], {result["label"] for result in results}
+    lines = [f"# {markdown_text(results[0]['recipe'])}\n"]
+    for part in asked:
+        lines += [markdown(series_table(results, part, score)) for score in SCORES]
+        lines += [markdown(series_ratio_table(results, each, part, "mse")) for each in _REFERENCES if each in there]
     page = Path(out) / "series.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text_whole(page, "\n".join(parts))
+    if any(each in there for each in _REFERENCES):
+        save(ratio_figure(results, next(each for each in _REFERENCES if each in there)), page.with_suffix(".png"))
+        lines.append("![Squared errors, divided by the reference's, by setting](series.png)\n")
+    write_text_whole(page, "\n".join(lines))
     return page
+
+
+def ratio_figure(results: Results, reference: str, labels: Sequence[str] | None = None) -> Any:
+    """The figure of squared errors over the reference's, by column, with intervals.
+
+    Args:
+        results: of one recipe.
+        reference: a label.
+        labels: the contestants drawn; by default all but the reference.
+    """
+    drawn = [each for each in labels or dict.fromkeys(result["label"] for result in results) if each != reference]
+    panels = {
+        part: {
+            label: [series_ratio(results, label, reference, column, part, "mse") for column in columns]
+            for label in drawn
+        }
+        for part in ("filter", "forecast")
+        if (columns := _columns(results, part))
+    }
+    return series_ratios(panels, _columns(results, next(iter(panels))), reference)
+
+
+def _columns(results: Results, part: str) -> list[str]:
+    """The settings in which a part is scored, in the order of the recipe."""
+    scored = (column for result in results for column, parts in result["scores"].items() if part in parts)
+    return list(dict.fromkeys(scored))
+
+
+def _by_seed(results: Results, column: str, part: str, score: str) -> dict[int, float]:
+    """The score of each seed that has it."""
+    there = [result for result in results if part in result["scores"].get(column, {})]
+    return {result["seed"]: result["scores"][column][part][score] for result in there}
 
 
 def _cell(values: Sequence[float], level: float) -> Cell:

@@ -2,7 +2,7 @@
 
 from .comparison import differences, retrieval, speed_over_length
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
-from .series import filtered_series
+from .series import filtered_series, series_ratios
 from .style import COLOURS, COLUMN, PAGE, save
 from .theory import (
     bias_and_gate_over_decay,
@@ -41,6 +41,7 @@ __all__ = [
     "robustness_over_training",
     "rotate_aggregate_counter_rotate",
     "save",
+    "series_ratios",
     "speed_over_length",
     "temporal_scale_separation",
     "training_and_extrapolation",

@@ -1,12 +1,12 @@
-"""A series with gaps and wrong readings, and what filters and networks make of it."""
+"""Figures of series: what filters and networks make of one, and their errors beside a reference's."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from .style import COLOURS, MUTED, PAGE, styled
+from .style import COLOURS, MARKERS, MUTED, PAGE, styled
 
 Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -42,4 +42,43 @@ def filtered_series(
         axes.set_ylim(low - margin, high + margin)
         axes.legend(loc="upper left", ncols=4)
     panels[-1, 0].set_xlabel("time; dotted: the last reading")
+    return figure
+
+
+@styled
+def series_ratios(
+    panels: Mapping[str, Mapping[str, Sequence[tuple[float, float | None] | None]]],
+    columns: Sequence[str],
+    reference: str,
+) -> Figure:
+    """One panel for each part: the ratio of each model's error to the reference's in each setting, with its interval.
+
+    Args:
+        panels: for each part and model, the ratio and its relative half width in each column; None where it is missing.
+        columns: the settings.
+        reference: its label.
+    """
+    labels = list(dict.fromkeys(label for models in panels.values() for label in models))
+    size = (PAGE, 2.6 * len(panels))
+    figure, axes = plt.subplots(len(panels), 1, figsize=size, sharex=True, squeeze=False)
+    for panel, (part, models) in zip(axes[:, 0], panels.items(), strict=True):
+        panel.axhline(1.0, color=MUTED, linewidth=1)
+        for index, label in enumerate(labels):
+            known = [(k, *found) for k, found in enumerate(models.get(label, ())) if found is not None]
+            if not known:
+                continue
+            shift = 0.7 * ((index + 0.5) / len(labels) - 0.5)
+            place = [k + shift for k, _, _ in known]
+            mean = np.array([value for _, value, _ in known])
+            factor = np.array([1 + (half or 0.0) for _, _, half in known])
+            colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS) % len(MARKERS)]
+            ends = mean - mean / factor, mean * factor - mean
+            panel.errorbar(place, mean, yerr=ends, fmt=marker, color=colour, elinewidth=0.8, markersize=3, label=label)
+        panel.set_yscale("log")
+        panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        panel.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value in (0.8, 0.9, 2, 3, 5) else "")
+        panel.set_ylabel(f"{part}: error / {reference}'s")
+        panel.set_xlim(-0.5, len(columns) - 0.5)
+    axes[-1, 0].set_xticks(range(len(columns)), columns)
+    axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
     return figure
