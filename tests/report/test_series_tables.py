@@ -31,8 +31,8 @@ def test_means_intervals_and_the_best_of_a_column():
     first = table.rows[0][2]
     half = 4.302653 * 0.1 / 3**0.5  # t of 2 degrees of freedom at 97.5 %
     assert (first.value, first.best) == (pytest.approx(0.2), True)
-    assert first.interval == pytest.approx((0.2 - half, 0.2 + half), rel=1e-6)
-    assert table.rows[1][2].interval is None  # one seed
+    assert first.error == pytest.approx(half, rel=1e-6)
+    assert table.rows[1][2].error is None  # one seed
     assert table.rows[1][3].best
     assert "**0.200" in markdown(table)
 

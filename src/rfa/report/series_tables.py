@@ -88,7 +88,7 @@ def series_table(results: Results, part: str, score: str, level: float = 0.95) -
     if score != "coverage":
         rows = with_best(rows)
     caption = f"{part}: {SCORES[score]}"
-    note = f"Mean over seeds with its {level:.0%} t interval; bold: the lowest of its column."
+    note = f"Mean over seeds ± half of its {level:.0%} t interval; bold: the lowest of its column."
     return Table(f"{part}-{score}", caption, ("model", "seeds", *columns), tuple(map(tuple, rows)), (note,))
 
 
@@ -201,4 +201,4 @@ def _cell(values: Sequence[float], level: float) -> Cell:
     if mean.error is None:
         return NumberCell(mean.value, digits=_DIGITS)
     half = float(student.ppf((1 + level) / 2, mean.seeds - 1)) * mean.error
-    return NumberCell(mean.value, interval=(mean.value - half, mean.value + half), digits=_DIGITS)
+    return NumberCell(mean.value, error=half, digits=_DIGITS)
