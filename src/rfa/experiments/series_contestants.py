@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from rfa.evaluation import forecast_scores
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.models.series_controls import CONTROLS
 from rfa.progress import Progress
-from rfa.training.series import SeriesTraining, train_on_series
+from rfa.training.series import Draw, SeriesTraining, train_on_series
 
 from .known_filters import SOFT, known_filter
 
@@ -28,6 +27,7 @@ NETWORKS = (*PRESETS, *CONTROLS)
 _TEST_SEED, _VALID_SEED = 20_260_000, 10_260_000  # of the series that all are scored on, and of those for choices
 _CHUNK = 64  # series scored at once
 _SAMPLE = 256  # series from which a network takes its scales
+_AHEAD = 20  # batches
 
 
 def build_network(name: str, fields: Mapping[str, Any], setting: Setting, seed: int) -> nn.Module:
@@ -77,7 +77,21 @@ def train_network(
     network: nn.Module, setting: Setting, training: SeriesTraining, progress: Progress | None = None
 ) -> list[float]:
     """Train in place on series of a setting, and return the loss of each step."""
-    return train_on_series(network, partial(setting.batch, split="train"), training, progress)
+    draw: Draw = _drawn_ahead(setting) if isinstance(setting, SimulatedSetting) else setting.batch
+    return train_on_series(network, draw, training, progress)
+
+
+def _drawn_ahead(setting: SimulatedSetting) -> Draw:
+    """Batches of a simulation, which are drawn many at a time: its loop over rows costs the same for one."""
+    ahead: list[SeriesBatch] = []
+
+    def draw(series: int, generator: torch.Generator) -> SeriesBatch:
+        if not ahead:
+            drawn = setting.batch(_AHEAD * series, generator)
+            ahead.extend(drawn.part(start, start + series) for start in range(0, _AHEAD * series, series))
+        return ahead.pop(0)
+
+    return draw
 
 
 def network_predictor(network: nn.Module) -> Predict:

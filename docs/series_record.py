@@ -1,0 +1,68 @@
+"""The tables and figures of docs/series-record.md, from the records in results/: `python docs/series_record.py`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rfa.files import write_text_whole
+from rfa.report.figures import save
+from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa.report.series_tables import Results, ratio_figure, read_series_results, series_ratio, series_table
+
+PAGE = Path(__file__).with_name("series-record.md")
+RECORDS = Path(__file__).parents[1] / "results"
+FIGURES = PAGE.with_name("figures")
+SIMULATED = ("oscillator", "two-oscillators", "tracker", "contamination")
+DRAWN = {
+    "oscillator": ("robust", "x2", "c9", "c10", "RoPE", "ALiBi", "RoPE and ALiBi", "GRU-D"),
+    "contamination": ("robust", "student-t", "exponential", "dot product", "gate", "student-t clean", "gate clean"),
+}
+
+
+def ratios(results: Results, part: str, reference: str, name: str) -> Table:
+    """Squared errors over those of a reference, with half the relative width of the interval."""
+    columns = list(
+        dict.fromkeys(column for one in results for column, scored in one["scores"].items() if part in scored)
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for label in dict.fromkeys(one["label"] for one in results):
+        cells: list[Cell] = [label]
+        for column in columns:
+            found = series_ratio(results, label, reference, column, part, "mse")
+            if found is None:
+                cells.append(None)
+            else:
+                mean, half = found
+                cells.append(NumberCell(mean, None if half is None else mean * half))
+        rows.append(tuple(cells))
+    rows.sort(key=lambda row: row[1].value if isinstance(row[1], NumberCell) else 0.0)
+    return Table(name, "", ("model", *columns), tuple(rows))
+
+
+def tables(name: str) -> dict[str, Table]:
+    """The tables of one record, by the names of their marks."""
+    results = read_series_results(RECORDS / f"series-{name}")
+    if name in SIMULATED:
+        parts = ("filter", "forecast")
+        return {f"{name} {part}": ratios(results, part, "wolf", f"{name} {part}") for part in parts}
+    return {f"{name} {score}": series_table(results, "forecast", score) for score in ("mse", "nll", "coverage")}
+
+
+def written(page: str) -> str:
+    """The page with the records' tables, each between its marks."""
+    for name in (*SIMULATED, "etth1"):
+        for mark, table in tables(name).items():
+            text = markdown(Table(table.name, "", table.columns, table.rows))
+            begin, end = f"<!-- {mark}: docs/series_record.py -->", f"<!-- end of {mark} -->"
+            page = replace_between(page, begin, end, f"\n{text}\n")
+    return page
+
+
+def draw(name: str, labels: Sequence[str]) -> None:
+    """The figure of a record: ratios to WoLF."""
+    save(ratio_figure(read_series_results(RECORDS / f"series-{name}"), "wolf", labels), FIGURES / f"series-{name}.png")
+
+
+if __name__ == "__main__":
+    write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
+    for record, labels in DRAWN.items():
+        draw(record, labels)
