@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .dense import of_finite, rotated
+from .dense import of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, ScoreKind, kernel_inputs, rotation_tables
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
@@ -254,19 +254,20 @@ def attend(
         turning = (frequency, positions.key_times, positions.query_times)
         learned = transformed() or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
     if frequency is not None and learned:
+        rotation = rotation_tables(frequency, positions)  # differentiable, and once for all states
         key, value = positions.without_absent(key, value)
-        query = rotated(query.to(torch.float32), frequency, positions.query_times, inverse=True)
-        key = rotated(key.to(torch.float32), frequency, positions.key_times, inverse=True)
+        query = turned(query.to(torch.float32), rotation.of_queries, inverse=True)
+        key = turned(key.to(torch.float32), rotation.of_keys, inverse=True)
         value = value.to(torch.float32)
         if rotate_values:
-            value = rotated(value, frequency, positions.key_times, inverse=True)
+            value = turned(value, rotation.of_keys, inverse=True)
     elif frequency is not None:
         rotation = rotation_tables(frequency, positions, kernel.phases)
     inputs = kernel_inputs(
         query,
         key,
         value,
-        rotation,
+        None if learned else rotation,
         prior,
         positions,
         causal=causal,
@@ -277,6 +278,6 @@ def attend(
         decode=frequency is None and not torch.is_grad_enabled(),
     )
     estimate, log_sum = kernel.attention(inputs)
-    if frequency is not None and learned and rotate_values:
-        estimate = rotated(estimate, frequency, positions.query_times)
+    if rotation is not None and learned and rotate_values:
+        estimate = turned(estimate, rotation.of_queries)
     return estimate, log_sum

@@ -5,8 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.dynamics import turn
-
 from .backends import attend, backend_for
 from .cumulative import CumulativeDynamics, TokenDynamics, cumulative_dynamics
 from .dense import (
@@ -16,10 +14,10 @@ from .dense import (
     finite,
     log_weights,
     masked_softmax,
-    of_finite,
     positive,
     row_blocks,
     sees_any,
+    turned,
 )
 from .kernel import Kernel
 from .positions import Positions
@@ -91,15 +89,15 @@ def content_filter_attention(
         of_keys = _phases(at_keys)
         of_queries = of_keys if at_queries is at_keys else _phases(at_queries)
         states = _States(
-            _turned(query.to(dtype), of_queries, inverse=True),
-            _turned(key.to(dtype), of_keys, inverse=True),
-            _turned(value.to(dtype), of_keys, inverse=True),
+            turned(query.to(dtype), of_queries, inverse=True),
+            turned(key.to(dtype), of_keys, inverse=True),
+            turned(value.to(dtype), of_keys, inverse=True),
         )
         if kernel is None:
             estimate = _dense(states, at_keys, at_queries, noises.to(dtype), positions, weight)
         else:
             estimate = _fused(kernel(), states, at_keys, at_queries, noises, dynamics, positions, weight)
-        estimate = _turned(estimate.to(dtype), of_queries, inverse=False)
+        estimate = turned(estimate.to(dtype), of_queries, inverse=False)
     return estimate.to(query.dtype)
 
 
@@ -114,11 +112,6 @@ class _States(NamedTuple):
 def _phases(sums: CumulativeDynamics) -> tuple[Tensor, Tensor]:
     phase = sums.phase.mT
     return phase.cos(), phase.sin()
-
-
-def _turned(x: Tensor, phases: tuple[Tensor, Tensor], inverse: bool) -> Tensor:
-    cos, sin = phases
-    return of_finite(lambda x: turn(x, cos, -sin if inverse else sin), x)
 
 
 def _fused(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rfa.dynamics import rotate
+from rfa.dynamics import rotate, turn
 
 from .problem import Weight
 from .transforms import readable
@@ -165,6 +165,12 @@ def finite(states: Tensor) -> tuple[Tensor, Tensor]:
 def rotated(states: Tensor, frequency: Tensor, times: Tensor, inverse: bool = False) -> Tensor:
     """`rotate`. A poisoned state becomes NaN and gives the frequencies no gradient."""
     return of_finite(lambda states: rotate(states, frequency, times, inverse), states)
+
+
+def turned(states: Tensor, phases: tuple[Tensor, Tensor], inverse: bool = False) -> Tensor:
+    """The same by known cosine and sine."""
+    cos, sin = phases
+    return of_finite(lambda states: turn(states, cos, -sin if inverse else sin), states)
 
 
 def of_finite(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:

@@ -160,6 +160,16 @@ class Rotation(NamedTuple):
     query_cos: Tensor
     query_sin: Tensor
 
+    @property
+    def of_keys(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine."""
+        return self.key_cos, self.key_sin
+
+    @property
+    def of_queries(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine."""
+        return self.query_cos, self.query_sin
+
 
 def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32."""
