@@ -166,4 +166,29 @@ PIPELINE = [
              "the standard error over windows", "evaluation/test_perplexity.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE]
+SERIES = [
+    Mutation("models/series_tokens.py", "/ typical_gap", "* 1.0",
+             "the unit of time", "models/test_time_series.py"),
+    Mutation("models/series_tokens.py", "last[:, :-1]], dim=1)", "last[:, 1:]], dim=1)",
+             "the gap to the reading before", "models/test_time_series.py models/test_series_controls.py"),
+    Mutation("models/window_scaling.py", "(count // 2).minimum", "((count - 1) // 2).minimum",
+             "the median of an even number of readings", "models/test_series_data.py"),
+    Mutation("models/time_series.py", ".sum() / seen.sum()", ".sum() / seen.numel()",
+             "the loss of targets that are partly missing", "models/test_time_series.py"),
+    Mutation("models/series_controls.py", "state = torch.where(is_reading, states[-1], state)", "state = states[-1]",
+             "a question changes the state of GRU-D", "models/test_series_controls.py"),
+    Mutation("training/series.py", "(asked & read, asked & ~read)", "(asked,)",
+             "forecasts count by their number", "training/test_series.py"),
+    Mutation("data/simulated_series.py", "values = signal + noise * deviation", "values = signal + deviation",
+             "no reading is wrong", "data/test_simulated_series.py"),
+    Mutation("data/table_windows.py", "first = max(0, first - self.seen)", "first = max(0, first)",
+             "a test window without the hours before the split", "data/test_table_windows.py"),
+    Mutation("evaluation/forecasts.py", "2 * nu.sqrt() / (nu - 1)", "2 * nu.sqrt() / nu",
+             "the CRPS of Student-t distributions", "evaluation/test_forecasts.py"),
+    Mutation("experiments/known_filters.py", "row.factor**-2", "row.factor**-1",
+             "the filter that knows the outliers", "experiments/test_known_filters.py"),
+    Mutation("report/series_tables.py", "math.log(mine / theirs) for mine", "mine / theirs for mine",
+             "the mean of ratios", "report/test_series_tables.py"),
+]  # fmt: skip
+
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES]
