@@ -71,7 +71,7 @@ class SimulatedSetting:
         forecasts: number of forecasts of a series.
         outliers: fraction of the readings that are wrong.
         size: the error of a wrong reading is this many times too large.
-        burst: wrong readings come in runs of this length.
+        burst: wrong readings come in runs of this length, which may overlap.
         channels: "all" or "first": the channels in which readings are wrong.
 
     Raises:
@@ -163,11 +163,12 @@ def simulate_series(setting: SimulatedSetting, series: int, generator: torch.Gen
     clean = LinearSDE(sde.dynamics, sde.diffusion, sde.observation, torch.zeros_like(sde.observation_noise))
     drawn = clean.simulate(torch.cat([times, query_times], dim=-1), generator).observations
     signal, future = drawn[:, : setting.length], drawn[:, setting.length :]
-    starts = torch.rand(series, setting.length, 1, **exact) < setting.outliers / setting.burst  # type: ignore[call-overload]
-    wrong = _in_runs(starts, setting.burst).expand(signal.shape).clone()
+    share = 1 - (1 - setting.outliers) ** (1 / setting.burst)  # of the readings at which a run starts
+    starts = torch.rand(series, setting.burst - 1 + setting.length, 1, **exact) < share  # type: ignore[call-overload]
+    wrong = _in_runs(starts, setting.burst)[:, setting.burst - 1 :].expand(signal.shape).clone()
     if setting.channels == "first":
         wrong[..., 1:] = False
-    noise = torch.where(wrong, setting.size, 1.0)
+    noise = torch.where(wrong, setting.size, 1.0).to(torch.float64)
     deviation = sde.observation_noise.diagonal().sqrt()
     values = signal + noise * deviation * torch.randn(signal.shape, **exact)  # type: ignore[call-overload]
     return SimulatedSeries(times, values, signal, query_times, future, wrong, noise)

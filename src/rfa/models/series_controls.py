@@ -5,7 +5,7 @@ All take rows as `RFAForTimeSeries` does, and answer with a distribution of the 
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -44,18 +44,26 @@ class GatedDecay(SeriesControl):
         hidden_size: of the state. 96 gives as many parameters as two layers of attention with a size of 32.
         typical_gap: the unit of time.
         location, spread: of each channel in the training data, as in `RFATimeSeriesConfig`.
+        scaling: "window" or "training", as there.
 
     Source: Che, Purushotham, Cho, Sontag and Liu, 2018, "Recurrent neural networks for multivariate time series with
     missing values"; the gap as a third input is added, because attention has it too.
     """
 
     def __init__(
-        self, channels: int, typical_gap: float, location: list[float], spread: list[float], hidden_size: int = 96
+        self,
+        channels: int,
+        typical_gap: float,
+        location: list[float],
+        spread: list[float],
+        hidden_size: int = 96,
+        scaling: Literal["window", "training"] = "window",
     ):
         super().__init__()
         check_range("hidden_size", hidden_size, 1, 2**16)
+        require(scaling in ("window", "training"), "scaling", scaling, "'window' or 'training'")
         self.channels, self.typical_gap, self.hidden_size = channels, typical_gap, hidden_size
-        self.scaling = WindowScaling(location, spread, "window")
+        self.scaling = WindowScaling(location, spread, scaling)
         self.value_decay = nn.Parameter(torch.full((channels,), 0.1))
         self.value_bias = nn.Parameter(torch.zeros(channels))
         self.state_decay = nn.Linear(channels, hidden_size)
