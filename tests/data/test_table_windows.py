@@ -1,5 +1,7 @@
 """Windows of a table: a made-up table whose readings tell their place."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -32,7 +34,7 @@ def places(batch):
     """The row of the table that each target or reading stands in."""
     train = np.arange(12 * 30 * 24)
     known = torch.where(batch.values.isnan(), batch.targets, batch.values)[..., 0]
-    return known * train.std(ddof=1) + train.mean()
+    return known * train.std() + train.mean()
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,23 @@ def test_spikes_are_errors_of_single_readings(table):
 def test_bad_numbers(given, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         TableSetting(**given)
+
+
+def test_missing_and_constant_channels(table, tmp_path):
+    lines = Path(table).read_text().splitlines()
+    lines[100] = ",".join(["" if k == 2 else cell for k, cell in enumerate(lines[100].split(","))])
+    path = tmp_path / "gap.csv"
+    path.write_text("\n".join(lines) + "\n")
+    found = drawn(TableSetting(path=str(path), horizon=48), series=400)
+    nothing = torch.where(found.values.isnan(), found.targets, found.values).isnan()
+    assert 0 < int(nothing.sum()) < 400  # the empty cell of some windows
+    assert not nothing[..., [0, *range(2, 7)]].any()
+    path.write_text("\n".join([lines[0], *(line.rsplit(",", 1)[0] + ",5" for line in lines[1:])]) + "\n")
+    table_windows._standardised.cache_clear()
+    with pytest.raises(ValueError, match=r"^table: got 'channels \[6\] that do not change"):
+        drawn(TableSetting(path=str(path)))
+    with pytest.raises(ValueError, match=r"^split: got 'vaild'"):
+        drawn(TableSetting(path=str(path)), "vaild")
 
 
 def test_a_table_that_is_too_short(table, tmp_path, monkeypatch):

@@ -22,6 +22,16 @@ DISTRIBUTIONS = {
 }
 
 
+def test_crps_of_many_degrees_of_freedom_in_single_precision():
+    """It is that of a normal distribution."""
+    ones, targets = torch.ones(3), torch.tensor([0.0, 1.0, 1e20])
+    found = crps(StudentT(1e7 * ones, 0 * ones, ones), targets)
+    expected = crps(Normal(0 * ones, ones), targets)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    with pytest.raises(ValueError, match=r"^present: got shape \(6,\)"):
+        forecast_scores(Normal(0 * ones, ones), targets, torch.ones(6, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_crps_is_its_integral(name):
     distribution, frozen = DISTRIBUTIONS[name]

@@ -5,8 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from rfa.experiments import RecipeError, is_series_recipe, load_recipe, load_series_recipe
+from rfa.experiments import (
+    RecipeError,
+    is_series_recipe,
+    load_recipe,
+    load_series_recipe,
+    run_series_recipe,
+    series_runner,
+)
 from rfa.experiments.known_filters import FILTERS
+from rfa.report.series_tables import SCORES
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SMALL = """
@@ -71,6 +79,28 @@ def test_the_command_runs_scores_resumes_and_writes_tables(rfa, small, tmp_path)
     assert page.count("| x2 | 2 |") == 8
 
 
+def test_a_later_seed_makes_the_first_one_too(rfa, small, tmp_path):
+    status, said, _ = rfa("experiment", small, "--out", tmp_path / "out", "--only", "x2-seed3")
+    assert (status, sorted(results(tmp_path / "out"))) == (0, ["x2-seed0", "x2-seed3"])
+    assert "another process" not in said
+
+
+def test_a_rate_with_which_training_diverges_loses(small, tmp_path, monkeypatch):
+    train = series_runner.train_network
+
+    def diverges(network, setting, training, progress):
+        if training.learning_rate == 1e-3:
+            raise RuntimeError("training: got a loss of nan")
+        return train(network, setting, training, progress)
+
+    monkeypatch.setattr(series_runner, "train_network", diverges)
+    monkeypatch.setattr(series_runner, "score", lambda *_: {"filter": dict.fromkeys(SCORES), "forecast": {"mse": None}})
+    run_series_recipe(load_series_recipe(small), tmp_path, only=("x2-seed0",))
+    found = results(tmp_path)["x2-seed0"]
+    assert (found["learning_rate"], found["trials"]["0.001"]) == (3e-2, None)
+    assert found["scores"]["trained"]["filter"]["mse"] is None  # answers that are not finite leave a result
+
+
 def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):
     out = tmp_path / "out"
     assert rfa("experiment", small, "--out", out, "--only", "kalman-seed0")[0] == 0
@@ -86,6 +116,7 @@ def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):
 
 
 def test_recipes_of_the_repository_can_be_read():
+    assert len(list(RECIPES.glob("series-*.yaml"))) == 5
     for path in RECIPES.glob("*.yaml"):
         assert is_series_recipe(path) == path.name.startswith("series-")
         (load_series_recipe if is_series_recipe(path) else load_recipe)(path)
@@ -108,6 +139,20 @@ def test_recipes_of_the_repository_can_be_read():
         ("hidden_size: 8", "hidden_size: 7", r"models\[0\]: model: hidden_size: got 7"),
         ("[0, 3]", "[zero]", r"seeds: got \['zero'\]"),
         ("series: 6", "series: 1", r"evaluation: series: got 1"),
+        ("length: 12", "length: 12.5", r"setting: length: got 12.5, expected a whole number"),
+        ("length: 12", "gap: .inf", r"setting: gap: got inf, expected a number"),
+        ("length: 12", "length: a", r"setting: length: got 'a', expected a whole number"),
+        ("steps: 2", "steps: true", r"training: steps: got True, expected a whole number"),
+        ("label: RoPE", "label: x 2, setting: {process: tracker}", r"process: got another one"),
+        ("[kalman, wolf, informed, robust]", "[{}]", r"filters: got \{\}"),
+        ("[0, 3]", "[3, 3]", r"seeds: got \[3, 3\], expected different"),
+        ("columns: {trained", "columns: {trained: {process: tracker}, other", r"setting: process: got another one"),
+        (
+            "b1-rope, label: RoPE, model: {",
+            "c4-fox, model: {causal: false, ",
+            r"models\[1\]: model: gates: got 'forget'",
+        ),
+        ("name: small", "name: ''", r"name: got ''"),
         ("outliers: 0.4", "outliers: 4", r"evaluation\.columns\.dirtier: outliers: got 4"),
     ],
 )

@@ -4,15 +4,17 @@ import math
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from shapes import only_our_own_checks
+from transformers import AutoConfig
 
 from rfa.models import DotProductAttentionConfig, RFATimeSeriesConfig, TimeSeriesCollator
 from rfa.models.series_tokens import logarithmic_beyond
 from rfa.models.window_scaling import WindowScaling, median, robust_location_and_spread
 
-from .test_time_series import BATCH, CHANNELS, LENGTH, QUERIES, SIZES, data, network
+from .test_time_series import BATCH, CHANNELS, LENGTH, NAMES, QUERIES, SIZES, data, network
 
 NAN = math.nan
 
@@ -45,7 +47,7 @@ def test_channels_that_a_window_hardly_shows_take_the_training_data():
     values = torch.tensor([[[NAN, 3.0, 5.0, 1.0]] * 2 + [[NAN, NAN, 5.0, 2.0]] * 3], dtype=torch.float64)
     values[0, :, 3] = torch.arange(5)
     scale = WindowScaling([1.0, 2.0, 3.0, 4.0], [5.0, 6.0, 7.0, 8.0], "window")(values, tokens=1)
-    assert scale.location.flatten().tolist() == [1.0, 3.0, 5.0, 2.0]
+    assert scale.location.flatten().tolist() == [1.0, 2.0, 5.0, 2.0]
     # never seen; seen twice; always the same number; seen
     assert scale.spread.flatten().tolist() == pytest.approx([5.0, 6.0, 7.0, 1.4826022])
 
@@ -130,6 +132,9 @@ BAD_INPUT = [
     ("target_mask", {"targets": torch.zeros(BATCH, QUERIES, CHANNELS), "target_mask": torch.ones(BATCH, QUERIES)}),
     ("query_segment_ids", {"segment_ids": torch.zeros(BATCH, LENGTH, dtype=torch.int64)}),
     ("query_segment_ids", {"query_segment_ids": torch.zeros(BATCH, QUERIES, dtype=torch.int64)}),
+    ("query_segment_ids", {"segment_ids": torch.zeros(BATCH, LENGTH, dtype=torch.int64), "query_segment_ids": [0]}),
+    ("observed_mask", {"observed_mask": [True]}),
+    ("target_mask", {"targets": torch.zeros(BATCH, QUERIES, CHANNELS), "target_mask": [True]}),
 ]
 BAD_CONFIG = [
     ("channels", {"channels": 0}),
@@ -142,6 +147,10 @@ BAD_CONFIG = [
     ("scaling", {"scaling": "minmax"}),
     ("likelihood", {"likelihood": "cauchy"}),
     ("learn_decay", {"preset": "b1-rope", "learn_decay": True}),
+    ("frequency_base", {"preset": "b2-alibi", "frequency_base": 100.0}),
+    ("hidden_sizee", {"model_type": "rfa_time_series", "hidden_sizee": 3}),
+    ("time_features", {"time_features": -1}),
+    ("channels", {"channels": 10**10}),
 ]
 BAD_DATA = [
     ("series", []),
@@ -150,15 +159,27 @@ BAD_DATA = [
     ("values", [(T[0], V[0] * torch.tensor([1.0, NAN]))]),
     ("values", [(T[0], V[0] / 0)]),
     ("values", [(T[0], V[0, :3])]),
-    ("values", [(T[0], V[0, :, 0])]),
-    ("times", [(T[0].tolist(), V[0])]),
+    ("values", [(T[0], V[0]), (T[0], V[0, :, :1])]),
+    ("times", [("text", V[0])]),
+    ("times", [(None, V[0])]),
+    ("times", [(T[0] > 0, V[0])]),
+    ("series", [T[0]]),
+    ("series", [{"values": V[0]}]),
 ]
 BAD_EXAMPLES = [
     ("examples", {}, []),
-    ("examples", {}, [{"times": T[0]}]),
+    ("series", {}, [{"times": T[0]}]),
+    ("examples", {}, [{"times": T[0], "values": V[0], "target": V[0]}]),  # a misspelt entry
+    ("targets", {}, [{"times": T[0], "values": V[0], "targets": V[0, :4]}]),
+    ("targets", {}, [{"times": T[0], "values": V[0], "query_times": Q[0, :2], "targets": V[0]}]),
+    ("target_mask", {}, [{"times": T[0], "values": V[0], "targets": V[0], "target_mask": V[0, :3] > 0}]),
+    ("target_mask", {}, [{"times": T[0], "values": V[0], "target_mask": V[0] > 0}]),
+    ("observed_mask", {}, [{"times": T[0], "values": V[0], "observed_mask": [2, 0]}]),
+    ("values", {}, [{"times": T[0], "values": V[0]}, {"times": T[0], "values": V[0, :, :1]}]),
+    ("values", {}, [{"times": T[0], "values": "text"}]),
+    ("times", {}, [{"times": [], "values": []}]),
     ("examples", {}, [{"times": T[0], "values": V[0]}, {"times": T[0], "values": V[0], "targets": V[0]}]),
-    ("times", {}, [{"times": T[0, :3], "values": V[0]}]),
-    ("values", {}, [{"times": T[0], "values": V[0, :, 0]}]),
+    ("values", {}, [{"times": T[0, :3], "values": V[0]}]),
     ("values", {}, [{"times": T[0, :1], "values": V[0, :1]}]),
     ("forecast", {"forecast": 1.0}, []),
     ("padding_side", {"padding_side": "top"}, []),
@@ -196,3 +217,62 @@ def test_draws_at_equal_times_are_refused():
     for asked in (T[:, 4:5], Q[:, [0, 0]]):
         refused("query_times", lambda asked=asked: network().sample(T, V, asked))
     refused("num_samples", lambda: network().sample(T, V, Q, num_samples=0))
+
+
+def test_training_data_may_be_arrays_lists_frames_and_dictionaries():
+    values = V[0].nan_to_num().double()
+    expected = RFATimeSeriesConfig.from_data([(T[0], values)]).to_dict()
+    forms = [
+        (T[0].numpy(), values.numpy()),
+        (T[0].tolist(), values.tolist()),
+        (pd.Series(T[0].numpy()), pd.DataFrame(values.numpy())),
+        {"times": T[0], "values": values, "targets": None},
+    ]
+    for form in forms:
+        assert RFATimeSeriesConfig.from_data([form]).to_dict() == expected
+    one = RFATimeSeriesConfig.from_data([(T[0].tolist(), values[:, 0].tolist())])
+    assert (one.channels, one.location) == (1, expected["location"][:1])
+    assert RFATimeSeriesConfig(typical_gap=1, span=64, location=[0], spread=[2]).span == 64  # whole numbers too
+
+
+def test_lists_of_seconds_keep_their_digits():
+    times = [1.7e9 + 300 * k for k in range(8)]
+    batch = TimeSeriesCollator(forecast=0)([{"times": times, "values": [[1.0]] * 8}])
+    assert batch["times"].diff().unique().tolist() == [300.0]
+
+
+def test_a_finished_configuration_keeps_what_attention_was_made_of(tmp_path):
+    config = RFATimeSeriesConfig(**SIZES)
+    for name, value in (("preset", "b1-rope"), ("span", 500.0), ("typical_gap", 2.0)):
+        refused(name, lambda name=name, value=value: setattr(config, name, value))
+    config.save_pretrained(tmp_path)
+    refused("preset", lambda: AutoConfig.from_pretrained(tmp_path, preset="b1-rope"))
+    assert AutoConfig.from_pretrained(tmp_path).attention == config.attention
+
+
+def test_packed_series_are_scaled_each_by_itself():
+    values = torch.randn(3, 9, CHANNELS, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 5
+    values[1, 2:, 1] = NAN
+    scaling = WindowScaling([1.0, 2.0], [3.0, 4.0], "window")
+    segments = torch.arange(3).repeat_interleave(9)[None]
+    mixed = torch.randperm(27, generator=torch.Generator().manual_seed(2))
+    packed = scaling(values.flatten(0, 1)[mixed][None], segments[:, mixed], torch.arange(4)[None])
+    alone = scaling(values, tokens=1)
+    for part, each in zip(packed, alone, strict=True):
+        assert part[0, :3].equal(each[:, 0])
+    assert packed.location[0, 3].tolist() == [1.0, 2.0]  # a segment without readings
+
+
+def test_a_far_reading_stays_finite_and_moves_the_scale_by_its_share():
+    generator = torch.Generator().manual_seed(3)
+    clean = torch.randn(1, 40, CHANNELS, generator=generator)
+    scaling = WindowScaling([0.0] * CHANNELS, [1.0] * CHANNELS, "window")
+    ordered = clean[0, :, 0].sort().values
+    for size in (1e3, 3e38):
+        wrong = clean.clone()
+        wrong[0, 7] = size
+        location, spread = (part[0, 0, 0] for part in scaling(wrong, tokens=1))
+        assert ordered[18] <= location <= ordered[21]  # one of forty moves the median by one place at most
+        assert spread < 1.25 * scaling(clean, tokens=1).spread[0, 0, 0]
+        times = torch.arange(40.0)[None]
+        assert all(network()(times, wrong)[name].isfinite().all() for name in NAMES)

@@ -130,6 +130,55 @@ def test_padded_and_packed_series_are_series_alone(preset):
     assert_same(padded.loss, -likelihood.mean())
 
 
+def test_the_clock_of_time_features_starts_anew_in_each_packed_series():
+    times, values, _ = data()
+    model = network("c1-nope", time_features=3)
+    lengths = (12, 7)
+    examples = [
+        {"times": times[row, :length] + 1000 * row, "values": values[row, :length], "targets": values[row, :length]}
+        for row, length in enumerate(lengths)
+    ]
+    alone = [model(one["times"][None], one["values"][None]).location[0] for one in examples]
+    assert_same(model(**TimeSeriesCollator(pack=True)(examples)).location[0], torch.cat(alone))
+
+
+def test_a_row_asks_after_the_reading_of_its_time_wherever_it_stands():
+    times, values, _ = data()
+    empty = torch.full((BATCH, 1, CHANNELS), math.nan)
+    before = torch.cat([times[:, :6], times[:, 6:7], times[:, 6:]], dim=1)
+    rows = torch.cat([values[:, :6], empty, values[:, 6:]], dim=1)
+    asked = network()(times, values, query_times=times[:, 6:7]).location
+    assert_same(network()(before, rows).location[:, 6:7], asked)
+
+
+@slow
+@pytest.mark.parametrize(("preset", "fields"), [("x2-riccati-alibi", {}), ("c1-nope", {"time_features": 2})])
+def test_gradients_reach_values_and_times(preset, fields):
+    """Through the medians by which windows are scaled, and the time since the first reading."""
+    times, values, queries = data()
+    model = network(preset, hidden_size=8, num_attention_heads=2, num_hidden_layers=1, **fields).double()
+    given = times[:1, :5].clone().requires_grad_(), values[:1, :5].double().clone().requires_grad_()
+
+    def predicted(times, values):
+        return model(times, values, query_times=times[:, -1:] + queries[:1, :2].abs()).location
+
+    assert torch.autograd.gradcheck(predicted, given, eps=1e-6, atol=1e-5)
+
+
+def test_gradients_of_each_series_under_vmap():
+    times, values, _ = data()
+    model = network(num_hidden_layers=1)
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, times, values):
+        given = (times[None], values[None].nan_to_num())
+        return torch.func.functional_call(model, parameters, given, {"targets": values[None].nan_to_num()}).loss
+
+    found = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(parameters, times, values)
+    alone = torch.func.grad(loss)(parameters, times[1], values[1])
+    assert_same(found["embedding.weight"][1], alone["embedding.weight"])
+
+
 @pytest.mark.parametrize("preset", KINDS)
 def test_a_query_comes_after_the_reading_of_its_time(preset):
     times, values, _ = data()

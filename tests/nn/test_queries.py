@@ -180,6 +180,16 @@ def test_dropout_is_right_on_average_and_off_outside_training(preset):
     assert all(p.grad is None or p.grad.isfinite().all() for p in attention.parameters())
 
 
+def test_nothing_that_positions_have_may_stand_beside_them():
+    attention = layer("m2-sc-rfa")
+    keys, queries, times, query_times, mask = data()
+    positions = checked_positions(2, QUERIES, KEYS, keys.device, times, query_times, mask)
+    attention(keys, positions=positions, query_states=queries)
+    for name, value in (("query_times", query_times), ("times", times), ("key_mask", mask)):
+        with pytest.raises(ValueError, match=rf"^{name}: got 'given beside positions'"):
+            attention(keys, positions=positions, query_states=queries, **{name: value})
+
+
 def test_a_dropped_weight_leaves_the_others_larger():
     """One key: it is dropped, and the estimate is 0, or it is kept, and the estimate is the value over 0.6."""
     attention = layer("m2-sc-rfa", dropout=0.4)

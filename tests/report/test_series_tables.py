@@ -7,7 +7,13 @@ import statistics
 import pytest
 
 from rfa.report.layout import markdown
-from rfa.report.series_tables import read_series_results, series_ratio_table, series_table, write_series_report
+from rfa.report.series_tables import (
+    ratio_figure,
+    read_series_results,
+    series_ratio_table,
+    series_table,
+    write_series_report,
+)
 
 
 def result(label, seed, *errors):
@@ -76,7 +82,7 @@ def test_a_page_of_all_tables(tmp_path):
 
 def test_results_of_two_recipes_are_refused(tmp_path):
     for name in "ab":
-        (tmp_path / f"{name}.json").write_text(json.dumps({**RESULTS[0], "recipe": name}))
+        (tmp_path / f"{name}.json").write_text(json.dumps({**RESULTS[0], "recipe": name, "label": name}))
     with pytest.raises(ValueError, match=r"^folder: .* has results of a, b, expected one recipe"):
         read_series_results(tmp_path)
 
@@ -84,6 +90,43 @@ def test_results_of_two_recipes_are_refused(tmp_path):
 def test_damaged_and_missing_results(tmp_path):
     with pytest.raises(ValueError, match=r"^folder: .* has no results"):
         read_series_results(tmp_path)
-    (tmp_path / "x.json").write_text('{"label": "x", "seed": 0, "scores": {"a": {"filter": {"mse": "low"}}}}')
-    with pytest.raises(ValueError, match=r"^result: .*x\.json is damaged"):
+    good = RESULTS[0]
+    part = good["scores"]["a"]["filter"]
+    wrong = [
+        5, None, [], {}, {**good, "label": ["x"]}, {**good, "seed": "0"}, {**good, "seed": True},
+        {**good, "scores": {}},
+        {**good, "scores": {"a": {}}}, {**good, "scores": {"a": {"other": part}}},
+        {**good, "scores": {"a": {"filter": {**part, "mse": "low"}}}},
+        {**good, "scores": {"a": {"filter": {"mse": 1.0}}}},
+        {**good, "scores": {"a": {"filter": {**part, "mse": math.nan}}}},
+        {**good, "scores": {"a": {"filter": {**part, "mse": 10**400}}}},
+    ]  # fmt: skip
+    for content in [*map(json.dumps, wrong), "{", "[" * 100_000]:
+        (tmp_path / "x.json").write_text(content)
+        with pytest.raises(ValueError, match=r"^result: .*x\.json is damaged"):
+            read_series_results(tmp_path)
+    for name in "xy":
+        (tmp_path / f"{name}.json").write_text(json.dumps(good))
+    with pytest.raises(ValueError, match=r"y\.json is a second one of kalman with seed 0"):
         read_series_results(tmp_path)
+
+
+def test_scores_that_are_not_finite_are_left_out():
+    broken = result("x2", 3, 0.4, 0.4)
+    broken["scores"]["a"]["filter"]["mse"] = None
+    table = series_table([*RESULTS, broken], "filter", "mse")
+    assert table.rows[0][2].value == pytest.approx(0.2)  # of the other three seeds
+
+
+def test_points_stand_at_their_settings():
+    """Settings that only one part has: each panel keeps the common order. Labels are no formulas."""
+    few = [
+        {**each, "scores": {**each["scores"], "$\\foo$": {"forecast": each["scores"]["a"]["forecast"]}}}
+        for each in RESULTS
+    ]
+    figure = ratio_figure(few, "kalman")
+    above, below = figure.axes
+    assert [text.get_text() for text in below.get_xticklabels()] == ["a", "b", "$\\foo$"]
+    drawn = [len(axes.containers[0].lines[0].get_xdata()) for axes in (above, below)]
+    assert drawn == [2, 3]
+    figure.canvas.draw()

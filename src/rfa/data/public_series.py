@@ -109,8 +109,16 @@ def load_ushcn(path: str | Path | None = None) -> SeriesSet:
 
     Raises:
         ValueError: for no network, or a file with other columns.
+        OSError: for a local copy that cannot be read.
     """
     found = Path(path) if path is not None else _fetched(_USHCN, "ushcn.csv")
+    try:
+        return _stations(found)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"path: {found} is damaged ({error}), expected the CSV file of De Brouwer et al.") from None
+
+
+def _stations(found: Path) -> SeriesSet:
     with found.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         names = reader.fieldnames or []

@@ -69,6 +69,7 @@ class TableSetting:
         Raises:
             ValueError: for a table that cannot be had, or that is too short.
         """
+        require(split in _BORDERS, "split", split, f"one of {', '.join(_BORDERS)}")
         rows = _standardised(self.table, self.path)
         window = self.seen + self.horizon
         first, last = (months * _MONTH * TABLES[self.table] for months in _BORDERS[split])
@@ -103,4 +104,8 @@ def _chosen(series: int, rows: int, kept: int, generator: torch.Generator) -> Te
 def _standardised(table: str, path: str | None) -> Float[Tensor, "T channels"]:
     rows = torch.as_tensor(load_ett(table, path).values, dtype=torch.float64)
     train = rows[: _BORDERS["train"][1] * _MONTH * TABLES[table]]
-    return (rows - train.mean(0)) / train.std(0)
+    location = train.nanmean(0)
+    deviation = (train - location).square().nanmean(0).sqrt()
+    flat = (~(deviation > 0)).nonzero().flatten().tolist()
+    require(not flat, "table", f"channels {flat} that do not change in the first year", "channels that change")
+    return (rows - location) / deviation

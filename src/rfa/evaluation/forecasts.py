@@ -47,6 +47,8 @@ def forecast_scores(
     shape = tuple(distribution.batch_shape)
     if tuple(targets.shape) != shape:
         raise ValueError(f"targets: got shape {tuple(targets.shape)}, expected {shape}, that of the distribution")
+    if present is not None and tuple(present.shape) != shape:
+        raise ValueError(f"present: got shape {tuple(present.shape)}, expected {shape}")
     counted = ~targets.isnan() if present is None else present & ~targets.isnan()
     count = int(counted.sum())
     if not count:
@@ -77,20 +79,24 @@ def crps(distribution: Distribution, targets: Float[Tensor, "*shape"]) -> Float[
 
     Source: Gneiting and Raftery (2007); Jordan, Krueger and Lerch (2019), appendix A.
     """
-    z = (targets - _location(distribution)) / distribution.scale  # type: ignore[attr-defined]
+    exact = torch.float64  # in float32 the beta functions of many degrees of freedom cancel
+    location = _location(distribution).to(exact)
+    assert isinstance(distribution, Normal | StudentT)
+    scale = distribution.scale.to(exact)
+    z = (targets.to(exact) - location) / scale
     cumulative = _cumulative(distribution, z)
     if isinstance(distribution, Normal):
         density = torch.exp(-z.square() / 2) / math.sqrt(2 * math.pi)
-        spread = torch.full_like(z, 1 / math.sqrt(math.pi))
-        return distribution.scale * (z * (2 * cumulative - 1) + 2 * density - spread)
-    assert isinstance(distribution, StudentT)
-    nu = distribution.df
+        found = scale * (z * (2 * cumulative - 1) + 2 * density - 1 / math.sqrt(math.pi))
+        return found.to(distribution.scale.dtype)
+    nu = distribution.df.to(exact)
     if bool((nu <= 1).any()):
         raise ValueError(f"distribution: got a Student-t with df = {float(nu.min()):.3g}, expected more than 1")
     density = StudentT(nu).log_prob(z).exp()
     beta = torch.exp(_log_beta(nu - 0.5) - 2 * _log_beta(nu / 2))
     spread = 2 * nu.sqrt() / (nu - 1) * beta
-    return distribution.scale * (z * (2 * cumulative - 1) + 2 * density * (nu + z.square()) / (nu - 1) - spread)
+    found = scale * (z * (2 * cumulative - 1) + 2 * density * (nu + z.square()) / (nu - 1) - spread)
+    return found.to(distribution.scale.dtype)
 
 
 def central_interval(
@@ -131,7 +137,7 @@ def _cumulative(distribution: Distribution, z: Tensor) -> Tensor:
 def _with_scipy(function, *given: Tensor) -> Tensor:
     """A function of arrays, applied to tensors, in float64."""
     arrays = (x.detach().to("cpu", torch.float64).numpy() for x in given)
-    return torch.as_tensor(function(*arrays)).to(given[0])
+    return torch.as_tensor(function(*arrays)).to(given[-1])
 
 
 def _log_beta(x: Tensor) -> Tensor:

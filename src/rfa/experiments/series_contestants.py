@@ -23,6 +23,7 @@ from .known_filters import SOFT, known_filter
 Setting = SimulatedSetting | TableSetting
 Predict = Callable[[SeriesBatch], Distribution]
 PredictOf = Callable[[Setting], Predict]
+Scores = dict[str, dict[str, float | None]]  # by part and name
 NETWORKS = (*PRESETS, *CONTROLS)
 _TEST_SEED, _VALID_SEED = 20_260_000, 10_260_000  # of the series that all are scored on, and of those for choices
 _CHUNK = 64  # series scored at once
@@ -57,7 +58,7 @@ def check_network(name: str, fields: Mapping[str, Any], setting: Setting) -> Non
         ValueError, TypeError: as `build_network`.
     """
     if name in PRESETS:
-        RFATimeSeriesConfig(preset=name, **fields)
+        RFATimeSeriesConfig(preset=name, **fields).build_attention()
     else:
         _control(name, fields, setting, RFATimeSeriesConfig())
 
@@ -114,7 +115,7 @@ def best_soft(setting: Setting, series: int) -> float:
 
     def error(soft: float) -> float:
         found = score(filter_predictor("wolf", soft)(setting), setting, series, choice=True)
-        return sum(part["mse"] for part in found.values())
+        return sum(math.inf if part["mse"] is None else part["mse"] for part in found.values())
 
     return min(SOFT, key=error)
 
@@ -122,11 +123,11 @@ def best_soft(setting: Setting, series: int) -> float:
 def validation_loss(network: nn.Module, setting: Setting, series: int) -> float:
     """The mean negative log likelihood by which learning rates are compared; infinite where it is none."""
     found = score(network_predictor(network), setting, series, choice=True)
-    value = sum(part["nll"] for part in found.values()) / len(found)
-    return value if math.isfinite(value) else math.inf
+    parts = [part["nll"] for part in found.values()]
+    return sum(math.inf if nll is None else nll for nll in parts) / len(parts)
 
 
-def score(predict: Predict, setting: Setting, series: int, choice: bool = False) -> dict[str, dict[str, float]]:
+def score(predict: Predict, setting: Setting, series: int, choice: bool = False) -> Scores:
     """The scores over series that are the same for every contestant.
 
     Args:
@@ -153,6 +154,11 @@ def score(predict: Predict, setting: Setting, series: int, choice: bool = False)
             for key, value in found.items():
                 total[key] = total.get(key, 0.0) + value * (1 if key == "targets" else found["targets"])
     return {
-        name: {key: value if key == "targets" else value / total["targets"] for key, value in total.items()}
-        for name, total in sums.items()
+        name: {key: _mean(key, value, total["targets"]) for key, value in total.items()} for name, total in sums.items()
     }
+
+
+def _mean(key: str, total: float, targets: float) -> float | None:
+    """The mean of a score over its targets; None for a network whose answers are not finite."""
+    value = total if key == "targets" else total / targets
+    return value if math.isfinite(value) else None

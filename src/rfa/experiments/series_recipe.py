@@ -17,6 +17,7 @@ from .recipe import NAME
 from .series_contestants import NETWORKS, Setting, check_network
 
 KIND = "series"
+_LARGEST = 1e9  # of a recipe's numbers
 _RECIPE = {
     "kind": str, "name": str, "title": str, "setting": dict, "training": dict, "models": list, "filters": list,
     "rates": list, "seeds": list, "evaluation": dict,
@@ -132,7 +133,7 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
     required = ("kind", "name", "setting", "training", "models", "seeds", "evaluation")
     given = take(read_yaml(path), _RECIPE, "recipe", faults, required=required)
     name = given.get("name", "")
-    if name and not NAME.fullmatch(name):
+    if "name" in given and not NAME.fullmatch(name):
         faults.add("name", f"got {name!r}, expected letters, digits and _.=+-, at most 100")
     base = dict(given.get("setting", {}))
     of_table = "table" in base
@@ -151,6 +152,9 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
         faults.add("rates", f"got {rates!r}, expected numbers between 0 and 1")
     contestants = [SeriesContestant(label) for label in given.get("filters", [])]
     for contestant in contestants:
+        if not isinstance(contestant.label, str):
+            faults.add("filters", f"got {contestant.label!r:.80}, expected some of {', '.join(FILTERS)}")
+            faults.raise_if_any()
         if of_table:
             faults.add("filters", f"got {contestant.label!r}, expected none: the model of a table is not known")
         if contestant.label not in FILTERS:
@@ -158,12 +162,16 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
     contestants += [
         _contestant(entry, index, setting, base, faults) for index, entry in enumerate(given.get("models", []))
     ]
-    labels = [contestant.label for contestant in contestants]
+    labels = [SeriesRun(contestant, 0).name for contestant in contestants]
     for twice in dict.fromkeys(label for label in labels if labels.count(label) > 1):
-        faults.add("models", f"{twice}: named {labels.count(twice)} times, expected once (a label tells models apart)")
+        label, times = twice.removesuffix("-seed0"), labels.count(twice)
+        faults.add("models", f"{label}: named {times} times, expected once (a label tells models and files apart)")
+    if not contestants:
+        faults.add("models", "got none, expected at least one network or filter")
     seeds = given.get("seeds", [])
-    if not seeds or not all(isinstance(seed, int) and not isinstance(seed, bool) and seed >= 0 for seed in seeds):
-        faults.add("seeds", f"got {seeds!r}, expected whole numbers from 0")
+    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**31 for seed in seeds)
+    if not seeds or not whole or len(set(seeds)) < len(seeds):
+        faults.add("seeds", f"got {seeds!r:.80}, expected different whole numbers from 0")
     evaluation = take(given.get("evaluation", {}), _EVALUATION, "evaluation", faults, required=tuple(_EVALUATION))
     columns = {}
     for column, changes in evaluation.get("columns", {}).items():
@@ -171,6 +179,13 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
         if not isinstance(changes, dict):
             faults.add(f"evaluation.columns.{column}", f"got {changes!r}, expected a mapping")
         columns[str(column)] = _built(kind, {**base, **known}, f"evaluation.columns.{column}", faults)
+    if "columns" in evaluation and not columns:
+        faults.add("evaluation", "columns: got none, expected at least one")
+    of_contestants = [contestant.setting for contestant in contestants if contestant.setting is not None]
+    for other in (*columns.values(), *of_contestants):
+        source = "table" if of_table else "process"
+        if getattr(other, source) != getattr(setting, source):
+            faults.add("setting", f"{source}: got another one in a column or a model, expected the same for all")
     series = evaluation.get("series", 0)
     if not 2 <= series <= 100_000:
         faults.add("evaluation", f"series: got {series}, expected 2 to 100,000")
@@ -215,8 +230,26 @@ def _built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:
     for name in given:
         if name not in known:
             faults.add(where, f"{name}: unknown key, expected some of {', '.join(sorted(known))}")
+    for field in fields(kind):
+        if field.name in given and not _is_of(given[field.name], str(field.type)):
+            faults.add(where, f"{field.name}: got {given[field.name]!r:.80}, expected {_words(str(field.type))}")
+            return kind()
     try:
         return kind(**{name: value for name, value in given.items() if name in known})
     except (ValueError, TypeError) as error:
         faults.add(where, str(error))
         return kind()
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether a value has the type of a field, written as text: whole and finite numbers, text, or None."""
+    if value is None:
+        return "None" in kind
+    if "str" in kind:
+        return isinstance(value, str)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return number and ("float" in kind or isinstance(value, int))
+
+
+def _words(kind: str) -> str:
+    return "text" if "str" in kind else "a number" if "float" in kind else "a whole number"

@@ -1,6 +1,7 @@
 """Run a recipe of series: train each network, score it and the filters on the same series, one file for each run."""
 
 import json
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -46,7 +47,8 @@ def run_series_recipe(
     Args:
         recipe: what to run.
         out: the folder; results are written to `out/results/NAME.json`.
-        only: names of runs, in which `*` matches any text; all by default.
+        only: names of runs, in which `*` matches any text; all by default. The first seed of a network is made too: it
+            looks for the learning rate.
         progress: called with the stage, the amount done and the total.
 
     Raises:
@@ -56,7 +58,8 @@ def run_series_recipe(
     results = Path(out) / "results"
     outcome = SeriesOutcome([], [])
     names = selected_names([run.name for run in recipe.runs], only)
-    chosen = [run for run in recipe.runs if run.name in names]
+    wanted = [run for run in recipe.runs if run.name in names]
+    chosen = [run for run in recipe.runs if run in wanted or run in map(recipe.first_of, wanted)]
     for index, run in enumerate(chosen):
         path = results / f"{run.name}.json"
         if progress is not None:
@@ -89,7 +92,8 @@ def finished_series_result(recipe: SeriesRecipe, run: SeriesRun, path: Path) -> 
     try:
         result = json.loads(path.read_text("utf-8"))
         same = result["format"] == SERIES_FORMAT and result["spec"] == _spec(recipe, run)
-    except (ValueError, KeyError, TypeError):
+        float(result.get("learning_rate", 0.0))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"result: {path} is damaged; delete it, and it is made again") from None
     if not same:
         raise ValueError(
@@ -160,14 +164,18 @@ def _trained(
 
     if rate is None:
         for one in recipe.rates if len(recipe.rates) > 1 else ():
-            network, _ = made(recipe.trial(run, one), f"{run.name}, rate {one:g}")
-            tried[one] = validation_loss(network, setting, _SAMPLE)
+            try:
+                network, _ = made(recipe.trial(run, one), f"{run.name}, rate {one:g}")
+            except RuntimeError:  # a rate with which training diverges has lost
+                network = None
+            tried[one] = math.inf if network is None else validation_loss(network, setting, _SAMPLE)
         rate = min(tried, key=lambda one: tried[one]) if tried else recipe.rates[0]
     network, losses = made(recipe.of(run, rate), run.name)
+    validation = validation_loss(network, setting, _SAMPLE)
     return network, {
         "parameters": sum(p.numel() for p in network.parameters()),
         "losses": losses[:: max(1, len(losses) // 50)],
         "learning_rate": rate,
-        "trials": {str(one): value for one, value in tried.items()},
-        "validation": validation_loss(network, setting, _SAMPLE),
+        "trials": {str(one): value if math.isfinite(value) else None for one, value in tried.items()},
+        "validation": validation if math.isfinite(validation) else None,
     }

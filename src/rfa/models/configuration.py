@@ -5,7 +5,7 @@ import json
 import re
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
@@ -78,6 +78,7 @@ class DecoderConfig(PreTrainedConfig):
     layer_norm_eps: float = 1e-5
 
     attention: AttentionConfig = FilterAttentionConfig()
+    refuses_idle_fields: ClassVar[bool] = False  # flat names without an effect; files of older versions have them
 
     def __post_init__(self, **kwargs):
         if self.intermediate_size is None:
@@ -168,6 +169,8 @@ def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     start = cls.start_of_attention(given)
     if flat:
         start = change(start, flat)
+        for name in sorted(flat.keys() & start.without_effect()) if cls.refuses_idle_fields else ():
+            raise ValueError(f"{name}: got {flat[name]!r}, expected nothing: it has no effect in this attention")
     return given if start is None else {**given, "attention": start}
 
 

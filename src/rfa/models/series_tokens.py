@@ -1,9 +1,10 @@
-"""ReadingRows and queries of a window as one sequence of tokens, in order of time.
+"""Readings and queries of a window as one sequence of tokens, in order of time.
 
 Every reading is a token, and every query is one too. A query is marked absent as a key: it sees the readings and no
 token sees it. So the decoder of the language model serves without another kind of attention.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -81,9 +82,7 @@ def checked_readings(
     require(fits, "values", f"{values.dtype} {tuple(values.shape)}", expected)
     require(isinstance(times, Tensor), "times", type(times).__name__, "a tensor")
     if observed_mask is not None:
-        given = observed_mask.dtype == torch.bool and observed_mask.shape == values.shape
-        shape = tuple(values.shape)
-        require(given, "observed_mask", f"{observed_mask.dtype} {tuple(observed_mask.shape)}", f"torch.bool {shape}")
+        check_mask("observed_mask", observed_mask, tuple(values.shape))
         values = values.masked_fill(~observed_mask, torch.nan)
     batch, length, _ = values.shape
     present = ~values.isnan().all(-1)
@@ -103,14 +102,22 @@ def checked_readings(
     return ReadingRows(times, values, query_times, _segments(segment_ids, query_segment_ids, query_times, batch))
 
 
+def check_mask(name: str, mask: Bool[Tensor, "*shape"], shape: tuple[int, ...]) -> None:
+    """Raise `ValueError` unless a mask is a boolean tensor of a shape."""
+    given = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+    fits = isinstance(mask, Tensor) and mask.dtype == torch.bool and tuple(mask.shape) == shape
+    require(fits, name, given, f"a tensor, torch.bool {shape}")
+
+
 def _segments(
     segment_ids: Tensor | None, query_segment_ids: Tensor | None, query_times: Tensor | None, batch: int
 ) -> Tensor | None:
     """The segments of readings and queries, numbered together."""
     asked = segment_ids is not None and query_times is not None
-    given = None if query_segment_ids is None else tuple(query_segment_ids.shape)
+    is_tensor = isinstance(query_segment_ids, Tensor)
+    given = tuple(query_segment_ids.shape) if is_tensor else query_segment_ids  # type: ignore[union-attr]
     expected = "ids of the queries if and only if there are query_times and segment_ids"
-    require((query_segment_ids is not None) == asked, "query_segment_ids", given, expected)
+    require(is_tensor == asked, "query_segment_ids", given, expected)
     if segment_ids is None:
         return None
     if query_segment_ids is None or query_times is None:
@@ -151,18 +158,19 @@ def series_tokens(
     else:
         scale = Scale(*(part.expand(-1, tokens, -1) for part in scale))
     observed = _padded(~values.isnan(), tokens)
-    scaled = (_padded(values.nan_to_num(), tokens) - scale.location) / scale.spread
+    wide = clock.dtype  # a finite reading stays finite, however far out it is
+    scaled = (_padded(values.nan_to_num(), tokens).to(wide) - scale.location.to(wide)) / scale.spread.to(wide)
     scaled = torch.where(observed, logarithmic_beyond(scaled), 0.0)
     is_key = _padded(present, tokens)
 
-    order = _order(clock, segments)
+    order = _order(clock, is_key, segments)
     clock, is_key = clock.gather(1, order), is_key.gather(1, order)
     sorted_segments = None if segments is None else segments.gather(1, order)
     parts = [scaled, observed, _log_gap(clock, is_key, sorted_segments), ~is_key]
     index = order[..., None].expand(-1, -1, channels)
     parts[:2] = [part.gather(1, index) for part in parts[:2]]
     if frequencies is not None:
-        angle = clock[..., None] * frequencies.to(clock)
+        angle = _since_first(clock, is_key, sorted_segments)[..., None] * frequencies.to(clock)
         parts += [angle.sin(), angle.cos()]
     features = torch.cat([(part if part.dim() == 3 else part[..., None]).to(dtype) for part in parts], dim=-1)
     positions = checked_positions(batch, tokens, tokens, values.device, clock, None, is_key, sorted_segments)
@@ -183,12 +191,28 @@ def _padded(x: Tensor, tokens: int) -> Tensor:
     return torch.cat([x, x.new_zeros(x.shape[0], tokens - x.shape[1], *x.shape[2:])], dim=1)
 
 
-def _order(clock: Float[Tensor, "batch tokens"], segments: Int[Tensor, "batch tokens"] | None) -> Tensor:
+def _order(
+    clock: Float[Tensor, "batch tokens"],
+    is_key: Bool[Tensor, "batch tokens"],
+    segments: Int[Tensor, "batch tokens"] | None,
+) -> Tensor:
     """Segment by segment in order of time; a query after the reading of the same time."""
-    order = clock.detach().argsort(dim=-1, stable=True)
+    order = (~is_key).to(torch.int8).argsort(dim=-1, stable=True)
+    order = order.gather(1, clock.detach().gather(1, order).argsort(dim=-1, stable=True))
     if segments is None:
         return order
     return order.gather(1, segments.gather(1, order).argsort(dim=-1, stable=True))
+
+
+def _since_first(clock: Tensor, is_key: Tensor, segments: Tensor | None) -> Tensor:
+    """The time of each token since the first reading of its segment, in typical gaps."""
+    of_keys = clock.masked_fill(~is_key, math.inf)
+    if segments is None:
+        return clock - of_keys.amin(dim=-1, keepdim=True)
+    index = segments.to(torch.int64)
+    first = clock.new_full((len(clock), int(segments.max()) + 1), math.inf)
+    first = first.scatter_reduce(1, index, of_keys, "amin").gather(1, index)
+    return torch.where(first.isinf(), 0.0, clock - first)  # 0 in a segment without readings
 
 
 def _log_gap(clock: Tensor, is_key: Tensor, segments: Tensor | None) -> Tensor:

@@ -14,13 +14,14 @@ from rfa.checks import require
 from rfa.nn import NormalLinear, RobustFilterAttention
 from rfa.nn.dynamics import softplus_inverse
 from rfa.ops.positions import times_dtype
+from rfa.ops.transforms import readable
 
 from .decoder import RFABlock, RFAPreTrainedModel
-from .series_tokens import ReadingRows, checked_readings, series_tokens
+from .series_tokens import ReadingRows, check_mask, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
 from .window_scaling import Scale, WindowScaling
 
-FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least: above two the variance is finite
+FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
 LEAST_DEVIATION = 1e-4  # spreads
 HEAD_DEVIATION = 0.1  # of the first predictions, in spreads
 
@@ -46,15 +47,16 @@ class TimeSeriesOutput(ModelOutput):
     def distribution(self) -> Distribution:
         """Of the values at the outputs' times, one for each channel, in the units of the values."""
         location, deviation = cast(Tensor, self.location), cast(Tensor, self.deviation)
+        checked = None if readable(location) else False  # the check reads values, which vmap has none of
         if self.degrees_of_freedom is None:
-            return Normal(location, deviation)
-        return StudentT(self.degrees_of_freedom, location, deviation)
+            return Normal(location, deviation, validate_args=checked)
+        return StudentT(self.degrees_of_freedom, location, deviation, validate_args=checked)
 
 
 class RFAForTimeSeries(RFAPreTrainedModel):
     """Filters, forecasts and imputes irregular series of several channels.
 
-    ReadingRows and queries are tokens of one sequence in order of time. A query carries no value: it has its time, and
+    Readings and queries are tokens of one sequence in order of time. A query carries no value: it has its time, and
     the gap since the reading before it. It sees readings, and no token sees it. The decoder is that of the language
     model, so `config.preset` may be any of its presets.
     """
@@ -105,7 +107,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         Args:
             times: of the readings, `(length,)` or `(batch, length)`, in the unit of `config.typical_gap`, strictly
                 increasing among rows with a reading. A row without any reading is no key, so padding is a row of NaN at
-                any time.
+                any finite time. Gradients reach times and values.
             values: the readings, NaN where nothing was read.
             observed_mask: False where nothing was read, beside NaN.
             query_times: `(queries,)` or `(batch, queries)`, in any order, in the past or in the future. A query at a
@@ -180,11 +182,11 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         require(given, "targets", tuple(getattr(targets, "shape", ())), f"floating-point {shape}")
         seen = ~targets.isnan()
         if target_mask is not None:
-            fits = target_mask.dtype == torch.bool and tuple(target_mask.shape) == shape
-            require(fits, "target_mask", f"{target_mask.dtype} {tuple(target_mask.shape)}", f"torch.bool {shape}")
+            check_mask("target_mask", target_mask, shape)
             seen = seen & target_mask
-        require(bool(seen.any()), "targets", "no seen target", "at least one")
-        require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
+        if readable(targets):
+            require(bool(seen.any()), "targets", "no seen target", "at least one")
+            require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
         likelihood = output.distribution.log_prob(targets.masked_fill(~seen, 0.0))
         return -torch.where(seen, likelihood, 0.0).sum() / seen.sum()
 
@@ -214,7 +216,9 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         Raises:
             ValueError: as `forward`, for equal times, or without a sample to draw.
         """
-        require(num_samples >= 1, "num_samples", num_samples, "a number >= 1")
+        whole = isinstance(num_samples, int) and not isinstance(num_samples, bool) and num_samples >= 1
+        require(whole, "num_samples", num_samples, "a whole number >= 1")
+        require(isinstance(query_times, Tensor), "query_times", type(query_times).__name__, "a tensor")
         readings = checked_readings(times, values, self.config.channels, observed_mask, query_times)
         batch, length, channels = readings.values.shape
         asked = cast(Tensor, readings.query_times)

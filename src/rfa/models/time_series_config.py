@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from huggingface_hub.dataclasses import strict
-from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from transformers import PreTrainedConfig
 from typing_extensions import Self
 
 from rfa.checks import check_range, require
@@ -16,8 +16,10 @@ from .attention import AttentionConfig, StateSpaceConfig
 from .configuration import DecoderConfig, with_value_errors
 from .flat import FLAT_NAMES, change
 from .presets import PRESETS
+from .series_examples import SeriesExample, times_and_values
 from .window_scaling import robust_location_and_spread
 
+_MOST_CHANNELS = 2**20
 _LEARNED = {"learn_frequencies": "frequencies", "learn_decay": "decay"}
 
 
@@ -38,8 +40,10 @@ class RFATimeSeriesConfig(DecoderConfig):
         span: of a window, in the unit of the times.
         location, spread: of each channel in the training data, for channels that a window hardly shows; 0 and 1.
         scaling: "window" (each window by the median and the median deviation of its readings, channel by channel) or
-            "training" (every window by `location` and `spread`). With "window" a later reading changes the scale of
-            earlier estimates, slightly; with "training" a causal model is causal in every digit.
+            "training" (every window by `location` and `spread`). With "window" the scale of every output comes from all
+            readings of the window, so earlier outputs know of later readings. That does no harm where all questions lie
+            after the last reading, as in forecasts. For a filter take "training": then a causal model is causal in
+            every digit.
         causal: readings later than a query's time stay unseen. Off for imputation.
         likelihood: of a value, "student_t" or "gaussian".
         hidden_size, num_hidden_layers, num_attention_heads: the decoder's sizes.
@@ -58,14 +62,16 @@ class RFATimeSeriesConfig(DecoderConfig):
     """
 
     model_type = "rfa_time_series"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["degrees_of_freedom", "hidden_states", "robust_weights"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["degrees_of_freedom", "robust_weights"]
+
+    refuses_idle_fields = True
 
     channels: int = 1
     preset: str = "x2-riccati-alibi"
-    typical_gap: float = 1.0
-    span: float = 128.0
-    location: list[float] | None = None
-    spread: list[float] | None = None
+    typical_gap: float | int = 1.0
+    span: float | int = 128.0
+    location: list[float | int] | None = None
+    spread: list[float | int] | None = None
     scaling: Literal["window", "training"] = "window"
     causal: bool = True
     likelihood: Literal["student_t", "gaussian"] = "student_t"
@@ -75,8 +81,9 @@ class RFATimeSeriesConfig(DecoderConfig):
     time_features: int = 0
 
     def __post_init__(self, **kwargs: Any) -> None:
-        for name, value in kwargs.items() if "model_type" not in kwargs else ():  # files may hold transformers' own
-            require(False, name, value, f"one of {', '.join([*self.field_names(), *sorted(FLAT_NAMES)])}")
+        for name in kwargs.keys() - _of_transformers():
+            require(False, name, kwargs[name], f"one of {', '.join([*self.field_names(), *sorted(FLAT_NAMES)])}")
+        check_range("channels", self.channels, 1, _MOST_CHANNELS)
         if self.location is None:
             self.location = [0.0] * self.channels
         if self.spread is None:
@@ -85,7 +92,7 @@ class RFATimeSeriesConfig(DecoderConfig):
 
     def validate_architecture(self) -> None:
         """Check that the values fit together. `strict` calls this."""
-        check_range("channels", self.channels, 1, 2**20)
+        check_range("channels", self.channels, 1, _MOST_CHANNELS)
         check_range("time_features", self.time_features, 0, 2**20)
         for name in ("typical_gap", "span"):
             require(0 < getattr(self, name) < math.inf, name, getattr(self, name), "a positive finite number")
@@ -121,15 +128,20 @@ class RFATimeSeriesConfig(DecoderConfig):
             changes |= {option: True for option, kind in parts if kind != "none"}
         return change(attention, changes)
 
+    def __setattr__(self, name: str, value: object) -> None:
+        built = name in ("preset", "typical_gap", "span") and name in vars(self) and "attention" in vars(self)
+        if built and value != getattr(self, name):  # attention was made of it
+            raise ValueError(f"{name}: got {value!r} for a finished configuration, expected a new configuration")
+        super().__setattr__(name, value)
+
     @classmethod
-    def from_data(
-        cls, series: Iterable[tuple[Shaped[Tensor, " length"], Float[Tensor, "length channels"]]], /, **fields: Any
-    ) -> Self:
+    def from_data(cls, series: Iterable[SeriesExample], /, **fields: Any) -> Self:
         """The configuration for training data.
 
         Args:
-            series: the training series, `(times (length,), values (length, channels))` each, NaN where nothing was
-                read. A series should be as long as the windows of training.
+            series: the training series, `(times (length,), values (length, channels))` each, or mappings with these
+                entries, as `TimeSeriesCollator` takes them: tensors, NumPy arrays, pandas objects or lists. NaN where
+                nothing was read. A series should be as long as the windows of training.
             fields: of the configuration. They replace what the data say.
 
         Returns:
@@ -137,11 +149,16 @@ class RFATimeSeriesConfig(DecoderConfig):
             series, `location` and `spread` the median and the median deviation of all readings, channel by channel.
 
         Raises:
-            ValueError: without two readings in any series, for a channel that is never seen, or for infinite values.
+            ValueError: without two readings in any series, for a channel that is never seen, infinite values, or series
+                of different channels.
         """
-        gaps, spans, seen = [], [], []
-        for times, values in series:
-            _check_series(times, values)
+        gaps, spans = list[Tensor](), list[float]()
+        seen = list[Tensor]()
+        for number, example in enumerate(series):
+            times, values = times_and_values(example)
+            channels = values.shape[1] if not seen else seen[0].shape[1]
+            expected = f"{channels}, as the series before"
+            require(values.shape[1] == channels, "values", f"{values.shape[1]} channels in series {number}", expected)
             present = ~values.isnan().all(-1)
             of_readings = times[present]
             gaps.append(of_readings.diff().to(torch.float64))
@@ -173,11 +190,13 @@ def _longer(span: object, gap: object) -> bool:
     return numbers and 0 < gap < span < math.inf  # type: ignore[operator]
 
 
-def _check_series(
-    times: Float[Tensor, " length"] | Int[Tensor, " length"], values: Float[Tensor, "length channels"]
-) -> None:
-    for name, given, dimensions in (("times", times, 1), ("values", values, 2)):
-        require(isinstance(given, Tensor), name, type(given).__name__, "a tensor")
-        require(given.dim() == dimensions, name, tuple(given.shape), f"{dimensions} dimensions")
-    require(len(times) == len(values), "values", tuple(values.shape), f"one row for each of {len(times)} times")
-    require(not bool(values.isinf().any()), "values", "infinite values", "finite values, or NaN where nothing was read")
+def _of_transformers() -> set[str]:
+    """The names that a file may hold beside the fields: transformers' own."""
+    return {
+        *PreTrainedConfig().to_dict(),
+        *vars(PreTrainedConfig()),
+        "architectures",
+        "auto_map",
+        "name_or_path",
+        "torch_dtype",
+    }

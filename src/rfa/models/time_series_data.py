@@ -5,11 +5,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
 from rfa.checks import require
+
+from .series_examples import numbers, times_and_values
 
 _OF_ROWS, _OF_QUERIES = ("times", "values", "observed_mask"), ("query_times", "targets", "target_mask")
 
@@ -47,8 +50,10 @@ class TimeSeriesCollator:
         """The arguments of `RFAForTimeSeries.forward` for these series."""
         require(len(examples) > 0, "examples", "none", "at least one series")
         parts = [self._parts(example) for example in examples]
-        names = set(parts[0])
+        names, channels = set(parts[0]), parts[0]["values"].shape[1]
         for part in parts:
+            found = part["values"].shape[1]
+            require(found == channels, "values", f"{found} channels", f"{channels}, as in the first series")
             require(set(part) == names, "examples", sorted(part), f"the same entries in each, {sorted(names)}")
         if self.pack:
             return self._packed(parts)
@@ -56,18 +61,26 @@ class TimeSeriesCollator:
 
     def _parts(self, example: Mapping[str, Any]) -> dict[str, Tensor]:
         """The tensors of a series, with held-back readings as queries."""
-        known = (*_OF_ROWS, *_OF_QUERIES)
-        for name in ("times", "values"):
-            require(name in example, "examples", sorted(example), f"an entry {name!r}")
-        part = {name: torch.as_tensor(example[name]) for name in known if example.get(name) is not None}
-        values, times = part["values"], part["times"]
-        require(values.dim() == 2, "values", tuple(values.shape), "(length, channels)")
-        require(
-            tuple(times.shape) == (len(values),), "times", tuple(times.shape), f"one for each of {len(values)} rows"
-        )
-        values = part["values"] = values.to(torch.get_default_dtype())
-        if (mask := part.pop("observed_mask", None)) is not None:
-            values = part["values"] = values.masked_fill(~mask, math.nan)
+        for name in example:
+            require(name in (*_OF_ROWS, *_OF_QUERIES), "examples", name, f"some of {(*_OF_ROWS, *_OF_QUERIES)}")
+        times, values = times_and_values(example)
+        require(len(times) > 0, "times", "no rows", "at least one row in each series")
+        values = values.to(torch.get_default_dtype())
+        given = {name: example[name] for name in example if example[name] is not None}
+        if "observed_mask" in given:
+            values = values.masked_fill(~_mask("observed_mask", given["observed_mask"], values), math.nan)
+        part = {"times": times, "values": values}
+        if "query_times" in given:
+            part["query_times"] = numbers("query_times", given["query_times"])
+            require(part["query_times"].dim() == 1, "query_times", tuple(part["query_times"].shape), "(queries,)")
+        if "targets" in given:
+            outputs, channels = len(part.get("query_times", times)), values.shape[1]
+            targets = part["targets"] = numbers("targets", given["targets"]).to(values.dtype)
+            fits = tuple(targets.shape) == (outputs, channels)
+            require(fits, "targets", tuple(targets.shape), f"{(outputs, channels)}, one row for each output")
+            if "target_mask" in given:
+                part["target_mask"] = _mask("target_mask", given["target_mask"], targets)
+        require("target_mask" not in given or "targets" in given, "target_mask", "a mask", "targets with it")
         if "targets" in part or "query_times" in part:
             return part
         held = self._held(~values.isnan().all(-1))
@@ -114,3 +127,12 @@ class TimeSeriesCollator:
                 numbers = [torch.full((len(part[of]),), number) for number, part in enumerate(parts)]
                 batch[name] = torch.cat(numbers)[None]
         return batch
+
+
+def _mask(name: str, given: Any, of: Tensor) -> Tensor:
+    """A mask of a tensor's shape: booleans, or zeros and ones."""
+    found = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given)
+    require(tuple(found.shape) == tuple(of.shape), name, tuple(found.shape), f"{tuple(of.shape)}")
+    flags = found.dtype == torch.bool or bool(((found == 0) | (found == 1)).all())
+    require(flags, name, found.dtype, "booleans")
+    return found.to(torch.bool)

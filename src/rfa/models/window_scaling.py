@@ -1,15 +1,17 @@
 """Robust scaling of windows: the median and the median deviation of each channel."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 MEDIAN_DEVIATION = 1.482602218505602  # standard deviations of a normal distribution per median deviation
 FEWEST = 4  # readings of a channel: fewer say too little of its spread
+FEWEST_LOCATED = 3  # of fewer, one wrong reading moves the median anywhere
 
 
 class Scale(NamedTuple):
@@ -21,11 +23,12 @@ class Scale(NamedTuple):
 
 def median(values: Float[Tensor, "batch length channels"]) -> Float[Tensor, "batch channels"]:
     """The median along the length without NaN, of two middle numbers their mean; NaN where all are NaN."""
-    ordered = values.sort(dim=1).values  # NaN comes last
-    count = (~values.isnan()).sum(1, keepdim=True)
+    missing = values.isnan()
+    ordered = values.masked_fill(missing, math.inf).sort(dim=1).values  # infinity, unlike NaN, has a gradient of zero
+    count = (~missing).sum(1, keepdim=True)
     middle = torch.cat([(count - 1).clamp(min=0) // 2, (count // 2).minimum((count - 1).clamp(min=0))], dim=1)
     low, high = ordered.gather(1, middle).unbind(1)
-    return torch.lerp(low, high, 0.5)
+    return torch.where(missing.all(1), math.nan, torch.lerp(low, high, 0.5))
 
 
 def robust_location_and_spread(
@@ -43,16 +46,17 @@ def robust_location_and_spread(
 
     Source: Hampel, 1974, "The influence curve and its role in robust estimation".
     """
-    location = median(values)
-    return location, MEDIAN_DEVIATION * median((values - location[:, None]).abs())
+    location, missing = median(values), values.isnan()
+    deviation = (values.masked_fill(missing, 0.0) - location[:, None]).abs()
+    return location, MEDIAN_DEVIATION * median(deviation.masked_fill(missing, math.nan))
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowScaling:
     """Location and spread of each window, channel by channel.
 
-    A channel that a window never shows takes location and spread of the training data. A channel with fewer than four
-    readings, or with more than half of them equal, takes the spread.
+    A channel with fewer than three readings in a window takes location and spread of the training data. A channel with
+    three readings, or with more than half of them equal, takes the spread. Gradients go through medians.
 
     Args:
         location, spread: of the training data, one number a channel.
@@ -63,7 +67,6 @@ class WindowScaling:
     spread: Sequence[float]
     kind: Literal["window", "training"]
 
-    @torch.no_grad()
     def __call__(
         self,
         values: Float[Tensor, "batch length channels"],
@@ -87,16 +90,27 @@ class WindowScaling:
         if segments is None or token_segments is None:
             scale = self._of_windows(values, location, spread)
             return Scale(*(part[:, None].expand(-1, tokens, -1) for part in scale))
-        last = max(int(x.max()) if x.numel() else 0 for x in (segments, token_segments))
-        windows = [values.masked_fill((segments != one)[..., None], torch.nan) for one in range(last + 1)]
-        parts = [self._of_windows(window, location, spread) for window in windows]
-        index = token_segments.to(torch.int64)[..., None].expand(-1, -1, values.shape[-1])
-        return Scale(*(torch.stack(each, dim=1).gather(1, index) for each in zip(*parts, strict=True)))
+        rows = [self._of_row(*row, location, spread) for row in zip(values, segments, token_segments, strict=True)]
+        return Scale(*(torch.stack(each) for each in zip(*rows, strict=True)))
+
+    def _of_row(
+        self, values: Tensor, segments: Tensor, token_segments: Tensor, location: Tensor, spread: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Location and spread `(tokens, channels)` of several windows in one row."""
+        known = torch.cat([segments, token_segments])
+        windows = int(known.max()) + 1 if known.numel() else 1
+        counts = torch.bincount(segments, minlength=windows).tolist()
+        parts = values[segments.argsort(stable=True)].split(counts)
+        padded = nn.utils.rnn.pad_sequence(list(parts), batch_first=True, padding_value=math.nan)
+        of_windows = self._of_windows(padded, location, spread)
+        index = token_segments.to(torch.int64)
+        return of_windows[0][index], of_windows[1][index]
 
     def _of_windows(self, values: Tensor, location: Tensor, spread: Tensor) -> tuple[Tensor, Tensor]:
         """Location and spread `(batch, channels)` of one window a row."""
         if not values.shape[1]:
             return location.expand(values.shape[0], -1), spread.expand(values.shape[0], -1)
         own_location, own_spread = robust_location_and_spread(values)
-        enough = ((~values.isnan()).sum(1) >= FEWEST) & (own_spread > 0)
-        return torch.where(own_location.isnan(), location, own_location), torch.where(enough, own_spread, spread)
+        count = (~values.isnan()).sum(1)
+        enough = (count >= FEWEST) & (own_spread > 0)
+        return torch.where(count >= FEWEST_LOCATED, own_location, location), torch.where(enough, own_spread, spread)

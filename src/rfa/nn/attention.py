@@ -114,6 +114,9 @@ class Attention(nn.Module, ABC):
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
         without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None, "gates": self.gated}
         self._check_queries(query_states, query_times, positions, [name for name, given in without.items() if given])
+        beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
+        for name, value in beside.items() if positions is not None else ():
+            require(value is None, name, "given beside positions", "positions alone: they have it already")
         if positions is None:
             device = hidden_states.device
             if query_states is None:

@@ -22,7 +22,9 @@ SCORES = {
     "crps": "CRPS",
     "coverage": "coverage of 90 % intervals",
 }
+PARTS = ("filter", "forecast")
 _DIGITS = 3
+_LARGEST = 1e300  # of a score
 _REFERENCES = ("wolf", "c9")  # of the ratios on a page: the robust filter with the true model, and a control
 Results = Sequence[Mapping[str, Any]]
 Ratio = tuple[float, float | None]  # mean over seeds, and half of its interval relative to it
@@ -32,10 +34,37 @@ def is_series_record(folder: str | Path) -> bool:
     """Whether a folder of results is of a recipe of series, by the first result in it that can be read."""
     for path in sorted(_results_of(folder).glob("*.json")):
         try:
-            return "scores" in json.loads(path.read_text("utf-8"))
-        except (ValueError, OSError):
+            result = json.loads(path.read_text("utf-8"))
+        except (ValueError, OSError, RecursionError):
             continue
+        return isinstance(result, dict) and "scores" in result
     return False
+
+
+def read_series_results(folder: str | Path) -> list[dict[str, Any]]:
+    """The results of a record, or of a folder of result files, in the order of their names.
+
+    Raises:
+        ValueError: for a file that is damaged, files of several recipes, two of one label and seed, or no file.
+    """
+    results: dict[tuple[str, int], dict[str, Any]] = {}
+    for path in sorted(_results_of(folder).glob("*.json")):
+        try:
+            result = json.loads(path.read_text("utf-8"))
+        except (ValueError, RecursionError):
+            result = None
+        if not _is_result(result):
+            raise ValueError(f"result: {path} is damaged, expected that of a recipe of series")
+        key = result["label"], result["seed"]
+        if key in results:
+            raise ValueError(f"result: {path} is a second one of {key[0]} with seed {key[1]}, expected one")
+        results[key] = result
+    if not results:
+        raise ValueError(f"folder: {folder} has no results, expected files that `rfa experiment` wrote")
+    recipes = sorted({result["recipe"] for result in results.values()})
+    if len(recipes) > 1:
+        raise ValueError(f"folder: {folder} has results of {', '.join(recipes)}, expected one recipe")
+    return list(results.values())
 
 
 def _results_of(folder: str | Path) -> Path:
@@ -44,27 +73,21 @@ def _results_of(folder: str | Path) -> Path:
     return inner if inner.is_dir() else Path(folder)
 
 
-def read_series_results(folder: str | Path) -> list[dict[str, Any]]:
-    """The results of a record, or of a folder of result files, in the order of their names.
-
-    Raises:
-        ValueError: for a file that is damaged, files of several recipes, or no file.
-    """
-    results = []
-    for path in sorted(_results_of(folder).glob("*.json")):
-        try:
-            result = json.loads(path.read_text("utf-8"))
-            _ = [float(x) for column in result["scores"].values() for part in column.values() for x in part.values()]
-            _ = str(result["label"]), int(result["seed"]), str(result["recipe"])
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"result: {path} is damaged ({error}), expected that of a recipe of series") from None
-        results.append(result)
-    recipes = sorted({result["recipe"] for result in results})
-    if len(recipes) > 1:
-        raise ValueError(f"folder: {folder} has results of {', '.join(recipes)}, expected one recipe")
-    if not results:
-        raise ValueError(f"folder: {folder} has no results, expected files that `rfa experiment` wrote")
-    return results
+def _is_result(result: Any) -> bool:
+    """Whether the entries that tables read have their types. A score that is not finite is None."""
+    if not isinstance(result, dict) or not all(isinstance(result.get(name), str) for name in ("label", "recipe")):
+        return False
+    scores, seed = result.get("scores"), result.get("seed")
+    if not isinstance(scores, dict) or not scores or not isinstance(seed, int) or isinstance(seed, bool):
+        return False
+    columns = all(isinstance(parts, dict) and parts and parts.keys() <= set(PARTS) for parts in scores.values())
+    found = [part for parts in scores.values() for part in parts.values()] if columns else []
+    whole = all(isinstance(part, dict) and part.keys() >= SCORES.keys() for part in found)
+    return (columns and whole) and all(
+        value is None or (isinstance(value, int | float) and abs(value) < _LARGEST)
+        for part in found
+        for value in part.values()
+    )
 
 
 def series_table(results: Results, part: str, score: str, level: float = 0.95) -> Table:
@@ -147,8 +170,7 @@ def write_series_report(folder: str | Path, out: str | Path) -> Path:
         OSError: if the page cannot be written.
     """
     results = read_series_results(folder)
-    known = {part for result in results for column in result["scores"].values() for part in column}
-    asked, there = [part for part in ("filter", "forecast") if part in known], {result["label"] for result in results}
+    asked, there = [part for part in PARTS if _columns(results, part)], {result["label"] for result in results}
     lines = [f"# {markdown_text(results[0]['recipe'])}\n"]
     for part in asked:
         lines += [markdown(series_table(results, part, score)) for score in SCORES]
@@ -171,15 +193,16 @@ def ratio_figure(results: Results, reference: str, labels: Sequence[str] | None 
         labels: the contestants drawn; by default all but the reference.
     """
     drawn = [each for each in labels or dict.fromkeys(result["label"] for result in results) if each != reference]
+    asked = [part for part in PARTS if _columns(results, part)]
+    columns = list(dict.fromkeys(column for part in asked for column in _columns(results, part)))
     panels = {
         part: {
             label: [series_ratio(results, label, reference, column, part, "mse") for column in columns]
             for label in drawn
         }
-        for part in ("filter", "forecast")
-        if (columns := _columns(results, part))
+        for part in asked
     }
-    return series_ratios(panels, _columns(results, next(iter(panels))), reference)
+    return series_ratios(panels, columns, reference)
 
 
 def _columns(results: Results, part: str) -> list[str]:
@@ -191,7 +214,8 @@ def _columns(results: Results, part: str) -> list[str]:
 def _by_seed(results: Results, column: str, part: str, score: str) -> dict[int, float]:
     """The score of each seed that has it."""
     there = [result for result in results if part in result["scores"].get(column, {})]
-    return {result["seed"]: result["scores"][column][part][score] for result in there}
+    found = {result["seed"]: result["scores"][column][part][score] for result in there}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def _cell(values: Sequence[float], level: float) -> Cell:

@@ -80,5 +80,7 @@ def series_ratios(
         panel.set_ylabel(f"{part}: error / {reference}'s")
         panel.set_xlim(-0.5, len(columns) - 0.5)
     axes[-1, 0].set_xticks(range(len(columns)), columns)
-    axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
+    legend = axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
+    for text in (*legend.get_texts(), *axes[-1, 0].get_xticklabels(), *(panel.yaxis.label for panel in axes[:, 0])):
+        text.set_parse_math(False)  # text of a result file is no formula
     return figure
