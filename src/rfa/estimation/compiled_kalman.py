@@ -62,6 +62,7 @@ def compiled_filter(
     )
     mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
     covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
+    predicted = robust and problem.options.smooth
     run(
         entry,
         found,
@@ -77,6 +78,8 @@ def compiled_filter(
         covariance=covariance,
         least_squares=None if robust else of_rows,
         weight=of_rows if robust else None,
+        predicted_mean=torch.empty_like(mean) if predicted else None,
+        predicted_covariance=torch.empty_like(covariance) if predicted else None,
         overflow=overflow,
     )
     if bool((overflow >= 0).any()):

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .readings_filter import ReadingsProblem, exact_log_likelihood, irregular_names
+from .readings_filter import exact_log_likelihood
+from .readings_problem import ReadingsTable, irregular_names
 from .series import Readings
 from .structural_model import ParameterKind, SeriesScale, StructuralModel
 
@@ -97,13 +98,14 @@ def find_parameters(
     """Maximise the likelihood over the parameters that are not fixed, from `start`."""
     kinds = parameter_kinds(model, readings.sensors)
     free = [name for name in kinds if name not in fixed]
+    table = ReadingsTable.of(model, readings)
 
     def values(coordinates: Tensor) -> dict[str, float | Tensor]:
         chosen = {name: _from_coordinate(kinds[name], x) for name, x in zip(free, coordinates.unbind(-1), strict=True)}
         return {**fixed, **chosen}
 
     def likelihood(coordinates: Tensor) -> Tensor:
-        return exact_log_likelihood(ReadingsProblem.of(model, values(coordinates), readings))
+        return exact_log_likelihood(table.problem(values(coordinates)))
 
     origin = torch.tensor([_to_coordinate(kinds[name], start[name]) for name in free], dtype=torch.float64)
     if not free:
@@ -138,7 +140,7 @@ def find_parameters(
     ]
     without = {**found, **dict.fromkeys(vanishing, 0.0)}
     if vanishing:
-        at_zero = exact_log_likelihood(ReadingsProblem.of(model, without, readings)).item()
+        at_zero = exact_log_likelihood(table.problem(without)).item()
         if at_zero > total - _SAME:
             found, total = without, at_zero
     return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE))

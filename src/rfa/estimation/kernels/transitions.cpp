@@ -10,10 +10,10 @@
 namespace rfa {
 
 struct Lags {
-  int64_t count, states;
-  const double *dynamics, *diffusion, *lags;  // A, Q (n, n), dt (count,)
-  double *transition, *variance;              // (count, n, n)
-  const double *grad_transition, *grad_variance;
+  int64_t models, count, states, threads;
+  const double *dynamics, *diffusion, *lags;  // A, Q (models, n, n), dt (count,)
+  double *transition, *variance;              // (models, count, n, n)
+  const double *grad_transition, *grad_variance;  // of one model
   double *grad_dynamics, *grad_diffusion;     // (n, n)
 };
 
@@ -146,10 +146,22 @@ template <int N> struct Discretization {
 
 extern "C" int64_t rfa_lags_size() { return sizeof(rfa::Lags); }
 
-extern "C" int rfa_transitions(const rfa::Lags* p) try {
-  rfa::with_size(p->states, [&](auto of) { rfa::Discretization<decltype(of)::SIZE>(*p, of).run(); });
-  return 0;
-} catch (const std::exception&) { return 1; }
+// 0, or 1 where there is no memory.
+extern "C" int rfa_transitions(const rfa::Lags* p) {
+  int failed = 0;
+#pragma omp parallel for num_threads(p->threads) schedule(dynamic)
+  for (int64_t model = 0; model < p->models; model++) try {
+      const int64_t nn = p->states * p->states;
+      rfa::Lags one = *p;
+      one.dynamics += model * nn, one.diffusion += model * nn;
+      one.transition += model * p->count * nn, one.variance += model * p->count * nn;
+      rfa::with_size(p->states, [&](auto of) { rfa::Discretization<decltype(of)::SIZE>(one, of).run(); });
+    } catch (const std::exception&) {
+#pragma omp atomic write
+      failed = 1;
+    }
+  return failed;
+}
 
 extern "C" int rfa_transitions_gradient(const rfa::Lags* p) try {
   rfa::with_size(p->states, [&](auto of) { rfa::Discretization<decltype(of)::SIZE>(*p, of).run_gradient(); });
