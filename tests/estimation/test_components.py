@@ -164,6 +164,19 @@ def test_the_fit_is_statsmodels():
     assert found.log_likelihood > expected.llf - 1e-4  # their search starts at ours and finds nothing better
 
 
+def test_the_fit_leaves_a_variance_that_has_gone_to_zero():
+    """Its likelihood is flat there. The season's maximum lies at a variance a hundred times below its start."""
+    generator, times = np.random.default_rng(0), np.arange(500.0)
+    level, turn = generator.normal(0, 0.5, 500).cumsum(), 2 * np.pi * times / 24
+    values = 10 + level + 2 * np.sin(turn) + np.cos(2 * turn) + generator.normal(size=500)
+    fixed = {"sigma2.trend": 0.0}
+    found = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values, fixed=fixed)
+    season = "sigma2.freq_seasonal_24(2)"
+    assert 1e-4 < found.parameters[season] < 1e-3
+    without = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values, fixed={**fixed, season: 0.0})
+    assert found.log_likelihood > without.log_likelihood + 0.5
+
+
 @slow
 def test_units_of_time_and_value_do_not_matter():
     """A variance per unit of time is in squared units of the value; the maximum moves with the units."""

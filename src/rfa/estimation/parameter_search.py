@@ -25,7 +25,11 @@ _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maxim
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged
-_RATIOS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # of the components' variances over their usual start
+_RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)  # logarithms: of all components' usual variances
+_LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)  # and of one of them, to leave a flat with it
+_GAIN = 1e-2  # nats that a lifted variance must gain for another search
+_MOST_RESTARTS = 3
+_FLAT = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
 
 
 class FoundParameters(NamedTuple):
@@ -110,28 +114,17 @@ def find_parameters(
     origin = torch.tensor([_to_coordinate(kinds[name], start[name]) for name in free], dtype=torch.float64)
     if not free:
         return FoundParameters(dict(fixed), likelihood(origin).item(), True)
-    origin = _best_start(origin, [name in model.parameters and kinds[name] == "variance" for name in free], likelihood)
-    shifts = _STEP * torch.cat([torch.zeros(1, len(free)), torch.eye(len(free)), -torch.eye(len(free))])
-    coordinates = origin.clone().requires_grad_()
-    best: list[tuple[float, Tensor, Tensor]] = []
-    search = torch.optim.LBFGS([coordinates], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-5)
-
-    def evaluate() -> Tensor:
-        at = coordinates.detach().clone()
-        if not bool((at - origin).abs().max() < _LARGEST_CHANGE):
-            raise _SearchTooFar
-        found = likelihood(at + shifts)
-        if not bool(found.isfinite().all()):
-            raise _SearchTooFar
-        slope = (found[1 : len(free) + 1] - found[len(free) + 1 :]) / (2 * _STEP)
-        coordinates.grad = -slope
-        best[:] = [max([*best, (found[0].item(), at, slope)], key=lambda one: one[0])]
-        return -found[0]
-
-    evaluate()
-    with suppress(_SearchTooFar, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
-        search.step(evaluate)  # type: ignore[no-untyped-call]
-    total, at, slope = best[0]
+    scaled = torch.tensor([name in model.parameters and kinds[name] == "variance" for name in free])
+    origin = _best(origin + _RATIOS[:, None] * scaled, likelihood)[1]
+    best = _climbed(origin, likelihood, max_steps)
+    for _ in range(_MOST_RESTARTS):
+        alone = torch.eye(len(free), dtype=torch.bool)[scaled]  # each variance by itself
+        lifted = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
+        total, begin = _best(torch.cat([best.at[None], lifted]), likelihood)
+        if not total > best.total + _GAIN:
+            break
+        best = max(best, _climbed(begin, likelihood, max_steps), key=lambda one: one.total)
+    total, at, slope = best
     found = {name: float(value) for name, value in values(at).items()}
     vanishing = [
         name
@@ -154,11 +147,46 @@ def start_parameters(
     return {**noises, **model.start(scale), **fixed}
 
 
-def _best_start(origin: Tensor, scaled: list[bool], likelihood: Callable[[Tensor], Tensor]) -> Tensor:
-    """The best of a few ratios of the components' variances to the noise."""
-    ratios = torch.tensor(_RATIOS, dtype=torch.float64).log()[:, None]
-    starts = origin + ratios * torch.tensor(scaled, dtype=torch.float64)
-    return starts[likelihood(starts).nan_to_num(nan=-torch.inf).argmax()]
+class _Maximum(NamedTuple):
+    """The likelihood at coordinates, and its slope along each."""
+
+    total: float
+    at: Tensor
+    slope: Tensor
+
+
+def _climbed(origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int) -> _Maximum:
+    """The maximum that a search from `origin` ends at."""
+    free = len(origin)
+    shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
+    coordinates = origin.clone().requires_grad_()
+    best: list[_Maximum] = []
+    search = torch.optim.LBFGS(
+        [coordinates], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-5, tolerance_change=_FLAT
+    )
+
+    def evaluate() -> Tensor:
+        at = coordinates.detach().clone()
+        if not bool((at - origin).abs().max() < _LARGEST_CHANGE):
+            raise _SearchTooFar
+        found = likelihood(at + shifts)
+        if not bool(found.isfinite().all()):
+            raise _SearchTooFar
+        slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        coordinates.grad = -slope
+        best[:] = [max([*best, _Maximum(found[0].item(), at, slope)], key=lambda one: one.total)]
+        return -found[0]
+
+    evaluate()
+    with suppress(_SearchTooFar, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
+        search.step(evaluate)  # type: ignore[no-untyped-call]
+    return best[0]
+
+
+def _best(candidates: Tensor, likelihood: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+    """The likelihood of the best row, and the row."""
+    found = likelihood(candidates).nan_to_num(nan=-torch.inf)
+    return found.max().item(), candidates[found.argmax()]
 
 
 def _robust_variance(deviations: np.ndarray) -> float:
