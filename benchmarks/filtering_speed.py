@@ -3,8 +3,8 @@
 `RobustFilter` is timed from arrays to results, as statsmodels' `UnobservedComponents`: a new object, filtered,
 smoothed or fitted. `robust_estimate` and `recursive_estimate` filter batches; statsmodels filters their series one
 after another, its matrices prepared before. filterpy has its loop, with matrices prepared before. All have their turns
-in each round, in one process, with as many threads as the user has. A ratio is the median over rounds; below 1 rfa is faster.
-Before it is timed, an estimate is compared with statsmodels'. The command prints Markdown tables and writes
+in each round, in one process, with as many threads as the user has. A ratio is the median over rounds; below 1 rfa is
+faster. Before it is timed, an estimate is compared with statsmodels'. The command prints Markdown tables and writes
 benchmarks/results/filtering_speed.json. Start it on a quiet machine.
 """
 

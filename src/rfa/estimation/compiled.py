@@ -100,6 +100,21 @@ def run(entry: str, problem: FilterProblem | LagsProblem | LikelihoodProblem, **
         raise MemoryError(f"rfa: no memory for the {entry} on the CPU")
 
 
+class FirstDerivatives(torch.autograd.Function):
+    """Gradients by compiled code, as they are. A second derivative raises; without this it would be wrong silently.
+
+    `once_differentiable` does not see that a gradient depends on the inputs.
+    """
+
+    @staticmethod
+    def forward(ctx, count, *tensors):  # noqa: D102 - `count` gradients, then what they depend on
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def backward(ctx, *_):  # noqa: D102
+        raise RuntimeError("got a second derivative of compiled code, expected a first one: take torch.func.hessian")
+
+
 class Discretization(torch.autograd.Function):
     """`Phi(dt)` and `V(dt)` of many lags, `(lags, n, n)`, with the gradient for A and Q."""
 
@@ -115,7 +130,6 @@ class Discretization(torch.autograd.Function):
         return transition, variance
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_transition, grad_variance):  # noqa: D102
         dynamics, diffusion, lags = ctx.saved_tensors
         grads = torch.empty_like(dynamics), torch.empty_like(diffusion)
@@ -128,7 +142,8 @@ class Discretization(torch.autograd.Function):
             grad_dynamics=grads[0],
             grad_diffusion=grads[1],
         )
-        return *grads, None
+        given_grads = grad_transition, grad_variance
+        return *FirstDerivatives.apply(2, *grads, *given_grads, dynamics, diffusion), None  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import FilterProblem, Lags, can_run, run, transitions
+from .compiled import FilterProblem, FirstDerivatives, Lags, can_run, run, transitions
 from .kalman import overflow_error
 from .linear_sde import LinearSDE
 from .matrices import flattened, identity_like, without_missing
@@ -179,7 +179,6 @@ class FilterDensity(torch.autograd.Function):
         return density, counts
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_density, _):  # noqa: D102
         tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         covariances, n, _ = tensors["start_covariance"].shape
@@ -200,6 +199,5 @@ class FilterDensity(torch.autograd.Function):
         start = grads["covariance"]
         if ctx.starts == 1:
             start = start.sum(0, keepdim=True)
-        return (
-            shared["rows"], grads["values"], shared["transition"], shared["variance"], grads["mean"], start, None,
-        )  # fmt: skip
+        found = shared["rows"], grads["values"], shared["transition"], shared["variance"], grads["mean"], start
+        return *FirstDerivatives.apply(6, *found, grad_density, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
