@@ -21,6 +21,7 @@ from .series import Readings
 from .structural_model import ParameterKind, SeriesScale, StructuralModel
 
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
+_HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
@@ -105,8 +106,7 @@ def find_parameters(
     table = ReadingsTable.of(model, readings)
 
     def values(coordinates: Tensor) -> dict[str, float | Tensor]:
-        chosen = {name: _from_coordinate(kinds[name], x) for name, x in zip(free, coordinates.unbind(-1), strict=True)}
-        return {**fixed, **chosen}
+        return {**fixed, **_from_coordinates(kinds, free, coordinates)}
 
     def likelihood(coordinates: Tensor) -> Tensor:
         return exact_log_likelihood(table.problem(values(coordinates)))
@@ -137,6 +137,35 @@ def find_parameters(
         if at_zero > total - _SAME:
             found, total = without, at_zero
     return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE))
+
+
+def standard_errors(
+    model: StructuralModel, readings: Readings, fixed: Mapping[str, float | int], found: Mapping[str, float]
+) -> dict[str, float]:
+    """Of the free parameters at the maximum, from the Hessian of the log-likelihood by differences.
+
+    The Hessian is taken along the coordinates of the search: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`. It is infinite at
+    zero, and where the likelihood has no maximum.
+    """
+    kinds = parameter_kinds(model, readings.sensors)
+    free = [name for name in kinds if name not in fixed and found[name] > 0]
+    errors = {name: math.inf for name in kinds if name not in fixed}
+    if not free:
+        return errors
+    table, kept = ReadingsTable.of(model, readings), {**fixed, **found}
+    at = torch.tensor([_to_coordinate(kinds[name], found[name]) for name in free], dtype=torch.float64)
+    step = _HESSIAN_STEP * torch.eye(len(free), dtype=torch.float64)
+    pairs = torch.stack([step[:, None] + step, step[:, None] - step, step - step[:, None], -step[:, None] - step])
+    points = (at + pairs).reshape(-1, len(free))
+    likelihood = exact_log_likelihood(table.problem({**kept, **_from_coordinates(kinds, free, points)}))
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+    hessian = torch.einsum("s,sij->ij", signs, likelihood.reshape(pairs.shape[:3])) / (4 * _HESSIAN_STEP**2)
+    factor, failed = torch.linalg.cholesky_ex(-hessian)
+    if failed == 0:
+        for name, x, variance in zip(free, at, torch.cholesky_inverse(factor).diagonal(), strict=True):
+            slope = found[name] * (x.exp() if kinds[name] == "factor" else 1.0)
+            errors[name] = float(slope * variance.sqrt())
+    return errors
 
 
 def start_parameters(
@@ -198,6 +227,11 @@ def _robust_variance(deviations: np.ndarray) -> float:
 
 def _to_coordinate(kind: ParameterKind, value: float) -> float:
     return math.log(-math.log(value)) if kind == "factor" else math.log(value)
+
+
+def _from_coordinates(kinds: Mapping[str, ParameterKind], free: list[str], coordinates: Tensor) -> dict[str, Tensor]:
+    """The values of free parameters, by name."""
+    return {name: _from_coordinate(kinds[name], x) for name, x in zip(free, coordinates.unbind(-1), strict=True)}
 
 
 def _from_coordinate(kind: ParameterKind, coordinate: Tensor) -> Tensor:

@@ -11,7 +11,14 @@ from rfa.checks import require
 
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
-from .parameter_search import FoundParameters, find_parameters, read_fixed, series_scale, start_parameters
+from .parameter_search import (
+    FoundParameters,
+    find_parameters,
+    read_fixed,
+    series_scale,
+    standard_errors,
+    start_parameters,
+)
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
 from .series import Readings, read_later, read_series
@@ -117,6 +124,7 @@ class RobustFilter:
         known = read_fixed(model, readings.sensors, fixed or {})
         self._all, self._fitted, self._later, self._scale = model, readings, [], series_scale(readings)
         self._run, self._carried = None, None
+        self._known, self._kept = known, readings
         self.parameters, self.log_likelihood, self.converged = self._search(known, max_steps)
         return self
 
@@ -135,9 +143,9 @@ class RobustFilter:
             rejected = np.abs(innovations) > _FAR
             if found is not None and bool((rejected == before).all()):
                 return found
-            before, kept = rejected, replace(readings, values=np.where(rejected, np.nan, readings.values))
+            before, self._kept = rejected, replace(readings, values=np.where(rejected, np.nan, readings.values))
             again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-            found = find_parameters(model, kept, known, again, max_steps)
+            found = find_parameters(model, self._kept, known, again, max_steps)
         assert found is not None
         return found
 
@@ -146,6 +154,16 @@ class RobustFilter:
         """The model with its parameters; C and R are those of a reading of the first sensor without regressors."""
         names = irregular_names(self._readings.sensors)
         return self._all.to_sde(self.parameters, self.parameters[names[0]])
+
+    @property
+    def standard_errors(self) -> dict[str, float]:
+        """Of each fitted parameter, from the curvature of the log-likelihood of the readings that `fit` has used.
+
+        Infinite for a variance of 0, and where the likelihood has no maximum. They are those of statsmodels with
+        `cov_type="approx"`.
+        """
+        self._fitted_readings()
+        return standard_errors(self._all, self._kept, self._known, self.parameters)
 
     def filter(self) -> SeriesEstimate:
         """The estimate at each reading from it and earlier readings."""
