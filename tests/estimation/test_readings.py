@@ -10,6 +10,7 @@ from rfa.estimation import (
     Component,
     Cycle,
     Level,
+    LinearSDE,
     RobustFilter,
     Season,
     StructuralModel,
@@ -113,6 +114,24 @@ def test_a_direction_that_is_not_shown_does_not_count():
     alone = RobustFilter(Level(), robust=False).fit(np.arange(30), values, fixed=fixed)
     twice = RobustFilter(Level(), robust=False).fit(np.arange(30), values, exog=np.ones(30), fixed=fixed)
     assert twice.log_likelihood == pytest.approx(alone.log_likelihood, abs=1e-9)
+
+
+def test_transitions_of_blocks_and_models():
+    """States that move independently are discretised by themselves, and once for equal ones: as a matrix exponential.
+
+    Of states in another order, too, in which the blocks do not stand together.
+    """
+    model, variances = Trend() + Season(5.0) + Autoregression(), torch.tensor([0.1, 0.2, 0.1], dtype=torch.float64)
+    given = {**VALUES, "sigma2.trend": variances, "ar.L1": torch.tensor([0.5, 0.5, 0.6], dtype=torch.float64)}
+    sde = model.to_sde(given)
+    order, lags = [2, 0, 4, 3, 1], torch.tensor([0.0, 1e-3, 0.7, 30.0], dtype=torch.float64)
+    for states in (slice(None), order):
+        turned = (x[..., states, :][..., states] for x in (sde.dynamics, sde.diffusion))
+        one = LinearSDE(*turned, sde.observation, sde.observation_noise)
+        for mine, theirs in zip(
+            compiled.transitions_of_models(one, lags), (one.transition(lags), one.covariance(lags)), strict=True
+        ):
+            torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("robust", [False, True])

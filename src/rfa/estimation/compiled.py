@@ -121,8 +121,8 @@ class Discretization(torch.autograd.Function):
     @staticmethod
     def forward(ctx, dynamics, diffusion, lags):  # noqa: D102 - of PyTorch
         dynamics, diffusion = dynamics.contiguous(), diffusion.contiguous()
-        transition = lags.new_empty(len(lags), *dynamics.shape)
-        variance = torch.empty_like(transition)
+        transition = lags.new_zeros(len(lags), *dynamics.shape)
+        variance = torch.zeros_like(transition)
         problem = LagsProblem(1, len(lags), len(dynamics), 1)
         given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
         run("transitions", problem, **given, transition=transition, variance=variance)
@@ -171,7 +171,7 @@ def transitions_of_models(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple
     b, n, _ = dynamics.shape
     if not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any()):
         return sde.transition(lags), sde.covariance(lags)
-    transition, variance = (lags.new_empty(b, len(lags), n, n) for _ in range(2))
+    transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
     problem = LagsProblem(b, len(lags), n, torch.get_num_threads())
     given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
     run("transitions", problem, **given, transition=transition, variance=variance)
