@@ -150,10 +150,14 @@ def whole_series(length: int) -> Iterator[dict]:
             "rfa, robust": lambda case=case: RobustFilter(case.model).fit(times, values),
             "statsmodels": lambda model=model: model.fit(disp=0),
         }
-        yield {
-            "what": "fit", **line, "log_likelihoods": [found.log_likelihood, there.log_likelihood],
-            "seconds": in_turns(calls, 5 if length < 2000 else 3),
-        }  # fmt: skip
+        seconds = in_turns(calls, 5 if length < 2000 else 2)
+        if case.states < 10:  # in seconds, once
+            irregular = np.random.default_rng(1).exponential(size=length).cumsum()
+            began = time.perf_counter()
+            RobustFilter(case.model, False).fit(irregular, values)
+            seconds["rfa, irregular times"] = [time.perf_counter() - began]
+        log_likelihoods = [found.log_likelihood, there.log_likelihood]
+        yield {"what": "fit", **line, "log_likelihoods": log_likelihoods, "seconds": seconds}
 
 
 def filterpy_loop(sde: LinearSDE, values: np.ndarray, what: str) -> np.ndarray:
@@ -218,7 +222,7 @@ def estimates(name: str, sde: LinearSDE, regular: bool, batch: int, length: int)
         }
         if batch == 1 and direction == "filter":
             calls["filterpy"] = lambda: filterpys(sde, times, seen[0], start)
-        seconds = in_turns(calls)
+        seconds = in_turns(calls, ROUNDS if batch == 1 else 3)
         lines.append({
             "what": direction, "model": name, "times": "regular" if regular else "irregular", "series": batch,
             "length": length, "error": float(error), "seconds": seconds,
