@@ -103,7 +103,8 @@ class ReadingsTable:
         rounded = np.ldexp(np.round(mantissa * _MANTISSA), exponent)
         _, first, index = np.unique(rounded, return_index=True, return_inverse=True)
         arrays = values, readings.sensor, readings.noise, least, steps[first], index
-        return cls(model, readings, _rows(model, readings), *map(torch.from_numpy, arrays))
+        tensors = (torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)
+        return cls(model, readings, _rows(model, readings), *tensors)
 
     def problem(self, parameters: Mapping[str, float | int | Float[Tensor, " b"]]) -> "ReadingsProblem":
         """With values of the parameters: numbers, or `(b,)` of several models.

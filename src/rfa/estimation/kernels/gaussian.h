@@ -41,8 +41,8 @@ struct Component {
 template <int N> struct Steps {
   using State = Covariance<N>;
   Matrices<N> of;
-  std::vector<double> a, b, c, x, y;
-  explicit Steps(Matrices<N> size) : of(size), a(of.nn()), b(of.nn()), c(of.nn()), x(of.n()), y(of.n()) {}
+  std::vector<double> a, c, x, y;
+  explicit Steps(Matrices<N> size) : of(size), a(of.nn()), c(of.nn()), x(of.n()), y(of.n()) {}
 
   // P -> Phi P Phi^T + V. While nothing was observed, P and L stay.
   void predict(State& s, const double* transition, const double* variance) {
