@@ -20,6 +20,7 @@ from .grid import check_gaps
 from .linear_sde import LinearSDE
 
 SOURCES = Path(__file__).parent / "kernels"
+_WORTH_THREADS = 1e7  # nanoseconds
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -83,6 +84,15 @@ def can_run(*tensors: Tensor | None) -> bool:
     given = [x for x in tensors if x is not None]
     plain = all(type(x) is Tensor and x.device.type == "cpu" for x in given)
     return plain and not transformed() and not torch.compiler.is_compiling() and library() is not None
+
+
+def threads_for(parts: int, steps: int, states: int) -> int:
+    """The threads for independent parts of so many steps. Where all take less than 10 ms, one.
+
+    Beside other programs a second thread is waited for: a fit of 500 readings took 20 times as long with two.
+    """
+    nanoseconds = parts * steps * (100 + 10 * states**2)
+    return min(torch.get_num_threads(), parts) if nanoseconds > _WORTH_THREADS else 1
 
 
 def run(entry: str, problem: FilterProblem | LagsProblem | LikelihoodProblem, **tensors: Tensor | None) -> None:
@@ -172,7 +182,7 @@ def transitions_of_models(sde: LinearSDE, lags: Float[Tensor, " lags"]) -> tuple
     if not bool((dynamics - torch.diag_embed(dynamics.diagonal(dim1=-2, dim2=-1))).any()):
         return sde.transition(lags), sde.covariance(lags)
     transition, variance = (lags.new_zeros(b, len(lags), n, n) for _ in range(2))
-    problem = LagsProblem(b, len(lags), n, torch.get_num_threads())
+    problem = LagsProblem(b, len(lags), n, threads_for(b, len(lags), n))
     given = {"dynamics": dynamics, "diffusion": diffusion, "lags": lags}
     run("transitions", problem, **given, transition=transition, variance=variance)
     return transition, variance

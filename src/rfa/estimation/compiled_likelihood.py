@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import FilterProblem, FirstDerivatives, Lags, can_run, run, transitions
+from .compiled import FilterProblem, FirstDerivatives, Lags, can_run, run, threads_for, transitions
 from .kalman import overflow_error
 from .linear_sde import LinearSDE
 from .matrices import flattened, identity_like, without_missing
@@ -117,9 +117,8 @@ class CompiledLikelihood:
     def problem(self, states: int, covariances: int) -> FilterProblem:
         """For a filter of these series."""
         b, length, m = self.values.shape
-        found = FilterProblem(
-            b, covariances, self.models, length, m, states, torch.get_num_threads(), 0, self.initial is None
-        )
+        threads = threads_for(covariances, m * length, states)
+        found = FilterProblem(b, covariances, self.models, length, m, states, threads, 0, self.initial is None)
         found.patterns, found.lags = len(self.patterns), len(self.lags.lags)
         return found
 

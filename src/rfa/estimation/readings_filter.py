@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .compiled import FilterProblem, LikelihoodProblem, can_run, run
+from .compiled import FilterProblem, LikelihoodProblem, can_run, run, threads_for
 from .gaussian import Gaussian
 from .grid import bounded_values
 from .kalman import overflow_error
@@ -77,7 +77,7 @@ def exact_log_likelihood(problem: ReadingsProblem) -> Float[Tensor, " b"]:
     table = problem.table
     b, lags, n, _ = problem.transition.shape
     found = problem.covariance.new_empty(b)
-    sizes = b, len(problem), n, problem.sensor_noise.shape[1], lags, torch.get_num_threads()
+    sizes = b, len(problem), n, problem.sensor_noise.shape[1], lags, threads_for(b, len(problem), n)
     run(
         "likelihood",
         LikelihoodProblem(*sizes),
