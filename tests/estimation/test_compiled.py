@@ -225,6 +225,13 @@ def test_fit_as_in_torch(in_torch):
     assert found.standard_errors == pytest.approx(expected.standard_errors, rel=1e-3)
 
 
+def test_threads_for_long_work_alone(monkeypatch):
+    """And no more than there are parts."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    work = {(9, 500, 6): 1, (9, 10_000, 6): 4, (2, 100_000, 6): 2}
+    assert {given: compiled.threads_for(*given) for given in work} == work
+
+
 def test_bad_direction():
     with pytest.raises(ValueError, match=r"^direction: got 'back', expected one of 'filter', 'smooth'$"):
         recursive_estimate(rotating(), matrix([0.0]), matrix([[0.0, 0.0]]), direction="back")

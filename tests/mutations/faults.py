@@ -158,7 +158,7 @@ READINGS = [
              "later information is counted twice", "estimation/test_readings.py"),
     Mutation("estimation/kernels/robust.cpp", "trusted = int64_t(from[0]), log_odds = from[1];",
              "trusted = int64_t(from[0]);", "an update forgets the challenger", "estimation/test_readings.py"),
-    Mutation("estimation/readings_problem.py", "] + self.table.noise", "]",
+    Mutation("estimation/readings_problem.py", "] + table.noise.numpy()", "]",
              "known noises do not count", "estimation/test_robust_filter.py"),
     Mutation("estimation/parameter_search.py", "if not total > best.total + _GAIN:", "if total:",
              "a variance that has gone to zero stays there", "estimation/test_components.py"),

@@ -39,10 +39,11 @@ class StateMoments(NamedTuple):
     mean: Float[Tensor, "T n"]
     covariance: Float[Tensor, "T n n"]
 
-    def of_readings(self, rows: Float[Tensor, "T n"]) -> tuple[Tensor, Tensor]:
+    def of_readings(self, rows: Float[Tensor, "T n"]) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of what a row of C shows of each state, `(T,)`."""
-        spread = (self.covariance @ rows[..., None])[..., 0]
-        return (rows * self.mean).sum(-1), (rows * spread).sum(-1)
+        mean, covariance, shown = self.mean.numpy(), self.covariance.numpy(), rows.numpy()
+        spread = np.einsum("tij,tj->ti", covariance, shown)
+        return np.einsum("ti,ti->t", shown, mean), np.einsum("ti,ti->t", shown, spread)
 
 
 class FilteredReadings(NamedTuple):
@@ -170,7 +171,8 @@ class ReadingsProblem:
     @property
     def noise(self) -> Float[Tensor, "b T"]:
         """R of each reading."""
-        return self.sensor_noise[:, self.table.sensor] + self.table.noise
+        table = self.table  # in NumPy, as below: PyTorch would start threads for it
+        return torch.from_numpy(self.sensor_noise.numpy()[:, table.sensor.numpy()] + table.noise.numpy())
 
     @property
     def present(self) -> Bool[Tensor, " T"]:
@@ -179,9 +181,10 @@ class ReadingsProblem:
 
     def whitened(self) -> tuple[Float[Tensor, "b T n"], Float[Tensor, "b T"]]:
         """Rows of C and values in units of the noise, 0 where nothing was read."""
-        present, scale = self.present, self.noise.clamp(min=torch.finfo(torch.float64).tiny).sqrt()
-        rows = torch.where(present[:, None], self.table.rows / scale[..., None], 0.0)
-        return rows, torch.where(present, self.table.values / scale, 0.0)
+        values = self.table.values.numpy()
+        present, scale = ~np.isnan(values), np.sqrt(np.maximum(self.noise.numpy(), np.finfo(float).tiny))
+        rows = np.where(present[:, None], self.table.rows.numpy() / scale[..., None], 0.0)
+        return torch.from_numpy(rows), torch.from_numpy(np.where(present, values / scale, 0.0))
 
     def first(self, scale: SeriesScale) -> Gaussian:
         """The state before the first reading, for filters and smoothers.

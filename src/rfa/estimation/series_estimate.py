@@ -70,7 +70,7 @@ class SeriesEstimate:
         noise = problem.noise[0].numpy()
 
         def reading(states: StateMoments) -> tuple[np.ndarray, np.ndarray]:
-            mean, variance = (x.numpy() for x in states.of_readings(problem.table.rows))
+            mean, variance = states.of_readings(problem.table.rows)
             return mean + readings.offset, variance + noise
 
         mean, variance = reading(run.estimates)
