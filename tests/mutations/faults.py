@@ -143,9 +143,6 @@ ESTIMATION = [
     Mutation("estimation/recursive_filter.py", "covariance=updated.covariance + across",
              "covariance=updated.covariance - across",
              "scales that are left open narrow the band", "estimation/test_recursion.py"),
-]  # fmt: skip
-
-READINGS = [
     Mutation("estimation/kernels/likelihood.cpp", "right[j] = c * x + s * residual", "right[j] = c * x",
              "a diffuse direction is not fitted", "estimation/test_readings.py"),
     Mutation("estimation/kernels/likelihood.cpp", "total += std::log(p.units[i]);", "total += 0;",
@@ -187,4 +184,4 @@ PIPELINE = [
              "the standard error over windows", "evaluation/test_perplexity.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *READINGS, *PIPELINE]
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE]

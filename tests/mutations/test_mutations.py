@@ -8,8 +8,8 @@ from faults import MUTATIONS
 SOURCES = Path(__file__).parents[2] / "src" / "rfa"
 
 
-def test_there_are_sixty_and_more():
-    assert len(MUTATIONS) >= 60
+def test_none_is_listed_twice():
+    assert len({(mutation.file, mutation.old, mutation.new) for mutation in MUTATIONS}) == len(MUTATIONS) >= 60
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.file)
