@@ -1,20 +1,24 @@
-"""Speed of the compiled filters on one long series: `python benchmarks/filtering_speed.py [--length 10000]`.
+"""Speed of `RobustFilter` and of the compiled filters: `python benchmarks/filtering_speed.py [--lengths 500 10000]`.
 
-The peers are statsmodels (one series after another, its matrices prepared before), filterpy's loop, and the same filter
-in PyTorch. All have their turns in each round, in one process on one thread. A ratio is the median over rounds; below 1
-rfa is faster. Before it is timed, an estimate is compared with statsmodels'. The command prints Markdown tables and
-writes benchmarks/results/filtering_speed.json. Start it on a quiet machine.
+`RobustFilter` is timed from arrays to results, as statsmodels' `UnobservedComponents`: a new object, filtered,
+smoothed or fitted. `robust_estimate` and `recursive_estimate` filter batches; statsmodels filters their series one
+after another, its matrices prepared before. filterpy has its loop, with matrices prepared before. All have their turns
+in each round, in one process, with as many threads as the user has. A ratio is the median over rounds; below 1 rfa is
+faster. Before it is timed, an estimate is compared with statsmodels'. The command prints Markdown tables and writes
+benchmarks/results/filtering_speed.json. Start it on a quiet machine.
 """
 
 import argparse
+import dataclasses
 import json
 import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import filterpy.kalman
 import numpy as np
 import statsmodels.api as sm
 import torch
@@ -22,12 +26,22 @@ from filters import filterpys
 from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
 from torch import Tensor
 
-from rfa.estimation import LinearSDE, compiled, fit, recursive_estimate, robust_estimate
+from rfa.estimation import (
+    Component,
+    Level,
+    LinearSDE,
+    RobustFilter,
+    Season,
+    StructuralModel,
+    Trend,
+    recursive_estimate,
+    robust_estimate,
+)
 from rfa.files import write_text_whole
 from rfa.training.environment import environment
 
 RESULTS = Path(__file__).parent / "results" / "filtering_speed.json"
-ROUNDS = 7
+ROUNDS = 5
 Call = Callable[[], object]
 
 
@@ -57,17 +71,104 @@ def in_turns(calls: dict[str, Call], rounds: int = ROUNDS) -> dict[str, list[flo
     return seconds
 
 
-def without_compiler(call: Call) -> Call:
-    """The same call in PyTorch."""
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Components, values of their parameters, and the same model in statsmodels."""
 
-    def run() -> object:
-        library, compiled.library = compiled.library, lambda: None  # type: ignore[assignment]
-        try:
-            return call()
-        finally:
-            compiled.library = library
+    name: str
+    states: int
+    model: Component | StructuralModel
+    parameters: dict[str, float]
+    peer: dict[str, object]
 
-    return run
+
+def cases() -> list[Case]:
+    """At parameters at which both libraries have the same model: the slope does not wander."""
+    given = {"sigma2.irregular": 1.0, "sigma2.level": 0.25}
+    sloped, two, six = {**given, "sigma2.trend": 0.0}, Season(24, 2), Season(24, 6)
+    return [
+        Case("level", 1, Level(), given, {"level": "llevel"}),
+        Case("trend", 2, Trend(), sloped, {"level": "lltrend"}),
+        Case(
+            "trend, season", 6, Trend() + two, {**sloped, "sigma2.freq_seasonal_24(2)": 1e-3},
+            {"level": "lltrend", "freq_seasonal": [{"period": 24, "harmonics": 2}]},
+        ),
+        Case(
+            "level, season", 13, Level() + six, {**given, "sigma2.freq_seasonal_24(6)": 1e-3},
+            {"level": "llevel", "freq_seasonal": [{"period": 24, "harmonics": 6}]},
+        ),
+    ]  # fmt: skip
+
+
+def daily(length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hours, and a level that wanders with a daily pattern and unit noise."""
+    generator, times = np.random.default_rng(0), np.arange(float(length))
+    level, turn = generator.normal(0, 0.5, length).cumsum(), 2 * np.pi * times / 24
+    return times, 10 + level + 2 * np.sin(turn) + np.cos(2 * turn) + generator.normal(size=length)
+
+
+def whole_series(length: int) -> Iterator[dict]:
+    """`RobustFilter`: filter, smoother and fit of one series."""
+    times, values = daily(length)
+    for case in cases():
+        line = {"model": f"{case.name}, {case.states}", "times": "regular", "series": 1, "length": length}
+        order = list(sm.tsa.UnobservedComponents(values, **case.peer).param_names)
+
+        def ours(what: str, robust: bool, case: Case = case) -> np.ndarray:
+            found = RobustFilter(case.model, robust).fit(times, values, fixed=case.parameters)
+            return getattr(found, what)().mean
+
+        def theirs(what: str, case: Case = case, order: list[str] = order, **options: bool):
+            model = sm.tsa.UnobservedComponents(values, **case.peer, **options)
+            return getattr(model, what)([case.parameters[name] for name in order])
+
+        sde = RobustFilter(case.model, False).fit(times, values, fixed=case.parameters).sde
+        for what in ("filter", "smooth"):
+            exact = theirs(what, use_exact_diffuse=True)
+            states = exact.filtered_state if what == "filter" else exact.smoothed_state
+            expected = sde.observation[0].numpy() @ states
+            error = np.abs(ours(what, False) - expected)[length // 4 :].max()  # behind the diffuse start
+            assert error < 1e-6 * values.std(), error
+            calls: dict[str, Call] = {
+                "rfa": lambda what=what: ours(what, False),
+                "rfa, robust": lambda what=what: ours(what, True),
+                "statsmodels": lambda what=what: theirs(what),
+                "filterpy": lambda what=what, sde=sde: filterpy_loop(sde, values, what),
+            }
+            yield {
+                "what": what,
+                **line,
+                "error": float(error),
+                "seconds": in_turns(calls, ROUNDS if length < 2000 else 5),
+            }
+        model = sm.tsa.UnobservedComponents(values, **case.peer)
+        found, peer = RobustFilter(case.model, False).fit(times, values), model.fit(disp=0)
+        at_theirs = dict(zip(order, map(float, peer.params), strict=True))
+        there = RobustFilter(case.model, False).fit(times, values, fixed=at_theirs)
+        calls = {
+            "rfa": lambda case=case: RobustFilter(case.model, False).fit(times, values),
+            "rfa, robust": lambda case=case: RobustFilter(case.model).fit(times, values),
+            "statsmodels": lambda model=model: model.fit(disp=0),
+        }
+        seconds = in_turns(calls, 5 if length < 2000 else 2)
+        if case.states < 10:  # in seconds, once
+            irregular = np.random.default_rng(1).exponential(size=length).cumsum()
+            began = time.perf_counter()
+            RobustFilter(case.model, False).fit(irregular, values)
+            seconds["rfa, irregular times"] = [time.perf_counter() - began]
+        log_likelihoods = [found.log_likelihood, there.log_likelihood]
+        yield {"what": "fit", **line, "log_likelihoods": log_likelihoods, "seconds": seconds}
+
+
+def filterpy_loop(sde: LinearSDE, values: np.ndarray, what: str) -> np.ndarray:
+    """filterpy's `batch_filter`, and its `rts_smoother` on it, from the same wide start."""
+    n = sde.state_size
+    found = filterpy.kalman.KalmanFilter(dim_x=n, dim_z=1)
+    found.P *= 1e8 * values.var()
+    found.F, found.Q = sde.transition(1.0).numpy(), sde.covariance(1.0).numpy()
+    found.H, found.R = sde.observation.numpy(), sde.observation_noise.numpy()
+    means, covariances, *_ = found.batch_filter(values)
+    return means if what == "filter" else found.rts_smoother(means, covariances)[0]
 
 
 def statsmodels(sde: LinearSDE, times: Tensor, seen: Tensor, start: tuple[Tensor, Tensor]) -> list[KalmanSmoother]:
@@ -119,12 +220,9 @@ def estimates(name: str, sde: LinearSDE, regular: bool, batch: int, length: int)
             "statsmodels": theirs,
             "rfa, robust": lambda options=options: recursive_estimate(sde, times, seen, **options),
         }
-        seconds = in_turns(calls)
-        if batch == 1:
-            rounds = 1  # they take seconds
-            seconds |= in_turns({"rfa in PyTorch": without_compiler(ours)}, rounds)
-            if direction == "filter":
-                seconds |= in_turns({"filterpy": lambda: filterpys(sde, times, seen[0], start)}, rounds)
+        if batch == 1 and direction == "filter":
+            calls["filterpy"] = lambda: filterpys(sde, times, seen[0], start)
+        seconds = in_turns(calls, ROUNDS if batch == 1 else 3)
         lines.append({
             "what": direction, "model": name, "times": "regular" if regular else "irregular", "series": batch,
             "length": length, "error": float(error), "seconds": seconds,
@@ -132,29 +230,10 @@ def estimates(name: str, sde: LinearSDE, regular: bool, batch: int, length: int)
     return lines
 
 
-def fits(length: int) -> list[dict]:
-    """Maximum likelihood of a local linear trend, from the same likelihood."""
-    sde, times = trend(), torch.arange(length, dtype=torch.float64)
-    seen = sde.simulate(times, torch.Generator().manual_seed(0)).observations
-    begin = LinearSDE(sde.dynamics, 3 * sde.diffusion, sde.observation, 0.5 * sde.observation_noise)
-    model = sm.tsa.UnobservedComponents(seen[:, 0].numpy(), "lltrend")
-    found, theirs = fit(begin, times, seen), model.fit(disp=0)
-    irregular = (0.1 + 0.9 * torch.rand(length, dtype=torch.float64)).cumsum(0)
-    calls: dict[str, Call] = {
-        "rfa": lambda: fit(begin, times, seen),
-        "statsmodels": lambda: model.fit(disp=0),
-        "rfa, irregular times": lambda: fit(begin, irregular, seen),
-    }
-    return [{
-        "what": "fit", "model": "trend", "times": "regular", "series": 1, "length": length,
-        "log_likelihoods": [found.log_likelihood, float(theirs.llf)], "seconds": in_turns(calls, 3),
-    }]  # fmt: skip
-
-
 def table(lines: list[dict]) -> str:
     """Milliseconds, and ratios to statsmodels and to the Kalman filter."""
-    heads = ["what", "model", "times", "series", "rfa, ms", "statsmodels, ms", "ratio", "robust / Kalman"]
-    heads += ["PyTorch, ms", "filterpy, ms"]
+    heads = ["readings", "what", "model, states", "series", "rfa, ms", "robust, ms", "statsmodels, ms", "filterpy, ms"]
+    heads += ["rfa / statsmodels", "robust / statsmodels", "robust / rfa"]
     rows = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for line in lines:
         seconds = line["seconds"]
@@ -163,31 +242,32 @@ def table(lines: list[dict]) -> str:
             return f"{1e3 * statistics.median(seconds[name]):,.1f}" if name in seconds else ""
 
         def ratio(name: str, peer: str, seconds=seconds) -> str:
-            if name not in seconds:
-                return ""
             return f"{statistics.median(a / b for a, b in zip(seconds[name], seconds[peer], strict=True)):.2f}"
 
-        cells = [line["what"], line["model"], line["times"], str(line["series"]), ms("rfa"), ms("statsmodels")]
-        cells += [ratio("rfa", "statsmodels"), ratio("rfa, robust", "rfa"), ms("rfa in PyTorch"), ms("filterpy")]
+        model = line["model"] if line["times"] == "regular" else f"{line['model']}, irregular"
+        cells = [f"{line['length']:,}", line["what"], model, str(line["series"])]
+        cells += [ms(name) for name in ("rfa", "rfa, robust", "statsmodels", "filterpy")]
+        cells += [ratio("rfa", "statsmodels"), ratio("rfa, robust", "statsmodels"), ratio("rfa, robust", "rfa")]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=10_000)
-    length = parser.parse_args().length
-    torch.set_num_threads(1)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[500, 10_000])
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 4, 16])
+    given = parser.parse_args()
     warnings.simplefilter("ignore")
-    lines = []
-    for name, sde in (("trend", trend()), ("oscillators", oscillators())):
+    components = [line for length in given.lengths for line in whole_series(length)]
+    batches = []
+    for name, sde in (("trend, 2", trend()), ("oscillators, 4", oscillators())):
         for regular in (True, False):
-            for batch in (1, 4, 16):
-                lines += estimates(name, sde, regular, batch, length)
-    lines += fits(length)
+            for batch in given.batches:
+                batches += estimates(name, sde, regular, batch, max(given.lengths))
     machine = environment()
-    print(f"{machine['machine']}; {length:,} readings, {machine['threads']} thread\n\n{table(lines)}")
-    write_text_whole(RESULTS, json.dumps({"environment": machine, "lines": lines}, indent=1) + "\n")
+    print(f"{machine['machine']}; {machine['threads']} thread(s)\n\n{table(components)}\n\n{table(batches)}")
+    whole = {"environment": machine, "lines": [*components, *batches]}
+    write_text_whole(RESULTS, json.dumps(whole, indent=1) + "\n")
 
 
 if __name__ == "__main__":

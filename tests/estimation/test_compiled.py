@@ -162,6 +162,30 @@ def test_the_public_likelihood_has_the_gradient(in_torch):
     torch.testing.assert_close(gradient(seen, seen), in_torch(gradient, seen, seen))
 
 
+def test_second_derivatives():
+    """`torch.func` has them; compiled code says that it has none, in the place of a wrong number."""
+    times = 0.7 * torch.arange(12, dtype=torch.float64)
+    seen = torch.randn(12, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def function(logarithms):
+        forcing, noise, decay = logarithms.exp()
+        dynamics = matrix([[0.0, 1.0], [-1.0, 0.0]]) - decay * torch.eye(2).double()
+        return log_likelihood(
+            LinearSDE(dynamics, forcing * torch.eye(2).double(), matrix([[1.0, 0.0]]), noise.reshape(1, 1)), times, seen
+        )
+
+    def gradient(at):
+        at = at.clone().requires_grad_()
+        return torch.autograd.grad(function(at), at)[0]
+
+    at, step = matrix([0.1, -0.3, -1.0]), 1e-5
+    differences = [(gradient(at + e) - gradient(at - e)) / (2 * step) for e in step * torch.eye(3).double()]
+    # differences of gradients with 1e-15 of rounding keep ten digits
+    torch.testing.assert_close(torch.func.hessian(function)(at), torch.stack(differences), rtol=1e-7, atol=1e-7)
+    with pytest.raises(RuntimeError, match=r"second derivative of compiled code, .* torch\.func\.hessian$"):
+        torch.autograd.functional.hessian(function, at)
+
+
 def test_transitions_of_many_lags():
     """Values and gradients as matrix exponentials have them, for short lags and long ones, which are doubled."""
     lags = matrix([1e-6, 0.3, 1.0, 7.0, 40.0])
@@ -199,6 +223,13 @@ def test_fit_as_in_torch(in_torch):
     # at the maximum a parameter is found to the root of the likelihood's digits
     assert found.parameters == pytest.approx(expected.parameters, rel=1e-4)
     assert found.standard_errors == pytest.approx(expected.standard_errors, rel=1e-3)
+
+
+def test_threads_for_long_work_alone(monkeypatch):
+    """And no more than there are parts."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    work = {(9, 500, 6): 1, (9, 10_000, 6): 4, (2, 100_000, 6): 2}
+    assert {given: compiled.threads_for(*given) for given in work} == work
 
 
 def test_bad_direction():

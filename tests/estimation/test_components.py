@@ -164,6 +164,39 @@ def test_the_fit_is_statsmodels():
     assert found.log_likelihood > expected.llf - 1e-4  # their search starts at ours and finds nothing better
 
 
+def test_standard_errors_are_statsmodels():
+    """Of variances, and of a factor. None of what is fixed; infinite at zero. Differences keep four digits."""
+    nile = RobustFilter(Level(), robust=False).fit(np.arange(100), NILE)
+    model = sm.tsa.UnobservedComponents(NILE, "llevel", use_exact_diffuse=True)
+    theirs = model.smooth([nile.parameters[name] for name in model.param_names], cov_type="approx").bse
+    assert nile.standard_errors == pytest.approx(dict(zip(model.param_names, theirs, strict=True)), rel=1e-3)
+    assert nile.standard_errors == pytest.approx({"sigma2.irregular": 3145.6, "sigma2.level": 1280.4}, rel=1e-3)
+    fixed = {"sigma2.level": 0.2}
+    found = RobustFilter(Level() + Autoregression(), robust=False).fit(np.arange(240), HOURS, fixed=fixed)
+    model = sm.tsa.UnobservedComponents(HOURS, "llevel", autoregressive=1, use_exact_diffuse=True)
+    with model.fix_params(fixed):
+        theirs = model.smooth(
+            [found.parameters[name] for name in model.param_names if name not in fixed], cov_type="approx"
+        ).bse
+    expected = {name: theirs[list(model.param_names).index(name)] for name in found.standard_errors}
+    assert found.standard_errors == pytest.approx(expected, rel=1e-3)
+    line = RobustFilter(Trend(), robust=False).fit(np.arange(40), np.arange(40.0) + np.cos(3 * np.arange(40.0)))
+    at_zero = [name for name, value in line.parameters.items() if value == 0]
+    assert at_zero == [name for name, error in line.standard_errors.items() if error == np.inf] != []
+
+
+def test_the_fit_leaves_a_variance_that_has_gone_to_zero():
+    """Its likelihood is flat there. The season's maximum lies at a variance a hundred times below its start."""
+    generator, times = np.random.default_rng(0), np.arange(500.0)
+    level, turn = generator.normal(0, 0.5, 500).cumsum(), 2 * np.pi * times / 24
+    values = 10 + level + 2 * np.sin(turn) + np.cos(2 * turn) + generator.normal(size=500)
+    found = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values)
+    season = "sigma2.freq_seasonal_24(2)"
+    assert 1e-4 < found.parameters[season] < 1e-3
+    without = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values, fixed={season: 0.0})
+    assert found.log_likelihood > without.log_likelihood + 0.5
+
+
 @slow
 def test_units_of_time_and_value_do_not_matter():
     """A variance per unit of time is in squared units of the value; the maximum moves with the units."""

@@ -11,7 +11,7 @@ from cover import slow
 from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
-from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, readings_filter
+from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, robust_filter
 
 from .series_models import column
 
@@ -50,16 +50,16 @@ def test_updates_are_the_filter_of_the_whole_series(robust, close):
 def test_an_update_filters_one_reading(monkeypatch):
     lengths = []
 
-    def recorded(grid, *rest, of=readings_filter.resumed_filter):
-        lengths.append(grid.length)
-        return of(grid, *rest)
+    def recorded(problem, *rest, of=robust_filter.filter_readings):
+        lengths.append(len(problem))
+        return of(problem, *rest)
 
     times, values, _ = simulated(40)
     found = RobustFilter(Level()).fit(times, values, fixed={"level": 0.2, "sigma2.irregular": 1.0})
-    monkeypatch.setattr(readings_filter, "resumed_filter", recorded)
+    monkeypatch.setattr(robust_filter, "filter_readings", recorded)
     for later in (1.0, 2.0, 3.0):
         found.update(times[-1] + later, 0.0)
-    assert lengths == [40, 1, 1, 1]
+    assert lengths == [40, 2, 2, 2]  # the last reading's row is there again, without its value
 
 
 def test_wrong_readings_cost_little():

@@ -1,4 +1,4 @@
-"""Sixty small faults of the library, each of which some test must find: a sign, a bound, an index, a dtype, a term.
+"""Small faults of the library, each of which some test must find: a sign, a bound, an index, a dtype, a term.
 
 `old` occurs exactly once in its file (`test_mutations.py` sees to it), and `new` takes its place. `tests` are the files
 and tests that are the first to notice. `run.py` applies the faults and runs the tests.
@@ -143,6 +143,24 @@ ESTIMATION = [
     Mutation("estimation/recursive_filter.py", "covariance=updated.covariance + across",
              "covariance=updated.covariance - across",
              "scales that are left open narrow the band", "estimation/test_recursion.py"),
+    Mutation("estimation/kernels/likelihood.cpp", "right[j] = c * x + s * residual", "right[j] = c * x",
+             "a diffuse direction is not fitted", "estimation/test_readings.py"),
+    Mutation("estimation/kernels/likelihood.cpp", "total += std::log(p.units[i]);", "total += 0;",
+             "the likelihood depends on the unit of a diffuse state", "estimation/test_readings.py"),
+    Mutation("estimation/kernels/likelihood.cpp", "mean[i] += line[j] * right[j];", "mean[i] += line[j] * 0;",
+             "the state that a triangle determines", "estimation/test_readings.py"),
+    Mutation("estimation/kernels/gaussian.h", "(noise * gain[i] - y[i]) * gain[j]", "(gain[i] - y[i]) * gain[j]",
+             "a noise other than 1 in Joseph's form", "estimation/test_readings.py"),
+    Mutation("estimation/kernels/smoother.h", "row[pivots[earlier]] = 0;", "row[pivots[earlier]] += 1e-3;",
+             "later information is counted twice", "estimation/test_readings.py"),
+    Mutation("estimation/kernels/robust.cpp", "trusted = int64_t(from[0]), log_odds = from[1];",
+             "trusted = int64_t(from[0]);", "an update forgets the challenger", "estimation/test_readings.py"),
+    Mutation("estimation/readings_problem.py", "] + table.noise.numpy()", "]",
+             "known noises do not count", "estimation/test_robust_filter.py"),
+    Mutation("estimation/parameter_search.py", "if not total > best.total + _GAIN:", "if total:",
+             "a variance that has gone to zero stays there", "estimation/test_components.py"),
+    Mutation("estimation/parameter_search.py", "(4 * _HESSIAN_STEP**2)", "(2 * _HESSIAN_STEP**2)",
+             "standard errors by a factor of the root of 2", "estimation/test_components.py"),
 ]  # fmt: skip
 
 PIPELINE = [

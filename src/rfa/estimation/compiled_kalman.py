@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .compiled import FilterProblem, Lags, can_run, run, transitions
+from .compiled import FilterProblem, Lags, can_run, run, threads_for, transitions
 from .grid import ObservationGrid, Transitions
 from .kalman import overflow_error, unit_weights
 from .linear_sde import LinearSDE
@@ -57,11 +57,11 @@ def compiled_filter(
     start_covariance = grid.values.new_zeros(grid.models, n, n) if initial is None else initial.covariance
     robust = entry == "robust_filter"
     covariances = b if robust else max(grid.models, len(start_covariance))
-    found = FilterProblem(
-        b, covariances, grid.models, length, m, n, torch.get_num_threads(), problem.options.smooth, initial is None
-    )
+    threads = threads_for(covariances, m * length, n)
+    found = FilterProblem(b, covariances, grid.models, length, m, n, threads, problem.options.smooth, initial is None)
     mean, of_rows = grid.values.new_empty(b, length, n), grid.values.new_empty(b, length)
     covariance, overflow = mean.new_empty(covariances, length, n, n), torch.full((covariances,), -1)
+    predicted = robust and problem.options.smooth
     run(
         entry,
         found,
@@ -77,6 +77,8 @@ def compiled_filter(
         covariance=covariance,
         least_squares=None if robust else of_rows,
         weight=of_rows if robust else None,
+        predicted_mean=torch.empty_like(mean) if predicted else None,
+        predicted_covariance=torch.empty_like(covariance) if predicted else None,
         overflow=overflow,
     )
     if bool((overflow >= 0).any()):

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from .compiled import FilterProblem, Lags, can_run, run, transitions
+from .compiled import FilterProblem, FirstDerivatives, Lags, can_run, run, threads_for, transitions
 from .kalman import overflow_error
 from .linear_sde import LinearSDE
 from .matrices import flattened, identity_like, without_missing
@@ -117,9 +117,8 @@ class CompiledLikelihood:
     def problem(self, states: int, covariances: int) -> FilterProblem:
         """For a filter of these series."""
         b, length, m = self.values.shape
-        found = FilterProblem(
-            b, covariances, self.models, length, m, states, torch.get_num_threads(), 0, self.initial is None
-        )
+        threads = threads_for(covariances, m * length, states)
+        found = FilterProblem(b, covariances, self.models, length, m, states, threads, 0, self.initial is None)
         found.patterns, found.lags = len(self.patterns), len(self.lags.lags)
         return found
 
@@ -179,7 +178,6 @@ class FilterDensity(torch.autograd.Function):
         return density, counts
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, grad_density, _):  # noqa: D102
         tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
         covariances, n, _ = tensors["start_covariance"].shape
@@ -200,6 +198,5 @@ class FilterDensity(torch.autograd.Function):
         start = grads["covariance"]
         if ctx.starts == 1:
             start = start.sum(0, keepdim=True)
-        return (
-            shared["rows"], grads["values"], shared["transition"], shared["variance"], grads["mean"], start, None,
-        )  # fmt: skip
+        found = shared["rows"], grads["values"], shared["transition"], shared["variance"], grads["mean"], start
+        return *FirstDerivatives.apply(6, *found, grad_density, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ import torch
 
 from rfa.checks import require
 
-from .gaussian import Gaussian
+from .readings_problem import StateMoments
 from .series_estimate import SeriesEstimate
 from .time_axis import as_numbers
 
@@ -44,7 +44,7 @@ class Diagnostics:
     lags: int
 
     @classmethod
-    def of(cls, found: SeriesEstimate, states: list[Gaussian], true_states: Any, lags: int | None) -> "Diagnostics":
+    def of(cls, found: SeriesEstimate, states: StateMoments, true_states: Any, lags: int | None) -> "Diagnostics":
         """Of a filter's estimates and states.
 
         Raises:
@@ -133,13 +133,12 @@ class Diagnostics:
         return figure
 
 
-def _nees(states: list[Gaussian], truth: np.ndarray, used: np.ndarray) -> float:
+def _nees(states: StateMoments, truth: np.ndarray, used: np.ndarray) -> float:
     """The mean over the readings that are tested."""
-    n = states[0].mean.shape[-1]
-    require(truth.shape == (len(states), n), "true_states", f"shape {truth.shape}", f"({len(states)}, {n})")
-    error = torch.from_numpy(truth) - torch.stack([state.mean[0] for state in states])
-    covariance = torch.stack([state.covariance[0] for state in states])
-    distances = (error * torch.linalg.solve(covariance, error)).sum(-1)
+    expected, n = tuple(states.mean.shape), states.mean.shape[1]
+    require(truth.shape == expected, "true_states", f"shape {truth.shape}", f"{expected}")
+    error = torch.from_numpy(truth) - states.mean
+    distances = (error * torch.linalg.solve(states.covariance, error)).sum(-1)
     return float(distances[torch.from_numpy(used)].mean() / n)
 
 

@@ -139,14 +139,9 @@ class ObservationGrid:
         Raises:
             ValueError: where the noise is so small that squares of H overflow.
         """
-        if bool((self.rows.detach().abs() > _LARGEST_ROW).any()):
-            raise ValueError(
-                f"observation_noise: got a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states "
-                "show, expected another unit for observations and states"
-            )
-        if not bool((self.values.abs() > _LARGEST_VALUE).any()):
+        values = bounded_values(self.rows, self.values)
+        if values is self.values:
             return self
-        values = self.values.clamp(min=-_LARGEST_VALUE, max=_LARGEST_VALUE)
         return replace(self, values=values, information=Information.of(self.rows, values))
 
     def weighted(self, weight: Float[Tensor, "b grid"]) -> "ObservationGrid":
@@ -175,6 +170,18 @@ class ObservationGrid:
             observed_components=twice(self.observed_components),
             lags=twice(self.lags),
         )
+
+
+def bounded_values(rows: Float[Tensor, "*rows n"], values: Float[Tensor, "*values"]) -> Float[Tensor, "*values"]:
+    """As `ObservationGrid.bounded`."""
+    if bool((rows.detach().abs() > _LARGEST_ROW).any()):
+        raise ValueError(
+            f"observation_noise: got a standard deviation of less than 1 / {_LARGEST_ROW:g} of what the states "
+            "show, expected another unit for observations and states"
+        )
+    if not bool((values.abs() > _LARGEST_VALUE).any()):
+        return values
+    return values.clamp(min=-_LARGEST_VALUE, max=_LARGEST_VALUE)
 
 
 T = TypeVar("T", bound="Transportable")

@@ -15,16 +15,22 @@ from torch import Tensor
 
 from rfa.checks import require
 
-from .readings_filter import ReadingsProblem, exact_log_likelihood, irregular_names
+from .readings_filter import exact_log_likelihood
+from .readings_problem import ReadingsTable, irregular_names
 from .series import Readings
 from .structural_model import ParameterKind, SeriesScale, StructuralModel
 
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
+_HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged
-_RATIOS = (1e-3, 1e-2, 0.1, 1.0, 10.0)  # of the components' variances over their usual start
+_RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)  # logarithms: of all components' usual variances
+_LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)  # and of one of them, to leave a flat with it
+_GAIN = 1e-2  # nats that a lifted variance must gain for another search
+_MOST_RESTARTS = 3
+_FLAT = 1e-7  # nats in one step, or change of all coordinates, by which a search has ended
 
 
 class FoundParameters(NamedTuple):
@@ -97,39 +103,28 @@ def find_parameters(
     """Maximise the likelihood over the parameters that are not fixed, from `start`."""
     kinds = parameter_kinds(model, readings.sensors)
     free = [name for name in kinds if name not in fixed]
+    table = ReadingsTable.of(model, readings)
 
     def values(coordinates: Tensor) -> dict[str, float | Tensor]:
-        chosen = {name: _from_coordinate(kinds[name], x) for name, x in zip(free, coordinates.unbind(-1), strict=True)}
-        return {**fixed, **chosen}
+        return {**fixed, **_from_coordinates(kinds, free, coordinates)}
 
     def likelihood(coordinates: Tensor) -> Tensor:
-        return exact_log_likelihood(ReadingsProblem.of(model, values(coordinates), readings))
+        return exact_log_likelihood(table.problem(values(coordinates)))
 
     origin = torch.tensor([_to_coordinate(kinds[name], start[name]) for name in free], dtype=torch.float64)
     if not free:
         return FoundParameters(dict(fixed), likelihood(origin).item(), True)
-    origin = _best_start(origin, [name in model.parameters and kinds[name] == "variance" for name in free], likelihood)
-    shifts = _STEP * torch.cat([torch.zeros(1, len(free)), torch.eye(len(free)), -torch.eye(len(free))])
-    coordinates = origin.clone().requires_grad_()
-    best: list[tuple[float, Tensor, Tensor]] = []
-    search = torch.optim.LBFGS([coordinates], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-5)
-
-    def evaluate() -> Tensor:
-        at = coordinates.detach().clone()
-        if not bool((at - origin).abs().max() < _LARGEST_CHANGE):
-            raise _SearchTooFar
-        found = likelihood(at + shifts)
-        if not bool(found.isfinite().all()):
-            raise _SearchTooFar
-        slope = (found[1 : len(free) + 1] - found[len(free) + 1 :]) / (2 * _STEP)
-        coordinates.grad = -slope
-        best[:] = [max([*best, (found[0].item(), at, slope)], key=lambda one: one[0])]
-        return -found[0]
-
-    evaluate()
-    with suppress(_SearchTooFar, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
-        search.step(evaluate)  # type: ignore[no-untyped-call]
-    total, at, slope = best[0]
+    scaled = torch.tensor([name in model.parameters and kinds[name] == "variance" for name in free])
+    origin = _best(origin + _RATIOS[:, None] * scaled, likelihood)[1]
+    best = _climbed(origin, likelihood, max_steps)
+    for _ in range(_MOST_RESTARTS):
+        alone = torch.eye(len(free), dtype=torch.bool)[scaled]  # each variance by itself
+        lifted = torch.where(alone[:, None], origin + _LIFTS[:, None], best.at).reshape(-1, len(free))
+        total, begin = _best(torch.cat([best.at[None], lifted]), likelihood)
+        if not total > best.total + _GAIN:
+            break
+        best = max(best, _climbed(begin, likelihood, max_steps), key=lambda one: one.total)
+    total, at, slope = best
     found = {name: float(value) for name, value in values(at).items()}
     vanishing = [
         name
@@ -138,10 +133,39 @@ def find_parameters(
     ]
     without = {**found, **dict.fromkeys(vanishing, 0.0)}
     if vanishing:
-        at_zero = exact_log_likelihood(ReadingsProblem.of(model, without, readings)).item()
+        at_zero = exact_log_likelihood(table.problem(without)).item()
         if at_zero > total - _SAME:
             found, total = without, at_zero
     return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE))
+
+
+def standard_errors(
+    model: StructuralModel, readings: Readings, fixed: Mapping[str, float | int], found: Mapping[str, float]
+) -> dict[str, float]:
+    """Of the free parameters at the maximum, from the Hessian of the log-likelihood by differences.
+
+    The Hessian is taken along the coordinates of the search: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`. It is infinite at
+    zero, and where the likelihood has no maximum.
+    """
+    kinds = parameter_kinds(model, readings.sensors)
+    free = [name for name in kinds if name not in fixed and found[name] > 0]
+    errors = {name: math.inf for name in kinds if name not in fixed}
+    if not free:
+        return errors
+    table, kept = ReadingsTable.of(model, readings), {**fixed, **found}
+    at = torch.tensor([_to_coordinate(kinds[name], found[name]) for name in free], dtype=torch.float64)
+    step = _HESSIAN_STEP * torch.eye(len(free), dtype=torch.float64)
+    pairs = torch.stack([step[:, None] + step, step[:, None] - step, step - step[:, None], -step[:, None] - step])
+    points = (at + pairs).reshape(-1, len(free))
+    likelihood = exact_log_likelihood(table.problem({**kept, **_from_coordinates(kinds, free, points)}))
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
+    hessian = torch.einsum("s,sij->ij", signs, likelihood.reshape(pairs.shape[:3])) / (4 * _HESSIAN_STEP**2)
+    factor, failed = torch.linalg.cholesky_ex(-hessian)
+    if failed == 0:
+        for name, x, variance in zip(free, at, torch.cholesky_inverse(factor).diagonal(), strict=True):
+            slope = found[name] * (x.exp() if kinds[name] == "factor" else 1.0)
+            errors[name] = float(slope * variance.sqrt())
+    return errors
 
 
 def start_parameters(
@@ -152,11 +176,46 @@ def start_parameters(
     return {**noises, **model.start(scale), **fixed}
 
 
-def _best_start(origin: Tensor, scaled: list[bool], likelihood: Callable[[Tensor], Tensor]) -> Tensor:
-    """The best of a few ratios of the components' variances to the noise."""
-    ratios = torch.tensor(_RATIOS, dtype=torch.float64).log()[:, None]
-    starts = origin + ratios * torch.tensor(scaled, dtype=torch.float64)
-    return starts[likelihood(starts).nan_to_num(nan=-torch.inf).argmax()]
+class _Maximum(NamedTuple):
+    """The likelihood at coordinates, and its slope along each."""
+
+    total: float
+    at: Tensor
+    slope: Tensor
+
+
+def _climbed(origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: int) -> _Maximum:
+    """The maximum that a search from `origin` ends at."""
+    free = len(origin)
+    shifts = _STEP * torch.cat([torch.zeros(1, free), torch.eye(free), -torch.eye(free)])
+    coordinates = origin.clone().requires_grad_()
+    best: list[_Maximum] = []
+    search = torch.optim.LBFGS(
+        [coordinates], max_iter=max_steps, line_search_fn="strong_wolfe", tolerance_grad=1e-5, tolerance_change=_FLAT
+    )
+
+    def evaluate() -> Tensor:
+        at = coordinates.detach().clone()
+        if not bool((at - origin).abs().max() < _LARGEST_CHANGE):
+            raise _SearchTooFar
+        found = likelihood(at + shifts)
+        if not bool(found.isfinite().all()):
+            raise _SearchTooFar
+        slope = (found[1 : free + 1] - found[free + 1 :]) / (2 * _STEP)
+        coordinates.grad = -slope
+        best[:] = [max([*best, _Maximum(found[0].item(), at, slope)], key=lambda one: one.total)]
+        return -found[0]
+
+    evaluate()
+    with suppress(_SearchTooFar, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
+        search.step(evaluate)  # type: ignore[no-untyped-call]
+    return best[0]
+
+
+def _best(candidates: Tensor, likelihood: Callable[[Tensor], Tensor]) -> tuple[float, Tensor]:
+    """The likelihood of the best row, and the row."""
+    found = likelihood(candidates).nan_to_num(nan=-torch.inf)
+    return found.max().item(), candidates[found.argmax()]
 
 
 def _robust_variance(deviations: np.ndarray) -> float:
@@ -168,6 +227,11 @@ def _robust_variance(deviations: np.ndarray) -> float:
 
 def _to_coordinate(kind: ParameterKind, value: float) -> float:
     return math.log(-math.log(value)) if kind == "factor" else math.log(value)
+
+
+def _from_coordinates(kinds: Mapping[str, ParameterKind], free: list[str], coordinates: Tensor) -> dict[str, Tensor]:
+    """The values of free parameters, by name."""
+    return {name: _from_coordinate(kinds[name], x) for name, x in zip(free, coordinates.unbind(-1), strict=True)}
 
 
 def _from_coordinate(kind: ParameterKind, coordinate: Tensor) -> Tensor:

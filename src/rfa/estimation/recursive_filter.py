@@ -89,10 +89,11 @@ class Recursion(NamedTuple):
     log_odds: Float[Tensor, " b"]
 
     @classmethod
-    def first(cls, grid: ObservationGrid, state: Gaussian) -> "Recursion":
+    def first(cls, state: Gaussian) -> "Recursion":
         """Before the first row, from the state of b series."""
-        zeros = torch.zeros_like(grid.times[:, 0])
-        return cls(state.repeated(2 * len(zeros)), NoiseScale.prior(grid.doubled().values), zeros, zeros - torch.inf)
+        zeros = torch.zeros_like(state.least_squares)
+        both = state.repeated(2 * len(zeros))
+        return cls(both, NoiseScale.prior(both.mean), zeros, zeros - torch.inf)
 
 
 def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
@@ -103,7 +104,7 @@ def kalman_pass(grid: ObservationGrid, transitions: Transitions, state: Gaussian
 
 def robust_filter(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
     """The filter in which the prediction of each row gives its weight."""
-    return resumed_filter(grid, transitions, Recursion.first(grid, state))[0]
+    return resumed_filter(grid, transitions, Recursion.first(state))[0]
 
 
 def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaussian) -> FilterPass:
@@ -112,7 +113,7 @@ def robust_smoother(grid: ObservationGrid, transitions: Transitions, state: Gaus
     From the last row back, each row has two predictions: the filter's, and the filter's combined with the future. The
     prediction under which the row is more probable gives its weight. The scales are those of the whole series.
     """
-    filtered, recursion = resumed_filter(grid, transitions, Recursion.first(grid, state))
+    filtered, recursion = resumed_filter(grid, transitions, Recursion.first(state))
     scale = NoiseScale(*(x[: len(grid.times)] for x in recursion.scale))
     later = grid.information.zero()
     posteriors: list[ScalePosterior] = []

@@ -11,18 +11,16 @@ from rfa.checks import require
 
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
-from .parameter_search import FoundParameters, find_parameters, read_fixed, series_scale, start_parameters
-from .readings_filter import (
-    Carried,
-    FilteredReadings,
-    ReadingsProblem,
-    filter_readings,
-    forecast_readings,
-    irregular_names,
-    predicted_state,
-    smooth_readings,
-    steps,
+from .parameter_search import (
+    FoundParameters,
+    find_parameters,
+    read_fixed,
+    series_scale,
+    standard_errors,
+    start_parameters,
 )
+from .readings_filter import filter_readings, smooth_readings
+from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
 from .series import Readings, read_later, read_series
 from .series_estimate import SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel
@@ -66,7 +64,7 @@ class RobustFilter:
         TimeAxis.of([], time_unit)
         self._fitted: Readings | None = None
         self._later: list[Readings] = []  # by `update`
-        self._run: FilteredReadings | None = None
+        self._run: tuple[ReadingsProblem, FilteredReadings] | None = None
         self._carried: Carried | None = None
 
     def fit(
@@ -126,6 +124,7 @@ class RobustFilter:
         known = read_fixed(model, readings.sensors, fixed or {})
         self._all, self._fitted, self._later, self._scale = model, readings, [], series_scale(readings)
         self._run, self._carried = None, None
+        self._known, self._kept = known, readings
         self.parameters, self.log_likelihood, self.converged = self._search(known, max_steps)
         return self
 
@@ -140,13 +139,13 @@ class RobustFilter:
             values = start if found is None else found.values
             problem = ReadingsProblem.of(model, values, readings)
             run = filter_readings(problem, problem.first(self._scale), robust=True)
-            innovations = np.asarray(self._estimate(readings, problem, run).innovations)
+            innovations = np.asarray(self._estimate(problem, run).innovations)
             rejected = np.abs(innovations) > _FAR
             if found is not None and bool((rejected == before).all()):
                 return found
-            before, kept = rejected, replace(readings, values=np.where(rejected, np.nan, readings.values))
+            before, self._kept = rejected, replace(readings, values=np.where(rejected, np.nan, readings.values))
             again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-            found = find_parameters(model, kept, known, again, max_steps)
+            found = find_parameters(model, self._kept, known, again, max_steps)
         assert found is not None
         return found
 
@@ -156,15 +155,25 @@ class RobustFilter:
         names = irregular_names(self._readings.sensors)
         return self._all.to_sde(self.parameters, self.parameters[names[0]])
 
+    @property
+    def standard_errors(self) -> dict[str, float]:
+        """Of each fitted parameter, from the curvature of the log-likelihood of the readings that `fit` has used.
+
+        Infinite for a variance of 0, and where the likelihood has no maximum. They are those of statsmodels with
+        `cov_type="approx"`.
+        """
+        self._fitted_readings()
+        return standard_errors(self._all, self._kept, self._known, self.parameters)
+
     def filter(self) -> SeriesEstimate:
         """The estimate at each reading from it and earlier readings."""
-        return self._estimate(self._readings, self._problem(), self._filtered())
+        return self._estimate(*self._filtered())
 
     def smooth(self) -> SeriesEstimate:
         """The estimate at each reading from all readings."""
-        problem = self._problem()
-        run = smooth_readings(problem, problem.first(self._scale), self._filtered(), self.robust)
-        return self._estimate(self._readings, problem, run)
+        problem, filtered = self._filtered()
+        run = smooth_readings(problem, problem.first(self._scale), filtered, self.robust)
+        return self._estimate(problem, run)
 
     def forecast(
         self,
@@ -189,14 +198,12 @@ class RobustFilter:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and a
                 missing `exog`.
         """
-        readings, carried = self._readings, self._filtered().carried
+        carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
             query_times = next_times(self._axis, readings.times, int(query_times), self._frequency)
         named = ("query_times", query_times)
         later = read_later(self._axis, readings, named, None, sensor, exog, offset, noise, observation)
-        problem = ReadingsProblem.of(self._all, self.parameters, later)
-        run = forecast_readings(problem, carried, later.times - readings.times[-1])
-        return self._estimate(later, problem, run)
+        return self._continued(later, carried)[0]
 
     def update(
         self,
@@ -226,12 +233,10 @@ class RobustFilter:
         new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown)
         same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
         require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
-        problem = ReadingsProblem.of(self._all, self.parameters, new)
-        step = steps(problem.sde, np.array([last.times[-1], new.times[0]]))[0]
-        run = filter_readings(problem, predicted_state(carried, *step), self.robust)
-        self._run, self._carried = None, run.carried
+        found, self._carried = self._continued(new, carried)
+        self._run = None
         self._later.append(new)
-        return self._estimate(new, problem, run)
+        return found
 
     def diagnostics(self, true_states: Any = None, lags: int | None = None) -> Diagnostics:
         """Tests of the standardised innovations of the filter: mean, variance, correlation, normality, NIS and NEES.
@@ -240,7 +245,7 @@ class RobustFilter:
             true_states: `(T, n)`, where they are known, as in a simulation: for the NEES.
             lags: of the test of correlation. By default 10, or a fifth of the readings where that is less.
         """
-        return Diagnostics.of(self.filter(), self._filtered().estimates, true_states, lags)
+        return Diagnostics.of(self.filter(), self._filtered()[1].estimates, true_states, lags)
 
     @property
     def _readings(self) -> Readings:
@@ -261,16 +266,22 @@ class RobustFilter:
             raise ValueError("fit: got no series yet, expected fit(times, values) first")
         return self._fitted
 
-    def _estimate(self, readings: Readings, problem: ReadingsProblem, run: FilteredReadings) -> SeriesEstimate:
-        return SeriesEstimate.of(self._given, self._axis, self._scale, readings, problem, run)
+    def _estimate(self, problem: ReadingsProblem, run: FilteredReadings, begin: int = 0) -> SeriesEstimate:
+        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin)
 
-    def _problem(self) -> ReadingsProblem:
-        return ReadingsProblem.of(self._all, self.parameters, self._readings)
+    def _continued(self, later: Readings, carried: Carried) -> tuple[SeriesEstimate, Carried]:
+        """Filtered readings after the last one, whose row is there again without its value; and what they carry on."""
+        last = self._last.selected(slice(-1, None))
+        both = replace(last, values=np.full(1, np.nan)).followed_by([later])
+        problem = ReadingsProblem.of(self._all, self.parameters, both)
+        run = filter_readings(problem, carried, self.robust)
+        return self._estimate(problem, run, begin=1), run.carried
 
-    def _filtered(self) -> FilteredReadings:
-        """The filter of all readings so far."""
-        if self._run is None or self._later:
-            problem = self._problem()
-            self._run = filter_readings(problem, problem.first(self._scale), self.robust)
-            self._carried = self._run.carried
+    def _filtered(self) -> tuple[ReadingsProblem, FilteredReadings]:
+        """All readings so far, and the filter of them."""
+        readings = self._readings
+        if self._run is None:
+            problem = ReadingsProblem.of(self._all, self.parameters, readings)
+            self._run = problem, filter_readings(problem, problem.first(self._scale), self.robust)
+            self._carried = self._run[1].carried
         return self._run

@@ -5,14 +5,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from rfa.checks import require
 
-from .gaussian import Gaussian
-from .readings_filter import FilteredReadings, ReadingsProblem
-from .series import Readings, like
+from .readings_problem import FilteredReadings, ReadingsProblem, StateMoments
+from .series import like
 from .structural_model import SeriesScale
 from .time_axis import TimeAxis
 
@@ -59,18 +56,21 @@ class SeriesEstimate:
         given: Any,
         axis: TimeAxis,
         scale: SeriesScale,
-        readings: Readings,
         problem: ReadingsProblem,
         run: FilteredReadings,
+        begin: int = 0,
     ) -> "SeriesEstimate":
-        """Of filtered, smoothed or forecast readings. `given` are the caller's values, whose kind the fields get."""
-        times = axis.labels(readings.times)
-        missing = np.isnan(readings.values)
-        rows, noise = problem.rows, problem.noise[0].numpy()
+        """Of filtered, smoothed or forecast readings, from number `begin` on.
 
-        def reading(states: list[Gaussian]) -> tuple[np.ndarray, np.ndarray]:
-            found = [_of_reading(state, row) for state, row in zip(states, rows, strict=True)]
-            mean, variance = np.array(found).T
+        `given` are the caller's values, whose kind the fields get.
+        """
+        readings = problem.table.readings
+        times = axis.labels(readings.times[begin:])
+        missing = np.isnan(readings.values)
+        noise = problem.noise[0].numpy()
+
+        def reading(states: StateMoments) -> tuple[np.ndarray, np.ndarray]:
+            mean, variance = states.of_readings(problem.table.rows)
             return mean + readings.offset, variance + noise
 
         mean, variance = reading(run.estimates)
@@ -80,16 +80,15 @@ class SeriesEstimate:
         weights = np.where(missing, np.nan, run.weights.numpy())
         gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
         outliers = gain_ratio < _OUTLIER_GAIN
-        means = np.stack([state.mean[0].numpy() for state in run.estimates])
-        variances = np.stack([state.covariance[0].diagonal().numpy() for state in run.estimates])
+        means, variances = run.estimates.mean.numpy(), run.estimates.covariance.diagonal(dim1=-2, dim2=-1).numpy()
         names = problem.names
 
         def each(part: np.ndarray) -> Any:
-            return like(given, part, times)
+            return like(given, part[begin:], times)
 
         return cls(
             times,
-            np.array(readings.sensors)[readings.sensor],
+            np.array(readings.sensors)[readings.sensor[begin:]],
             each(readings.values),
             each(mean),
             each(variance),
@@ -161,8 +160,3 @@ class SeriesEstimate:
             axes.plot(self.times[outliers], values[outliers], "x", color="tab:red", markersize=6, label="outlier")
         axes.legend(frameon=False, fontsize=8)
         return axes
-
-
-def _of_reading(state: Gaussian, row: Float[Tensor, " n"]) -> tuple[float, float]:
-    """Mean and variance of what a row of C shows of a state."""
-    return float(row @ state.mean[0]), float(row @ state.covariance[0] @ row)

@@ -14,6 +14,10 @@ template <int N> void run_filter(const Problem& p, Matrices<N> of, int64_t index
       p.overflow[index] = k;
       return;
     }
+    if (p.predicted_mean) {
+      std::copy(group.means.begin(), group.means.end(), p.predicted_mean + index * p.length * n + k * n);
+      std::copy(group.state.p.begin(), group.state.p.end(), p.predicted_covariance + (index * p.length + k) * n * n);
+    }
     if (!k && !group.steps.finite(group.state.p.data())) p.overflow[index] = 0;
     if (p.density) {
       std::fill(density.begin(), density.end(), 0.0);

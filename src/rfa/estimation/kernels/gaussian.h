@@ -8,6 +8,7 @@ namespace rfa {
 
 constexpr double NO_PART = 1e-7;  // an observation that shows less of a diffuse direction shows nothing of it
 constexpr double NO_CORRELATION = 1e-9;
+constexpr double LITTLE_LEFT = 1e8;  // variance of a prediction over the noise, above which most digits of P go
 
 template <int N> struct Covariance {
   Matrices<N> of;
@@ -40,30 +41,36 @@ struct Component {
 template <int N> struct Steps {
   using State = Covariance<N>;
   Matrices<N> of;
-  std::vector<double> a, b, c, x, y;
-  explicit Steps(Matrices<N> size) : of(size), a(of.nn()), b(of.nn()), c(of.nn()), x(of.n()), y(of.n()) {}
+  std::vector<double> a, c, x, y;
+  explicit Steps(Matrices<N> size) : of(size), a(of.nn()), c(of.nn()), x(of.n()), y(of.n()) {}
 
   // P -> Phi P Phi^T + V. While nothing was observed, P and L stay.
   void predict(State& s, const double* transition, const double* variance) {
     if (s.unobserved()) return;
-    of.multiply(transition, s.p.data(), a.data());
-    of.multiply_transposed(a.data(), transition, s.p.data());
-    of.symmetrize(s.p.data());
+    of.sandwich(transition, s.p.data(), a.data());
     for (int i = 0; i < of.nn(); i++) s.p[i] += variance[i];
     if (!s.diffuse) return;
     of.multiply(transition, s.root.data(), a.data()), of.copy(a.data(), s.root.data());
     of.multiply(transition, s.origin.data(), a.data()), of.copy(a.data(), s.origin.data());
   }
 
-  // P -> F A F^T + k k^T with F = I - k h^T: Joseph's form, in which no digits cancel.
-  void joseph(double* p, const double* row, const double* gain) {
+  // P -> F P F^T + r k k^T with F = I - k h^T, from P h, h P h and r: Joseph's form, in which no digits cancel. It is two
+  // updates of rank 1, but where the observation leaves so little that P would not stay positive.
+  void joseph(double* p, const double* row, const double* gain, const double* spread, double across, double noise = 1) {
+    const bool little = across > LITTLE_LEFT * noise;
+    if (little) {
+      for (int i = 0; i < of.n(); i++)
+        for (int j = 0; j < of.n(); j++) c[i * of.n() + j] = (i == j) - gain[i] * row[j];
+      of.sandwich(c.data(), p, a.data());
+      std::fill(y.begin(), y.end(), 0.0);
+    } else {
+      for (int i = 0; i < of.n(); i++)
+        for (int j = 0; j < of.n(); j++) p[i * of.n() + j] -= gain[i] * spread[j];
+      of.apply(p, row, y.data());  // F P h
+    }
     for (int i = 0; i < of.n(); i++)
-      for (int j = 0; j < of.n(); j++) c[i * of.n() + j] = (i == j) - gain[i] * row[j];
-    of.multiply(c.data(), p, a.data());
-    of.multiply_transposed(a.data(), c.data(), p);
+      for (int j = 0; j < of.n(); j++) p[i * of.n() + j] += (noise * gain[i] - y[i]) * gain[j];
     of.symmetrize(p);
-    for (int i = 0; i < of.n(); i++)
-      for (int j = 0; j < of.n(); j++) p[i * of.n() + j] += gain[i] * gain[j];
   }
 
   double deviation(const State& s, int i) const {
@@ -97,7 +104,7 @@ template <int N> struct Steps {
         }
       s.diffuse = any;
     }
-    joseph(s.p.data(), row, found.gain);
+    joseph(s.p.data(), row, found.gain, found.spread, found.variance - 1);
   }
 
   // P with the infinities of diffuse directions. Returns whether all directions are known.

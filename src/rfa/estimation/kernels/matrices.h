@@ -16,12 +16,25 @@ template <int N> struct Matrices {
 
   void copy(const double* a, double* out) const { std::copy(a, a + nn(), out); }
 
-  // out = a b
+  // out = a b. Zeros of a are passed over: transitions have many.
   void multiply(const double* a, const double* b, double* out) const {
     for (int i = 0; i < n(); i++) {
       for (int j = 0; j < n(); j++) out[i * n() + j] = 0;
       for (int k = 0; k < n(); k++)
-        for (int j = 0; j < n(); j++) out[i * n() + j] += a[i * n() + k] * b[k * n() + j];
+        for (int j = 0; j < n() && a[i * n() + k] != 0; j++) out[i * n() + j] += a[i * n() + k] * b[k * n() + j];
+    }
+  }
+
+  // p -> a p a^T for a symmetric p, with working memory.
+  void sandwich(const double* a, double* p, double* work) const {
+    multiply(a, p, work);
+    for (int i = 0; i < n(); i++)
+      for (int j = 0; j < i; j++) std::swap(work[i * n() + j], work[j * n() + i]);
+    for (int i = 0; i < n(); i++) {
+      for (int j = 0; j <= i; j++) p[i * n() + j] = 0;
+      for (int k = 0; k < n(); k++)
+        for (int j = 0; j <= i && a[i * n() + k] != 0; j++) p[i * n() + j] += a[i * n() + k] * work[k * n() + j];
+      for (int j = 0; j < i; j++) p[j * n() + i] = p[i * n() + j];
     }
   }
 
@@ -81,15 +94,6 @@ template <int N> struct Matrices {
     return true;
   }
 
-  // b = l^-1 b with a lower l
-  void solve_lower(const double* l, double* b) const {
-    for (int i = 0; i < n(); i++) {
-      for (int k = 0; k < i; k++)
-        for (int j = 0; j < n(); j++) b[i * n() + j] -= l[i * n() + k] * b[k * n() + j];
-      for (int j = 0; j < n(); j++) b[i * n() + j] /= l[i * n() + i];
-    }
-  }
-
   // inverse = a^-1, with row pivots; a is overwritten.
   void invert(double* a, double* inverse) const {
     for (int i = 0; i < n(); i++)
@@ -112,38 +116,6 @@ template <int N> struct Matrices {
       for (int k = i + 1; k < n(); k++)
         for (int j = 0; j < n(); j++) inverse[i * n() + j] -= a[i * n() + k] * inverse[k * n() + j];
       for (int j = 0; j < n(); j++) inverse[i * n() + j] /= a[i * n() + i];
-    }
-  }
-
-  // Eigenvalues on the diagonal of a, eigenvectors in the columns of basis (Jacobi's rotations).
-  void eigen(double* a, double* basis) const {
-    for (int i = 0; i < n(); i++)
-      for (int j = 0; j < n(); j++) basis[i * n() + j] = i == j;
-    for (int sweep = 0; sweep < 60; sweep++) {
-      bool rotated = false;
-      for (int p = 0; p < n(); p++)
-        for (int q = p + 1; q < n(); q++) {
-          const double apq = a[p * n() + q], app = a[p * n() + p], aqq = a[q * n() + q];
-          if (!(std::abs(apq) > 1e-17 * std::sqrt(std::abs(app * aqq)))) continue;
-          rotated = true;
-          const double theta = (aqq - app) / (2 * apq);
-          const double t = std::copysign(1.0, theta) / (std::abs(theta) + std::hypot(1.0, theta));
-          const double c = 1 / std::sqrt(1 + t * t), s = t * c;
-          for (int k = 0; k < n(); k++) {
-            const double x = a[k * n() + p], y = a[k * n() + q];
-            a[k * n() + p] = c * x - s * y, a[k * n() + q] = s * x + c * y;
-          }
-          for (int k = 0; k < n(); k++) {
-            const double x = a[p * n() + k], y = a[q * n() + k];
-            a[p * n() + k] = c * x - s * y, a[q * n() + k] = s * x + c * y;
-          }
-          a[p * n() + q] = a[q * n() + p] = 0;
-          for (int k = 0; k < n(); k++) {
-            const double x = basis[k * n() + p], y = basis[k * n() + q];
-            basis[k * n() + p] = c * x - s * y, basis[k * n() + q] = s * x + c * y;
-          }
-        }
-      if (!rotated) return;
     }
   }
 };

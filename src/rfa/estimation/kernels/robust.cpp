@@ -31,14 +31,38 @@ template <int N> struct RobustFilter {
   int64_t trusted = 0;  // how many rows the challenger will still use with weight 1
   std::vector<double> x, innovation, variance, across, scaled;
   std::unique_ptr<bool[]> present;
-  std::vector<double> means, covariances;   // predicted, at each time index, for smoothing
-  std::vector<Covariance<N>> diffuse;       // the first of them, while a direction is diffuse
+  std::vector<Covariance<N>> diffuse;  // the first predicted states, while a direction is diffuse, for smoothing
 
   RobustFilter(const Problem& problem, Matrices<N> of, int64_t series)
       : p(problem), index(series), model(p.models == 1 ? 0 : series), n(p.states), m(p.components),
         group(problem, of, series), steps(group.steps), filter{group.state, group.means, NoiseScale(), RowScale(m)},
         challenger(filter), inference(m), x(n), innovation(m), variance(size_t(m * m)), across(size_t(m * n)),
-        scaled(n), present(new bool[size_t(m)]) {}
+        scaled(n), present(new bool[size_t(m)]) {
+    if (p.resumed) resume(p.resumed + index * carried_size());
+  }
+
+  // Of filter and challenger: mean, covariance, and what is known of the noise. Then `trusted` and the odds.
+  int64_t carried_size() const { return 2 * (n + n * n + 2 * SCALES) + 2; }
+
+  void resume(const double* from) {
+    for (Candidate<N>* one : {&filter, &challenger}) {
+      for (double& x : one->mean) x = *from++;
+      for (double& x : one->state.p) x = *from++;
+      for (double& x : one->scale.counts) x = *from++;
+      for (double& x : one->scale.last) x = *from++;
+    }
+    trusted = int64_t(from[0]), log_odds = from[1];
+  }
+
+  void carry(double* to) const {
+    for (const Candidate<N>* one : {&filter, &challenger}) {
+      to = std::copy(one->mean.begin(), one->mean.end(), to);
+      to = std::copy(one->state.p.begin(), one->state.p.end(), to);
+      to = std::copy(one->scale.counts.begin(), one->scale.counts.end(), to);
+      to = std::copy(one->scale.last.begin(), one->scale.last.end(), to);
+    }
+    to[0] = double(trusted), to[1] = log_odds;
+  }
 
   void run() {
     for (int64_t k = 0; k < p.length; k++) {
@@ -56,15 +80,20 @@ template <int N> struct RobustFilter {
       steps.write(filter.state, p.covariance + at * n * n);
       p.weight[at] = filter.row.weight;
     }
+    if (p.carried) carry(p.carried + index * carried_size());
     if (p.smooth) smooth();
   }
 
+  double* predicted_mean(int64_t k) const { return p.predicted_mean + (index * p.length + k) * n; }
+  double* predicted_covariance(int64_t k) const { return p.predicted_covariance + (index * p.length + k) * n * n; }
+
+  // The predicted state at k, for smoothing and for the caller.
   void keep(int64_t k) {
-    if (filter.state.diffuse) {
+    if (p.smooth && filter.state.diffuse) {
       while (int64_t(diffuse.size()) <= k) diffuse.push_back(filter.state);
     }
-    covariances.insert(covariances.end(), filter.state.p.begin(), filter.state.p.end());
-    means.insert(means.end(), filter.mean.begin(), filter.mean.end());
+    std::copy(filter.state.p.begin(), filter.state.p.end(), predicted_covariance(k));
+    std::copy(filter.mean.begin(), filter.mean.end(), predicted_mean(k));
   }
 
   // From the last row back, each row has two predictions: the filter's, and the same with the future. The one under which
@@ -75,16 +104,16 @@ template <int N> struct RobustFilter {
     Component& c = group.components.all[0];
     for (int64_t k = p.length - 1; k >= 0; k--) {
       if (k < int64_t(diffuse.size())) past.state = diffuse[k];
-      else std::copy(&covariances[k * n * n], &covariances[k * n * n] + n * n, past.state.p.begin()), past.state.diffuse = false;
-      std::copy(&means[k * n], &means[k * n] + n, past.mean.begin());
+      else steps.of.copy(predicted_covariance(k), past.state.p.data()), past.state.diffuse = false;
+      std::copy(predicted_mean(k), predicted_mean(k) + n, past.mean.begin());
       const bool seen = look(k);
       both = past;
       infer(past, k, seen);
       future.observe();
-      for (int64_t r = 0; r < n; r++) {
+      future.observe_values(future.y.data());
+      for (int64_t r = 0; r < future.rank; r++) {
         steps.update(both.state, &future.c[r * n], c);
-        if (!c.seen) continue;
-        const double e = steps.of.dot(&future.d[r * n], future.y.data()) - steps.of.dot(&future.c[r * n], both.mean.data());
+        const double e = future.values[r] - steps.of.dot(&future.c[r * n], both.mean.data());
         for (int64_t j = 0; j < n; j++) both.mean[j] += c.gain[j] * e;
       }
       infer(both, k, seen);
@@ -128,7 +157,7 @@ template <int N> struct RobustFilter {
     } else if (ended) {
       log_odds = NONE;
     }
-    if (p.smooth) keep(k);
+    if (p.predicted_mean) keep(k);
     update(filter, k, seen);
     if (log_odds > NONE) update(challenger, k, seen);
   }

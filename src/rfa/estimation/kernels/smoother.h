@@ -6,7 +6,7 @@
 
 namespace rfa {
 
-constexpr double ROUNDING = 1e-14;  // an eigenvalue of an information matrix at a unit diagonal that comes from rounding
+constexpr double ROUNDING = 1e-14;  // a pivot of an information matrix at a unit diagonal that comes from rounding
 
 template <int N> struct Smoother {
   Group<N>& g;
@@ -15,11 +15,14 @@ template <int N> struct Smoother {
   std::vector<double> covariances, unused;
   std::vector<Covariance<N>> diffuse;  // the first states, while a direction is diffuse
   std::vector<double> j, y, constant;  // later information: J of the group, y and c of each series
-  std::vector<double> a, b, c, d, scale, vector, mean;
+  std::vector<double> a, b, c, scale, left, vector, mean, values, observed;
+  std::vector<int64_t> pivots;
+  int64_t rank = 0;
 
   explicit Smoother(Group<N>& group)
       : g(group), of(g.steps.of), n(g.n), unused(of.nn()), j(of.nn()), y(size_t(g.count * n)),
-        constant(size_t(g.count)), a(of.nn()), b(of.nn()), c(of.nn()), d(of.nn()), scale(n), vector(n), mean(n) {
+        constant(size_t(g.count)), a(of.nn()), b(of.nn()), c(of.nn()), scale(n), left(n), vector(n), mean(n), values(n),
+        observed(y.size()), pivots(size_t(n)) {
     if (g.p.smooth) covariances.resize(size_t(g.p.length * n * n));
   }
 
@@ -70,32 +73,36 @@ template <int N> struct Smoother {
     }
   }
 
-  // The later information as an observation with unit noise and rows L^-1 U^T J, c, whose values are d y.
+  // The later information as an observation with unit noise and rows c, `rank` of them: a Cholesky factor of J with
+  // pivots, at a unit diagonal. J = c^T c.
   void observe() {
+    rank = 0;
     for (int r = 0; r < of.n(); r++) scale[r] = j[r * n + r] > 0 ? 1 / std::sqrt(j[r * n + r]) : 1;
-    for (int r = 0; r < of.n(); r++)
-      for (int q = 0; q < of.n(); q++) a[r * n + q] = scale[r] * scale[q] * j[r * n + q];
-    of.symmetrize(a.data());
-    of.copy(a.data(), b.data());
-    of.eigen(b.data(), c.data());  // eigenvalues on the diagonal of b, U in c
-    double most = std::numeric_limits<double>::min();
-    for (int r = 0; r < of.n(); r++) most = std::max(most, b[r * n + r]);
-    for (int r = 0; r < of.n(); r++) {
-      vector[r] = b[r * n + r] > ROUNDING * most ? b[r * n + r] : 0;  // 0: not informative
-      for (int q = 0; q < of.n(); q++) d[r * n + q] = vector[r] ? c[q * n + r] : 0;  // the rows of U^T
+    for (int r = 0; r < of.n(); r++) left[r] = scale[r] * scale[r] * j[r * n + r];
+    for (; rank < of.n(); rank++) {
+      const int64_t pivot = std::max_element(left.begin(), left.end()) - left.begin();
+      if (!(left[pivot] > ROUNDING)) break;
+      double* row = &c[rank * n];
+      for (int q = 0; q < of.n(); q++) row[q] = scale[pivot] * scale[q] * j[pivot * n + q];
+      for (int64_t earlier = 0; earlier < rank; earlier++)
+        for (int q = 0; q < of.n(); q++) row[q] -= c[earlier * n + pivot] * c[earlier * n + q];
+      for (int64_t earlier = 0; earlier < rank; earlier++) row[pivots[earlier]] = 0;
+      const double root = std::sqrt(left[pivot]);
+      row[pivot] = left[pivot];
+      for (int q = 0; q < of.n(); q++) row[q] /= root, left[q] -= row[q] * row[q];
+      left[pivot] = 0, pivots[rank] = pivot;
     }
-    of.multiply(d.data(), a.data(), c.data());             // projected, U^T J
-    of.multiply_transposed(c.data(), d.data(), a.data());  // U^T J U
-    for (int r = 0; r < of.n(); r++) a[r * n + r] += !vector[r];
-    of.symmetrize(a.data());
-    if (!of.cholesky(a.data())) {  // rounding, where the eigenvalues differ by more than the digits
-      std::fill(a.begin(), a.end(), 0.0);
-      for (int r = 0; r < of.n(); r++) a[r * n + r] = vector[r] ? std::sqrt(vector[r]) : 1;
+    for (int64_t r = 0; r < rank; r++)
+      for (int q = 0; q < of.n(); q++) c[r * n + q] /= scale[q];
+  }
+
+  // The values of its rows, in `values`: c^T values = y.
+  void observe_values(const double* y) {
+    for (int64_t r = 0; r < rank; r++) {
+      values[r] = y[pivots[r]];
+      for (int64_t earlier = 0; earlier < r; earlier++) values[r] -= c[earlier * n + pivots[r]] * values[earlier];
+      values[r] /= c[r * n + pivots[r]];
     }
-    of.solve_lower(a.data(), c.data());
-    for (int r = 0; r < of.n(); r++)
-      for (int q = 0; q < of.n(); q++) c[r * n + q] /= scale[q], d[r * n + q] *= scale[q];
-    of.solve_lower(a.data(), d.data());
   }
 
   // The state at k with the later information.
@@ -107,18 +114,15 @@ template <int N> struct Smoother {
     for (int64_t s = 0; s < g.count; s++) {
       const int64_t at = (g.first + s) * g.p.length + k;
       std::copy(g.p.mean + at * n, g.p.mean + (at + 1) * n, &g.means[s * n]);
-      double left = constant[s];
-      for (int r = 0; r < of.n(); r++) {
-        const double z = of.dot(&d[r * n], &y[s * n]);
-        left -= z * z;
-      }
-      g.least_squares[s] = g.p.least_squares[at] + std::max(left, 0.0);
+      observe_values(&y[s * n]);
+      double unexplained = constant[s];
+      for (int64_t r = 0; r < rank; r++) observed[s * n + r] = values[r], unexplained -= values[r] * values[r];
+      g.least_squares[s] = g.p.least_squares[at] + std::max(unexplained, 0.0);
     }
     Component& component = g.components.all[0];
-    for (int r = 0; r < of.n(); r++) {
+    for (int64_t r = 0; r < rank; r++) {
       g.steps.update(state, &c[r * n], component);
-      if (component.seen)
-        for (int64_t s = 0; s < g.count; s++) g.move(component, &c[r * n], s, of.dot(&d[r * n], &y[s * n]));
+      for (int64_t s = 0; s < g.count; s++) g.move(component, &c[r * n], s, observed[s * n + r]);
     }
     g.steps.write(state, g.p.covariance + (g.group * g.p.length + k) * n * n);
     for (int64_t s = 0; s < g.count; s++) {
