@@ -61,7 +61,8 @@ class SeriesTable(NamedTuple):
         """A time as the file writes it: a date, or a number."""
         if self.origin is None:
             return f"{time:.10g}"
-        return (self.origin + time * _UNITS[self.unit]).round("s").isoformat(sep=" ", timespec="seconds")
+        date = (self.origin + time * _UNITS[self.unit]).round("s")
+        return date.strftime("%Y-%m-%d") if date == date.normalize() and self.unit == "D" else date.isoformat(sep=" ")
 
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
