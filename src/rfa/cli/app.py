@@ -80,6 +80,15 @@ def assignment(text: str) -> tuple[str, Any]:
         raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
 
 
+def check_resume(ctx: typer.Context, resume: bool) -> None:
+    """Raise `ValueError` for options beside `--resume` and `--out`."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params} if resume else {}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if extra := sorted(given - {"out", "resume"}):
+        names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
+        raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
+
+
 @contextmanager
 def stoppable(hint: str) -> Iterator[None]:
     """Print one line that says where a run was stopped and how to continue it."""
