@@ -14,6 +14,8 @@ from torch import Tensor
 # units of the times of dated series, the coarsest first
 _UNITS = {name: pd.Timedelta(1, unit=name) for name in ("D", "h", "min", "s")}
 
+_LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
+
 
 class SeriesTable(NamedTuple):
     """A series with its times, in float64.
@@ -107,7 +109,7 @@ def read_series(
     """
     path = Path(path)
     table = _read_csv(path)
-    found = _series(table, path, time, _channels(table, path, time, values, sensor), sensor, date_format)
+    found = _series(table, path, time, _channels(table, path, time, values, ("sensor", sensor)), sensor, date_format)
     _check_seen(found.channels, found.values, path)
     return found
 
@@ -135,7 +137,7 @@ def read_many_series(
     files = _files(paths)
     for path in files:
         table = _read_csv(path)
-        channels = _channels(table, path, time, values, series)
+        channels = _channels(table, path, time, values, ("series", series))
         names = pd.Series(path.stem if len({p.stem for p in files}) == len(files) else str(path), table.index)
         if series is not None:
             if table[series].isna().any():
@@ -182,16 +184,15 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _channels(
-    table: pd.DataFrame, path: Path, time: str, values: list[str] | None, label: str | None
+    table: pd.DataFrame, path: Path, time: str, values: list[str] | None, label: tuple[str, str | None]
 ) -> tuple[str, ...]:
-    """The columns of the channels. `label` is the column of sensors or series."""
-    columns = [name for name in table.columns if name not in (time, label)] if values is None else list(values)
-    labels = [] if label is None else [("column of sensors or series", label)]
-    for argument, name in [("time", time), *labels, *(("values", column) for column in columns)]:
-        if name not in table.columns:
+    """The columns of the channels. `label` is "sensor" or "series" with its column."""
+    columns = [name for name in table.columns if name not in (time, label[1])] if values is None else list(values)
+    for argument, name in [("time", time), label, *(("values", column) for column in columns)]:
+        if name is not None and name not in table.columns:
             raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {', '.join(table.columns)}")
-    if {time, label} & set(columns) or not columns or len(set(columns)) < len(columns):
-        raise ValueError(f"values: got {columns}, expected columns other than {time!r}, each once")
+    if {time, label[1]} & set(columns) or not columns or len(set(columns)) < len(columns):
+        raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
     return tuple(columns)
 
 
@@ -248,12 +249,10 @@ def _are_days(column: "pd.Series[Any]") -> bool:
 def _numbers(column: "pd.Series[Any]", path: Path) -> np.ndarray:
     numbers = pd.to_numeric(column, errors="coerce")
     wrong = numbers.isna() & column.notna()
-    wrong |= np.isinf(numbers)
+    wrong |= numbers.abs() > _LARGEST
     if wrong.any():
-        row = _row(wrong)
-        raise ValueError(
-            f"values: got {column[row - 2]!r} in row {row} of {path}, expected a finite number ({column.name})"
-        )
+        row, expected = _row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
+        raise ValueError(f"values: got {column[row - 2]!r} in row {row} of {path}, expected {expected} ({column.name})")
     return numbers.to_numpy(np.float64)
 
 

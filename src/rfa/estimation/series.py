@@ -12,6 +12,8 @@ from rfa.checks import require
 
 from .time_axis import TimeAxis, as_numbers
 
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True)
 class Readings:
@@ -81,6 +83,8 @@ class Readings:
         advice = "one reading of a sensor at a time; give sensor=... where several sensors read at once"
         require(not repeated, "times", "two readings at one time", advice)
         require(not bool(np.isinf(self.values).any()), "values", "infinite values", "finite numbers, NaN where missing")
+        large = bool((np.abs(self.values[~np.isnan(self.values)]) > _LARGEST).any())
+        require(not large, "values", f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed")
         seen = ~np.isnan(self.values)
         require(bool(seen.any()), "values", "missing values in all rows", "some readings")
         for place, name in enumerate(self.sensors):

@@ -36,7 +36,10 @@ def components_of(words: Sequence[str], table: SeriesTable) -> StructuralModel:
         kind, *rest = word.split(":")
         if kind == "season" and 1 <= len(rest) <= 2:
             name = {} if seasons == 1 else {"name": f"season {rest[0]}"}
-            found.append(Season(table.duration("components", rest[0]), _harmonics(word, rest, table), **name))
+            period, span = table.duration("components", rest[0]), float(table.times[-1] - table.times[0])
+            expected = f"a season of at most the span of the series, {span:g} {table.unit}".rstrip()
+            require(period <= span, "components", word, expected)
+            found.append(Season(period, _harmonics(word, rest, table), **name))
         elif kind == "cycle" and len(rest) == 1:
             found.append(Cycle(table.duration("components", rest[0])))
         else:
@@ -63,9 +66,9 @@ def chosen_components(
     """The words of a default model, by the Bayesian information criterion of Kalman filters.
 
     First `level` or `trend`; then, for a dated series, the best season among a day, a week and a year, as long as the
-    criterion improves. A season needs two periods in the series. What a robust level takes for outliers counts as
-    missing. The criterion is `log p(values) - parameters log(readings) / 2`, with values in median deviations and times
-    in median gaps: so the units do not matter.
+    criterion improves; at last `level` or `trend` again, beside the seasons. A season needs two periods in the series.
+    What a robust level takes for outliers counts as missing. The criterion is `log p(values) - parameters log(readings)
+    / 2`, with values in median deviations and times in median gaps: so the units do not matter.
 
     Args:
         table: the series; its times, unit and sensors are used.
@@ -81,10 +84,10 @@ def chosen_components(
         for period in (SEASONS if table.unit else ())
         if 2 * table.duration("season", period) <= span and table.duration("season", period) >= 4 * table.gap
     ]
-    most, tried = 3 + len(seasons) * (len(seasons) + 1) // 2, dict[str, float]()
+    most, tried = 4 + len(seasons) * (len(seasons) + 1) // 2, dict[str, float]()
     seen = values[~np.isnan(values)]
     deviation = float(np.median(np.abs(seen - np.median(seen))))
-    if len(seen) < 4 or deviation == 0:
+    if deviation == 0:
         return ["level"], {}
     scaled = (values - np.median(seen)) / deviation
     times = table.times.numpy() / table.gap
@@ -97,8 +100,6 @@ def chosen_components(
 
     level = RobustFilter(Level()).fit(times, scaled, sensor=sensor, max_steps=_SEARCH_STEPS)
     kept = np.where(level.filter().outliers, np.nan, scaled)
-    if np.isnan(kept).all():
-        kept = scaled
     done()
 
     def criterion(words: list[str]) -> float:
@@ -118,6 +119,11 @@ def chosen_components(
         best = tried[" + ".join([*chosen, season])]
         chosen = [*chosen, season]
         seasons.remove(season)
+    if len(chosen) > 1:  # without its season a smooth wave looks like a trend
+        other = ["trend" if chosen[0] == "level" else "level", *chosen[1:]]
+        chosen = other if criterion(other) > best else chosen
+    if report is not None:
+        report(most, most)
     return chosen, tried
 
 

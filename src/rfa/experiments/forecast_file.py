@@ -81,7 +81,9 @@ def forecast_file(
 
 def _farther(request: ForecastRequest, record: dict[str, Any], table: Any) -> bool:
     """Whether the forecast looks farther ahead than the network's training."""
-    return table.duration("horizon", request.horizon) > table.duration("horizon", record["request"]["horizon"])
+    same_kind = bool(table.unit) == (record["unit"] is not None)  # the forecaster refuses the other
+    trained = record["request"]["horizon"]
+    return same_kind and table.duration("horizon", request.horizon) > table.duration("horizon", trained)
 
 
 def _check_options(request: ForecastRequest, model: str, network: Any, training: dict[str, Any], resume: bool) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from rfa.checks import require
 from rfa.data.series_table import SeriesTable
 from rfa.estimation import RobustFilter
 from rfa.progress import Stage, StageProgress
@@ -13,6 +14,7 @@ from rfa.progress import Stage, StageProgress
 from .forecast_components import chosen_components, components_of
 from .forecasting import LEVELS, ChannelForecast, Forecaster, ForecastRequest
 
+_FEWEST = 4  # readings of a channel
 _FITTED = 1000  # readings, the last ones, to which parameters are fitted
 
 
@@ -24,6 +26,10 @@ def forecast_by_filter(request: ForecastRequest, progress: StageProgress | None 
     """
 
     def forecast(table: SeriesTable, query_times: Float[np.ndarray, " steps"]) -> list[ChannelForecast]:
+        if request.components is not None:
+            components_of(request.components, table)  # errors come before the first fit
+        for name, readings in zip(table.channels, (~table.values.isnan()).sum(0).tolist(), strict=True):
+            require(readings >= _FEWEST, "values", f"{readings} readings in {name!r}", f"at least {_FEWEST} for a fit")
         return [_filtered(request, table, query_times, place, progress) for place in range(len(table.channels))]
 
     return forecast
