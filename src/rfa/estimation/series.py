@@ -178,7 +178,8 @@ def read_later(
     length, last = len(found), earlier.times[-1]
     require(length > 0, name, "no times", "at least one")
     in_order = bool((np.diff(found, prepend=last) >= 0).all())
-    require(in_order, name, f"a time of {found.min():g}", f"times in order, not before the last reading at {last:g}")
+    least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in axis.labels(np.array([found.min(), last])))
+    require(in_order, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(not bool(np.isinf(read).any()), "value", "an infinite value", "a finite number, NaN where missing")
     labels = [earlier.sensors[0]] if sensor is None else [str(label) for label in np.atleast_1d(np.asarray(sensor))]
