@@ -212,6 +212,7 @@ def test_the_best_weights_are_kept(wave):
     assert len(record["validation_losses"]) == 8
 
 
+@torch.no_grad()
 def test_scores_are_those_of_the_forecasts(wave):
     """The negative log likelihood of the windows, in spreads of the channels."""
     _, folder = wave

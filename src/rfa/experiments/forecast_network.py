@@ -18,15 +18,16 @@ from .forecasting import LEVELS, ChannelForecast, Forecaster
 from .network_folder import load_network, predicted
 
 _QUERIES = 1024  # asked at once; no query sees another one
-_USUAL = 0.9999  # probability of the interval outside of which a reading is an outlier
+_FAR = 6.0  # deviations of its one-step forecast at which a reading is an outlier; 4 are common where tails are heavy
 _BEFORE = 1e-6  # typical gaps before a reading its one-step forecast is asked for, so that it does not see the reading
 
 
 def forecast_by_network(folder: Path) -> tuple[Forecaster, dict[str, Any]]:
     """Forecasts by the network of a folder, all channels at once, and the folder's record.
 
-    An outlier is a reading outside of the 99.99 % interval that the network gives it from earlier readings. A network
-    gives no weights.
+    An outlier is a reading more than six deviations from what the network expects after the earlier readings. The
+    deviation is the scale of the Student-t distribution, which a share of wrong readings in training hardly changes. A
+    network gives no weights.
 
     Raises:
         ValueError: as `load_network`. The forecaster raises it for other channels, times of another kind, and sensors.
@@ -105,8 +106,8 @@ def _judged(model: RFAForTimeSeries, table: SeriesTable, context: int) -> tuple[
         if not len(times):
             continue
         found = predicted(model, window, window.times[-1], times - window.times[-1] - before)
-        usual = central_interval(found, _USUAL)
-        parts.append([times, found.mean, *central_interval(found, 0.9), window.values[judged], *usual])
+        deviation = found.scale  # type: ignore[attr-defined]
+        parts.append([times, found.mean, *central_interval(found, 0.9), window.values[judged], deviation])
     joined = [torch.cat(each).numpy() for each in zip(*parts, strict=True)]
-    *judged_parts, values, least, most = joined
-    return (*judged_parts, values), (values < least) | (values > most)
+    deviation = joined.pop()
+    return tuple(joined), np.abs(joined[4] - joined[1]) > _FAR * deviation

@@ -45,7 +45,7 @@ def forecast_panels(panels: Sequence[ForecastPanel]) -> Figure:
         axes.plot(panel.readings[0][usual], panel.readings[1][usual], ".", color=MUTED, markersize=2.5, label="reading")
         for level, ends in sorted(panel.intervals.items(), reverse=True):
             look = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
-            axes.fill_between(panel.times, *ends, label=f"{level:.0%}", **look)
+            axes.fill_between(panel.times, *ends, label=f"{level * 100:.0f} % interval", **look)
         marker = {"marker": "o", "markersize": 2.5} if len(panel.times) == 1 else {}
         axes.plot(panel.times, panel.mean, color=COLOURS[3], label="forecast", **marker)
         low, high = _limits(panel, usual)
