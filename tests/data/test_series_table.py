@@ -86,6 +86,12 @@ def test_a_file_that_is_not_there(tmp_path):
         read_series(tmp_path / "none.csv", "time")
 
 
+def test_labels_keep_times_apart(written):
+    assert read_series(written("ms,x\n1700000000123,1\n1700000000124,2\n"), "ms").label(1700000000124.0)[-3:] == "124"
+    found = read_series(written("t,x\n2024-01-01 00:00:00,1\n2024-01-01 00:00:01.5,2\n"), "t")
+    assert [found.label(time) for time in found.times.tolist()] == ["2024-01-01 00:00:00", "2024-01-01 00:00:01.500000"]
+
+
 def test_sensors_may_read_at_one_time(written):
     found = read_series(written("time,a,s\n0,1,x\n0,2,y\n2,3,x\n"), "time", ["a"], sensor="s")
     assert (found.times.tolist(), found.sensor, found.gap) == ([0.0, 0.0, 2.0], ("x", "y", "x"), 2.0)

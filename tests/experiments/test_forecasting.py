@@ -1,5 +1,6 @@
 """Forecasts of CSV files: the choice of components, outliers, windows, naive forecasts, training that is stopped."""
 
+import dataclasses
 import json
 import math
 
@@ -104,6 +105,22 @@ def test_parameters_come_from_the_last_readings_and_outliers_from_all(tmp_path, 
     model = components_of(["level"], table(np.arange(60.0), values))
     assert found["parameters"] == RobustFilter(model).fit(np.arange(30.0, 60.0), values[30:]).parameters
     assert (found["fitted_readings"], [each["time"] for each in found["outliers"]]) == (30, ["5"])
+
+
+@pytest.mark.parametrize("sensors", [("new",), ("old", "new")])
+def test_a_sensor_that_the_last_readings_lack_takes_the_noise_of_the_others(tmp_path, monkeypatch, sensors):
+    monkeypatch.setattr("rfa.experiments.forecast_filter._FITTED", 30)
+    values = np.random.default_rng(1).normal(size=60)
+    labels = [sensors[0] if k < 25 else "new" for k in range(60)]
+    rows = [f"{k},{labels[k]},{float(values[k])!r}" for k in range(60)]
+    (tmp_path / "x.csv").write_text("\n".join(["t,s,x", *rows]) + "\n")
+    request = ForecastRequest(file=tmp_path / "x.csv", time="t", horizon="2", sensor="s", components=["level"])
+    found = forecast_file(request, tmp_path / "out")["channels"]["x"]
+    level = RobustFilter(components_of(["level"], table(np.arange(60.0), values)))
+    level.fit(np.arange(30.0, 60.0), values[30:], sensor=["new"] * 30)
+    noise = level.parameters["sigma2.irregular.new"]
+    assert found["parameters"] == level.parameters | {f"sigma2.irregular.{sensor}": noise for sensor in sensors}
+    assert found["sensor"] == "new"
 
 
 def test_windows_are_what_was_seen_and_what_came_within_the_horizon():
@@ -291,6 +308,12 @@ def test_a_training_on_the_file_is_stopped_and_resumed(wave, tmp_path):
     with pytest.raises(Stopped):
         forecast_file(request, tmp_path / "out", **given, training_progress=at_step(1, ctrl_c))
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["network"]
+    other = tmp_path / "other.csv"
+    other.write_text((folder / "x.csv").read_text() + "900,1,1\n")
+    with pytest.raises(ValueError, match=r"^file: got .*other.csv', expected the file on which"):
+        forecast_file(
+            ForecastRequest(file=other, time="t", horizon="4"), tmp_path / "out", model="network", resume=True
+        )
     found = forecast_file(request, tmp_path / "out", model="network", resume=True)
     assert found["scores"]["network"]["targets"] > 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "network"}

@@ -27,7 +27,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="Robust Filter Attention: train, evaluate and sample language models whose attention is a robust filter.",
+    help="Robust Filter Attention: language models whose attention is a robust filter, and forecasts of series.",
     epilog="Start with: rfa demo",
 )
 console = Console(markup=False, emoji=False)

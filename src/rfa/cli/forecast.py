@@ -201,7 +201,8 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
     for name, one in content["channels"].items():
         if "components" in one:
             by = "chosen by the data" if one["chosen"] else "as given"
-            console.print(f"model of {name}: {one['components']} ({by})", highlight=False, soft_wrap=True)
+            of = f", for readings of sensor {one['sensor']}" if "sensor" in one else ""
+            console.print(f"model of {name}: {one['components']} ({by}){of}", highlight=False, soft_wrap=True)
         for outlier in one["outliers"][-_LISTED:]:
             weight = "" if outlier["weight"] is None else f", weight {outlier['weight']:.2g}"
             said = f"outlier: {name} {outlier['value']:.6g} at {outlier['time']}, expected {outlier['expected']:.6g}"

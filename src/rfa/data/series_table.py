@@ -62,8 +62,8 @@ class SeriesTable(NamedTuple):
     def label(self, time: float) -> str:
         """A time as the file writes it: a date, or a number."""
         if self.origin is None:
-            return f"{time:.10g}"
-        date = (self.origin + time * _UNITS[self.unit]).round("s")
+            return f"{time:.15g}"
+        date = (self.origin + time * _UNITS[self.unit]).round("us" if self.unit == "s" else "s")
         return date.strftime("%Y-%m-%d") if date == date.normalize() and self.unit == "D" else date.isoformat(sep=" ")
 
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:

@@ -4,13 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from rfa.checks import require
+from rfa.files import sha256
 from rfa.progress import StageProgress, TrainingProgress
 
 from .forecast_filter import forecast_by_filter
 from .forecast_network import forecast_by_network
 from .forecast_training import resume_network, train_network
 from .forecasting import NETWORK, ForecastRequest, check_out, read_request, write_forecast
-from .network_folder import RECORD, NetworkRequest
+from .network_folder import RECORD, NetworkRequest, read_record
 
 
 def forecast_file(
@@ -58,6 +59,8 @@ def forecast_file(
     if network is None:
         values = None if request.values is None else tuple(request.values)
         if resume and (folder / RECORD).exists():
+            same = sha256(request.file) in read_record(folder)["sha256"].values()
+            require(same, "file", str(request.file), f"the file on which the network in {folder} is trained")
             resume_network(folder, progress=training_progress)
         else:
             learn = NetworkRequest(

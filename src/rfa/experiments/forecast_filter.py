@@ -110,6 +110,6 @@ def _filtered(
 
 
 def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> dict[str, float]:
-    common = float(np.median([value for name, value in parameters.items() if name.startswith("sigma2.irregular")]))
-    found = {f"sigma2.irregular.{sensor}": common for sensor in sensors} | parameters
-    return {name: value for name, value in found.items() if (name == "sigma2.irregular") == (len(sensors) == 1)}
+    """With the median noise for sensors that the parameters lack."""
+    common = float(np.median([value for name, value in parameters.items() if name.startswith("sigma2.irregular.")]))
+    return {f"sigma2.irregular.{sensor}": common for sensor in sensors} | parameters
