@@ -1,6 +1,5 @@
 """Forecasts of CSV files: the choice of components, outliers, windows, naive forecasts, training that is stopped."""
 
-import dataclasses
 import json
 import math
 
