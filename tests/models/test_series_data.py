@@ -148,9 +148,6 @@ BAD_CONFIG = [
     ("learn_decay", {"preset": "b1-rope", "learn_decay": True}),
 ]
 BAD_DATA = [
-    ("values", [(T[0], V[0]), (T[0], V[0, :, :1])]),
-    ("times", [(torch.where(T[0] == T[0, -1], NAN, T[0]), V[0])]),
-    ("series", [(T[0], V[0], V[0])]),
     ("series", []),
     ("series", [(T[0, :1], V[0, :1])]),
     ("times", [(T[0].flip(0), V[0])]),

@@ -134,14 +134,9 @@ class RFATimeSeriesConfig(DecoderConfig):
         Raises:
             ValueError: without two readings in any series, for a channel that is never seen, or for infinite values.
         """
-        gaps, spans = [], []
-        seen: list[Tensor] = []
-        for one in series:
-            require(len(one) == 2, "series", f"{len(one)} parts of one", "(times, values) of each series")
-            times, values = one
+        gaps, spans, seen = [], [], []
+        for times, values in series:
             _check_series(times, values)
-            same = not seen or values.shape[1] == seen[0].shape[1]
-            require(same, "values", f"{values.shape[1]} channels", "as many in each series")
             present = ~values.isnan().all(-1)
             of_readings = times[present]
             gaps.append(of_readings.diff().to(torch.float64))
@@ -180,6 +175,4 @@ def _check_series(
         require(isinstance(given, Tensor), name, type(given).__name__, "a tensor")
         require(given.dim() == dimensions, name, tuple(given.shape), f"{dimensions} dimensions")
     require(len(times) == len(values), "values", tuple(values.shape), f"one row for each of {len(times)} times")
-    finite = bool(times.isfinite().all())
-    require(finite, "times", "NaN or infinite times", "finite ones, also of rows without a reading")
     require(not bool(values.isinf().any()), "values", "infinite values", "finite values, or NaN where nothing was read")
