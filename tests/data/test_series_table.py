@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rfa.data.series_table import read_series
+from rfa.data.series_table import read_many_series, read_series
 
 GOOD = "time,a,b\n0,1.5,\n0.5,nan,2\n3,-1e3,NA\n"
 
@@ -54,15 +54,23 @@ def test_dates(written, dates, format, unit, times):
         ("time,a\n", {}, r"^file: .* has no rows"),
         (GOOD, {"time": "when"}, r"^time: got 'when', expected a column of .*: time, a, b"),
         (GOOD, {"values": ["c"]}, r"^values: got 'c', expected a column"),
-        (GOOD, {"values": ["time"]}, r"^values: got \['time'\], expected columns other than 'time'"),
+        (GOOD, {"values": ["time"]}, r"^values: got \['time'\], expected columns other than those of times"),
         (GOOD, {"values": ["a", "a"]}, r"^values: .* each once"),
         ("time,a\n0,1\n2,1\n1,1\n", {}, r"^time: got '1' before an earlier one \(row 4 of .* strictly increasing"),
         ("time,a\n0,1\n0,2\n", {}, r"^time: got '0' twice \(row 3"),
         ("time,a\n0,1\n,2\n", {}, r"^time: row 3 of .* has none"),
         ("time,a\n0,1\nsoon,2\n", {}, r"^time: got '0' in row 2|^time: got 'soon' in row 3"),
         ("time,a\n0,1\ninf,2\n", {}, r"^time: row 3 of .* is infinite"),
-        ("time,a\n0,1\n1,cold\n", {}, r"^values: got 'cold' in row 3 of .* expected a finite number \(a\)"),
+        (
+            "time,a\n0,1\n1,cold\n",
+            {},
+            r"^values: got 'cold' in row 3 of .* expected a number up to 1e\+30, or an empty cell .* \(a\)",
+        ),
         ("time,a\n0,1\n1,-inf\n", {}, r"^values: got '-inf' in row 3"),
+        ("time,a\n0,1\n1,9.97e36\n", {}, r"^values: got '9.97e36' in row 3"),
+        ("time,a,s\n0,1,x\n0,2,x\n", {"sensor": "s"}, r"^time: got '0' twice \(row 3 .* keep one row of a sensor"),
+        ("time,a,s\n0,1,x\n0,2,\n", {"sensor": "s"}, r"^sensor: row 3 of .* has none"),
+        ("time,a,s\n0,1,x\n", {"sensor": "q"}, r"^sensor: got 'q', expected a column"),
         ("time,a,b\n0,1,\n1,2,\n", {}, r"^values: 'b' has no reading"),
     ],
 )
@@ -78,7 +86,44 @@ def test_a_file_that_is_not_there(tmp_path):
         read_series(tmp_path / "none.csv", "time")
 
 
-@pytest.mark.parametrize("given", ["", "-3h", "0D", "soon", "inf"])
+def test_labels_keep_times_apart(written):
+    assert read_series(written("ms,x\n1700000000123,1\n1700000000124,2\n"), "ms").label(1700000000124.0)[-3:] == "124"
+    found = read_series(written("t,x\n2024-01-01 00:00:00,1\n2024-01-01 00:00:01.5,2\n"), "t")
+    assert [found.label(time) for time in found.times.tolist()] == ["2024-01-01 00:00:00", "2024-01-01 00:00:01.500000"]
+
+
+def test_sensors_may_read_at_one_time(written):
+    found = read_series(written("time,a,s\n0,1,x\n0,2,y\n2,3,x\n"), "time", ["a"], sensor="s")
+    assert (found.times.tolist(), found.sensor, found.gap) == ([0.0, 0.0, 2.0], ("x", "y", "x"), 2.0)
+
+
+def test_days_without_separators_need_no_format(written):
+    found = read_series(written("when,x\n19580329,1\n19580405,2\n"), "when")
+    assert (found.unit, found.times.tolist(), found.label(7.0)) == ("D", [0, 7], "1958-04-05")
+    assert read_series(written("when,x\n19581329,1\n19581405,2\n"), "when").unit == ""  # no 13th month
+
+
+def test_many_series(tmp_path):
+    """Of files, a folder, and names in a column; all in the unit of the first."""
+    (tmp_path / "hours.csv").write_text("when,x\n2024-01-01 00:00,1\n2024-01-01 02:00,2\n")
+    (tmp_path / "days.csv").write_text("when,x\n2024-01-01,1\n2024-01-03,\n")
+    found = read_many_series([tmp_path], "when")
+    assert {name: one.unit for name, one in found.items()} == {"days": "D", "hours": "D"}
+    assert found["hours"].times.tolist() == [0.0, 2 / 24]
+    long = tmp_path / "long" / "all.csv"
+    long.parent.mkdir()
+    long.write_text("who,time,x\na,0,1\nb,0,5\na,1,2\nb,3,\n")
+    found = read_many_series([long], "time", ["x"], series="who")
+    assert {name: one.times.tolist() for name, one in found.items()} == {"a": [0, 1], "b": [0, 3]}
+    long.write_text("who,time,x\na,1,1\nb,0,5\na,0,2\n")
+    with pytest.raises(ValueError, match=r"^time: got '0' before an earlier one \(row 4 of"):
+        read_many_series([long], "time", ["x"], series="who")
+    (tmp_path / "numbers.csv").write_text("when,x\n0,1\n1,2\n")
+    with pytest.raises(ValueError, match=r"^time: got dates in some series and numbers in others"):
+        read_many_series([tmp_path], "when")
+
+
+@pytest.mark.parametrize("given", ["", "-3h", "0D", "soon", "inf", "24"])
 def test_durations_that_are_none(written, given):
     table = read_series(written("when,x\n2024-01-01,1\n2024-01-02,2\n"), "when")
     with pytest.raises(ValueError, match=r"^horizon: got .* expected a length of time"):

@@ -182,6 +182,12 @@ BAD = {
     "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease"),
     "two readings at once": (lambda f: f.fit([0, 1, 1], NOW), "times: got two readings at one time.*sensor="),
     "text": (lambda f: f.fit(NOW, ["1", "2", "x"]), "values: got text, expected numbers"),
+    "dates as text": (lambda f: f.fit(["2020-01-01"], [1.0]), "times: got text, expected numbers or dates; pandas"),
+    "far numbers": (lambda f: f.fit(NOW, [1.0, 2e100, 3.0]), "values: got numbers beyond 1e.100"),
+    "before the start, dates": (
+        lambda f: f.fit([date(2020, 1, 1), date(2020, 1, 3)], [1.0, 2.0], fixed=FIXED).forecast([date(2020, 1, 2)]),
+        "a time of 2020-01-02.*, expected times in order, not before the last reading at 2020-01-03",
+    ),
     "no rows": (lambda f: f.fit([], []), "values: got no rows"),
     "nothing read": (lambda f: f.fit(NOW, [np.nan] * 3), "values: got missing values in all rows"),
     "a channel never seen": (

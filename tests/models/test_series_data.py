@@ -32,15 +32,19 @@ def test_median_and_spread_are_those_of_numpy():
     assert torch.equal(median(values[:, :1]).nan_to_num(), values[:, 0].nan_to_num())
 
 
-def test_an_outlier_moves_the_scale_no_farther_than_a_reading_among_the_others():
-    values = torch.randn(1, 40, 1, dtype=torch.float64)
-    scaling = WindowScaling([0.0], [1.0], "window")
+@pytest.mark.parametrize("size", [-1e30, 1e3, 1e12])
+@pytest.mark.parametrize(("length", "wrong"), [(4, 1), (5, 2), (12, 1), (12, 5), (41, 4), (41, 20)])
+def test_wrong_readings_move_the_scale_by_as_many_ranks_as_they_are(length, wrong, size):
+    """However far they are, the medians stay among the right readings: k wrong ones move a median by k ranks."""
+    values = torch.randn(1, length, 1, dtype=torch.float64)
     moved = values.clone()
-    moved[0, :4] = 1e12  # a tenth
+    moved[0, :wrong] = size * torch.arange(1, wrong + 1, dtype=torch.float64)[:, None]
+    location, spread = (part.item() for part in WindowScaling([0.0], [1.0], "window")(moved, tokens=1))
+    lowest, highest = (length - 1) // 2 - wrong, length // 2 + wrong
     ordered = values.flatten().sort().values
-    location, spread = scaling(moved, tokens=1)
-    assert ordered[16] <= location.item() <= ordered[24]  # four ranks from the middle
-    assert spread.item() < 1.5 * scaling(values, tokens=1).spread.item()
+    assert ordered[max(lowest, 0)] <= location <= ordered[highest]
+    deviations = (values.flatten() - location).abs().sort().values / 0.6744897501960817  # the normal quartile
+    assert deviations[max(lowest, 0)] * (1 - 1e-12) <= spread <= deviations[highest] * (1 + 1e-12)  # rounding
 
 
 def test_channels_that_a_window_hardly_shows_take_the_training_data():

@@ -10,13 +10,24 @@ from typing import Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
+
+
+class LongNames(TyperGroup):
+    """Commands of which some have names of two words, such as `forecast train`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take the first two words for a name where they are one."""
+        both = " ".join(args[:2])
+        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
 
 app = typer.Typer(
+    cls=LongNames,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="Robust Filter Attention: train, evaluate and sample language models whose attention is a robust filter.",
+    help="Robust Filter Attention: language models whose attention is a robust filter, and forecasts of series.",
     epilog="Start with: rfa demo",
 )
 console = Console(markup=False, emoji=False)
@@ -25,15 +36,17 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emo
 
 
 MANY: dict[str, Callable[[str], bool]] = {
+    "--components": lambda value: not value.startswith("-"),
     "--lengths": str.isdigit,
     "--only": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),
     "--set": lambda value: "=" in value and not value.startswith("-"),
+    "--values": lambda value: not value.startswith("-"),
 }
 
 
 class ManyValues(TyperCommand):
-    """A command whose `--lengths`, `--only`, `--presets` and `--set` take several values in a row."""
+    """A command whose options named in `MANY` take several values in a row."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
@@ -65,6 +78,15 @@ def assignment(text: str) -> tuple[str, Any]:
         RecursionError,
     ) as error:  # a number with thousands of digits, or lists nested thousands of times
         raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
+
+
+def check_resume(ctx: typer.Context, resume: bool) -> None:
+    """Raise `ValueError` for options beside `--resume` and `--out`."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params} if resume else {}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if extra := sorted(given - {"out", "resume"}):
+        names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
+        raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
 
 
 @contextmanager

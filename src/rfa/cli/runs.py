@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, console, stoppable
+from .app import ManyValues, app, assignment, check_resume, console, stoppable
 from .console import (
     comparison_table,
     evaluation_table,
@@ -104,12 +104,7 @@ def train(
     """Train a model in a new run folder, or continue an existing run (--resume)."""
     from rfa import training
 
-    if resume:
-        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-        if extra := sorted(given - {"out", "resume"}):
-            names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
-            raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
+    check_resume(ctx, resume)
     go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
     with stoppable(go_on), progress_bars() as bar:
         bars: dict[str, Any] = {

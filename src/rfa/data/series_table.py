@@ -1,5 +1,7 @@
 """Series in CSV files: times of any unit or dates, several channels, gaps, and clear words about what is wrong."""
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ from torch import Tensor
 # units of the times of dated series, the coarsest first
 _UNITS = {name: pd.Timedelta(1, unit=name) for name in ("D", "h", "min", "s")}
 
+_LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
+
 
 class SeriesTable(NamedTuple):
     """A series with its times, in float64.
@@ -22,6 +26,7 @@ class SeriesTable(NamedTuple):
         channels: their names.
         unit: "D", "h", "min" or "s" of dated series; "" where the file has numbers.
         origin: the date of time 0; None where the file has numbers.
+        sensor: the label of each row's sensor; empty where no column names sensors. Then times may be equal.
     """
 
     times: Float[Tensor, " T"]
@@ -29,6 +34,13 @@ class SeriesTable(NamedTuple):
     channels: tuple[str, ...]
     unit: str = ""
     origin: pd.Timestamp | None = None
+    sensor: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """The median time between rows with a reading; 1 where fewer than two times have one."""
+        steps = self.times[~self.values.isnan().all(1)].diff()
+        return float(steps[steps > 0].quantile(0.5)) if (steps > 0).any() else 1.0
 
     def duration(self, name: str, given: str) -> float:
         """A length of time such as `24h`, `7D` or `3.5`, in the unit of the times.
@@ -38,6 +50,8 @@ class SeriesTable(NamedTuple):
         """
         expected = "a length of time above 0, such as 24h or 7D" if self.unit else "a number above 0"
         try:
+            if self.unit and not re.search("[A-Za-z]", given):  # pandas takes a bare number for nanoseconds
+                raise ValueError
             length = pd.Timedelta(given) / _UNITS[self.unit] if self.unit else float(given)
         except ValueError:
             raise ValueError(f"{name}: got {given!r}, expected {expected}") from None
@@ -48,94 +62,219 @@ class SeriesTable(NamedTuple):
     def label(self, time: float) -> str:
         """A time as the file writes it: a date, or a number."""
         if self.origin is None:
-            return f"{time:.10g}"
-        return (self.origin + time * _UNITS[self.unit]).isoformat(sep=" ", timespec="seconds")
+            return f"{time:.15g}"
+        date = (self.origin + time * _UNITS[self.unit]).round("us" if self.unit == "s" else "s")
+        return date.strftime("%Y-%m-%d") if date == date.normalize() and self.unit == "D" else date.isoformat(sep=" ")
+
+    def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
+        """Times for the axis of a figure: dates, or numbers."""
+        if self.origin is None:
+            return np.asarray(times)
+        return (self.origin + pd.to_timedelta(np.asarray(times) * _UNITS[self.unit].total_seconds(), "s")).to_numpy()
+
+    def in_unit(self, unit: str) -> "SeriesTable":
+        """The same series with its times in another unit of dated series."""
+        if unit == self.unit:
+            return self
+        return self._replace(times=self.times * (_UNITS[self.unit] / _UNITS[unit]), unit=unit)
+
+    def rows(self, chosen: Any) -> "SeriesTable":
+        """Some of its rows, by a slice or a mask."""
+        sensor = tuple(np.asarray(self.sensor)[chosen].tolist()) if self.sensor else ()
+        return self._replace(times=self.times[chosen], values=self.values[chosen], sensor=sensor)
 
 
 def read_series(
-    path: str | Path, time: str, values: list[str] | None = None, *, date_format: str | None = None
+    path: str | Path,
+    time: str,
+    values: list[str] | None = None,
+    *,
+    sensor: str | None = None,
+    date_format: str | None = None,
 ) -> SeriesTable:
     """Read a series from a CSV file with a header.
 
-    An empty cell, `NA` and `nan` are missing readings. Times are numbers, or dates by ISO 8601.
+    An empty cell, `NA` and `nan` are missing readings. Times are numbers, or dates by ISO 8601, `19580329` among them.
 
     Args:
         path: of the file.
         time: the column of the times.
         values: the columns of the channels; by default all others.
-        date_format: of the dates, as `strptime` has it (`%Y%m%d`); needed for other dates than those of ISO 8601.
+        sensor: a column that names the sensor of each row. Then several rows may have one time.
+        date_format: of the dates, as `strptime` has it (`%d.%m.%Y`); needed for other dates than those of ISO 8601.
 
     Raises:
         ValueError: for a file that cannot be read, an unknown column, no rows, times that are missing, neither numbers
             nor dates, or not strictly increasing, values that are no finite numbers, or a channel without a reading.
     """
     path = Path(path)
+    table = _read_csv(path)
+    found = _series(table, path, time, _channels(table, path, time, values, ("sensor", sensor)), sensor, date_format)
+    _check_seen(found.channels, found.values, path)
+    return found
+
+
+def read_many_series(
+    paths: Iterable[str | Path],
+    time: str,
+    values: list[str] | None = None,
+    *,
+    series: str | None = None,
+    date_format: str | None = None,
+) -> dict[str, SeriesTable]:
+    """Read several series with the same channels, by name, all in the unit of the first.
+
+    Args:
+        paths: CSV files as for `read_series`, and folders, whose `*.csv` are read.
+        time, values, date_format: as for `read_series`.
+        series: a column that names the series of each row. Without it each file is one series.
+
+    Raises:
+        ValueError: as `read_series`; a channel needs a reading in one of the series. Also for a folder without CSV
+            files, dates in one file and numbers in another, or different channels.
+    """
+    found: dict[str, SeriesTable] = {}
+    files = _files(paths)
+    for path in files:
+        table = _read_csv(path)
+        channels = _channels(table, path, time, values, ("series", series))
+        names = pd.Series(path.stem if len({p.stem for p in files}) == len(files) else str(path), table.index)
+        if series is not None:
+            if table[series].isna().any():
+                raise ValueError(
+                    f"series: row {_row(table[series].isna())} of {path} has none, expected a name in each"
+                )
+            names = table[series]
+        for name, rows in table.groupby(names, sort=False):
+            if name in found:
+                raise ValueError(f"series: got {name!r} in two files, {path} is the second, expected it in one")
+            found[str(name)] = _series(rows, path, time, channels, None, date_format)
+    first = next(iter(found.values()))
+    for name, one in found.items():
+        if bool(one.unit) != bool(first.unit):
+            raise ValueError(f"time: got dates in some series and numbers in others ({name!r}), expected one kind")
+        if one.channels != first.channels:
+            raise ValueError(f"values: got {one.channels} in {name!r}, expected {first.channels}, as in the first")
+    _check_seen(first.channels, torch.cat([one.values for one in found.values()]), files[0])
+    return {name: one.in_unit(first.unit) for name, one in found.items()}
+
+
+def _files(paths: Iterable[str | Path]) -> list[Path]:
+    found: list[Path] = []
+    for path in map(Path, paths):
+        inside = sorted(path.glob("*.csv")) if path.is_dir() else [path]
+        if not inside:
+            raise ValueError(f"file: the folder {path} has no *.csv, expected at least one")
+        found += inside
+    if not found:
+        raise ValueError("file: got none, expected at least one CSV file")
+    return found
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=True)
     except FileNotFoundError:
         raise ValueError(f"file: {path} does not exist, expected a CSV file") from None
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"file: {path} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
-    columns = [name for name in table.columns if name != time] if values is None else list(values)
-    for argument, name in [("time", time), *(("values", column) for column in columns)]:
-        if name not in table.columns:
-            raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {', '.join(table.columns)}")
-    if time in columns or not columns or len(set(columns)) < len(columns):
-        raise ValueError(f"values: got {columns}, expected columns other than {time!r}, each once")
     if not len(table):
         raise ValueError(f"file: {path} has no rows, expected at least one")
+    return table.reset_index(drop=True)
+
+
+def _channels(
+    table: pd.DataFrame, path: Path, time: str, values: list[str] | None, label: tuple[str, str | None]
+) -> tuple[str, ...]:
+    """The columns of the channels. `label` is "sensor" or "series" with its column."""
+    columns = [name for name in table.columns if name not in (time, label[1])] if values is None else list(values)
+    for argument, name in [("time", time), label, *(("values", column) for column in columns)]:
+        if name is not None and name not in table.columns:
+            raise ValueError(f"{argument}: got {name!r}, expected a column of {path}: {', '.join(table.columns)}")
+    if {time, label[1]} & set(columns) or not columns or len(set(columns)) < len(columns):
+        raise ValueError(f"values: got {columns}, expected columns other than those of times and labels, each once")
+    return tuple(columns)
+
+
+def _series(
+    table: pd.DataFrame, path: Path, time: str, channels: tuple[str, ...], sensor: str | None, date_format: str | None
+) -> SeriesTable:
+    """The series of some rows of a file."""
     times, unit, origin = _times(table[time], path, date_format)
-    channels = np.stack([_numbers(table[name], path) for name in columns], axis=1)
-    _check_increasing(times, table[time], path)
-    unseen = [name for name, column in zip(columns, channels.T, strict=True) if np.isnan(column).all()]
+    values = np.stack([_numbers(table[name], path) for name in channels], axis=1)
+    labels: tuple[str, ...] = ()
+    if sensor is not None:
+        if table[sensor].isna().any():
+            raise ValueError(f"sensor: row {_row(table[sensor].isna())} of {path} has none, expected a name in each")
+        labels = tuple(table[sensor])
+    _check_increasing(times, table[time], path, labels)
+    return SeriesTable(torch.tensor(times), torch.tensor(values), channels, unit, origin, labels)
+
+
+def _check_seen(channels: tuple[str, ...], values: Tensor, path: Path) -> None:
+    unseen = [name for name, column in zip(channels, values.T, strict=True) if column.isnan().all()]
     if unseen:
         raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
-    return SeriesTable(torch.tensor(times), torch.tensor(channels), tuple(columns), unit, origin)
 
 
 def _times(column: "pd.Series[Any]", path: Path, date_format: str | None) -> tuple[np.ndarray, str, Any]:
     if column.isna().any():
         raise ValueError(f"time: row {_row(column.isna())} of {path} has none, expected a time in every row")
     numbers = pd.to_numeric(column, errors="coerce")
-    if date_format is None and not numbers.isna().any():
+    if date_format is None and not numbers.isna().any() and not _are_days(column):
         times = numbers.to_numpy(np.float64)
         if not np.isfinite(times).all():
-            raise ValueError(f"time: row {_row(~np.isfinite(times))} of {path} is infinite, expected a finite number")
+            infinite = _row(~np.isfinite(numbers))
+            raise ValueError(f"time: row {infinite} of {path} is infinite, expected a finite number")
         return times, "", None
     dates = pd.to_datetime(column, errors="coerce", format=date_format or "ISO8601", utc=True)
     if dates.isna().any():
         row = _row(dates.isna())
         expected = "a number, or a date like 2024-01-31 12:00" if date_format is None else f"a date like {date_format}"
-        raise ValueError(f"time: got {column.iloc[row - 2]!r} in row {row} of {path}, expected {expected}")
+        raise ValueError(f"time: got {column[row - 2]!r} in row {row} of {path}, expected {expected}")
     dates = dates.dt.tz_localize(None)
-    typical = dates.diff().median()
+    steps = dates.diff().abs()
+    typical = steps[steps > pd.Timedelta(0)].median()
     unit = next((name for name, length in _UNITS.items() if length <= typical), "s")
     return ((dates - dates.iloc[0]) / _UNITS[unit]).to_numpy(np.float64), unit, dates.iloc[0]
+
+
+def _are_days(column: "pd.Series[Any]") -> bool:
+    """Whether all are days without separators, such as 19580329."""
+    if not column.str.fullmatch(r"(1[89]|2[01])\d{6}").all():
+        return False
+    return bool(pd.to_datetime(column, errors="coerce", format="%Y%m%d").notna().all())
 
 
 def _numbers(column: "pd.Series[Any]", path: Path) -> np.ndarray:
     numbers = pd.to_numeric(column, errors="coerce")
     wrong = numbers.isna() & column.notna()
-    wrong |= np.isinf(numbers)
+    wrong |= numbers.abs() > _LARGEST
     if wrong.any():
-        row = _row(wrong)
-        raise ValueError(
-            f"values: got {column.iloc[row - 2]!r} in row {row} of {path}, expected a finite number ({column.name})"
-        )
+        row, expected = _row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
+        raise ValueError(f"values: got {column[row - 2]!r} in row {row} of {path}, expected {expected} ({column.name})")
     return numbers.to_numpy(np.float64)
 
 
-def _check_increasing(times: np.ndarray, written: "pd.Series[Any]", path: Path) -> None:
-    wrong = np.flatnonzero(np.diff(times) <= 0)
-    if len(wrong):
-        row, both = int(wrong[0]), "twice" if times[wrong[0]] == times[wrong[0] + 1] else "before an earlier one"
-        given = written.iloc[row + 1]
+def _check_increasing(times: np.ndarray, written: "pd.Series[Any]", path: Path, sensor: tuple[str, ...]) -> None:
+    steps = np.diff(times)
+    wrong = steps < 0
+    if sensor:  # in order of time; one sensor has one reading at a time
+        repeated = pd.DataFrame({"time": times, "sensor": sensor}).duplicated().to_numpy()
+        wrong |= repeated[1:]
+    else:
+        wrong |= steps == 0
+    if wrong.any():
+        place = int(np.flatnonzero(wrong)[0])
+        both = "before an earlier one" if steps[place] < 0 else "twice"
+        given, row = written.iloc[place + 1], int(written.index[place + 1]) + 2
+        several = "keep one row of a sensor at a time" if sensor else "name the column of the sensors (--sensor COLUMN)"
         raise ValueError(
-            f"time: got {given!r} {both} (row {row + 3} of {path}), expected strictly increasing times: "
-            "sort the file, or merge rows of one time"
+            f"time: got {given!r} {both} (row {row} of {path}), expected strictly increasing times: "
+            f"sort the file, merge rows of one time, or {several}"
         )
 
 
-def _row(wrong: Any) -> int:
+def _row(wrong: "pd.Series[Any]") -> int:
     """The number of the first wrong row in the file, whose header is row 1."""
-    return int(np.flatnonzero(np.asarray(wrong))[0]) + 2
+    return int(wrong.index[np.flatnonzero(wrong.to_numpy())[0]]) + 2

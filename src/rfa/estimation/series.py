@@ -12,6 +12,8 @@ from rfa.checks import require
 
 from .time_axis import TimeAxis, as_numbers
 
+_LARGEST = 1e100
+
 
 @dataclass(frozen=True)
 class Readings:
@@ -81,6 +83,8 @@ class Readings:
         advice = "one reading of a sensor at a time; give sensor=... where several sensors read at once"
         require(not repeated, "times", "two readings at one time", advice)
         require(not bool(np.isinf(self.values).any()), "values", "infinite values", "finite numbers, NaN where missing")
+        large = bool((np.abs(self.values[~np.isnan(self.values)]) > _LARGEST).any())
+        require(not large, "values", f"numbers beyond {_LARGEST:g}", "smaller ones: their squares are computed")
         seen = ~np.isnan(self.values)
         require(bool(seen.any()), "values", "missing values in all rows", "some readings")
         for place, name in enumerate(self.sensors):
@@ -174,7 +178,8 @@ def read_later(
     length, last = len(found), earlier.times[-1]
     require(length > 0, name, "no times", "at least one")
     in_order = bool((np.diff(found, prepend=last) >= 0).all())
-    require(in_order, name, f"a time of {found.min():g}", f"times in order, not before the last reading at {last:g}")
+    least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in axis.labels(np.array([found.min(), last])))
+    require(in_order, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(not bool(np.isinf(read).any()), "value", "an infinite value", "a finite number, NaN where missing")
     labels = [earlier.sensors[0]] if sensor is None else [str(label) for label in np.atleast_1d(np.asarray(sensor))]

@@ -41,6 +41,8 @@ class TimeAxis:
             given, expected = ("numbers", "dates") if dates is None else ("dates", "numbers")
             raise ValueError(f"{name}: got {given}, expected {expected}, as the times of the series")
         if dates is None:
+            text = not isinstance(times, Tensor) and np.asarray(times).dtype.kind in "US"
+            require(not text, name, "text", "numbers or dates; pandas.to_datetime makes dates of text")
             found = as_numbers(name, times)
         else:
             require(not bool(np.isnat(dates).any()), name, "a missing date", "a date for each reading")

@@ -1,6 +1,7 @@
 """Figures in one style: the theory from its closed forms, and measurements from result files."""
 
 from .comparison import differences, retrieval, speed_over_length
+from .forecast import ForecastPanel, forecast_panels
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
 from .series import filtered_series, series_ratios
 from .style import COLOURS, COLUMN, PAGE, save
@@ -25,6 +26,7 @@ __all__ = [
     "COLOURS",
     "COLUMN",
     "PAGE",
+    "ForecastPanel",
     "attention_maps",
     "bias_and_gate_over_decay",
     "damping_sweep",
@@ -32,6 +34,7 @@ __all__ = [
     "diffusive_and_integrative",
     "eigenvalue_spectra",
     "filtered_series",
+    "forecast_panels",
     "loss_over_position",
     "near_attention",
     "noises_over_training",
