@@ -20,6 +20,11 @@ def written(tmp_path):
     return write
 
 
+def test_a_comma_at_the_end_of_rows_shifts_nothing(written):
+    found = read_series(written("time,a,b\n0,10,100,\n1,11,101,\n"), "time", ["a"])
+    assert (found.times.tolist(), found.values.flatten().tolist()) == ([0.0, 1.0], [10.0, 11.0])
+
+
 def test_numbers_and_missing_readings(written):
     found = read_series(written(GOOD), "time")
     assert (found.channels, found.unit, found.origin) == (("a", "b"), "", None)
@@ -72,6 +77,9 @@ def test_dates(written, dates, format, unit, times):
         ("time,a,s\n0,1,x\n0,2,\n", {"sensor": "s"}, r"^sensor: row 3 of .* has none"),
         ("time,a,s\n0,1,x\n", {"sensor": "q"}, r"^sensor: got 'q', expected a column"),
         ("time,a,b\n0,1,\n1,2,\n", {}, r"^values: 'b' has no reading"),
+        ("time,a,a\n0,1,2\n", {}, r"^file: .* has two columns 'a'"),
+        ("time,a\n0,1\n1,2,7\n", {}, r"^file: .* cannot be read as CSV: .* Expected 2 fields in line 3, saw 3"),
+        ("time,a\n0,1,7\n1,2,7\n", {}, r"^file: rows of .* have more cells than its header"),
     ],
 )
 def test_each_fault_has_one_line(written, text, options, message):

@@ -308,3 +308,6 @@ def test_the_trainer_trains_and_evaluates(tmp_path):
     trainer.train()
     assert not torch.equal(before, model.head.weight)
     assert math.isfinite(trainer.evaluate()["eval_loss"])
+    trainer.save_model(tmp_path / "saved")  # the Trainer has added fields of its own to the configuration
+    loaded = AutoModel.from_pretrained(tmp_path / "saved").eval()
+    assert_equal(loaded(times, values), model.cpu().eval()(times, values))

@@ -1,6 +1,7 @@
 """Series in CSV files: times of any unit or dates, several channels, gaps, and clear words about what is wrong."""
 
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -173,11 +174,19 @@ def _files(paths: Iterable[str | Path]) -> list[Path]:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        table = pd.read_csv(path, dtype=str, keep_default_na=True)
+        names = pd.read_csv(path, dtype=str, header=None, nrows=1, keep_default_na=False).iloc[0].tolist()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # pandas would shift or cut off cells
+            table = pd.read_csv(path, dtype=str, index_col=False)
+    except pd.errors.ParserWarning:
+        raise ValueError(f"file: rows of {path} have more cells than its header, expected a name for each") from None
     except FileNotFoundError:
         raise ValueError(f"file: {path} does not exist, expected a CSV file") from None
     except (OSError, UnicodeDecodeError, pd.errors.ParserError, pd.errors.EmptyDataError) as error:
         raise ValueError(f"file: {path} cannot be read as CSV: {str(error).strip().splitlines()[0]}") from None
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"file: {path} has two columns {twice!r}, expected each name once")
     if not len(table):
         raise ValueError(f"file: {path} has no rows, expected at least one")
     return table.reset_index(drop=True)

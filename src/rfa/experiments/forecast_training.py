@@ -190,7 +190,6 @@ def _train(
             callbacks=[_Watch(out, progress), stop],
         )
         trainer.remove_callback(PrinterCallback)
-        vars(model.config).pop("use_cache", None)  # the Trainer writes it; the saved configuration has no such field
         checkpoint = _newest_checkpoint(out)
         if checkpoint is None or not trainer.is_last(checkpoint, request.steps):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))

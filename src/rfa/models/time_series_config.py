@@ -199,4 +199,5 @@ def _of_transformers() -> set[str]:
         "auto_map",
         "name_or_path",
         "torch_dtype",
+        "use_cache",  # the Trainer adds it
     }
