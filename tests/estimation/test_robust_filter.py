@@ -28,6 +28,18 @@ def simulated(length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.nd
     return times, level + generator.normal(size=length), level
 
 
+def test_readings_almost_without_noise_have_no_negative_variance():
+    """Five states are told apart by the first five readings, a billion times more exactly than they move."""
+    times = np.arange(60.0)
+    values = np.random.default_rng(0).normal(size=60).cumsum()
+    fixed = {"sigma2.irregular": 1e-9, "sigma2.level": 0.3, "season": 2e-4}
+    for robust in (True, False):
+        found = RobustFilter(Level() + Season(24.0, harmonics=2), robust).fit(times, values, fixed=fixed).smooth()
+        assert (found.variance >= 0).all()
+        assert np.isfinite(found.interval(0.9)).all()
+        np.testing.assert_allclose(found.mean, values, atol=0.1 if robust else 1e-3)
+
+
 @pytest.mark.parametrize(("robust", "close"), [(False, 1e-8), (True, 1e-2)])
 def test_updates_are_the_filter_of_the_whole_series(robust, close):
     """To 1e-8, and to a hundredth of a standard deviation. A missing and a wrong reading are among them."""

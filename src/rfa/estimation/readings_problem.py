@@ -43,7 +43,9 @@ class StateMoments(NamedTuple):
         """Mean and variance of what a row of C shows of each state, `(T,)`."""
         mean, covariance, shown = self.mean.numpy(), self.covariance.numpy(), rows.numpy()
         spread = np.einsum("tij,tj->ti", covariance, shown)
-        return np.einsum("ti,ti->t", shown, mean), np.einsum("ti,ti->t", shown, spread)
+        variance = np.einsum("ti,ti->t", shown, spread)
+        # states far more uncertain than their sum leave it a negative variance by rounding
+        return np.einsum("ti,ti->t", shown, mean), np.maximum(variance, 0.0)
 
 
 class FilteredReadings(NamedTuple):
