@@ -145,7 +145,7 @@ def test_an_update_is_the_same_number(robust):
     whole = RobustFilter(Trend(), robust).fit(np.arange(60), values, fixed=fixed).filter()
     part = RobustFilter(Trend(), robust).fit(np.arange(25), values[:25], fixed=fixed)
     # the scale of the start is that of the readings that `fit` has seen
-    part._scale = series_scale(RobustFilter(Trend(), robust).fit(np.arange(60), values, fixed=fixed)._readings)
+    part._scale = series_scale(RobustFilter(Trend(), robust).fit(np.arange(60), values, fixed=fixed)._readings, robust)
     for k in range(25, 60):
         found = part.update(k, values[k])
         assert (found.mean[0], found.variance[0]) == (whole.mean[k], whole.variance[k])

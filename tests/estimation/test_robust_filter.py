@@ -28,6 +28,67 @@ def simulated(length: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.nd
     return times, level + generator.normal(size=length), level
 
 
+@pytest.mark.parametrize("places", [[0], [1], [0, 1]], ids=str)
+@pytest.mark.parametrize(
+    "model", [Level(), Trend(), Level() + Season(7.0, harmonics=1)], ids=["level", "trend", "season"]
+)
+def test_wrong_readings_at_the_start_are_refused(model, places):
+    """Nothing before them tells that they are wrong. The fit is that of the series without them."""
+    random = np.random.default_rng(2)
+    times = np.arange(80.0)
+    values = (0.3 * random.normal(size=80)).cumsum() + random.normal(size=80)
+    wrong, missing = values.copy(), values.copy()
+    wrong[places], missing[places] = -9999.0, np.nan
+    found, expected = (RobustFilter(model).fit(times, each) for each in (wrong, missing))
+    assert found.log_likelihood == pytest.approx(expected.log_likelihood, abs=0.05)
+    smooth, without = found.smooth(), expected.smooth()
+    assert smooth.outliers[places].all()
+    assert (smooth.weights[places] < 1e-6).all()
+    np.testing.assert_allclose(smooth.mean, without.mean, atol=0.1)
+    later = found.update(80.0, 0.5)
+    np.testing.assert_allclose(later.mean, found.filter().mean[-1:], atol=1e-8)  # the refused readings stay refused
+
+
+@pytest.mark.parametrize("robust", [True, False])
+def test_a_series_that_is_mostly_at_rest_keeps_its_scale(robust):
+    """Solar power: half of the readings are zero, give or take little. The start must be wide for the others."""
+    times = np.arange(480.0)
+    random = np.random.default_rng(0)
+    day = 800 * np.maximum(0, np.sin((times % 24 - 6) / 12 * np.pi))
+    values = day * (1 + 0.02 * random.normal(size=480)) + 1e-4 * random.normal(size=480)
+    found = RobustFilter(Level() + Season(24.0, harmonics=3), robust).fit(times, values)
+    noon = found.forecast([480.0 + 12])
+    assert noon.mean[0] == pytest.approx(800, abs=60)
+    assert found.smooth().outliers.mean() < 0.15
+
+
+def test_steps_follow_the_calendar_of_the_index():
+    values = np.random.default_rng(0).normal(size=12)
+
+    def ahead(index, steps=2):
+        filter = RobustFilter(Level()).fit(pd.Series(values, index=index))
+        return filter, filter.forecast(steps).times.astype("datetime64[s]").astype(str).tolist()
+
+    months = pd.period_range("2021-01", "2021-12", freq="M")
+    assert ahead(months)[1] == ["2022-01-01T00:00:00", "2022-02-01T00:00:00"]
+    paris = pd.date_range("2021-01-01", periods=12, freq="MS", tz="Europe/Paris")
+    assert ahead(paris)[1] == ["2021-12-31T23:00:00", "2022-01-31T23:00:00"]  # in UTC
+    filter, found = ahead(pd.date_range("2021-01-31", periods=12, freq="ME"))
+    assert found == ["2022-01-31T00:00:00", "2022-02-28T00:00:00"]
+    filter.update(pd.Timestamp("2022-01-15"), 0.1)
+    assert str(filter.forecast(1).times[0])[:10] == "2022-01-31"
+
+
+def test_a_refused_series_leaves_the_filter_of_the_one_before():
+    times, values = np.arange(30.0), np.random.default_rng(0).normal(size=30)
+    filter = RobustFilter(Level()).fit(times, values)
+    before = filter.filter().mean
+    for bad in ({"fixed": {"sigma2.irregular": 0.0}}, {"max_steps": 0}, {"noise": -1.0}):
+        with pytest.raises(ValueError, match=r"expected"):
+            filter.fit(times[:20], values[:20], **bad)
+    np.testing.assert_array_equal(filter.filter().mean, before)
+
+
 def test_readings_almost_without_noise_have_no_negative_variance():
     """Five states are told apart by the first five readings, a billion times more exactly than they move."""
     times = np.arange(60.0)
@@ -190,7 +251,19 @@ def test_known_offsets_noises_and_rows():
 
 
 NOW = [0.0, 1.0, 2.0]
+TWICE = pd.DataFrame(np.ones((3, 2)), columns=["a", "a"])
 BAD = {
+    "dates too far": (
+        lambda f: f.fit(np.arange("1500-01-01", "1500-01-04", dtype="datetime64[D]"), NOW),
+        "times: got dates that are too far, expected dates from 1678 to 2262",
+    ),
+    "columns of one name": (lambda f: f.fit(NOW, TWICE), "sensor: got the names a, a, expected a name of its own"),
+    "regressors of one name": (lambda f: f.fit(NOW, NOW, exog=TWICE), "exog: got the names a, a, expected a name"),
+    "no label": (lambda f: f.fit(NOW, NOW, sensor=["a", None, "a"]), "sensor: got a missing label"),
+    "two values": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, [1.0, 2.0]), "value: got shape"),
+    "a far value": (lambda f: f.fit(NOW, NOW, fixed=FIXED).update(4.0, 1e200), "value: got a number beyond"),
+    "no steps": (lambda f: f.fit(NOW, NOW, max_steps=0), "max_steps: got 0, expected a whole number"),
+    "a far noise": (lambda _: RobustFilter(Level(), False).fit(NOW, NOW, noise=1e308), "values: got a likelihood"),
     "times that decrease": (lambda f: f.fit([0, 2, 1], NOW), "times: got times that decrease"),
     "two readings at once": (lambda f: f.fit([0, 1, 1], NOW), "times: got two readings at one time.*sensor="),
     "text": (lambda f: f.fit(NOW, ["1", "2", "x"]), "values: got text, expected numbers"),

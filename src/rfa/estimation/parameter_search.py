@@ -25,6 +25,7 @@ _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors ar
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
+_TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
 _SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged
 _RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)  # logarithms: of all components' usual variances
 _LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)  # and of one of them, to leave a flat with it
@@ -57,7 +58,7 @@ def parameter_kinds(model: StructuralModel, sensors: tuple[str, ...]) -> dict[st
     return {**noises, **model.parameters}
 
 
-def series_scale(readings: Readings) -> SeriesScale:
+def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
     """The scale of a series by medians, so that a minority of outliers does not change it by much."""
     values = readings.values - readings.offset
     seen = values[~np.isnan(values)]
@@ -65,7 +66,9 @@ def series_scale(readings: Readings) -> SeriesScale:
     median = float(np.median(seen))
     variance = _robust_variance(seen - median) or median**2 or 1.0
     step = _robust_variance(np.concatenate(steps)) or 1e-4 * variance
-    return SeriesScale(median, variance, step, readings.gap, readings.span or 1.0)
+    low, high = np.quantile(seen, (0.1, 0.9))
+    widest = ((high - low) / _TENTHS) ** 2 if robust else np.mean(np.square(seen - median))
+    return SeriesScale(median, variance, step, max(variance, float(widest)), readings.gap, readings.span or 1.0)
 
 
 def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[str, float | int]) -> dict[str, float]:
@@ -206,7 +209,10 @@ def _climbed(origin: Tensor, likelihood: Callable[[Tensor], Tensor], max_steps: 
         best[:] = [max([*best, _Maximum(found[0].item(), at, slope)], key=lambda one: one.total)]
         return -found[0]
 
-    evaluate()
+    try:
+        evaluate()
+    except _SearchTooFar:
+        raise ValueError("values: got a likelihood that is not finite, expected smaller numbers or noises") from None
     with suppress(_SearchTooFar, ValueError, torch.linalg.LinAlgError):  # a search that goes too far ends at its best
         search.step(evaluate)  # type: ignore[no-untyped-call]
     return best[0]

@@ -97,7 +97,7 @@ class ReadingsTable:
         Raises:
             ValueError: for `observation` of another width than the states.
         """
-        values = readings.values - readings.offset
+        values = readings.used - readings.offset
         least = np.full(len(readings.sensors), np.inf)
         seen = ~np.isnan(values)
         np.minimum.at(least, readings.sensor[seen], readings.noise[seen])
@@ -191,13 +191,15 @@ class ReadingsProblem:
     def first(self, scale: SeriesScale) -> Gaussian:
         """The state before the first reading, for filters and smoothers.
 
-        Diffuse states have a standard deviation of 10,000 times that of the series, around its median in the level. So
-        the start changes estimates by a relative 1e-8. An exact diffuse recursion loses all digits where many readings
-        are needed to tell the directions from each other, such as a season's from a slope.
+        Diffuse states have a standard deviation of 10,000 times that of the series, or of its noise where that is
+        larger, around its median in the level. So the start changes estimates by a relative 1e-8. An exact diffuse
+        recursion loses all digits where many readings are needed to tell the directions from each other, such as a
+        season's from a slope.
         """
         mean = torch.zeros_like(self.covariance[..., 0])
         mean[:, [k for k, name in enumerate(self.names) if name == "level"]] = scale.median
-        wide = torch.diag(self.units.square() * (_DIFFUSE * scale.variance))
+        largest = self.noise.median(dim=-1).values.clamp(min=scale.widest)  # of most readings
+        wide = torch.diag_embed(self.units.square() * (_DIFFUSE * largest)[:, None])
         return Gaussian(mean, self.covariance + wide, None, mean.new_zeros(len(mean)))
 
 

@@ -12,7 +12,6 @@ from rfa.checks import require
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
 from .parameter_search import (
-    FoundParameters,
     find_parameters,
     read_fixed,
     series_scale,
@@ -21,13 +20,11 @@ from .parameter_search import (
 )
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
+from .robust_fit import robust_fit
 from .series import Readings, read_later, read_series
 from .series_estimate import SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel
 from .time_axis import TimeAxis, as_numbers, next_times
-
-_MOST_ROUNDS = 4  # of a robust fit
-_FAR = 4.0  # standard deviations from its prediction at which a robust fit leaves a reading out: 1 of 16,000 good ones
 
 
 class RobustFilter:
@@ -107,11 +104,34 @@ class RobustFilter:
                 no rows, no reading at all or of a sensor, a season longer than the series, unknown or impossible fixed
                 values, and shapes that do not fit.
         """
+        before = dict(vars(self))
+        try:
+            return self._fit(times, values, sensor, exog, offset, noise, observation, fixed, max_steps)
+        except Exception:
+            vars(self).clear()  # a refused series leaves the filter of the one before
+            vars(self).update(before)
+            raise
+
+    def _fit(
+        self,
+        times: Any,
+        values: Any,
+        sensor: Any,
+        exog: Any,
+        offset: Any,
+        noise: Any,
+        observation: Any,
+        fixed: Mapping[str, float | int] | None,
+        max_steps: int,
+    ) -> "RobustFilter":
+        whole = isinstance(max_steps, numbers.Integral) and max_steps >= 1
+        require(whole, "max_steps", max_steps, "a whole number >= 1")
         if values is None:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        self._frequency = getattr(times, "freq", None) or getattr(getattr(values, "index", None), "freq", None)
+        index = times if hasattr(times, "freq") else getattr(values, "index", None)
+        self._index = index if getattr(index, "freq", None) is not None else None
         readings = read_series(self._axis, times, values, sensor, exog, offset, noise, observation)
         model = self.model
         for component in model.components:
@@ -122,32 +142,16 @@ class RobustFilter:
             require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
             model = model + Regression(readings.regressors, size)
         known = read_fixed(model, readings.sensors, fixed or {})
-        self._all, self._fitted, self._later, self._scale = model, readings, [], series_scale(readings)
+        self._all, self._fitted, self._later, self._scale = model, readings, [], series_scale(readings, self.robust)
         self._run, self._carried = None, None
         self._known, self._kept = known, readings
-        self.parameters, self.log_likelihood, self.converged = self._search(known, max_steps)
+        if self.robust:
+            found, self._fitted, self._kept = robust_fit(model, readings, known, self._scale, max_steps)
+        else:
+            start = start_parameters(model, readings.sensors, self._scale, known)
+            found = find_parameters(model, readings, known, start, max_steps)
+        self.parameters, self.log_likelihood, self.converged = found
         return self
-
-    def _search(self, known: Mapping[str, float], max_steps: int) -> FoundParameters:
-        """The parameters of the series. Robust: of the readings that the robust filter with them keeps."""
-        model, readings = self._all, self._readings
-        start = start_parameters(model, readings.sensors, self._scale, known)
-        if not self.robust or len(known) == len(start):
-            return find_parameters(model, readings, known, start, max_steps)
-        found, before = None, None
-        for _ in range(_MOST_ROUNDS):
-            values = start if found is None else found.values
-            problem = ReadingsProblem.of(model, values, readings)
-            run = filter_readings(problem, problem.first(self._scale), robust=True)
-            innovations = np.asarray(self._estimate(problem, run).innovations)
-            rejected = np.abs(innovations) > _FAR
-            if found is not None and bool((rejected == before).all()):
-                return found
-            before, self._kept = rejected, replace(readings, values=np.where(rejected, np.nan, readings.values))
-            again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-            found = find_parameters(model, self._kept, known, again, max_steps)
-        assert found is not None
-        return found
 
     @property
     def sde(self) -> LinearSDE:
@@ -200,7 +204,7 @@ class RobustFilter:
         """
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
-            query_times = next_times(self._axis, readings.times, int(query_times), self._frequency)
+            query_times = next_times(self._axis, readings.times, int(query_times), self._index)
         named = ("query_times", query_times)
         later = read_later(self._axis, readings, named, None, sensor, exog, offset, noise, observation)
         return self._continued(later, carried)[0]

@@ -29,6 +29,9 @@ class Readings:
         offset: `(T,)`: a known part of each value.
         noise: `(T,)`: a known variance of each reading's error, beside the sensor's.
         observation: `(T, n)`: rows of C in the place of the model's. None: the model's.
+        gap: the median time between readings of the first series; 1 where it has one time alone. Readings that follow
+            do not change it, so that units of states stay.
+        refused: `(T,)`: True where a reading at the start is wrong, and is not used. None: all are used.
     """
 
     times: np.ndarray
@@ -40,6 +43,8 @@ class Readings:
     offset: np.ndarray
     noise: np.ndarray
     observation: np.ndarray | None
+    gap: float
+    refused: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.times)
@@ -50,20 +55,25 @@ class Readings:
         return names if self.observation is None else [*names, "observation"]
 
     @property
+    def used(self) -> np.ndarray:
+        """The values, `(T,)`, NaN where nothing was read or the reading is refused."""
+        return np.where(self.wrong, np.nan, self.values)
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Where a reading is refused, `(T,)`. Readings that followed later are not."""
+        refused = np.zeros(0, dtype=bool) if self.refused is None else self.refused
+        return np.pad(refused, (0, len(self) - len(refused)))
+
+    @property
     def span(self) -> float:
         """From the first time to the last one."""
         return float(self.times[-1] - self.times[0])
 
-    @property
-    def gap(self) -> float:
-        """The median time between readings; 1 where there is one time alone."""
-        steps = np.diff(self.times)
-        return float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
-
     def selected(self, rows: Any) -> "Readings":
         """Some rows, by mask, slice or index."""
         parts: dict[str, Any] = {name: getattr(self, name)[rows] for name in self._with_rows}
-        return replace(self, **parts)
+        return replace(self, **parts, refused=self.wrong[rows])
 
     def followed_by(self, others: "Sequence[Readings]") -> "Readings":
         """With later readings."""
@@ -147,12 +157,18 @@ def read_series(
         regressors_table = np.repeat(regressors_table, m, axis=0)
         rows = None if rows is None else np.repeat(rows, m, axis=0)
     elif sensor is not None:
-        labels = np.asarray([str(label) for label in np.asarray(sensor).reshape(-1)])
+        given = np.asarray(sensor).reshape(-1)
+        missing = [label is None or label != label for label in given]
+        require(not any(missing), "sensor", "a missing label", "a label for each reading")
+        labels = np.asarray([str(label) for label in given])
         require(len(labels) == length, "sensor", f"{len(labels)} labels", f"{length}, one for each reading")
         found, which = np.unique(labels, return_inverse=True)
         sensors = tuple(found.tolist())
-    flat = table.reshape(-1)
-    readings = Readings(numbers, flat, which, sensors, regressors_table, regressors, known, variances, rows)
+    for name, each in (("sensor", sensors), ("exog", regressors)):
+        require(len(set(each)) == len(each), name, f"the names {', '.join(each)}", "a name of its own for each column")
+    flat, steps = table.reshape(-1), np.diff(numbers)
+    gap = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
+    readings = Readings(numbers, flat, which, sensors, regressors_table, regressors, known, variances, rows, gap)
     readings.check()
     return readings
 
@@ -181,7 +197,9 @@ def read_later(
     least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in axis.labels(np.array([found.min(), last])))
     require(in_order, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
-    require(not bool(np.isinf(read).any()), "value", "an infinite value", "a finite number, NaN where missing")
+    require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
+    far = bool((np.abs(read[~np.isnan(read)]) > _LARGEST).any())
+    require(not far, "value", f"a number beyond {_LARGEST:g}", "a smaller one, NaN where missing")
     labels = [earlier.sensors[0]] if sensor is None else [str(label) for label in np.atleast_1d(np.asarray(sensor))]
     unknown = [label for label in labels if label not in earlier.sensors]
     require(not unknown, "sensor", unknown, f"some of {', '.join(earlier.sensors)}")
@@ -195,7 +213,8 @@ def read_later(
     require((rows is not None) == given_rows, "observation", rows, "rows of C exactly where fit had them")
     known, variances = per_reading("offset", offset, length), per_reading("noise", noise, length)
     require(bool((variances >= 0).all()), "noise", "a negative variance", "variances >= 0")
-    return Readings(found, read, which, earlier.sensors, table, earlier.regressors, known, variances, rows)
+    names = earlier.sensors, table, earlier.regressors
+    return Readings(found, read, which, *names, known, variances, rows, earlier.gap)
 
 
 def like(given: Any, found: np.ndarray, index: Any = None) -> Any:

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float
 
 from rfa.checks import require
 
@@ -74,12 +75,11 @@ class SeriesEstimate:
             return mean + readings.offset, variance + noise
 
         mean, variance = reading(run.estimates)
-        expected, expected_variance = reading(run.predicted)
-        innovations = (readings.values - expected) / np.sqrt(expected_variance)
-        innovations[expected_variance > _NO_PREDICTION * scale.variance + noise] = np.nan
+        _, expected_variance = reading(run.predicted)
         weights = np.where(missing, np.nan, run.weights.numpy())
+        weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
         gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
-        outliers = gain_ratio < _OUTLIER_GAIN
+        outliers = (gain_ratio < _OUTLIER_GAIN) | readings.wrong
         means, variances = run.estimates.mean.numpy(), run.estimates.covariance.diagonal(dim1=-2, dim2=-1).numpy()
         names = problem.names
 
@@ -96,7 +96,7 @@ class SeriesEstimate:
             each(outliers),
             {name: each(means[:, k]) for k, name in enumerate(names)},
             {name: each(variances[:, k]) for k, name in enumerate(names)},
-            each(innovations),
+            each(standardised_innovations(problem, run, scale)),
         )
 
     def interval(self, probability: float = 0.9) -> tuple[Any, Any]:
@@ -160,3 +160,15 @@ class SeriesEstimate:
             axes.plot(self.times[outliers], values[outliers], "x", color="tab:red", markersize=6, label="outlier")
         axes.legend(frameon=False, fontsize=8)
         return axes
+
+
+def standardised_innovations(
+    problem: ReadingsProblem, run: FilteredReadings, scale: SeriesScale
+) -> Float[np.ndarray, " T"]:
+    """Reading minus prediction from earlier readings, over its standard deviation. NaN without a prediction."""
+    readings, noise = problem.table.readings, problem.noise[0].numpy()
+    expected, variance = run.predicted.of_readings(problem.table.rows)
+    variance = variance + noise
+    innovations = (readings.used - expected - readings.offset) / np.sqrt(variance)
+    unknown = variance > _NO_PREDICTION * max(scale.widest, float(np.median(noise))) + noise
+    return np.where(unknown, np.nan, innovations)

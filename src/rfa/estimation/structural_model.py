@@ -30,6 +30,8 @@ class SeriesScale(NamedTuple):
         median: of the readings.
         variance: of the readings.
         step_variance: of the change from one reading to the next.
+        widest: variance by the range of nine tenths of the readings, or by all where the filter is not robust. It is
+            larger where most readings are alike, such as solar power at night.
         gap: median time between readings.
         span: time from the first reading to the last one.
     """
@@ -37,6 +39,7 @@ class SeriesScale(NamedTuple):
     median: float
     variance: float
     step_variance: float
+    widest: float
     gap: float
     span: float
 

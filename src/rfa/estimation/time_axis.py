@@ -59,24 +59,31 @@ class TimeAxis:
         return self.origin + step.astype("timedelta64[ns]")
 
 
-def next_times(axis: TimeAxis, times: np.ndarray, count: int, frequency: Any) -> np.ndarray:
+def next_times(axis: TimeAxis, times: np.ndarray, count: int, index: Any) -> np.ndarray:
     """The next times of a series.
 
     Args:
         axis: of the times.
         times: of the series, as numbers.
         count: how many.
-        frequency: of a pandas index, or None. Then all steps of the series must be equal.
+        index: of pandas, with a frequency; or None. Then all steps of the series must be equal.
 
     Raises:
         ValueError: without a frequency.
     """
     require(count > 0, "query_times", count, "a number of steps >= 1, or times")
-    if frequency is not None:
+    if index is not None:
         import pandas as pd
 
-        start = pd.Timestamp(axis.labels(times[-1:])[0])
-        return np.asarray(pd.date_range(start, periods=count + 1, freq=frequency)[1:])
+        last = pd.Timestamp(axis.labels(times[-1:])[0])
+        if isinstance(index, pd.PeriodIndex):
+            following = pd.period_range(last, periods=count + 1, freq=index.freq).to_timestamp()
+        else:  # steps of the caller's time zone: a day there may have 23 hours
+            last = last if index.tz is None else last.tz_localize("UTC").tz_convert(index.tz)
+            following = pd.date_range(last, periods=count + 1, freq=index.freq)
+            last = last if index.tz is None else last.tz_convert("UTC").tz_localize(None)
+        found = np.asarray(as_dates(following))
+        return found[found > np.datetime64(last)][:count]
     gaps = np.diff(np.unique(times))
     regular = len(gaps) > 0 and bool(np.ptp(gaps) <= 1e-6 * gaps[0])  # dates as numbers are rounded
     require(regular, "query_times", f"{count} steps of a series without a frequency", "times")
@@ -94,7 +101,13 @@ def as_dates(times: Any) -> np.ndarray | None:
     given = np.asarray(times)
     if given.dtype == object and given.size and hasattr(given.flat[0], "isoformat"):  # datetime, date, Timestamp
         given = given.astype("datetime64[us]")
-    return np.atleast_1d(given).astype("datetime64[ns]") if given.dtype.kind == "M" else None
+    if given.dtype.kind != "M":
+        return None
+    dates = np.atleast_1d(given).astype("datetime64[ns]")
+    whole = dates.astype(given.dtype) == np.atleast_1d(given)
+    expected = "dates from 1678 to 2262, as nanoseconds hold"
+    require(bool((whole | np.isnat(dates)).all()), "times", "dates that are too far", expected)
+    return dates
 
 
 def as_numbers(name: str, given: Any) -> np.ndarray:
