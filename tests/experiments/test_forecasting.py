@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -266,6 +268,31 @@ def test_changed_files_and_damaged_checkpoints_are_named(wave, tmp_path):
         resume_network(tmp_path / "net")
     with pytest.raises(ValueError, match="--resume or --overwrite"):
         train_network(request, tmp_path / "net")
+
+
+def test_a_training_does_not_go_on_with_a_file_that_came_later(wave, tmp_path):
+    request, folder = wave
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "x.csv").write_bytes((folder / "x.csv").read_bytes())
+    with pytest.raises(Stopped):
+        train_network(replace(request, files=(str(files),)), tmp_path / "net", progress=at_step(1, ctrl_c))
+    (files / "y.csv").write_bytes((folder / "x.csv").read_bytes())
+    with pytest.raises(ValueError, match=r"^file: got '[^,]*y.csv', expected the files with which training began"):
+        resume_network(tmp_path / "net")
+
+
+def test_a_network_is_not_replaced_where_the_new_data_are_bad(wave, tmp_path):
+    """Here the second column is first read in the part that is held out."""
+    request, folder = wave
+    shutil.copytree(folder / "whole", tmp_path / "net")
+    values = np.arange(140.0).reshape(70, 2)
+    values[:60, 1] = np.nan
+    file = write_csv(tmp_path / "late.csv", table(np.arange(70.0), values))
+    before = contents(tmp_path / "net")
+    with pytest.raises(ValueError, match=r"^values: got \"no reading of 'x1' in the part for training\""):
+        train_network(replace(request, files=(str(file),)), tmp_path / "net", overwrite=True)
+    assert contents(tmp_path / "net") == before
 
 
 def test_a_one_step_forecast_does_not_see_its_reading(wave):
