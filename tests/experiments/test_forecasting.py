@@ -340,6 +340,17 @@ def test_a_training_on_the_file_is_stopped_and_resumed(wave, tmp_path):
         forecast_file(
             ForecastRequest(file=other, time="t", horizon="4"), tmp_path / "out", model="network", resume=True
         )
-    found = forecast_file(request, tmp_path / "out", model="network", resume=True)
+    for changes, training, says in [
+        ({"horizon": "3"}, {}, r"^horizon: got '3', expected '4', with which the training in .*network began"),
+        ({"values": ["x0"]}, {}, r"^values: got \['x0'\], expected None"),
+        ({}, {"steps": 9}, r"^steps: got 9, expected 3"),
+        ({}, {"preset": "m2-sc-rfa"}, r"^preset: got 'm2-sc-rfa', expected 'x2-riccati-alibi'"),
+        ({}, {"seed": 7}, r"^seed: got 7, expected 0"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            forecast_file(
+                replace(request, **changes), tmp_path / "out", model="network", training=training, resume=True
+            )
+    found = forecast_file(request, tmp_path / "out", **given, resume=True)
     assert found["scores"]["network"]["targets"] > 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "network"}
