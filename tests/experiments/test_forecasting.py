@@ -124,6 +124,25 @@ def test_a_sensor_that_the_last_readings_lack_takes_the_noise_of_the_others(tmp_
     assert found["sensor"] == "new"
 
 
+def test_a_sensor_that_fell_silent_and_one_that_never_read_a_column(tmp_path, monkeypatch):
+    """Their empty rows change nothing."""
+    monkeypatch.setattr("rfa.experiments.forecast_filter._FITTED", 30)
+    random = np.random.default_rng(1)
+    rows = [
+        (k, sensor, *(repr(float(x)) if there else "" for x, there in zip(random.normal(size=2), read, strict=True)))
+        for k in range(60)
+        for sensor, read in (("a", (True, True)), ("b", (k < 20, False)))
+    ]
+    found = []
+    for some in (rows, [row for row in rows if row[2]]):
+        (tmp_path / "x.csv").write_text("\n".join(["t,s,x,y", *(",".join(map(str, row)) for row in some)]) + "\n")
+        request = ForecastRequest(file=tmp_path / "x.csv", time="t", horizon="2", sensor="s")
+        found.append(forecast_file(request, tmp_path / "out", overwrite=True)["channels"])
+    assert found[0] == found[1]
+    assert set(found[0]["x"]["parameters"]) > {"sigma2.irregular.a", "sigma2.irregular.b"}
+    assert "sigma2.irregular.b" not in found[0]["y"]["parameters"]
+
+
 def test_windows_are_what_was_seen_and_what_came_within_the_horizon():
     times = [0.0, 1.0, 1.5, 4.0, 5.0, 6.5, 7.0, 9.0, 9.5, 12.0, 13.0, 14.0]
     values = [1.0, 2.0, math.nan, 4.0, 5.0, 6.0, 7.0, math.nan, 9.0, 10.0, 11.0, 12.0]
