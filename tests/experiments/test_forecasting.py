@@ -57,6 +57,16 @@ def test_a_wandering_level_has_no_season():
     assert chosen_components(table(hours, values), values)[0] == ["level"]  # numbers: nothing is known of days
 
 
+def test_seasons_are_tried_where_most_values_are_equal():
+    """As of solar power, which is 0 at night: 14 of 24 hours."""
+    hours = np.arange(24.0 * 5)
+    values = np.clip(np.sin(2 * np.pi * (hours - 7) / 20), 0, None) * (hours % 24 >= 7) * (hours % 24 < 17)
+    values = values.round(3) * np.random.default_rng(0).uniform(0.8, 1, len(hours))
+    assert np.median(values) == 0
+    assert chosen_components(table(hours, values, "h"), values)[0][1:] == ["season:1D"]
+    assert chosen_components(table(hours, 0 * values + 0.1, "h"), 0 * values + 0.1) == (["level"], {})
+
+
 def test_words_are_components():
     one = table(np.arange(100.0), np.zeros(100), "h")
     model = components_of(["trend", "season:1D:3"], one)
