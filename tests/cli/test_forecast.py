@@ -51,6 +51,18 @@ def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
     assert "--overwrite" in err
 
 
+def test_control_characters_of_names_do_not_reach_the_terminal(rfa, tmp_path):
+    """A column and a sensor whose names hold an escape sequence: one would set the terminal's title."""
+    rows = [f"{k},q\x1b[2J,{a}" for k, a, _ in GOOD]
+    rows[20] = "20,q\x1b[2J,50"
+    (tmp_path / "x.csv").write_text("\n".join(["t,s,a\x1b]0;mine\x07", *rows]) + "\n")
+    status, out, err = rfa("forecast", "x.csv", "--time", "t", "--sensor", "s", "--horizon", "3", *LEVEL, "--out", "o")
+    assert status == 0
+    assert [sign for sign in ("\x1b", "\x07") if sign in out + err] == []
+    assert "outlier: a ]0;mine 50 at 20" in out
+    assert "for readings of sensor q [2J" in out
+
+
 def test_two_sensors_and_dates(rfa, write, tmp_path):
     rows = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", "pq"[k % 3 == 0], a) for k, a, _ in GOOD for _ in range(1)]
     rows = [(when, sensor, a) for when, _, a in rows for sensor in "pq"]
@@ -77,6 +89,7 @@ def test_a_network_is_trained_used_and_refused(rfa, write, tmp_path):
     status, out, err = rfa("forecast", "x.csv", *given, "--values", "b", "a", "--horizon", "4", "--out", "o")
     assert (status, messages(err)) == (0, [])
     assert "naive: last value" in out
+    assert "best weights were chosen on the same windows" in out
     assert "has learned to look 3 ahead, not 4" in out
     found = json.loads((tmp_path / "o" / "forecast.json").read_text())
     assert list(found["channels"]) == ["b", "a"]

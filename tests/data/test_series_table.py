@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -98,6 +99,31 @@ def test_labels_keep_times_apart(written):
     assert read_series(written("ms,x\n1700000000123,1\n1700000000124,2\n"), "ms").label(1700000000124.0)[-3:] == "124"
     found = read_series(written("t,x\n2024-01-01 00:00:00,1\n2024-01-01 00:00:01.5,2\n"), "t")
     assert [found.label(time) for time in found.times.tolist()] == ["2024-01-01 00:00:00", "2024-01-01 00:00:01.500000"]
+
+
+def test_labels_of_a_hundred_readings_a_second_are_those_of_the_file(written):
+    dates = [f"2024-01-01 00:00:{k // 100:02}.{k % 100:02}0000" for k in range(500)]
+    found = read_series(written("t,x\n" + "".join(f"{date},1\n" for date in dates)), "t")
+    expected = [date.removesuffix(".000000") for date in dates]
+    assert [found.label(time) for time in found.times.tolist()] == expected
+    assert (found.axis(found.times.numpy()) == np.array(dates, "datetime64[us]")).all()
+
+
+@pytest.mark.parametrize(
+    ("dates", "labels", "axis"),
+    [
+        (["2024-01-01T09:00+02:00", "2024-01-01T10:00+02:00"], "2024-01-01 11:00:00+02:00", "2024-01-01T11:00"),
+        (["2024-01-01T09:00Z", "2024-01-01T10:00Z"], "2024-01-01 11:00:00+00:00", "2024-01-01T11:00"),
+        (["2024-10-27T02:00+02:00", "2024-10-27T02:00+01:00"], "2024-10-27 02:00:00+00:00", "2024-10-27T02:00"),
+        (["2024-01-01T00:00+01:00", "2024-01-02T00:00+01:00"], "2024-01-03 00:00:00+01:00", "2024-01-03T00:00"),
+        (["2024-01-01", "2024-01-02"], "2024-01-03", "2024-01-03"),
+    ],
+)
+def test_labels_have_the_offset_of_the_file(written, dates, labels, axis):
+    """Of two offsets UTC is written, and always with `+00:00`."""
+    found = read_series(written("t,x\n" + "".join(f"{date},1\n" for date in dates)), "t")
+    assert (found.times.tolist(), found.label(2.0)) == ([0.0, 1.0], labels)
+    assert found.axis(np.array([2.0]))[0] == np.datetime64(axis)
 
 
 def test_sensors_may_read_at_one_time(written):

@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -53,6 +55,16 @@ def test_a_wandering_level_has_no_season():
     hours, values = daily_pattern(amplitude=0.0)
     assert chosen_components(table(hours, values, "h"), values)[0] == ["level"]
     assert chosen_components(table(hours, values), values)[0] == ["level"]  # numbers: nothing is known of days
+
+
+def test_seasons_are_tried_where_most_values_are_equal():
+    """As of solar power, which is 0 at night: 14 of 24 hours."""
+    hours = np.arange(24.0 * 5)
+    values = np.clip(np.sin(2 * np.pi * (hours - 7) / 20), 0, None) * (hours % 24 >= 7) * (hours % 24 < 17)
+    values = values.round(3) * np.random.default_rng(0).uniform(0.8, 1, len(hours))
+    assert np.median(values) == 0
+    assert chosen_components(table(hours, values, "h"), values)[0][1:] == ["season:1D"]
+    assert chosen_components(table(hours, 0 * values + 0.1, "h"), 0 * values + 0.1) == (["level"], {})
 
 
 def test_words_are_components():
@@ -120,6 +132,25 @@ def test_a_sensor_that_the_last_readings_lack_takes_the_noise_of_the_others(tmp_
     noise = level.parameters["sigma2.irregular.new"]
     assert found["parameters"] == level.parameters | {f"sigma2.irregular.{sensor}": noise for sensor in sensors}
     assert found["sensor"] == "new"
+
+
+def test_a_sensor_that_fell_silent_and_one_that_never_read_a_column(tmp_path, monkeypatch):
+    """Their empty rows change nothing."""
+    monkeypatch.setattr("rfa.experiments.forecast_filter._FITTED", 30)
+    random = np.random.default_rng(1)
+    rows = [
+        (k, sensor, *(repr(float(x)) if there else "" for x, there in zip(random.normal(size=2), read, strict=True)))
+        for k in range(60)
+        for sensor, read in (("a", (True, True)), ("b", (k < 20, False)))
+    ]
+    found = []
+    for some in (rows, [row for row in rows if row[2]]):
+        (tmp_path / "x.csv").write_text("\n".join(["t,s,x,y", *(",".join(map(str, row)) for row in some)]) + "\n")
+        request = ForecastRequest(file=tmp_path / "x.csv", time="t", horizon="2", sensor="s")
+        found.append(forecast_file(request, tmp_path / "out", overwrite=True)["channels"])
+    assert found[0] == found[1]
+    assert set(found[0]["x"]["parameters"]) > {"sigma2.irregular.a", "sigma2.irregular.b"}
+    assert "sigma2.irregular.b" not in found[0]["y"]["parameters"]
 
 
 def test_windows_are_what_was_seen_and_what_came_within_the_horizon():
@@ -268,6 +299,31 @@ def test_changed_files_and_damaged_checkpoints_are_named(wave, tmp_path):
         train_network(request, tmp_path / "net")
 
 
+def test_a_training_does_not_go_on_with_a_file_that_came_later(wave, tmp_path):
+    request, folder = wave
+    files = tmp_path / "files"
+    files.mkdir()
+    (files / "x.csv").write_bytes((folder / "x.csv").read_bytes())
+    with pytest.raises(Stopped):
+        train_network(replace(request, files=(str(files),)), tmp_path / "net", progress=at_step(1, ctrl_c))
+    (files / "y.csv").write_bytes((folder / "x.csv").read_bytes())
+    with pytest.raises(ValueError, match=r"^file: got '[^,]*y.csv', expected the files with which training began"):
+        resume_network(tmp_path / "net")
+
+
+def test_a_network_is_not_replaced_where_the_new_data_are_bad(wave, tmp_path):
+    """Here the second column is first read in the part that is held out."""
+    request, folder = wave
+    shutil.copytree(folder / "whole", tmp_path / "net")
+    values = np.arange(140.0).reshape(70, 2)
+    values[:60, 1] = np.nan
+    file = write_csv(tmp_path / "late.csv", table(np.arange(70.0), values))
+    before = contents(tmp_path / "net")
+    with pytest.raises(ValueError, match=r"^values: got \"no reading of 'x1' in the part for training\""):
+        train_network(replace(request, files=(str(file),)), tmp_path / "net", overwrite=True)
+    assert contents(tmp_path / "net") == before
+
+
 def test_a_one_step_forecast_does_not_see_its_reading(wave):
     """Nor what comes later, where later readings do not change the scale."""
     _, folder = wave
@@ -313,6 +369,17 @@ def test_a_training_on_the_file_is_stopped_and_resumed(wave, tmp_path):
         forecast_file(
             ForecastRequest(file=other, time="t", horizon="4"), tmp_path / "out", model="network", resume=True
         )
-    found = forecast_file(request, tmp_path / "out", model="network", resume=True)
+    for changes, training, says in [
+        ({"horizon": "3"}, {}, r"^horizon: got '3', expected '4', with which the training in .*network began"),
+        ({"values": ["x0"]}, {}, r"^values: got \['x0'\], expected None"),
+        ({}, {"steps": 9}, r"^steps: got 9, expected 3"),
+        ({}, {"preset": "m2-sc-rfa"}, r"^preset: got 'm2-sc-rfa', expected 'x2-riccati-alibi'"),
+        ({}, {"seed": 7}, r"^seed: got 7, expected 0"),
+    ]:
+        with pytest.raises(ValueError, match=says):
+            forecast_file(
+                replace(request, **changes), tmp_path / "out", model="network", training=training, resume=True
+            )
+    found = forecast_file(request, tmp_path / "out", **given, resume=True)
     assert found["scores"]["network"]["targets"] > 0
     assert {path.name for path in (tmp_path / "out").iterdir()} == {*FILES, "network"}

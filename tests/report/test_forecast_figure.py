@@ -34,3 +34,11 @@ def test_the_figure_holds_what_it_was_given(dates, tmp_path):
     }
     save(figure, tmp_path / "figure.png")
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+def test_a_good_reading_at_the_time_of_another_sensors_outlier_is_drawn():
+    one = panel(np.array([0.0, 1.0, 2.0, 3.0, 3.0]), np.array([5.0, 6.0]))._replace(name="$\\cost$\x1b")
+    axes = forecast_panels([one]).axes[0]
+    assert axes.get_title(loc="left") == "$\\cost$ "
+    drawn = next(line for line in axes.get_lines() if line.get_label() == "reading")
+    np.testing.assert_array_equal(drawn.get_ydata(), [1.0, 2.0, np.nan, 2.5])

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .app import ManyValues, app, check_resume, console, stoppable
+from .app import ManyValues, app, check_resume, console, one_line, stoppable
 from .console import metrics_words, progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
@@ -93,7 +93,7 @@ def forecast(
             training={"preset": preset, "steps": steps, "rate": rate, "seed": seed},
             overwrite=overwrite,
             resume=resume,
-            progress=lambda stage, *far: bar(stage_words(stage), *far),
+            progress=lambda stage, *far: bar(one_line(stage_words(stage)), *far),
             training_progress=_training_bar(bar),
         )
     _print_forecast(content, out)
@@ -177,6 +177,12 @@ def print_scores(scores: dict[str, Any], horizon: str) -> None:
         figures = (f"{one[score]:.4f}" for score in ("nll", "mse", "crps"))
         table.add_row(Text(name), *figures, f"{one['coverage']:.1%}")
     console.print(table)
+    _say("the network's best weights were chosen on the same windows: it may do worse on new data")
+
+
+def _say(text: str) -> None:
+    """Print a line. Names of columns and sensors come from files, so control characters are taken out."""
+    console.print(one_line(text), highlight=False, soft_wrap=True)
 
 
 def _print_forecast(content: dict[str, Any], out: Path) -> None:
@@ -186,7 +192,7 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
     for name, one in content["channels"].items():
         ends = [one["intervals"][level] for level in ("50", "90")]
         table.add_row(
-            Text(name),
+            Text(one_line(name)),
             f"{content['readings'][name]:,}",
             f"{len(one['outliers']):,}",
             f"{one['mean'][-1]:.5g}",
@@ -197,18 +203,18 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
         print_scores(content["scores"], content["trained_horizon"])
     if content.get("beyond_training"):
         said = f"the network has learned to look {content['trained_horizon']} ahead, not {content['horizon']}"
-        console.print(f"beware: {said}", highlight=False, soft_wrap=True)
+        _say(f"beware: {said}")
     for name, one in content["channels"].items():
         if "components" in one:
             by = "chosen by the data" if one["chosen"] else "as given"
             of = f", for readings of sensor {one['sensor']}" if "sensor" in one else ""
-            console.print(f"model of {name}: {one['components']} ({by}){of}", highlight=False, soft_wrap=True)
+            _say(f"model of {name}: {one['components']} ({by}){of}")
         for outlier in one["outliers"][-_LISTED:]:
             weight = "" if outlier["weight"] is None else f", weight {outlier['weight']:.2g}"
             said = f"outlier: {name} {outlier['value']:.6g} at {outlier['time']}, expected {outlier['expected']:.6g}"
-            console.print(said + weight, highlight=False, soft_wrap=True)
+            _say(said + weight)
         if len(one["outliers"]) > _LISTED:
             more = len(one["outliers"]) - _LISTED
-            console.print(f"{more} earlier outliers of {name} are in forecast.json", highlight=False, soft_wrap=True)
+            _say(f"{more} earlier outliers of {name} are in forecast.json")
     for label, file in (("forecast", "forecast.csv"), ("details", "forecast.json"), ("figure", "figure.png")):
         console.print(f"{label + ':':10}{out / file}", highlight=False, soft_wrap=True)

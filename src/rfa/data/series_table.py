@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-# units of the times of dated series, the coarsest first
-_UNITS = {name: pd.Timedelta(1, unit=name) for name in ("D", "h", "min", "s")}
+from .series_dates import UNITS, first_row, rounded, times_of
 
 _LARGEST = 1e30  # larger ones are marks of missing readings, such as 9.97e36
 
@@ -26,7 +25,7 @@ class SeriesTable(NamedTuple):
         values: NaN where nothing was read.
         channels: their names.
         unit: "D", "h", "min" or "s" of dated series; "" where the file has numbers.
-        origin: the date of time 0; None where the file has numbers.
+        origin: the date of time 0, in the zone of the file; None where the file has numbers.
         sensor: the label of each row's sensor; empty where no column names sensors. Then times may be equal.
     """
 
@@ -53,7 +52,7 @@ class SeriesTable(NamedTuple):
         try:
             if self.unit and not re.search("[A-Za-z]", given):  # pandas takes a bare number for nanoseconds
                 raise ValueError
-            length = pd.Timedelta(given) / _UNITS[self.unit] if self.unit else float(given)
+            length = pd.Timedelta(given) / UNITS[self.unit] if self.unit else float(given)
         except ValueError:
             raise ValueError(f"{name}: got {given!r}, expected {expected}") from None
         if not 0 < length < np.inf:
@@ -64,20 +63,23 @@ class SeriesTable(NamedTuple):
         """A time as the file writes it: a date, or a number."""
         if self.origin is None:
             return f"{time:.15g}"
-        date = (self.origin + time * _UNITS[self.unit]).round("us" if self.unit == "s" else "s")
-        return date.strftime("%Y-%m-%d") if date == date.normalize() and self.unit == "D" else date.isoformat(sep=" ")
+        date = self.origin + rounded(time * UNITS[self.unit].total_seconds())
+        date = date if self.unit == "s" else date.round("s")
+        is_day = self.unit == "D" and date.tzinfo is None and date == date.normalize()
+        return date.strftime("%Y-%m-%d") if is_day else date.isoformat(sep=" ")
 
     def axis(self, times: Float[np.ndarray, " n"]) -> np.ndarray:
         """Times for the axis of a figure: dates, or numbers."""
         if self.origin is None:
             return np.asarray(times)
-        return (self.origin + pd.to_timedelta(np.asarray(times) * _UNITS[self.unit].total_seconds(), "s")).to_numpy()
+        dates = self.origin + rounded(np.asarray(times) * UNITS[self.unit].total_seconds())
+        return dates.tz_localize(None).to_numpy()
 
     def in_unit(self, unit: str) -> "SeriesTable":
         """The same series with its times in another unit of dated series."""
         if unit == self.unit:
             return self
-        return self._replace(times=self.times * (_UNITS[self.unit] / _UNITS[unit]), unit=unit)
+        return self._replace(times=self.times * (UNITS[self.unit] / UNITS[unit]), unit=unit)
 
     def rows(self, chosen: Any) -> "SeriesTable":
         """Some of its rows, by a slice or a mask."""
@@ -96,6 +98,7 @@ def read_series(
     """Read a series from a CSV file with a header.
 
     An empty cell, `NA` and `nan` are missing readings. Times are numbers, or dates by ISO 8601, `19580329` among them.
+    Dates with one offset, such as `+01:00`, keep it. Those with several become UTC.
 
     Args:
         path: of the file.
@@ -143,7 +146,7 @@ def read_many_series(
         if series is not None:
             if table[series].isna().any():
                 raise ValueError(
-                    f"series: row {_row(table[series].isna())} of {path} has none, expected a name in each"
+                    f"series: row {first_row(table[series].isna())} of {path} has none, expected a name in each"
                 )
             names = table[series]
         for name, rows in table.groupby(names, sort=False):
@@ -209,12 +212,14 @@ def _series(
     table: pd.DataFrame, path: Path, time: str, channels: tuple[str, ...], sensor: str | None, date_format: str | None
 ) -> SeriesTable:
     """The series of some rows of a file."""
-    times, unit, origin = _times(table[time], path, date_format)
+    times, unit, origin = times_of(table[time], path, date_format)
     values = np.stack([_numbers(table[name], path) for name in channels], axis=1)
     labels: tuple[str, ...] = ()
     if sensor is not None:
         if table[sensor].isna().any():
-            raise ValueError(f"sensor: row {_row(table[sensor].isna())} of {path} has none, expected a name in each")
+            raise ValueError(
+                f"sensor: row {first_row(table[sensor].isna())} of {path} has none, expected a name in each"
+            )
         labels = tuple(table[sensor])
     _check_increasing(times, table[time], path, labels)
     return SeriesTable(torch.tensor(times), torch.tensor(values), channels, unit, origin, labels)
@@ -226,41 +231,12 @@ def _check_seen(channels: tuple[str, ...], values: Tensor, path: Path) -> None:
         raise ValueError(f"values: {unseen[0]!r} has no reading in {path}, expected at least one")
 
 
-def _times(column: "pd.Series[Any]", path: Path, date_format: str | None) -> tuple[np.ndarray, str, Any]:
-    if column.isna().any():
-        raise ValueError(f"time: row {_row(column.isna())} of {path} has none, expected a time in every row")
-    numbers = pd.to_numeric(column, errors="coerce")
-    if date_format is None and not numbers.isna().any() and not _are_days(column):
-        times = numbers.to_numpy(np.float64)
-        if not np.isfinite(times).all():
-            infinite = _row(~np.isfinite(numbers))
-            raise ValueError(f"time: row {infinite} of {path} is infinite, expected a finite number")
-        return times, "", None
-    dates = pd.to_datetime(column, errors="coerce", format=date_format or "ISO8601", utc=True)
-    if dates.isna().any():
-        row = _row(dates.isna())
-        expected = "a number, or a date like 2024-01-31 12:00" if date_format is None else f"a date like {date_format}"
-        raise ValueError(f"time: got {column[row - 2]!r} in row {row} of {path}, expected {expected}")
-    dates = dates.dt.tz_localize(None)
-    steps = dates.diff().abs()
-    typical = steps[steps > pd.Timedelta(0)].median()
-    unit = next((name for name, length in _UNITS.items() if length <= typical), "s")
-    return ((dates - dates.iloc[0]) / _UNITS[unit]).to_numpy(np.float64), unit, dates.iloc[0]
-
-
-def _are_days(column: "pd.Series[Any]") -> bool:
-    """Whether all are days without separators, such as 19580329."""
-    if not column.str.fullmatch(r"(1[89]|2[01])\d{6}").all():
-        return False
-    return bool(pd.to_datetime(column, errors="coerce", format="%Y%m%d").notna().all())
-
-
 def _numbers(column: "pd.Series[Any]", path: Path) -> np.ndarray:
     numbers = pd.to_numeric(column, errors="coerce")
     wrong = numbers.isna() & column.notna()
     wrong |= numbers.abs() > _LARGEST
     if wrong.any():
-        row, expected = _row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
+        row, expected = first_row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
         raise ValueError(f"values: got {column[row - 2]!r} in row {row} of {path}, expected {expected} ({column.name})")
     return numbers.to_numpy(np.float64)
 
@@ -282,8 +258,3 @@ def _check_increasing(times: np.ndarray, written: "pd.Series[Any]", path: Path, 
             f"time: got {given!r} {both} (row {row} of {path}), expected strictly increasing times: "
             f"sort the file, merge rows of one time, or {several}"
         )
-
-
-def _row(wrong: "pd.Series[Any]") -> int:
-    """The number of the first wrong row in the file, whose header is row 1."""
-    return int(wrong.index[np.flatnonzero(wrong.to_numpy())[0]]) + 2

@@ -68,7 +68,8 @@ def chosen_components(
     First `level` or `trend`; then, for a dated series, the best season among a day, a week and a year, as long as the
     criterion improves; at last `level` or `trend` again, beside the seasons. A season needs two periods in the series.
     What a robust level takes for outliers counts as missing. The criterion is `log p(values) - parameters log(readings)
-    / 2`, with values in median deviations and times in median gaps: so the units do not matter.
+    / 2`, with values in median deviations and times in median gaps: so the units do not matter. Where most values are
+    equal, the standard deviation stands for the median deviation. A series of one value is a level.
 
     Args:
         table: the series; its times, unit and sensors are used.
@@ -86,8 +87,8 @@ def chosen_components(
     ]
     most, tried = 4 + len(seasons) * (len(seasons) + 1) // 2, dict[str, float]()
     seen = values[~np.isnan(values)]
-    deviation = float(np.median(np.abs(seen - np.median(seen))))
-    if deviation == 0:
+    deviation = float(np.median(np.abs(seen - np.median(seen)))) or float(np.std(seen))  # 0: most values are equal
+    if np.ptp(seen) == 0:
         return ["level"], {}
     scaled = (values - np.median(seen)) / deviation
     times = table.times.numpy() / table.gap

@@ -57,20 +57,19 @@ def forecast_file(
         return write_forecast(request, forecaster, model, out, table, query_times)
     folder = Path(network) if network is not None else out / NETWORK
     if network is None:
-        values = None if request.values is None else tuple(request.values)
+        asked = {
+            "time": request.time,
+            "values": None if request.values is None else list(request.values),
+            "date_format": request.date_format,
+            "horizon": request.horizon,
+            **given,
+        }
         if resume and (folder / RECORD).exists():
-            same = sha256(request.file) in read_record(folder)["sha256"].values()
-            require(same, "file", str(request.file), f"the file on which the network in {folder} is trained")
+            _check_same(asked, request.file, folder)
             resume_network(folder, progress=training_progress)
         else:
-            learn = NetworkRequest(
-                files=(str(request.file),),
-                time=request.time,
-                values=values,
-                date_format=request.date_format,
-                horizon=request.horizon,
-                **given,
-            )
+            values = None if request.values is None else tuple(request.values)
+            learn = NetworkRequest(files=(str(request.file),), **{**asked, "values": values})
             train_network(learn, folder, overwrite=overwrite, progress=training_progress)
     forecaster, record = forecast_by_network(folder)
     about = {
@@ -80,6 +79,16 @@ def forecast_file(
         "scores": record.get("scores"),
     }
     return write_forecast(request, forecaster, model, out, table, query_times, about)
+
+
+def _check_same(asked: dict[str, Any], file: Path, folder: Path) -> None:
+    """Raise `ValueError` unless the training in the folder is of this file, with what is asked for now."""
+    record = read_record(folder)
+    require(sha256(file) in record["sha256"].values(), "file", str(file), f"the file on which {folder} is trained")
+    for name, value in asked.items():
+        began = record["request"][name]
+        expected = f"{began!r}, with which the training in {folder} began (--overwrite begins a new one)"
+        require(value == began, name, value, expected)
 
 
 def _farther(request: ForecastRequest, record: dict[str, Any], table: Any) -> bool:

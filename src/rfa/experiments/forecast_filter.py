@@ -42,7 +42,8 @@ def _filtered(
     place: int,
     progress: StageProgress | None,
 ) -> ChannelForecast:
-    name, values = table.channels[place], table.values[:, place].numpy()
+    name = table.channels[place]
+    table, values = _with_readings(table, table.values[:, place].numpy())
 
     def say(stage: str, done: int, total: int) -> None:
         if progress is not None:
@@ -53,17 +54,19 @@ def _filtered(
     tail = slice(int(seen[-min(_FITTED, len(seen))]), None)
     if words is None:
         say("choosing", 0, 1)
-        words, tried = chosen_components(table.rows(tail), values[tail], lambda *far: say("choosing", *far))
+        recent = _with_readings(table.rows(tail), values[tail])
+        words, tried = chosen_components(*recent, lambda *far: say("choosing", *far))
     model = components_of(words, table)
     longest = max((component.shortest_span() for component in model.components), default=0.0)
     times = table.times.numpy()
     if times[-1] - times[tail.start] < 2 * longest:
         tail = slice(int(np.searchsorted(times, times[-1] - 2 * longest)), None)
-    sensor = np.asarray(table.sensor) if table.sensor else None
+    sensor = list(table.sensor) or None
+    recent = _with_readings(table.rows(tail), values[tail])
     say("fitting", 0, 3)
     try:
         fitted = RobustFilter(model, request.robust).fit(
-            times[tail], values[tail], sensor=None if sensor is None else sensor[tail]
+            recent[0].times.numpy(), recent[1], sensor=list(recent[0].sensor) or None
         )
         say("fitting", 1, 3)
         known = fitted.parameters
@@ -86,8 +89,6 @@ def _filtered(
         }
         for row in np.flatnonzero(past.outliers)
     ]
-    with np.errstate(invalid="ignore"):  # where the noise is nearly 0, rounding can make a smoothed variance negative
-        band = past.interval(0.9)
     details: dict[str, Any] = {
         "components": " + ".join(words),
         "chosen": request.components is None,
@@ -103,10 +104,19 @@ def _filtered(
         name=name,
         mean=ahead.mean,
         intervals={level: ahead.interval(level) for level in LEVELS},
-        past=(times, past.mean, *band),
+        past=(times, past.mean, *past.interval(0.9)),
         outliers=outliers,
         details=details,
     )
+
+
+def _with_readings(table: SeriesTable, values: np.ndarray) -> tuple[SeriesTable, np.ndarray]:
+    """The rows of sensors that have a reading among the values, and the values: others have no noise to fit."""
+    if not table.sensor:
+        return table, values
+    sensor = np.asarray(table.sensor)
+    rows = np.isin(sensor, sensor[~np.isnan(values)])
+    return table.rows(rows), values[rows]
 
 
 def _with_all_sensors(parameters: dict[str, float], sensors: Sequence[str]) -> dict[str, float]:

@@ -64,7 +64,7 @@ def train_network(
     check_network_free(out, overwrite)
     request = NetworkRequest(**{**asdict(request), "files": tuple(str(Path(f).absolute()) for f in request.files)})
     data = read_training_data(request)
-    first = data.series[0]
+    first, config = data.series[0], _config(request, data)  # all faults come before anything is removed
     with _locked(out):
         for name in (CHECKPOINTS, MODEL):
             shutil.rmtree(out / name, ignore_errors=True)
@@ -84,7 +84,7 @@ def train_network(
             "environment": environment(),
         }
         write_record(out, record)
-        return _train(request, data, out, record, progress)
+        return _train(request, data, config, out, record, progress)
 
 
 def resume_network(out: str | Path, *, progress: TrainingProgress | None = None) -> dict[str, Any]:
@@ -100,10 +100,12 @@ def resume_network(out: str | Path, *, progress: TrainingProgress | None = None)
         return record
     request = NetworkRequest(**record["request"])
     data = read_training_data(request)
-    changed = [name for name, digest in record["sha256"].items() if data.digests.get(name) != digest]
+    began = record["sha256"]
+    changed = sorted(name for name in began.keys() | data.digests.keys() if began.get(name) != data.digests.get(name))
     require(not changed, "file", ", ".join(changed), "the files with which training began")
+    config = _config(request, data)
     with _locked(out):
-        return _train(request, data, out, record, progress)
+        return _train(request, data, config, out, record, progress)
 
 
 @contextmanager
@@ -145,15 +147,27 @@ class _Watch(TrainerCallback):
             write_whole(self.out / MODEL, lambda folder: model.save_pretrained(str(folder)))
 
 
+def _config(request: NetworkRequest, data: TrainingData) -> RFATimeSeriesConfig:
+    """The configuration by the part for training, in which each column needs a reading."""
+    part = training_part(data.series, data.split.train)
+    for place, name in enumerate(data.series[0].channels):
+        seen = any(not bool(values[:, place].isnan().all()) for _, values in part)
+        require(seen, "values", f"no reading of {name!r} in the part for training", "some there")
+    span = windows_span(data.series, data.split.train, data.context)
+    sizes = {name: getattr(request, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    return RFATimeSeriesConfig.from_data(part, span=span, preset=request.preset, **sizes)
+
+
 def _train(
-    request: NetworkRequest, data: TrainingData, out: Path, record: dict[str, Any], progress: TrainingProgress | None
+    request: NetworkRequest,
+    data: TrainingData,
+    config: RFATimeSeriesConfig,
+    out: Path,
+    record: dict[str, Any],
+    progress: TrainingProgress | None,
 ) -> dict[str, Any]:
     set_seed(request.seed)
     train, valid = (SeriesWindows(data.series, places, data.context) for places in data.split[:2])
-    part = training_part(data.series, data.split.train)
-    span = windows_span(data.series, data.split.train, data.context)
-    sizes = {name: getattr(request, name) for name in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
-    config = RFATimeSeriesConfig.from_data(part, span=span, preset=request.preset, **sizes)
     model = RFAForTimeSeries(config)
     batch = min(request.batch_size, len(train))
     every = max(1, request.steps // _VALIDATIONS)

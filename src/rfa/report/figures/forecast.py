@@ -41,7 +41,7 @@ def forecast_panels(panels: Sequence[ForecastPanel]) -> Figure:
         times, mean, lower, upper = panel.past
         axes.fill_between(times, lower, upper, color=COLOURS[0], alpha=0.15, linewidth=0)
         axes.plot(times, mean, color=COLOURS[0], linewidth=0.9, label="estimate")
-        usual = ~np.isin(panel.readings[0], panel.outliers[0]) | np.isnan(panel.readings[1])
+        usual = _usual(panel)
         axes.plot(panel.readings[0][usual], panel.readings[1][usual], ".", color=MUTED, markersize=2.5, label="reading")
         for level, ends in sorted(panel.intervals.items(), reverse=True):
             look = {"color": COLOURS[1], "alpha": 0.2 + 0.4 * (1 - level), "linewidth": 0}
@@ -55,7 +55,8 @@ def forecast_panels(panels: Sequence[ForecastPanel]) -> Figure:
             axes.plot(panel.outliers[0], shown, "x", color=COLOURS[3], clip_on=False, label="outlier")
         if len(panel.readings[0]):
             axes.axvline(panel.readings[0][-1], color=MUTED, linestyle=":", linewidth=1)
-        axes.set_title(panel.name, loc="left")
+        name = "".join(letter if letter.isprintable() else " " for letter in panel.name)  # a font has no others
+        axes.set_title(name, loc="left", parse_math=False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     bottom = rows[-1, 0]
     if np.issubdtype(panels[0].times.dtype, np.datetime64):
@@ -64,6 +65,14 @@ def forecast_panels(panels: Sequence[ForecastPanel]) -> Figure:
         bottom.xaxis.set_major_formatter(mdates.ConciseDateFormatter(locator))
     bottom.set_xlabel("time; dotted: the last reading")
     return figure
+
+
+def _usual(panel: ForecastPanel) -> np.ndarray:
+    """Which readings are no outliers. Another sensor's reading at the time of an outlier is none."""
+    outlier_times = panel.outliers[0].astype(panel.readings[0].dtype)
+    wrong = set(zip(outlier_times.tolist(), panel.outliers[1].tolist(), strict=True))
+    pairs = zip(*(part.tolist() for part in panel.readings), strict=True)
+    return np.array([pair not in wrong for pair in pairs], dtype=bool)
 
 
 def _limits(panel: ForecastPanel, usual: np.ndarray) -> tuple[float, float]:
