@@ -33,6 +33,13 @@ def test_the_replications_tables_are_those_of_the_record():
     assert module.written(page) == page, "run python docs/replication_tables.py"
 
 
+def test_the_tables_of_series_are_those_of_the_record():
+    module = script("docs/series_record.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/series_record.py"
+    assert "SUMMARY" not in page
+
+
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
 def test_the_examples_of_the_readme_run(block):
     exec(compile(block, str(README), "exec"), {})
