@@ -11,6 +11,7 @@ from rfa.report.series_tables import Results, ratio_figure, read_series_results,
 PAGE = Path(__file__).with_name("series-record.md")
 RECORDS = Path(__file__).parents[1] / "results"
 FIGURES = PAGE.with_name("figures")
+_MOST_COLUMNS = 9
 SIMULATED = ("oscillator", "two-oscillators", "tracker", "contamination")
 DRAWN = {
     "oscillator": ("robust", "x2", "c9", "c10", "RoPE", "ALiBi", "RoPE and ALiBi", "GRU-D"),
@@ -51,10 +52,22 @@ def written(page: str) -> str:
     """The page with the records' tables, each between its marks."""
     for name in (*SIMULATED, "etth1"):
         for mark, table in tables(name).items():
-            text = markdown(Table(table.name, "", table.columns, table.rows))
+            text = "\n".join(markdown(part) for part in _parts(table))
             begin, end = f"<!-- {mark}: docs/series_record.py -->", f"<!-- end of {mark} -->"
             page = replace_between(page, begin, end, f"\n{text}\n")
     return page
+
+
+def _parts(table: Table) -> list[Table]:
+    """The table without notes, in two where its lines would be too long to read."""
+    half = (len(table.columns) + 1) // 2 if len(table.columns) > _MOST_COLUMNS else len(table.columns)
+    kept = [range(1, half)] + ([range(half, len(table.columns))] if half < len(table.columns) else [])
+    found = []
+    for part in kept:
+        columns = (0, *part)
+        rows = tuple(tuple(row[k] for k in columns) for row in table.rows)
+        found.append(Table(table.name, "", tuple(table.columns[k] for k in columns), rows))
+    return found
 
 
 def draw(name: str, labels: Sequence[str]) -> None:
