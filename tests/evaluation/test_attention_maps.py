@@ -116,10 +116,19 @@ def test_equal_to_dense_weights(name, changes, block):
 
 
 @pytest.mark.parametrize(
-    "name", ["c3-yarn", "c4-fox", "c7-rope-alibi-innovation", "x3-rotation-riccati", "x4-content-riccati"]
+    "name",
+    [
+        "c3-yarn",
+        "c4-fox",
+        "c7-rope-alibi-innovation",
+        "x3-rotation-riccati",
+        "x4-content-riccati",
+        "x5-content-clock",
+        "x7-gated-roper",
+    ],
 )
 def test_weights_without_decay_are_a_distribution(name):
-    model, ids = model_and_window(name)
+    model, ids = model_and_window(name, **({"damping": 0.0} if name == "x5-content-clock" else {}))
     maps, summary = attention_maps(model, ids, 8, size=LENGTH)
     assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
     np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)

@@ -3,14 +3,14 @@
 import torch
 from cover import ALL
 
-from rfa.models import PRESETS, DotProductAttentionConfig, RFAForCausalLM, preset
+from rfa.models import PRESETS, FilterAttentionConfig, RFAForCausalLM, preset
 
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "train_length": 16}
 NAMES = list(PRESETS)
 # One for each way through the code: masks, biases, turned values, gates, decay, cut caches, the filter's priors.
 FEW = ["b1-rope", "b2-alibi", "b3-decayed-rope", "c2-window", "c4-fox", "x3-rotation-riccati", "x4-content-riccati"]
 PATHS = NAMES if ALL else [*FEW, "m2-sc-rfa", "x1-riccati"]
-FILTERS = [name for name in NAMES if not isinstance(PRESETS[name], DotProductAttentionConfig)]
+FILTERS = [name for name in NAMES if isinstance(PRESETS[name], FilterAttentionConfig)]
 # Not the one whose scores depend on more than the lag, and so on the padding before a text.
 RELATIVE = [name for name in PATHS if name != "b1-rope-as-released"]
 # float32 (eps 1.2e-7) through two blocks on logits of order one

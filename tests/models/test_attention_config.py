@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from rfa.models import (
     PRESETS,
+    ContentAttentionConfig,
     DecayRates,
     DotProductAttentionConfig,
     FilterAttentionConfig,
@@ -22,7 +23,12 @@ from rfa.training.saved_files import read_config
 
 from .small import NAMES, SIZES
 
-KIND = {"filter": FilterAttentionConfig(), "routing": RoutingAttentionConfig(), "dot": DotProductAttentionConfig()}
+KIND = {
+    "filter": FilterAttentionConfig(),
+    "routing": RoutingAttentionConfig(),
+    "dot": DotProductAttentionConfig(),
+    "content": ContentAttentionConfig(),
+}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -148,7 +148,14 @@ def test_constant_gains_are_alibi():
 @cover(
     1,
     situation=["plain", "segments", "padding", "irregular"],
-    name=["c4-fox", "x3-rotation-riccati", "x4-content-riccati", "c7-rope-alibi-innovation"],
+    name=[
+        "c4-fox",
+        "x3-rotation-riccati",
+        "x4-content-riccati",
+        "c7-rope-alibi-innovation",
+        "x5-content-clock",
+        "c8-fox-clock",
+    ],
 )
 def test_fused_gradients_are_the_dense_ones(name, situation):
     """float32 on the fused kernel against float64 in autograd code, every parameter."""

@@ -42,7 +42,7 @@ def write(folder, record):
 def test_there_is_one_of_each():
     assert OLD.keys() <= PRESETS.keys()
     assert len(OLD) == 27
-    assert all(entry["config"].keys() >= FLAT_NAMES for entry in OLD.values())
+    assert all(entry["config"].keys() >= FLAT_NAMES - {"clock", "dynamics", "slow_modes"} for entry in OLD.values())
 
 
 @cover(1, name=OLD, read=READERS)
@@ -71,7 +71,7 @@ def test_flat_and_nested_records_say_the_same(name):
     """For readers of result files, which are of either form."""
     old = OLD[name]["config"]
     flat = flat_record(preset(name, **SIZES).to_diff_dict())
-    newer = {"attention_dropout": 0.0, "num_key_value_heads": None}
+    newer = {"attention_dropout": 0.0, "num_key_value_heads": None, "clock": "times", "slow_modes": "rotate"}
     assert {key: old[key] for key in flat if key in old} | newer == flat
     assert {"prior", "damping"} <= flat.keys()
     assert flat_record(old) == old
@@ -84,6 +84,7 @@ def test_a_flat_record_of_each_kind_has_what_results_read(kind):
         "filter": {},
         "routing": {"aggregation": "routing"},
         "dot_product": {"score": "dot_product", "prior": "alibi"},
+        "content": {"dynamics": "content"},
     }[kind]
     flat = flat_record(RFAConfig(**SIZES, **chosen).to_diff_dict())
     assert KINDS[kind].chosen_by.items() <= flat.items()

@@ -1,6 +1,7 @@
 """Every preset against the table of docs/presets.md, by formula, and its number of parameters."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from nn.by_hand import assert_near, dot_product, hidden, merged, perturb, states
 from ops import oracle
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
-from rfa.nn import DotProductAttention, RobustFilterAttention, Yarn
+from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention, Yarn
 
 from .small import FILTERS, NAMES, small, tokens
 
@@ -61,6 +62,9 @@ TABLE = {
     "c7-rope-alibi-innovation": (rope(), None, ALIBI),
     "c9-rotation-fox": (rope(), None, None),
     "c10-rotation-learned": (rope(), None, ALIBI[::-1]),
+    "x7-gated-roper": (rope(), None, None),
+    "c8-fox-clock": (rope(), None, ALIBI[::-1]),
+    "x6-content-dynamics": (SC, decays(0.05, 2).clip(1e-6), None),
     "m1-rfa": (paired_rope(), decays(5 / 15 * 0.05, 2), None),  # T_train = 16
     "m3-sc-rfa": (SC, decays(5.0, 0), None),
     "m2.5-no-rotation": (0 * SC, decays(0.05, 2), None),
@@ -74,6 +78,7 @@ TABLE = {
             "m2.4-no-value-rotation",
             "x1-riccati",
             "x2-riccati-alibi",
+            "x5-content-clock",
             "m2-no-innovation",
             "m2-released-bias",
         )
@@ -85,6 +90,7 @@ KERNELS = {
     "m2.4-no-value-rotation": {"rotate_values": False},
     "x1-riccati": {"prior": "riccati"},
     "x2-riccati-alibi": {"prior": "riccati"},
+    "x5-content-clock": {"prior": "riccati"},
     "m2-released-bias": {"query_noise_in_bias": True},
 }
 BASELINES = {
@@ -97,6 +103,8 @@ BASELINES = {
     "c4-fox": {"gates": "forget"},
     "x4-content-riccati": {"gates": "gain", "innovation": True},
     "c9-rotation-fox": {"gates": "forget", "rotate_values": True},
+    "x7-gated-roper": {"gates": "forget", "rotate_values": True},
+    "c8-fox-clock": {"learn_slopes": True},
     "c10-rotation-learned": {"rotate_values": True, "learn_slopes": True},
     **{name: {"innovation": True} for name in NAMES if name[:2] in ("c5", "c6", "c7")},
 }
@@ -104,7 +112,7 @@ PAPER_COUNT = 19_364_177
 
 
 def test_the_table_is_complete():
-    assert TABLE.keys() == PRESETS.keys() == {*FILTERS, *BASELINES}
+    assert TABLE.keys() == PRESETS.keys() == {*FILTERS, *BASELINES, "x6-content-dynamics"}
     assert all(describe(name) for name in PRESETS)
 
 
@@ -114,21 +122,32 @@ def test_dynamics_are_the_table(name):
         attention = layer.attention
         if isinstance(attention, RobustFilterAttention):
             held = {**attention.dynamics(), "slopes": None}
+        elif isinstance(attention, ContentFilterAttention):  # of any token: at first they are all alike
+            token, _ = attention.dynamics(attention.dynamics.rates(torch.zeros(1, 1, HEADS * MODES)))
+            held = {"frequency": token.frequency[0, ..., 0], "decay": token.decay[0, :, 0], "slopes": None}
         else:
             held = {key: getattr(attention.geometry, key) for key in ("frequency", "decay")}
             held["slopes"] = attention.slopes()
         for key, expected in zip(("frequency", "decay", "slopes"), TABLE[name], strict=True):
             assert (held[key] is None) == (expected is None), key
             if expected is not None:
-                learned = name in ("x3-rotation-riccati", "c10-rotation-learned")
+                learned = name[:3] in ("x3-", "x6-", "c8-", "c10")
                 tolerance = 1e-4 if learned else 1e-6  # from float32 noises, whose sums cancel
                 np.testing.assert_allclose(oracle.as_array(held[key].detach()), expected, rtol=tolerance, err_msg=key)
+
+
+def by_the_given_times(attention):
+    """A layer whose content clock, if it has one, starts again; clocks are the subject of tests/nn/test_clock.py."""
+    if attention.clock is not None:
+        torch.nn.init.zeros_(attention.clock.weight)
+        torch.nn.init.constant_(attention.clock.bias, math.log(math.e - 1))
+    return attention
 
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_kernels_of_the_filters_are_the_table(name):
     """The layer by hand with the kernel of the table, and the innovation."""
-    attention = perturb(small(name, dtype=torch.float64).model.layers[0].attention)
+    attention = by_the_given_times(perturb(small(name, dtype=torch.float64).model.layers[0].attention))
     assert isinstance(attention, RobustFilterAttention)
     x = hidden(size=32)
     q, k, v = states(attention, x)
@@ -139,7 +158,7 @@ def test_kernels_of_the_filters_are_the_table(name):
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_kernels_of_the_baselines_are_the_table(name):
-    attention = perturb(small(name, dtype=torch.float64).model.layers[0].attention)
+    attention = by_the_given_times(perturb(small(name, dtype=torch.float64).model.layers[0].attention))
     assert isinstance(attention, DotProductAttention)
     x = hidden(size=32, length=20)  # beyond the training length
     bank, decay, slopes = TABLE[name]
@@ -159,7 +178,7 @@ def test_noises_are_the_table(name):
     expected = {"robustness": 4, "inverse_temperature": 1, "key_noise": 1, "query_noise": 1, "noise_floor": 0.01}
     if name == "m2.2-flat-prior":
         expected |= {"key_noise": 0, "query_noise": 0, "noise_floor": 1, "process_noise": 0}
-    elif name != "x2-riccati-alibi":  # its process noise: tests/nn/test_alibi_start.py
+    elif name not in ("x2-riccati-alibi", "x5-content-clock"):  # its process noise: tests/nn/test_alibi_start.py
         steady = 0.5 if name == "m3-sc-rfa" else 0.1
         expected["process_noise"] = np.where(found["decay"] > 0, 2 * found["decay"] * steady, 1e-6)
     if name == "m2.3-no-gate":
@@ -186,9 +205,10 @@ def test_the_baseline_at_the_papers_size_by_formula():
 
 @pytest.mark.parametrize("name", some(NAMES, 9))
 def test_no_preset_has_more_than_the_baseline(name):
-    """At most 0.05 % more; gates that depend on the content have a projection."""
-    gated = name in ("c4-fox", "x4-content-riccati")
-    assert PAPER_COUNT <= count(name) <= PAPER_COUNT * (1.001 if gated else 1.0005)
+    """At most 0.05 % more; gates, clocks and dynamics that depend on the content have a projection."""
+    gated = name in ("c4-fox", "x4-content-riccati", "c9-rotation-fox", "x7-gated-roper", "x5-content-clock")
+    share = 1.001 if gated or name == "c8-fox-clock" else 1.012 if name == "x6-content-dynamics" else 1.0005
+    assert PAPER_COUNT <= count(name) <= PAPER_COUNT * share
 
 
 def test_defaults_are_the_papers_size():
@@ -204,13 +224,16 @@ def test_models_of_different_presets_differ():
     first, *_ = NAMES
     state = small(first, dtype=torch.float64).state_dict()
     weights = {key: value for key, value in state.items() if "dynamics" not in key and "geometry" not in key}
+    others = [name for name in NAMES if name != "c9-rotation-fox"]  # x7 under its older name
     logits = {}
-    for name in NAMES:
+    for name in others:
         model = small(name, dtype=torch.float64)
+        for clock in (layer.attention.clock for layer in model.model.layers if layer.attention.clock is not None):
+            torch.nn.init.normal_(clock.weight)  # a new clock shows the given times
         model.load_state_dict(weights, strict=False)
         with torch.no_grad():
             logits[name] = model(tokens(length=20)).logits  # beyond the training length
-    for one, other in itertools.combinations(NAMES, 2):
+    for one, other in itertools.combinations(others, 2):
         assert (logits[one] - logits[other]).abs().max() > 1e-8, (one, other)
 
 
@@ -228,6 +251,9 @@ def test_models_of_different_presets_differ():
         ("m2-sc-rfa", {"frequency_base": 100}),
         ("m1-rfa", {"train_length": 64}),
         ("b1-rope", {"innovation": True}),
+        ("m2-sc-rfa", {"slow_modes": "real"}),
+        ("b1-rope", {"slow_modes": "real"}),
+        ("c3-yarn", {"slow_modes": "real"}),
     ],
     ids=str,
 )
@@ -239,3 +265,33 @@ def test_overrides_reach_the_layer(name, override):
         assert (output.logits - plain(ids).logits).abs().max() > 1e-6
     output.loss.backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def frequencies(attention):
+    held = (
+        attention.geometry.frequency
+        if isinstance(attention, DotProductAttention)
+        else attention.dynamics()["frequency"]
+    )
+    return oracle.as_array(held.detach())
+
+
+ROTATING = [name for name in NAMES if PRESETS[name].frequencies.kind != "none" and name != "x6-content-dynamics"]
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_real_slow_modes_turn_at_least_once_in_training_or_not_at_all(name):
+    """`omega T_train < 2 pi` becomes 0, with T_train = 16, and all faster modes stay."""
+    for plain, real in zip(small(name).model.layers, small(name, slow_modes="real").model.layers, strict=True):
+        before, after = (frequencies(layer.attention) for layer in (plain, real))
+        slow = np.abs(before) * 16 < 2 * np.pi
+        assert slow.any()
+        assert not slow.all()
+        np.testing.assert_array_equal(after, np.where(slow, 0, before))
+
+
+def test_slow_modes_without_effect_are_refused():
+    with pytest.raises(ValueError, match="slow_modes: got 'real', expected nothing: it has no effect in b2-alibi"):
+        preset("b2-alibi", slow_modes="real")
+    with pytest.raises(ValueError, match="slow_modes: got 'slow'"):
+        preset("b1-rope", slow_modes="slow")

@@ -3,7 +3,7 @@
 import torch
 
 from rfa.dynamics import rotary_frequencies
-from rfa.nn import DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
+from rfa.nn import ContentFilterAttention, DotProductAttention, FilterCache, RobustFilterAttention, Yarn, alibi_slopes
 
 from .by_hand import perturb
 
@@ -19,11 +19,21 @@ LAYERS = {
     "exponential": lambda: RobustFilterAttention(SIZE, HEADS, decay=DECAY, weight="exponential"),
     "flat": lambda: RobustFilterAttention(SIZE, HEADS, decay=DECAY, prior="flat"),
     "riccati": lambda: RobustFilterAttention(SIZE, HEADS, decay=DECAY, prior="riccati"),
+    "clock": lambda: RobustFilterAttention(SIZE, HEADS, decay=DECAY, prior="riccati", clock="content"),
+    "clock, horizon": lambda: RobustFilterAttention(SIZE, HEADS, decay=DECAY, horizon=0.7, clock="content"),
+    "content": lambda: ContentFilterAttention(SIZE, HEADS),
     "plain": lambda: DotProductAttention(SIZE, HEADS),
     "b1": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE),
     "b2": lambda: DotProductAttention(SIZE, HEADS, slopes=alibi_slopes(HEADS)),
     "b3": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, decay=DECAY),
     "RoPER with decay": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotate_values=True, decay=DECAY),
+    "clock of RoPE": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, clock="content"),
+    "clock of RoPER, gates": lambda: DotProductAttention(
+        SIZE, HEADS, frequency=ROPE, rotate_values=True, gates="forget", clock="content"
+    ),
+    "clock of slopes": lambda: DotProductAttention(
+        SIZE, HEADS, frequency=ROPE, slopes=alibi_slopes(HEADS), learn_slopes=True, clock="content"
+    ),
     "c7": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, slopes=alibi_slopes(HEADS), innovation=True),
     "learned slopes": lambda: DotProductAttention(SIZE, HEADS, slopes=alibi_slopes(HEADS), learn_slopes=True),
     "window": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, window=3),
@@ -32,7 +42,13 @@ LAYERS = {
     "gains": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, gates="gain", slopes=alibi_slopes(HEADS)),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
-UNTURNED = ("plain", "b2", "learned slopes", "forget gate")  # layers without frequencies
+UNTURNED = (
+    "plain",
+    "b2",
+    "learned slopes",
+    "forget gate",
+    "content",
+)  # without frequencies, or with phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)
 

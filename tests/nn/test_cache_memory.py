@@ -28,16 +28,16 @@ def test_norms_are_those_of_the_stored_keys():
 
 @pytest.fixture
 def turned(monkeypatch):
-    """The lengths of everything that is turned: all phases come from `rotation`."""
-    lengths, original = [], rfa.dynamics.rotation
+    """The lengths of everything that is turned: all phases come from `rotation_of_heads`."""
+    lengths, original = [], rfa.dynamics.rotation_of_heads
 
     def recorded(frequency, times):
         lengths.append(times.shape[-1])
         return original(frequency, times)
 
     for module in [module for path, module in sys.modules.items() if path.startswith("rfa.")]:
-        if getattr(module, "rotation", None) is original:
-            monkeypatch.setattr(module, "rotation", recorded)
+        if getattr(module, "rotation_of_heads", None) is original:
+            monkeypatch.setattr(module, "rotation_of_heads", recorded)
     return lengths
 
 

@@ -8,7 +8,7 @@ from ops import oracle
 from shapes import only_our_own_checks
 
 import rfa.ops.dense
-from rfa.nn import ContentFilterAttention, FilterCache, RobustFilterAttention
+from rfa.nn import ContentFilterAttention, RobustFilterAttention
 
 from .by_hand import (
     EXACT,
@@ -35,7 +35,8 @@ def layer_with(dtype=torch.float64, content=True, seed=1, **options):
 
 def isotropic(layer, **options):
     """`RobustFilterAttention` with the dynamics that all tokens of a layer without content share."""
-    token, _ = layer.dynamics(torch.zeros(1, 1, SIZE, dtype=layer.dynamics.weight.dtype))
+    dynamics = layer.dynamics
+    token, _ = dynamics(dynamics.rates(torch.zeros(1, 1, SIZE, dtype=dynamics.weight.dtype)))
     frequency, decay = token.frequency[0, ..., 0].detach(), token.decay[0, :, 0].detach()
     other = RobustFilterAttention(SIZE, HEADS, frequency=frequency, decay=decay, **options).to(decay.dtype)
     kept = {name: value for name, value in layer.state_dict().items() if not name.startswith("dynamics.")}
@@ -215,11 +216,6 @@ def test_half_precision_keeps_dynamics_whole():
     torch.testing.assert_close(out.float(), layer.float()(x.float()), rtol=0.05, atol=0.05)  # 8 bits, some dozen terms
 
 
-def test_a_cache_is_refused():
-    with pytest.raises(ValueError, match="past_key_values: got 'FilterCache', expected None"):
-        layer_with()(hidden(), past_key_values=FilterCache())
-
-
 def test_bad_input_is_refused():
     layer, x = layer_with(), hidden()
     with only_our_own_checks():
@@ -230,6 +226,9 @@ def test_bad_input_is_refused():
             ({"frequency": torch.rand(HEADS, 3)}, "frequency"),
             ({"steady_state": -1.0}, "steady_state"),
             ({"backend": "misspelt"}, "backend"),
+            ({"causal": False}, "causal"),
+            ({"dropout": 0.1, "backend": "reference"}, "dropout"),
+            ({"clock": "content"}, "clock"),
         ):
             with pytest.raises(ValueError, match=rf"^{name}: got"):
                 ContentFilterAttention(SIZE, HEADS, **options)

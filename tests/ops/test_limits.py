@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from rfa.dynamics import bias, gate, peak_lag, prior_response
-from rfa.nn.dot_product_attention import alibi_slopes
+from rfa.nn import alibi_slopes
 
 from .problems import EXACT, assert_same, attend, problem, within
 

@@ -13,7 +13,7 @@ from .covariance import (
 from .integrals import cross_transport
 from .regimes import bias, gate, peak_lag, prior_response, regime
 from .spectrum import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
-from .transition import decay_kernel, rotate, rotation, time_dtype, turn
+from .transition import decay_kernel, rotate, rotation, rotation_of_heads, time_dtype, turn
 
 __all__ = [
     "TimeDependentNoise",
@@ -34,6 +34,7 @@ __all__ = [
     "rotary_frequencies",
     "rotate",
     "rotation",
+    "rotation_of_heads",
     "spectral_decay",
     "steady_state_variance",
     "time_dependent_variance",

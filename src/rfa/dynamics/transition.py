@@ -27,8 +27,24 @@ def rotation(
     Returns:
         `cos` and `sin`, each `(..., heads, length, modes)`, in `time_dtype`.
     """
+    return rotation_of_heads(frequency, times[..., None, :])
+
+
+def rotation_of_heads(
+    frequency: Float[Tensor, "heads modes"],
+    times: Float[Tensor, "*batch h length"] | Int[Tensor, "*batch h length"],
+) -> tuple[Float[Tensor, "*b heads length modes"], Float[Tensor, "*b heads length modes"]]:
+    """`rotation` at times of each head.
+
+    Args:
+        frequency: angular frequencies omega, radians per unit of time.
+        times: `(..., heads, length)`, or `(..., 1, length)` for times that all heads share.
+
+    Returns:
+        `cos` and `sin`, each `(..., heads, length, modes)`, in `time_dtype`.
+    """
     dtype = time_dtype(times.device)
-    phase = times.to(dtype)[..., None, :, None] * frequency.to(dtype)[:, None, :]
+    phase = times.to(dtype)[..., None] * frequency.to(dtype)[:, None, :]
     return phase.cos(), phase.sin()
 
 

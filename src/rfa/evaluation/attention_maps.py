@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.dynamics import rotate
+from rfa.dynamics import turn
 from rfa.models import RFAForCausalLM
-from rfa.nn import DotProductAttention
 
 MAP_SIZE = 128
 MAP_LENGTHS = 8  # length of the mapped window, in training lengths
@@ -108,28 +107,17 @@ def _block_sums(
     """W summed over blocks of keys, from key `start` on."""
     estimate, value = attention.estimate, arguments["value"]
     length = value.shape[2]
-    times = torch.arange(length, device=value.device)
-    frequency, horizon = _value_rotation(attention)
+    index = torch.arange(length, device=value.device)
+    turned = attention.value_rotations(**arguments["rest"])
     parts = []
     for first in range(start, length, block * value.shape[-1]):
-        of_block = (times - first).div(block, rounding_mode="floor")[:, None]
+        of_block = (index - first).div(block, rounding_mode="floor")[:, None]
         ones = (of_block == torch.arange(value.shape[-1], device=value.device)).to(value.dtype).expand_as(value)
-        if frequency is not None:
-            ones = rotate(ones, frequency, times)
+        if turned is not None:
+            ones = turn(ones, *turned[0])
         sums = estimate(arguments["query"], arguments["key"], ones.contiguous(), **arguments["rest"])
-        if frequency is not None:
-            sums = rotate(sums, frequency, times, inverse=True)
-            if horizon is not None:
-                sums = rotate(sums, frequency * horizon[:, None], torch.ones_like(times), inverse=True)
+        if turned is not None:
+            cos, sin = turned[1]
+            sums = turn(sums, cos, -sin)
         parts.append(sums)
     return torch.cat(parts, dim=-1)[0, ..., : -(-(length - start) // block)].double().cpu()
-
-
-def _value_rotation(attention: Any) -> tuple[Tensor | None, Tensor | None]:
-    """The frequencies that rotate a layer's values, and its horizon. Each is None if the layer has none."""
-    if not attention.rotate_values:
-        return None, None
-    if isinstance(attention, DotProductAttention):  # learned slopes are its only dynamics, and do not rotate
-        return attention.geometry.frequency, None
-    dynamics = attention.dynamics()
-    return dynamics["frequency"], dynamics.get("horizon")

@@ -2,8 +2,10 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
-from .attention import AttentionConfig, DecayRates, FilterAttentionConfig, FrequencyBank, RoutingAttentionConfig
+from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
+from .banks import DecayRates, FrequencyBank
 from .configuration import RFAConfig
+from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
 from .modeling import RFAForCausalLM, RFAModel
 from .presets import PRESETS, describe, preset
@@ -20,6 +22,7 @@ AutoModel.register(RFATimeSeriesConfig, RFAForTimeSeries)
 __all__ = [
     "PRESETS",
     "AttentionConfig",
+    "ContentAttentionConfig",
     "DecayRates",
     "DotProductAttentionConfig",
     "FilterAttentionConfig",

@@ -1,93 +1,26 @@
 """The configurations of attention: one class for each kind, with its own fields, rules and builder."""
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rfa.checks import require
-from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
 from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
 from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing
+from rfa.nn.clock import Clock
 from rfa.nn.dynamics import LayerPrior, Noise
 from rfa.nn.filter_attention import Step
 from rfa.ops.problem import Weight
 
+from .banks import DecayRates, FrequencyBank
 from .fields import CheckedFields
 
+_PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
 _PAIRED = ("paired_rope", "partitioned")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FrequencyBank(CheckedFields):
-    """The frequencies of all heads.
-
-    Args:
-        kind: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, the same in all heads),
-            "rope" (as published, for dot products), "yarn" (RoPE with YaRN for sequences longer than in training),
-            "as_released" (the map of the paper's code), or "none".
-        base: ratio of the fastest to the slowest frequency.
-
-    Raises:
-        ValueError: for an unknown kind, or a base that is not a finite number above 1.
-    """
-
-    flat_names: ClassVar[Mapping[str, str]] = {"kind": "frequencies", "base": "frequency_base"}
-
-    kind: Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
-    base: float = 10000.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(1 < self.base < math.inf, "frequency_base", self.base, "a number above 1")
-
-    def build(self, heads: int, modes: int) -> Float[Tensor, "heads modes"]:
-        """The frequencies, in radians per token."""
-        if self.kind == "partitioned":
-            return partitioned_frequencies(heads, modes, self.base)
-        if self.kind == "paired_rope":
-            return rope_frequencies(heads, modes, self.base)
-        if self.kind == "none":
-            return torch.zeros(heads, modes, dtype=torch.float32)
-        return rotary_frequencies(heads, modes, self.base)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecayRates(CheckedFields):
-    """The decay of each head.
-
-    Args:
-        kind: "spectral" (`damping` times the fastest frequency of the head's band in the partitioned bank),
-            "length_scaled" (the spectral decay times `5 / (train_length - 1)`), or "none".
-        damping: the dimensionless coefficient b.
-        zero_heads: this many heads, the first ones, do not decay.
-
-    Raises:
-        ValueError: for an unknown kind, or a negative number.
-    """
-
-    flat_names: ClassVar[Mapping[str, str]] = {"kind": "decay"}
-
-    kind: Literal["none", "spectral", "length_scaled"] = "spectral"
-    damping: float = 0.05
-    zero_heads: int = 2
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.damping < math.inf, "damping", self.damping, "a finite number >= 0")
-        require(self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
-
-    def build(self, heads: int, modes: int, base: float, train_length: int) -> Float[Tensor, " heads"]:
-        """The decays, per token. `base` is the base of the frequency bank."""
-        if self.kind == "none":
-            return torch.zeros(heads, dtype=torch.float32)
-        damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
-        return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,8 +38,8 @@ class AttentionConfig(CheckedFields, ABC):
     kind: ClassVar[str]
     chosen_by: ClassVar[Mapping[str, str]]  # flat names and values that select this kind
 
-    frequencies: FrequencyBank = FrequencyBank()
-    decay: DecayRates = DecayRates()
+    frequencies: FrequencyBank = _PARTITIONED
+    decay: DecayRates = _SPECTRAL
     rotate_values: bool = True
     innovation: bool = True
     backend: str = "auto"
@@ -140,7 +73,7 @@ class AttentionConfig(CheckedFields, ABC):
 
     def without_effect(self) -> set[str]:
         """Flat names of the fields that have no effect with the values of the other fields."""
-        unread = set()
+        unread = {"slow_modes"} if self.frequencies.kind == "none" else set()
         if self.decay.kind == "none":
             unread |= {"damping", "zero_heads"}
             if self.frequencies.kind == "none":
@@ -153,7 +86,7 @@ class AttentionConfig(CheckedFields, ABC):
         """Frequencies in radians per token, and decays per token."""
         modes = hidden_size // heads
         decay = self.decay.build(heads, modes, self.frequencies.base, train_length)
-        return self.frequencies.build(heads, modes), decay
+        return self.frequencies.build(heads, modes, train_length), decay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -214,6 +147,8 @@ class FilterAttentionConfig(StateSpaceConfig):
     """Robust filter attention. The defaults are `m2-sc-rfa`.
 
     Args:
+        clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
+            next token, and rotation, decay and uncertainty follow that clock.
         score: the robust weight of a residual, "student_t" or "exponential".
         prior: the term of the lag in the score: "lyapunov", "riccati" or "flat".
         initial_slopes: "alibi" to start a Riccati prior at ALiBi's slopes; None for its own start.
@@ -240,6 +175,7 @@ class FilterAttentionConfig(StateSpaceConfig):
     horizon: float | None = None
     learn_horizon: bool = False
     step: Step = "learned"
+    clock: Clock = "times"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -259,7 +195,7 @@ class FilterAttentionConfig(StateSpaceConfig):
         """The layer's arguments beside those that both kinds have."""
         # head 0 is the slowest
         slopes = None if self.initial_slopes is None else alibi_slopes(heads).sort().values
-        names = ("prior", "gate", "query_noise_in_bias", "horizon", "learn_horizon", "step")
+        names = ("prior", "gate", "query_noise_in_bias", "horizon", "learn_horizon", "step", "clock")
         return {"weight": self.score, "slopes": slopes, **{name: getattr(self, name) for name in names}}
 
 

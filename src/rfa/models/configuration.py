@@ -62,8 +62,8 @@ class DecoderConfig(PreTrainedConfig):
         num_key_value_heads: groups of heads share keys and values; by default each head has its own.
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         layer_norm_eps: as elsewhere in transformers.
-        attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary
-            from its `to_dict`.
+        attention: an `AttentionConfig` of any kind, such as `FilterAttentionConfig`, or the dictionary from its
+            `to_dict`.
 
     Raises:
         ValueError: if a value is unknown or values do not fit together.
@@ -189,8 +189,8 @@ class RFAConfig(DecoderConfig):
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         train_length: tokens of a training block, T_train.
         layer_norm_eps, use_cache: as elsewhere in transformers.
-        attention: a `FilterAttentionConfig`, `RoutingAttentionConfig` or `DotProductAttentionConfig`, or the dictionary
-            from its `to_dict`.
+        attention: an `AttentionConfig` of any kind, such as `FilterAttentionConfig`, or the dictionary from its
+            `to_dict`.
         **kwargs: fields of attention by flat names, such as `damping=0.2`. They replace fields of `attention`.
 
     Raises:

@@ -53,7 +53,7 @@ class RFAPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["RFABlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = {"dynamics", "geometry"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"dynamics", "geometry", "clock"}  # noqa: RUF012
     _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
 
     @torch.no_grad()
@@ -76,10 +76,10 @@ class RFAPreTrainedModel(PreTrainedModel):
                 initialization.copy_(tensor, initial[name])
 
     def head_dynamics(self) -> dict[int, HeadDynamics]:
-        """The dynamics of each layer by the layer's index. Layers without dynamics are left out."""
+        """The dynamics of each layer by the layer's index. Layers without dynamics of their heads are left out."""
         blocks = (module for module in self.modules() if isinstance(module, RFABlock))
         found = {block.layer_index: getattr(block.attention, "dynamics", None) for block in blocks}
-        return {index: dynamics for index, dynamics in found.items() if dynamics is not None}
+        return {index: dynamics for index, dynamics in found.items() if isinstance(dynamics, HeadDynamics)}
 
     def add_blocks(self, config: DecoderConfig) -> None:
         """Make the decoder's modules: a linear map, the blocks, a norm and a linear map."""

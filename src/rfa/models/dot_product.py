@@ -10,9 +10,11 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
 from rfa.nn.checks import check_turned_values
+from rfa.nn.clock import Clock
 from rfa.nn.dot_product_attention import Gates
 
-from .attention import AttentionConfig, DecayRates, FrequencyBank
+from .attention import AttentionConfig
+from .banks import DecayRates, FrequencyBank
 
 _GATES: dict[str, Gates] = {"forget_gate": "forget", "content_riccati": "gain"}
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
@@ -29,6 +31,8 @@ class DotProductAttentionConfig(AttentionConfig):
             from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content, without
             decay). Both Riccati priors start at ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
+        clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
+            next token. Rotation, slopes and decay follow that clock.
         frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`. Decays multiply the weights
             after the softmax.
 
@@ -45,6 +49,7 @@ class DotProductAttentionConfig(AttentionConfig):
     innovation: bool = False
     prior: Literal["flat", "alibi", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
     learn_frequencies: bool = False
+    clock: Clock = "times"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,6 +59,8 @@ class DotProductAttentionConfig(AttentionConfig):
         turns = self.frequencies.kind not in ("none", "as_released", "yarn")
         require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
         check_turned_values(self.rotate_values, turns)
+        free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
+        require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
 
     def has_head_dynamics(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
@@ -76,6 +83,7 @@ class DotProductAttentionConfig(AttentionConfig):
             yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
             rotate_values=self.rotate_values,
             innovation=self.innovation,
+            clock=self.clock,
             rotary_map="as_released" if kind == "as_released" else "complex",
             backend=self.backend,
             **options,

@@ -11,14 +11,20 @@ from rfa.nn.filter_attention import Aggregation
 from rfa.ops.problem import Weight
 
 from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
+from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
 from .fields import CheckedFields, hints, is_part
 
 KINDS: dict[str, type[AttentionConfig]] = {
-    kind.kind: kind for kind in (FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig)
+    kind.kind: kind
+    for kind in (FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig, ContentAttentionConfig)
 }
 # the valid values of the flat names that select a kind
-_CHOICES = {"score": (*get_args(Weight), DotProductAttentionConfig.kind), "aggregation": get_args(Aggregation)}
+_CHOICES = {
+    "score": (*get_args(Weight), DotProductAttentionConfig.kind),
+    "aggregation": get_args(Aggregation),
+    "dynamics": ("head", ContentAttentionConfig.kind),
+}
 
 
 def flatten(part: CheckedFields) -> dict[str, Any]:
@@ -30,7 +36,7 @@ def flatten(part: CheckedFields) -> dict[str, Any]:
     return flat
 
 
-DEFAULTS = flatten(FilterAttentionConfig())  # values of flat names that are not given
+DEFAULTS = {"dynamics": "head", **flatten(FilterAttentionConfig())}  # values of flat names that are not given
 FLAT_NAMES = frozenset(DEFAULTS)
 
 
@@ -103,9 +109,11 @@ def flat_record(record: Any) -> Any:
 
 
 def _kind(flat: Mapping[str, Any]) -> type[AttentionConfig]:
-    """The kind of attention that the values of `score` and `aggregation` select."""
+    """The kind of attention that the values of `score`, `aggregation` and `dynamics` select."""
     for name, choices in _CHOICES.items():
         require(flat[name] in choices, name, flat[name], f"one of {', '.join(map(repr, choices))}")
+    if flat["dynamics"] == "content":
+        return ContentAttentionConfig
     if flat["score"] == "dot_product":
         return DotProductAttentionConfig
     return RoutingAttentionConfig if flat["aggregation"] == "routing" else FilterAttentionConfig

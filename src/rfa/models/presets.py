@@ -4,8 +4,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .attention import AttentionConfig, DecayRates, FilterAttentionConfig, FrequencyBank
+from .attention import AttentionConfig, FilterAttentionConfig
+from .banks import DecayRates, FrequencyBank
 from .configuration import RFAConfig
+from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
 from .flat import FLAT_NAMES
 
@@ -13,7 +15,10 @@ _NO_ROTATION, _PARTITIONED = FrequencyBank(kind="none"), FrequencyBank(kind="par
 _DECAYED = DecayRates(damping=0.05, zero_heads=0)
 _M2 = FilterAttentionConfig()
 # an ablation of m2: it keeps m2's innovation step
+_X2 = replace(_M2, prior="riccati", initial_slopes="alibi")
 _ROPER = DotProductAttentionConfig(frequencies=_PARTITIONED, rotate_values=True, innovation=True)
+
+_GATED_ROPER = DotProductAttentionConfig(prior="forget_gate", rotate_values=True)
 
 PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
     {
@@ -32,9 +37,12 @@ PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
         "m2.6-pure-rotation": _ROPER,
         "b1-rope-as-released": DotProductAttentionConfig(frequencies=FrequencyBank(kind="as_released")),
         "x1-riccati": replace(_M2, prior="riccati"),
-        "x2-riccati-alibi": replace(_M2, prior="riccati", initial_slopes="alibi"),
+        "x2-riccati-alibi": _X2,
         "x3-rotation-riccati": replace(_ROPER, prior="riccati"),
         "x4-content-riccati": DotProductAttentionConfig(prior="content_riccati", innovation=True),
+        "x5-content-clock": replace(_X2, clock="content"),
+        "x6-content-dynamics": ContentAttentionConfig(),
+        "x7-gated-roper": _GATED_ROPER,
         "m2-no-innovation": replace(_M2, innovation=False),
         "m2-released-bias": replace(_M2, query_noise_in_bias=True),
         "c1-nope": DotProductAttentionConfig(frequencies=_NO_ROTATION),
@@ -44,7 +52,8 @@ PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
         "c5-rope-innovation": DotProductAttentionConfig(innovation=True),
         "c6-alibi-innovation": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="alibi", innovation=True),
         "c7-rope-alibi-innovation": DotProductAttentionConfig(prior="alibi", innovation=True),
-        "c9-rotation-fox": DotProductAttentionConfig(prior="forget_gate", rotate_values=True),
+        "c8-fox-clock": DotProductAttentionConfig(prior="riccati", clock="content"),
+        "c9-rotation-fox": _GATED_ROPER,
         "c10-rotation-learned": DotProductAttentionConfig(prior="riccati", rotate_values=True, learn_frequencies=True),
     }
 )
@@ -68,6 +77,9 @@ _SUMMARIES = {
     "x2-riccati-alibi": "x1 started at ALiBi's slopes",
     "x3-rotation-riccati": "m2.6 with learned Riccati slopes, started at ALiBi's",
     "x4-content-riccati": "c7 with Kalman gains from the content for slopes",
+    "x5-content-clock": "x2 on a clock whose speed the tokens set",
+    "x6-content-dynamics": "m2 whose decay, frequencies and noise each token sets",
+    "x7-gated-roper": "a forget gate with RoPE and values turned too",
     "m2-no-innovation": "m2 that returns the estimate, not the step toward it",
     "m2-released-bias": "m2 with the query's noise in the bias, as released",
     "c1-nope": "dot product without positions",
@@ -77,7 +89,8 @@ _SUMMARIES = {
     "c5-rope-innovation": "b1 with RFA's innovation step",
     "c6-alibi-innovation": "b2 with RFA's innovation step",
     "c7-rope-alibi-innovation": "b1 with ALiBi's slopes and RFA's innovation step",
-    "c9-rotation-fox": "b1 with values turned too and a forget gate",
+    "c8-fox-clock": "b1 with learned slopes on x5's clock, which makes a forget gate of them",
+    "c9-rotation-fox": "x7 under its older name",
     "c10-rotation-learned": "b1 with values turned too, learned frequencies and learned slopes, started at ALiBi's",
 }
 

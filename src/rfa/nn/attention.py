@@ -2,22 +2,26 @@
 
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, get_args
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.checks import require
+from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
 
 from .cache import FilterLayer, check_cache, locate_tokens
 from .checks import check_backend, check_dropout, check_sizes, check_states
+from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]
-LogGates = Float[Tensor, "batch heads length"]
+Marks = Float[Tensor, "batch heads keys ..."]  # what each token says about the time after it
+Phases = Float[Tensor, "b heads length modes"]
+Rotation = tuple[Phases, Phases]  # cosine and sine
 
 
 class Attention(nn.Module, ABC):
@@ -36,6 +40,8 @@ class Attention(nn.Module, ABC):
         dropout: in training this share of the weights of each query becomes 0, and the others grow by `1 / (1 - share)`
             (Srivastava et al. 2014). Weights exist in the reference only, so "auto" takes it then, and a fused backend
             asked for by name is refused.
+        clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
+            passes, which rotation, decay and noise follow. Then there are no queries of their own.
         num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
             saves parameters and projections; `num_heads`. Each head turns them by its own frequencies, so a cache is as
             large as without groups.
@@ -54,11 +60,14 @@ class Attention(nn.Module, ABC):
         backend: str = "auto",
         causal: bool = True,
         dropout: float = 0.0,
+        clock: Clock = "times",
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
         check_sizes(hidden_size, num_heads)
-        self.gated = False
+        require(clock in get_args(Clock), "clock", clock, f"one of {get_args(Clock)}")
+        self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
+        self.marked = clock == "content"
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
         check_dropout(dropout, backend)
@@ -99,8 +108,8 @@ class Attention(nn.Module, ABC):
             positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
                 layers.
             query_states: queries of their own, already normalised: cross attention in time. The tokens are keys and
-                values only, and the innovation step starts from the queries' values. Not with a cache, with gates or
-                with segments.
+                values only, and the innovation step starts from the queries' values. Not with a cache, with gates, a
+                content clock or segments.
             query_times: of these queries, in any order, in the past or in the future.
 
         Returns:
@@ -112,7 +121,7 @@ class Attention(nn.Module, ABC):
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
-        without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None, "gates": self.gated}
+        without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None, "marks": self.marked}
         self._check_queries(query_states, query_times, positions, [name for name, given in without.items() if given])
         beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
         for name, value in beside.items() if positions is not None else ():
@@ -128,15 +137,18 @@ class Attention(nn.Module, ABC):
         query = self.queries(hidden_states if query_states is None else query_states)
         key = self.keys(hidden_states)
         value = self.values(hidden_states, key)
-        log_gate = self.log_gate(hidden_states)
-        given: dict[str, Any] = {"positions": positions} | ({} if log_gate is None else {"log_gate": log_gate})
+        layer, marks = None if cache is None else cache.layer(layer_index), self.marks(hidden_states)
+        marks = marks if layer is None else layer.update_marks(marks)
+        if (rate := marks.pop("rate", None)) is not None:
+            positions = clocked(positions, rate)
+        given: dict[str, Any] = {"positions": positions, **marks}
         own = value
         if query_states is not None:
             own = given["own"] = self.values(query_states, self.keys(query_states))
-        if cache is None:
+        if layer is None:
             estimate = self.estimate(query, key, value, **given)
         else:
-            estimate = self.estimate_with_cache(query, key, value, cache.layer(layer_index), **given)
+            estimate = self.estimate_with_cache(query, key, value, layer, **given)
         if self.innovation:
             estimate = estimate - own
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
@@ -169,8 +181,18 @@ class Attention(nn.Module, ABC):
             check_states("query_states", query_states, self.hidden_size, self.query_projection)
             require(not others, "query_states", f"queries of their own with {', '.join(others)}", "none of these")
 
-    def log_gate(self, hidden_states: Float[Tensor, "batch length hidden"]) -> LogGates | None:
-        """The log forget gates that estimates then receive; None in a layer without."""
+    def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
+        """What each token says about the time after it, `(batch, heads, length, ...)` by name.
+
+        Estimates receive those of all keys by these names, except the "rate" of a clock: it changes their positions.
+        """
+        return {} if self.clock is None else {"rate": self.clock(hidden_states)}
+
+    def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
+        """Cosine and sine by which values turn to the origin, and the estimates back; None where values do not turn.
+
+        `(b, heads, length, modes)` each, for the positions and marks that `estimate` is given.
+        """
         return None
 
     @abstractmethod

@@ -20,8 +20,9 @@ from .buffer import Buffer
 class FilterLayer(CacheLayerMixin):
     """The cache of one layer: keys and values of earlier tokens in the frame, and squared norms of the keys.
 
-    A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good; `FilterCache` knows t_0. The
-    layer may keep its dynamics here, and the operator its tables. Parameters may change only while the cache is empty.
+    A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good; `FilterCache` knows t_0. Marks
+    are what each token says about the time after it: a forget gate, the rate of a clock, or dynamics. The layer may
+    keep its dynamics here, and the operator its tables. Parameters may change only while the cache is empty.
     """
 
     is_compileable = False
@@ -34,7 +35,7 @@ class FilterLayer(CacheLayerMixin):
     def reset(self) -> None:
         """Forget everything."""
         self._keys, self._values, self._key_norms = Buffer(2), Buffer(2), Buffer(2)
-        self._log_gates = Buffer(2)
+        self._marks: dict[str, Buffer] = {}
         self.decoding = DecodingCache()
         self.dynamics: dict[str, Any] | None = None
 
@@ -76,9 +77,12 @@ class FilterLayer(CacheLayerMixin):
         self.decoding.key_norm = self._key_norms.append(norms)
         return self._keys.append(key_states), self._values.append(value_states)
 
-    def update_gates(self, log_gate: Tensor) -> Tensor:
-        """Let the log forget gates of new tokens enter, `(batch, heads, length)`, and return those of all keys."""
-        return self._log_gates.append(log_gate)
+    def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Let the marks of new tokens enter, `(batch, heads, length, ...)` each, and return those of all keys."""
+        return {name: self._marks.setdefault(name, Buffer(2)).append(mark) for name, mark in marks.items()}
+
+    def _buffers(self) -> list[Buffer]:
+        return [self._keys, self._values, self._key_norms, *self._marks.values()]
 
     def get_seq_length(self) -> int:
         """The number of keys."""
@@ -103,7 +107,7 @@ class FilterLayer(CacheLayerMixin):
         length = self.get_seq_length() + tokens_to_remove
         if length <= 0:
             return self.reset()
-        for buffer in (self._keys, self._values, self._key_norms, self._log_gates):
+        for buffer in self._buffers():
             buffer.crop(length)
 
     def offload(self) -> None:
@@ -134,7 +138,7 @@ class FilterLayer(CacheLayerMixin):
         def take(x: Tensor) -> Tensor:
             return x.index_select(0, rows.to(x.device))
 
-        for buffer in (self._keys, self._values, self._key_norms, self._log_gates):
+        for buffer in self._buffers():
             buffer.change(take)
 
 

@@ -1,22 +1,23 @@
 """Robust filter attention whose dynamics depend on content (appendix E.6)."""
 
 import math
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 
 from rfa.checks import require
-from rfa.ops.content import Noises, content_filter_attention
+from rfa.dynamics import turn
+from rfa.ops.content import Noises, content_attention_in_frame, content_filter_attention, content_path
 from rfa.ops.cumulative import TokenDynamics
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Weight
 
-from .cache import locate_tokens
-from .checks import check_backend, check_rates, check_sizes, check_states, paired
+from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
+from .cache import FilterLayer
+from .checks import check_rates, paired
 from .dynamics import (
     INVERSE_TEMPERATURE,
     KEY_NOISE,
@@ -28,7 +29,8 @@ from .dynamics import (
     bank,
     softplus_inverse,
 )
-from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
+
+Rates = Float[Tensor, "batch heads keys rates"]
 
 
 class ContentDynamics(PositiveParameters):
@@ -67,24 +69,26 @@ class ContentDynamics(PositiveParameters):
         self.hold("inverse_temperature", INVERSE_TEMPERATURE * each)
         self.register_buffer("noise_floor", NOISE_FLOOR * each)
 
-    def forward(self, hidden_states: Tensor) -> tuple[TokenDynamics, Noises]:
-        """Of tokens `(batch, length, hidden)`."""
+    def rates(self, hidden_states: Tensor) -> Tensor:
+        """Decay, process noise and the positive frequencies of tokens, `(batch, heads, length, 2 + modes / 2)`."""
         dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
         with torch.autocast(hidden_states.device.type, enabled=False):
             rates = F.softplus(F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype)))
-            rates = rates.unflatten(-1, (self.heads, -1)).permute(0, 2, 3, 1)  # (batch, heads, 2 + modes / 2, length)
-            half = rates[:, :, 2:]
-            frequency = torch.stack([half, -half], dim=3).flatten(2, 3)
-            noises = Noises(noise_floor=self.get_buffer("noise_floor"), **self.positive(dtype))
-        return TokenDynamics(rates[:, :, 0], rates[:, :, 1], frequency), noises
+        return rates.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(self, rates: Tensor) -> tuple[TokenDynamics, Noises]:
+        """The dynamics of tokens with these rates, and the noises."""
+        half = rates[..., 2:].mT
+        frequency = torch.stack([half, -half], dim=3).flatten(2, 3)
+        noises = Noises(noise_floor=self.get_buffer("noise_floor"), **self.positive(rates.dtype))
+        return TokenDynamics(rates[..., 0], rates[..., 1], frequency), noises
 
 
-class ContentFilterAttention(nn.Module):
+class ContentFilterAttention(Attention):
     """Robust filter attention in which each token sets the decay, frequencies and process noise until the next.
 
     A token can keep the earlier tokens, forget them, or make them uncertain. Decay, phases and variance accumulate
-    along the sequence by O(N) scans, and between two tokens they are differences of these sums. So the operator's
-    separable path serves, and with it every fused backend: O(N) memory there, O(N^2) on the reference. The formulas are
+    along the sequence: in float64 by O(N) scans for the fused backends and the reference alike. The formulas are
     those of `rfa.ops.content.content_filter_attention`. The layer begins as `RobustFilterAttention` with the same
     dynamics, but decays of zero are raised to 1e-6.
 
@@ -98,6 +102,7 @@ class ContentFilterAttention(nn.Module):
         weight: "student_t" or "exponential".
         innovation: return the correction toward the estimate, not the estimate.
         backend: the operator's backend.
+        **options: of every layer; see `Attention`. It is causal, has no dropout and no clock of its own.
 
     Raises:
         ValueError: if sizes or options do not fit together.
@@ -116,72 +121,59 @@ class ContentFilterAttention(nn.Module):
         weight: Weight = "student_t",
         innovation: bool = True,
         backend: str = "auto",
+        **options: Any,
     ):
-        super().__init__()
-        check_sizes(hidden_size, num_heads)
+        super().__init__(hidden_size, num_heads, innovation, backend=backend, **options)
         require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
-        check_backend(backend)
-        self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
-        self.weight: Weight = weight
-        self.backend = backend
-        modes = hidden_size // num_heads
-        frequency, decay = bank(num_heads, modes, frequency, decay)
-        deviation = complex_deviation(hidden_size, hidden_size)
-        self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
-        self.key_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
-        self.value_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
-        self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
+        require(self.causal, "causal", False, "True: a token sets the dynamics of the time after it")
+        require(not self.dropout, "dropout", self.dropout, "0 with content-dependent dynamics")
+        require(self.clock is None, "clock", "content", "'times': each token sets all dynamics already")
+        self.marked, self.weight = True, weight
+        frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = ContentDynamics(hidden_size, frequency, decay, steady_state)
 
-    def forward(
+    def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
+        """The rates of each token."""
+        return {"rates": self.dynamics.rates(hidden_states)}
+
+    def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
+        """By the phases of the tokens."""
+        return content_path(self.dynamics(marks["rates"])[0], positions).rotations()
+
+    def estimate(
         self,
-        hidden_states: Float[Tensor, "batch length hidden"],
+        query: QueryStates,
+        key: HeadStates,
+        value: HeadStates,
         *,
-        times: Float[Tensor, "*t length"] | Int[Tensor, "*t length"] | None = None,
-        key_mask: Bool[Tensor, "batch length"] | None = None,
-        segment_ids: Int[Tensor, "batch length"] | None = None,
-        past_key_values: Cache | None = None,
-        layer_index: int = 0,
-        positions: Positions | None = None,
-    ) -> Float[Tensor, "batch length hidden"]:
-        """The layer's correction, to be added to the residual stream.
+        positions: Positions,
+        own: QueryStates | None = None,
+        rates: Rates | None = None,
+    ) -> QueryStates:
+        """The operator under the dynamics of the tokens."""
+        assert rates is not None  # this layer's own mark
+        dynamics, noises = self.dynamics(rates)
+        chosen: dict[str, Any] = {"weight": self.weight, "backend": self.backend}
+        given: dict[str, Any] = {"dynamics": dynamics, "noises": noises, "positions": positions}
+        return content_filter_attention(query, key, value, **given, **chosen)
 
-        Args:
-            hidden_states: the tokens, already normalised.
-            times: of the tokens, strictly increasing within a segment; 0, 1, 2, ... by default.
-            key_mask: True for tokens that take part; the others are no keys and set no dynamics.
-            segment_ids: attend within equal ids only; each segment has sums of its own.
-            past_key_values: None: the cache does not keep the sums at the end of a sequence.
-            layer_index: not used without a cache.
-            positions: of the tokens, instead of times, mask and segments.
-
-        Returns:
-            `(batch, length, hidden)`.
-
-        Raises:
-            ValueError: for a cache, or states, times, a mask or segments that do not fit.
-        """
-        given = None if past_key_values is None else type(past_key_values).__name__
-        require(given is None, "past_key_values", given, "None: content-dependent dynamics are not kept in a cache")
-        batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
-        if positions is None:
-            positions = locate_tokens(batch, length, hidden_states.device, times, key_mask, segment_ids)
-        hidden_states = finite_where_absent(hidden_states, positions)
-        query, key, value = (
-            split_heads(projection(hidden_states), self.num_heads)
-            for projection in (self.query_projection, self.key_projection, self.value_projection)
-        )
-        dynamics, noises = self.dynamics(hidden_states)
-        estimate = content_filter_attention(
-            query,
-            key,
-            value,
-            dynamics=dynamics,
-            noises=noises,
-            positions=positions,
-            weight=self.weight,
-            backend=self.backend,
-        )
-        if self.innovation:
-            estimate = estimate - value
-        return self.output_projection(merge_heads(estimate))
+    def estimate_with_cache(
+        self,
+        query: HeadStates,
+        key: HeadStates,
+        value: HeadStates,
+        cached: FilterLayer,
+        *,
+        positions: Positions,
+        rates: Rates | None = None,
+    ) -> HeadStates:
+        """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
+        assert rates is not None
+        dynamics, noises = self.dynamics(rates)
+        path = content_path(dynamics, positions)
+        cos, sin = path.of_queries()
+        query, key, value = (turn(x, cos, -sin) for x in (query, key, value))
+        keys, values = cached.update(key, value)
+        chosen: dict[str, Any] = {"weight": self.weight, "backend": self.backend}
+        estimate = content_attention_in_frame(query, keys, values, path=path, noises=noises, **chosen)
+        return turn(estimate, cos, sin)

@@ -1,85 +1,30 @@
 """The baselines and controls: dot-product attention by RoPE, ALiBi, decay, turned values, a window or forget gates."""
 
-import math
 from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from rfa.checks import require
-from rfa.dynamics import riccati_log_gain, rotate, rotation
+from rfa.dynamics import riccati_log_gain, rotation_of_heads, turn
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
 
-from .attention import Attention, HeadStates, LogGates, QueryStates
+from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache import FilterLayer
-from .checks import check_frequencies, check_rates, check_turned_values
-from .dynamics import FullPrecision, HeadDynamics
+from .checks import check_rates, check_turned_values
+from .dynamics import HeadDynamics
+from .geometry import Geometry, rotate_as_released
 from .projections import NormalLinear
 from .yarn import Yarn
 
 RotaryMap = Literal["complex", "as_released"]
 Gates = Literal["forget", "gain"]
+LogGates = Float[Tensor, "batch heads keys"]
 GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
-
-
-def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
-    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022).
-
-    Args:
-        heads: number of heads H. Where it is not a power of two, the published rule: the slopes of the power of
-            two below it, then every other slope of the power of two above it.
-
-    Returns:
-        Slopes in nats per unit of time.
-    """
-    power = 2 ** math.floor(math.log2(heads))
-    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float32))
-    between = 2.0 ** (-4 / power * torch.arange(1, 2 * power + 1, 2, dtype=torch.float32))
-    return torch.cat([slopes, between[: heads - power]])
-
-
-def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
-    """The map of the paper's released RoPE code.
-
-    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves. So it is no rotation, and
-    scores depend on more than the lag. It is here to measure the effect of that.
-    """
-    cos, sin = (part.repeat_interleave(2, dim=-1).to(x.dtype) for part in rotation(frequency, times))
-    first, second = x.chunk(2, dim=-1)
-    return cos * x + sin * torch.cat([-second, first], dim=-1)
-
-
-class Geometry(FullPrecision):
-    """The numbers of a baseline's heads, each None where the baseline does not use it. Frequencies may be learned."""
-
-    frequency: Tensor | None
-    decay: Tensor | None
-    slopes: Tensor | None
-
-    def __init__(
-        self,
-        heads: int,
-        modes: int,
-        frequency: Tensor | None,
-        decay: Tensor | None,
-        slopes: Tensor | None,
-        learn_frequency: bool,
-    ):
-        super().__init__()
-        if frequency is not None:
-            check_frequencies("frequency", frequency, heads, modes)
-        for name, rate in (("decay", decay), ("slopes", slopes)):
-            if rate is not None:
-                check_rates(name, rate, heads)
-            self.register_buffer(name, rate)
-        if learn_frequency and frequency is not None:
-            self.frequency = nn.Parameter(frequency.clone())
-        else:
-            self.register_buffer("frequency", frequency)
 
 
 class DotProductAttention(Attention):
@@ -139,6 +84,8 @@ class DotProductAttention(Attention):
         require(
             yarn is None or turned, "yarn", yarn, "frequencies, rotary_map='complex' and rotate_values=False with it"
         )
+        fixed = self.clock is None or (rotary_map == "complex" and yarn is None and window is None)
+        require(fixed, "clock", "content", "'times' with a window, yarn or rotary_map='as_released'")
         require(window is None or window >= 1, "window", window, "None or a number >= 1")
         require(slopes is not None or not learn_slopes, "learn_slopes", learn_slopes, "slopes to start from")
         if gates not in (None, *get_args(Gates)):
@@ -158,7 +105,7 @@ class DotProductAttention(Attention):
         if learn_slopes:
             none = torch.zeros(num_heads, self.modes, dtype=torch.float32), torch.zeros(num_heads, dtype=torch.float32)
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
-        self.gates, self.gated, self.gate_projection = gates, gates is not None, None
+        self.gates, self.marked, self.gate_projection = gates, self.marked or gates is not None, None
         if gates is not None:
             start = None
             if slopes is not None:
@@ -167,12 +114,20 @@ class DotProductAttention(Attention):
                 start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
             self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION, start)
 
-    def log_gate(self, hidden_states: Float[Tensor, "batch length hidden"]) -> LogGates | None:
-        """`log f` of each token and head, at least in float32."""
+    def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
+        """The rates of a clock, and `log f` of each token and head, at least in float32."""
+        marks = super().marks(hidden_states)
         if self.gate_projection is None:
-            return None
+            return marks
         logit = self.gate_projection(hidden_states).transpose(1, 2)
-        return F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))
+        return marks | {"log_gate": F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))}
+
+    def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
+        """By the frequencies, where values turn."""
+        if not self.rotate_values or self.geometry.frequency is None:
+            return None
+        frequency, (of_keys, of_queries) = self.geometry.frequency, positions.times_of_heads()
+        return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries)
 
     def slopes(self) -> Float[Tensor, " heads"] | None:
         """Of the linear bias, fixed or from the learned noises."""
@@ -197,9 +152,10 @@ class DotProductAttention(Attention):
         scale = None if self.yarn is None else self.yarn.scale(positions)
         plain = self._plain(positions, apart)
         if self.window is not None or scale is not None or plain or self.rotary_map == "as_released":
-            query = self._turn(query, positions.query_times, scale)  # an absent key has no time, but its query has
-            of_keys = scale[:, :1].expand(-1, key.shape[2]) if apart and scale is not None else scale
-            key = self._turn(key, positions.key_times, of_keys)
+            of_keys, of_queries = positions.times_of_heads()
+            query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
+            key_scale = scale[:, :1].expand(-1, key.shape[2]) if apart and scale is not None else scale
+            key = self._turn(key, of_keys, key_scale)
             return self._attend(query, key, value, positions, log_gate, apart)
         frequency = self.geometry.frequency
         if frequency is not None and not self.rotate_values:
@@ -233,14 +189,14 @@ class DotProductAttention(Attention):
         if self.yarn is not None and scale is not None and cached.get_seq_length():
             expected = f"at most train_length = {self.yarn.train_length}: YaRN's scale is that of the whole sequence"
             require(False, "past_key_values", f"a sequence of {positions.key_times.shape[-1]} keys", expected)
-        log_gate = None if log_gate is None else cached.update_gates(log_gate)
-        query = self._turn(query, positions.query_times, scale)
-        key = self._turn(key, positions.query_times, scale)
+        _, times = positions.times_of_heads()
+        query = self._turn(query, times, scale)
+        key = self._turn(key, times, scale)
         if self.rotate_values:
-            value = self._turn(value, positions.query_times)
+            value = self._turn(value, times)
         estimate = self._attend(query, *cached.update(key, value), positions, log_gate)
         if self.rotate_values and self.geometry.frequency is not None:
-            estimate = rotate(estimate, self.geometry.frequency, positions.query_times)
+            estimate = turn(estimate, *rotation_of_heads(self.geometry.frequency, times))
         return estimate
 
     def _plain(self, positions: Positions, apart: bool) -> bool:
@@ -287,12 +243,13 @@ class DotProductAttention(Attention):
         return decayed_dot_product_attention(query, key, value, positions=positions, **self._biases(log_gate))
 
     def _turn(self, x: Tensor, times: Tensor, scale: Tensor | None = None) -> Tensor:
-        """RoPE turns forwards, as published; a common frame for the values needs the inverse."""
+        """States at times `(b, 1 or heads, length)`: RoPE turns forwards, a common frame for the values backwards."""
         frequency = self.geometry.frequency
         if frequency is None:
             return x
         if self.rotary_map == "as_released":
-            return rotate_as_released(x, frequency, times)
+            return rotate_as_released(x, frequency, times[:, 0])
         if self.yarn is not None and scale is not None:
-            return self.yarn.rotate(x, frequency, times, scale)
-        return rotate(x, frequency, times, inverse=self.rotate_values)
+            return self.yarn.rotate(x, frequency, times[:, 0], scale)
+        cos, sin = rotation_of_heads(frequency, times)
+        return turn(x, cos, -sin if self.rotate_values else sin)

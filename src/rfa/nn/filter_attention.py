@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rfa.checks import require
-from rfa.dynamics import rotation, turn
+from rfa.dynamics import rotation_of_heads, turn
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Options, Parameters, Problem, Weight
@@ -15,7 +15,7 @@ from rfa.ops.reference import robust_weights
 from rfa.ops.routing import gaussian_parameters, located_posterior_routing, routing_step
 from rfa.ops.transforms import transformed
 
-from .attention import Attention, HeadStates, QueryStates
+from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache import FilterLayer
 from .checks import check_filter, check_routing
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
@@ -96,6 +96,7 @@ class RobustFilterAttention(Attention):
         if routed:
             check_routing(weight, backend)
             require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
+            require(self.clock is None, "clock", "content", "'times' with aggregation='routing'")
         frequency, decay = bank(num_heads, self.modes, frequency, decay)
         self.dynamics = HeadDynamics(
             frequency,
@@ -143,6 +144,15 @@ class RobustFilterAttention(Attention):
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
         return result if isinstance(result, Tensor) else self._stepped(own, *result, dynamics["query_noise"])
 
+    def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
+        """By the frequencies; the estimate also by the horizon."""
+        if not self.rotate_values:
+            return None
+        dynamics, (of_keys, of_queries) = self.dynamics(), positions.times_of_heads()
+        ahead = dynamics["horizon"][:, None] if "horizon" in dynamics else 0.0
+        frequency = dynamics["frequency"]
+        return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
+
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
     ) -> Float[Tensor, "batch heads queries keys"]:
@@ -174,8 +184,9 @@ class RobustFilterAttention(Attention):
     ) -> HeadStates:
         """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
         dynamics = self._dynamics_of(cached)
-        frequency, times = dynamics["frequency"], positions.query_times
-        cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in rotation(frequency, times))
+        frequency, (_, times) = dynamics["frequency"], positions.times_of_heads()
+        phases = rotation_of_heads(frequency, times)
+        cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in phases)
         states = (query, key, value) if self.rotate_values else (query, key)
         query, key, *turned = turn(torch.stack(states), cos, -sin).unbind()
         own = turned[0] if turned else value
@@ -191,7 +202,7 @@ class RobustFilterAttention(Attention):
             estimate = turn(estimate, cos, sin)
             if "horizon" in dynamics:
                 angle = frequency * dynamics["horizon"][:, None]
-                estimate = turn(estimate, *rotation(angle, torch.ones_like(times)))
+                estimate = turn(estimate, *rotation_of_heads(angle, torch.ones_like(times)))
         return (
             estimate
             if log_precision is None

@@ -252,7 +252,8 @@ def attend(
     rotation, learned = None, False
     if frequency is not None:
         turning = (frequency, positions.key_times, positions.query_times)
-        learned = transformed() or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
+        learned = positions.clock is not None or transformed()
+        learned = learned or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
     if frequency is not None and learned:
         rotation = rotation_tables(frequency, positions)  # differentiable, and once for all states
         key, value = positions.without_absent(key, value)

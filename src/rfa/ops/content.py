@@ -78,27 +78,80 @@ def content_filter_attention(
         ValueError: where a backend asked for by name does not serve such states.
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
+    with torch.autocast(query.device.type, enabled=False):
+        path = content_path(dynamics, positions)
+        key, value = positions.without_absent(key, value)
+        of_keys, of_queries = path.rotations()
+        query_in_frame, key, value = (
+            turned(states.to(torch.promote_types(states.dtype, torch.float32)), phases, inverse=True)
+            for states, phases in ((query, of_queries), (key, of_keys), (value, of_keys))
+        )
+        estimate = content_attention_in_frame(
+            query_in_frame, key, value, path=path, noises=noises, weight=weight, backend=backend
+        )
+        return turned(estimate, of_queries).to(query.dtype)
+
+
+class ContentPath(NamedTuple):
+    """What the dynamics of tokens come to at each key and query.
+
+    Fields:
+        dynamics: of each token.
+        at_keys, at_queries: the sums up to each.
+        positions: where they stand; absent queries have moved into the interval in which they lie.
+    """
+
+    dynamics: TokenDynamics
+    at_keys: CumulativeDynamics
+    at_queries: CumulativeDynamics
+    positions: Positions
+
+    def rotations(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """Cosine and sine of the phases at keys and at queries, `(batch, heads, length, modes)` each."""
+        return _cosine_and_sine(self.at_keys.phase.mT), self.of_queries()
+
+    def of_queries(self) -> tuple[Tensor, Tensor]:
+        """Those at queries alone."""
+        return _cosine_and_sine(self.at_queries.phase.mT)
+
+
+def content_path(dynamics: TokenDynamics, positions: Positions) -> ContentPath:
+    """The path of tokens, the last of which are the queries."""
+    at_keys, at_queries, query_times = cumulative_dynamics(dynamics, positions)
+    return ContentPath(dynamics, at_keys, at_queries, positions._replace(query_times=query_times))
+
+
+def content_attention_in_frame(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    path: ContentPath,
+    noises: Noises,
+    weight: Weight = "student_t",
+    backend: str = "auto",
+) -> Tensor:
+    """`content_filter_attention` of states that stand in the common frame; the estimate stays in it.
+
+    Args:
+        query: `(batch, heads, queries, 2 d)`, turned by `exp(-i W_i)` already.
+        key, value: `(batch, heads, keys, 2 d)`, turned by `exp(-i W_j)` already.
+        path: of the keys' tokens.
+        noises, weight, backend: as in `content_filter_attention`.
+
+    Returns:
+        `(batch, heads, queries, 2 d)`, in float32 or float64.
+    """
     kernel = backend_for(backend, query, value).kernel
     dtype = torch.promote_types(query.dtype, torch.float32)
     if not query.numel():  # no tokens, or no sequences
-        return torch.zeros_like(query)
+        return torch.zeros_like(query, dtype=dtype)
     with torch.autocast(query.device.type, enabled=False):
-        at_keys, at_queries, query_times = cumulative_dynamics(dynamics, positions)
-        positions = positions._replace(query_times=query_times)
-        key, value = positions.without_absent(key, value)
-        of_keys = _phases(at_keys)
-        of_queries = of_keys if at_queries is at_keys else _phases(at_queries)
-        states = _States(
-            turned(query.to(dtype), of_queries, inverse=True),
-            turned(key.to(dtype), of_keys, inverse=True),
-            turned(value.to(dtype), of_keys, inverse=True),
-        )
+        key, value = path.positions.without_absent(key, value)
+        states = _States(query.to(dtype), key.to(dtype), value.to(dtype))
         if kernel is None:
-            estimate = _dense(states, at_keys, at_queries, noises.to(dtype), positions, weight)
-        else:
-            estimate = _fused(kernel(), states, at_keys, at_queries, noises, dynamics, positions, weight)
-        estimate = turned(estimate.to(dtype), of_queries, inverse=False)
-    return estimate.to(query.dtype)
+            return _dense(states, path, noises.to(dtype), weight)
+        return _fused(kernel(), states, path, noises, weight).to(dtype)
 
 
 class _States(NamedTuple):
@@ -109,23 +162,19 @@ class _States(NamedTuple):
     value: Tensor
 
 
-def _phases(sums: CumulativeDynamics) -> tuple[Tensor, Tensor]:
-    phase = sums.phase.mT
+def _cosine_and_sine(phase: Tensor) -> tuple[Tensor, Tensor]:
     return phase.cos(), phase.sin()
 
 
 def _fused(
     kernel: Kernel,
     states: _States,
-    at_keys: CumulativeDynamics,
-    at_queries: CumulativeDynamics,
+    path: ContentPath,
     noises: Noises,
-    dynamics: TokenDynamics,
-    positions: Positions,
     weight: Weight,
 ) -> Tensor:
     """The estimate in the frame by a kernel."""
-    modes = states.query.shape[-1] // 2
+    modes, (dynamics, at_keys, at_queries, positions) = states.query.shape[-1] // 2, path
     noises = noises.to(at_keys.decay.dtype)
     inverse_temperature, inverse_freedom = noises.inverse_temperature, 1 / (noises.robustness * modes)
     coefficient = inverse_temperature * (noises.robustness + 1 if weight == "student_t" else BITS)
@@ -161,15 +210,9 @@ def _bound(noises: Noises, dynamics: TokenDynamics) -> Tensor:
     return -noises.inverse_temperature * torch.log2(least)
 
 
-def _dense(
-    states: _States,
-    at_keys: CumulativeDynamics,
-    at_queries: CumulativeDynamics,
-    noises: Noises,
-    positions: Positions,
-    weight: Weight,
-) -> Tensor:
+def _dense(states: _States, path: ContentPath, noises: Noises, weight: Weight) -> Tensor:
     """The estimate in the frame in ordinary autograd code, in float32 or float64."""
+    _, at_keys, at_queries, positions = path
     clean, poisoned = zip(*map(finite, states), strict=True)
     all_queries, key, value = clean
     dtype, modes = key.dtype, key.shape[-1] // 2

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rfa.dynamics import accumulated_variance, time_dtype
 
-from .positions import Positions, by_group
+from .positions import Positions, by_group, token_groups
 
 
 def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
@@ -66,62 +66,122 @@ class CumulativeDynamics(NamedTuple):
     variance: Tensor
     phase: Tensor
 
+    def last(self, length: int) -> "CumulativeDynamics":
+        """The sums of the last tokens."""
+        return CumulativeDynamics(*(_last(x, length) for x in self))
+
 
 def cumulative_dynamics(
     dynamics: TokenDynamics, positions: Positions
 ) -> tuple[CumulativeDynamics, CumulativeDynamics, Tensor]:
-    """The sums at the keys and at the queries, which are the same tokens, and the times of the queries.
+    """The sums at the keys and at the queries, which are the last of the keys' tokens, and the times of the queries.
 
     An absent key does not count: the dynamics of the key before it last until the next one. As a query it lies in that
     interval, at its own time, or at the nearer end where its time lies outside. Each group has its own sums, in any
     order of the groups. The first key of a group has u = 0.
     """
-    times, present, groups = positions.query_times, positions.present(), positions.query_groups
-    if groups is None:
-        first = torch.zeros_like(times, dtype=torch.bool)
-        first[..., :1] = True
-        return _sums(dynamics, times, present, first)
-    order, restore, follows = positions.once("queries", lambda: by_group(groups))
-    first = ~follows
-    dynamics = TokenDynamics(*(_take(x, order) for x in dynamics))
-    present = None if present is None else present.gather(-1, order)
-    key, query, times = _sums(dynamics, times.expand(order.shape).gather(-1, order), present, first)
-    key, query = (CumulativeDynamics(*(_take(x, restore) for x in sums)) for sums in (key, query))
-    return key, query, times.expand(order.shape).gather(-1, restore)
-
-
-def _sums(
-    dynamics: TokenDynamics, times: Tensor, present: Tensor | None, first: Tensor
-) -> tuple[CumulativeDynamics, CumulativeDynamics, Tensor]:
-    """`cumulative_dynamics` of tokens group after group; `first`, `(b, length)`, is True where a group begins."""
-    dtype = time_dtype(times.device)
-    times = times.to(dtype)
-    rate, process_noise, frequency = (_before(x.to(dtype), present, first) for x in dynamics)
-    before = _before(times[:, None], present, first)[:, 0]
-    follows = _before(torch.ones_like(before)[:, None], present, first)[:, 0] > 0
-    if present is not None:
-        after = _before(times[:, None].flip(-1), present.flip(-1), F.pad(first[:, 1:], (0, 1), value=True).flip(-1))
-        last = _before(torch.ones_like(after), present.flip(-1), F.pad(first[:, 1:], (0, 1), value=True).flip(-1)) == 0
-        after = after.masked_fill(last, torch.inf).flip(-1)[:, 0]
-        between = torch.minimum(torch.where(follows, torch.maximum(times, before), times), after)
-        times = torch.where(present, times, between)
-    elapsed = torch.where(follows, times - before, 0.0)[:, None]
-
+    tokens = _tokens(positions)
+    elapsed = tokens.elapsed[:, None]
+    rate, process_noise, frequency = map(tokens.before, dynamics)
     decay, phase = rate * elapsed, frequency * elapsed[:, None]
-    remaining = torch.exp(-2 * decay) * follows[:, None]
+    remaining = torch.exp(-2 * decay) * tokens.follows[:, None]
     added = process_noise * accumulated_variance(rate, elapsed)
-    if present is None:
-        sums = CumulativeDynamics(decay.cumsum(-1), linear_scan(remaining, added), phase.cumsum(-1))
-        return sums, sums, times
-    absent = ~present[:, None]
-    steps = CumulativeDynamics(
-        decay.masked_fill(absent, 0.0), added.masked_fill(absent, 0.0), phase.masked_fill(absent[:, None], 0.0)
-    )
-    variance = linear_scan(remaining.masked_fill(absent, 1.0), steps.variance)
-    key = CumulativeDynamics(steps.decay.cumsum(-1), variance, steps.phase.cumsum(-1))
-    ahead = torch.where(absent, remaining * key.variance + added, key.variance)
-    query = CumulativeDynamics(key.decay + (decay - steps.decay), ahead, key.phase + (phase - steps.phase))
-    return key, query, times
+    of_keys, of_queries = zip(tokens.sums(decay), tokens.growth(remaining, added), tokens.sums(phase), strict=True)
+    key, query = (CumulativeDynamics(*map(tokens.restored, each)) for each in (of_keys, of_queries))
+    queries = positions.query_times.shape[-1]
+    return key, query.last(queries), _last(tokens.restored(tokens.times), queries)
+
+
+def clocked(positions: Positions, rate: Tensor) -> Positions:
+    """Positions with the clock of each head, `t_i = sum_{l < i} rate_l (t_{l+1} - t_l)`.
+
+    The rate of a token holds until the next one. Absent keys and groups count as in `cumulative_dynamics`.
+
+    Args:
+        positions: by the common clock. The queries are the last of the keys' tokens.
+        rate: of each token, `(batch, heads, keys)`, in units of the head's time per unit of the common time.
+    """
+    tokens = _tokens(positions)
+    key, query = map(tokens.restored, tokens.sums(tokens.before(rate) * tokens.elapsed[:, None]))
+    return positions._replace(clock=(key, _last(query, positions.query_times.shape[-1])), uniform=False)
+
+
+class _Tokens(NamedTuple):
+    """The tokens of a sequence, group after group, `(b, length)` each.
+
+    Fields:
+        times: in `time_dtype`, those of absent tokens moved between the present ones before and after them.
+        elapsed: the time since the last present token of the group, 0 where there is none.
+        follows: 1 where there is one, else 0.
+        first: True where a group begins.
+        present: True where a token takes part; None where all do.
+        order, restore: the order of the tokens and the one that takes it back; None where they stand as they came.
+    """
+
+    times: Tensor
+    elapsed: Tensor
+    follows: Tensor
+    first: Tensor
+    present: Tensor | None
+    order: Tensor | None
+    restore: Tensor | None
+
+    def sorted(self, x: Tensor) -> Tensor:
+        """`x` `(b, ..., length)` of the sequence, group after group."""
+        return x if self.order is None else _take(x, self.order)
+
+    def restored(self, x: Tensor) -> Tensor:
+        """`x` `(b, ..., length)` in the order of the sequence."""
+        return x if self.restore is None else _take(x, self.restore)
+
+    def before(self, x: Tensor) -> Tensor:
+        """`x` `(b, ..., length)` of the sequence at the last present token before each token in its group, sorted."""
+        return _before(self.sorted(x.to(self.times.dtype)), self.present, self.first)
+
+    def sums(self, step: Tensor) -> tuple[Tensor, Tensor]:
+        """The sums of the steps at the tokens as keys and as queries: the step to an absent token is its own only."""
+        if self.present is None:
+            total = step.cumsum(-1)
+            return total, total
+        counted = step.masked_fill(~self._present_as(step), 0.0)
+        total = counted.cumsum(-1)
+        return total, total + (step - counted)
+
+    def growth(self, remaining: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
+        """`u_{l+1} = remaining_l u_l + added_l` at the tokens as keys and as queries, as `sums`."""
+        if self.present is None:
+            total = linear_scan(remaining, added)
+            return total, total
+        absent = ~self._present_as(added)
+        total = linear_scan(remaining.masked_fill(absent, 1.0), added.masked_fill(absent, 0.0))
+        return total, torch.where(absent, remaining * total + added, total)
+
+    def _present_as(self, x: Tensor) -> Tensor:
+        assert self.present is not None
+        return self.present[(slice(None), *(None,) * (x.dim() - 2))]
+
+
+def _tokens(positions: Positions) -> _Tokens:
+    """The tokens of the keys. The last of them are the queries, which have a time and a group even where absent."""
+    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+    times = torch.cat([positions.key_times[:, : keys - queries], positions.query_times], dim=-1)
+    times, present, order, restore = times.to(time_dtype(times.device)), positions.present(), None, None
+    first = torch.zeros_like(times, dtype=torch.bool)
+    first[..., :1] = True
+    if positions.query_groups is not None:
+        order, restore, joined = positions.once("tokens", lambda: by_group(token_groups(positions)))
+        times, first = times.expand(order.shape).gather(-1, order), ~joined
+        present = None if present is None else present.gather(-1, order)
+    before = _before(times[:, None], present, first)[:, 0]
+    follows = _before(torch.ones_like(times)[:, None], present, first)[:, 0]
+    if present is not None:
+        backwards = present.flip(-1), F.pad(first[:, 1:], (0, 1), value=True).flip(-1)
+        after = _before(times[:, None].flip(-1), *backwards)
+        last = _before(torch.ones_like(after), *backwards) == 0
+        after = after.masked_fill(last, torch.inf).flip(-1)[:, 0]
+        between = torch.minimum(torch.where(follows > 0, torch.maximum(times, before), times), after)
+        times = torch.where(present, times, between)
+    return _Tokens(times, torch.where(follows > 0, times - before, 0.0), follows, first, present, order, restore)
 
 
 def _before(x: Tensor, present: Tensor | None, first: Tensor) -> Tensor:
@@ -139,3 +199,7 @@ def _before(x: Tensor, present: Tensor | None, first: Tensor) -> Tensor:
 def _take(x: Tensor, order: Tensor) -> Tensor:
     """`x` `(batch, ..., length)` in the order `(batch, length)`."""
     return torch.take_along_dim(x, order.view(order.shape[0], *(1,) * (x.dim() - 2), -1), dim=-1)
+
+
+def _last(x: Tensor, length: int) -> Tensor:
+    return x[..., x.shape[-1] - length :]

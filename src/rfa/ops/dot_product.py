@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel, time_dtype
+from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
-from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, rotated, row_blocks, sees_any
-from .positions import Positions, by_group
+from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, row_blocks, sees_any, turned
+from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
 from .transforms import scaled_dot_product_attention
 
@@ -101,14 +101,12 @@ def _cumulative_gates(log_gate: Tensor, gains: bool, positions: Positions) -> _C
 
 
 def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
-    groups, present = positions.query_groups, positions.present()
+    present = positions.present()
     if present is not None:
         log_gate = log_gate.masked_fill(~present[:, None], 0.0)
-    if groups is None or positions.key_groups is None:
+    if positions.query_groups is None:
         return -log_gate.cumsum(-1)
-    # a query belongs to a group even if its token is absent as a key
-    groups = torch.cat([positions.key_groups[:, : log_gate.shape[-1] - groups.shape[-1]], groups], dim=-1)
-    order, restore, _ = positions.once("tokens", lambda: by_group(groups))
+    order, restore, _ = positions.once("tokens", lambda: by_group(token_groups(positions)))
     order, restore = (index[:, None].expand(log_gate.shape) for index in (order, restore))
     return -log_gate.gather(-1, order).cumsum(-1).gather(-1, restore)
 
@@ -134,15 +132,16 @@ def _prior(
         return LagTables(tables.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
-    of_keys, of_queries = (torch.zeros_like(t)[:, None] for t in (positions.key_times, positions.query_times))
+    times = positions.times_of_heads()
+    of_keys, of_queries = map(torch.zeros_like, times)
     if gates is not None:
         of_keys, of_queries = gates.of_keys, gates.of_queries[..., positions.key_times.shape[-1] - query.shape[2] :]
-    ends = ((positions.key_times, BITS * of_keys), (positions.query_times, BITS * of_queries))
+    ends = ((times[0], BITS * of_keys), (times[1], BITS * of_queries))
     key_path, query_path = (
         torch.stack(
             torch.broadcast_tensors(decay[:, None] * t, torch.zeros_like(t), slope[:, None] * t + bias), dim=0
         ).to(torch.float64)
-        for t, bias in ((times.to(dtype)[:, None], bias) for times, bias in ends)
+        for t, bias in ((times.to(dtype), bias) for times, bias in ends)
     )
     return SeparablePath(key_path, query_path, torch.zeros(key_path.shape[1:], device=device), scalars, bound)
 
@@ -165,10 +164,11 @@ def _dense(
     dtype = torch.promote_types(query.dtype, torch.float32)  # half precision cannot tell distant lags apart
     query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if frequency is not None:
-        query = rotated(query, frequency, positions.query_times, inverse=True)
-        key = rotated(key, frequency, positions.key_times, inverse=True)
+        of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())
+        query = turned(query, of_queries, inverse=True)
+        key = turned(key, of_keys, inverse=True)
         if rotate_values:
-            value = rotated(value, frequency, positions.key_times, inverse=True)
+            value = turned(value, of_keys, inverse=True)
     (query, poisoned), (key, poisoned_keys), (value, poisoned_values) = map(finite, (query, key, value))
     poisoned_keys = poisoned_keys | poisoned_values
     first = key.shape[2] - query.shape[2]
@@ -177,7 +177,8 @@ def _dense(
         """Bias, lag `(b, heads or 1, rows, keys)` and visibility of some queries."""
         part = positions.rows(rows)
         visible = part.visible(causal)
-        lag = (part.query_times[:, :, None] - part.key_times[:, None, :]).abs()[:, None]
+        of_keys, of_queries = part.times_of_heads()
+        lag = (of_queries[..., None] - of_keys[..., None, :]).abs()
         lag = lag.masked_fill(~visible[:, None], 0.0).to(query.dtype)
         bias = torch.zeros_like(lag)
         if slopes is not None:
@@ -210,7 +211,7 @@ def _dense(
     else:
         estimate, _ = masked_softmax(blocks, partial(with_decay, decay=decay))
     if frequency is not None and rotate_values:
-        estimate = rotated(estimate, frequency, positions.query_times)
+        estimate = turned(estimate, of_queries)
     return estimate
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from rfa.dynamics import rotation, time_dtype
+from rfa.dynamics import rotation, rotation_of_heads, time_dtype
 
 from .positions import Positions
 from .prior import LagTables, SeparablePath
@@ -179,6 +179,9 @@ def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
 
 def rotation_tables(frequency: Tensor, positions: Positions, phases: Phases = torch_phases) -> Rotation:
     """The tables by which a kernel turns states into the common frame and the estimate out of it."""
+    if positions.clock is not None:
+        of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.clock)
+        return Rotation(*(part.to(torch.float32) for part in (*of_keys, *of_queries)))
     key = phases(frequency, positions.key_times)
     if positions.uniform:
         first = positions.key_times.shape[-1] - positions.query_times.shape[-1]

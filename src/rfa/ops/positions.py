@@ -23,6 +23,8 @@ class Positions(NamedTuple):
         query_groups: `(batch, queries)` int32, 0 or more. None where every query belongs to group 0.
         uniform: the keys stand at 0, 1, 2, ... and the queries at the last of these times.
         complete: no key is absent.
+        clock: times of each head at keys and at queries, `(batch, heads, length)`, from which its lags are formed; None
+            where all heads share `key_times` and `query_times`. Those always say which keys a query sees.
         orders: what layers sort by, kept under its name by the first that needs it; None keeps nothing.
     """
 
@@ -32,6 +34,7 @@ class Positions(NamedTuple):
     query_groups: Tensor | None = None
     uniform: bool = False
     complete: bool = False
+    clock: tuple[Tensor, Tensor] | None = None
     orders: dict[str, tuple[Tensor, ...]] | None = None
 
     def once(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
@@ -41,6 +44,10 @@ class Positions(NamedTuple):
         if name not in self.orders:
             self.orders[name] = compute()
         return self.orders[name]
+
+    def times_of_heads(self) -> tuple[Tensor, Tensor]:
+        """Times from which lags are formed, at keys and at queries, `(b, 1 or heads, length)`."""
+        return (self.key_times[:, None], self.query_times[:, None]) if self.clock is None else self.clock
 
     def visible(self, causal: bool) -> Tensor:
         """`(b, queries, keys)`, True where a key takes part in a query's estimate."""
@@ -65,12 +72,14 @@ class Positions(NamedTuple):
     def rows(self, rows: slice) -> "Positions":
         """The same for some of the queries."""
         groups = None if self.query_groups is None else self.query_groups[:, rows]
-        return self._replace(query_times=self.query_times[:, rows], query_groups=groups, orders=None)
+        clock = None if self.clock is None else (self.clock[0], self.clock[1][..., rows])
+        return self._replace(query_times=self.query_times[:, rows], query_groups=groups, clock=clock, orders=None)
 
     def keys(self, keys: slice) -> "Positions":
         """The same for some of the keys."""
         groups = None if self.key_groups is None else self.key_groups[:, keys]
-        return self._replace(key_times=self.key_times[:, keys], key_groups=groups, orders=None)
+        clock = None if self.clock is None else (self.clock[0][..., keys], self.clock[1])
+        return self._replace(key_times=self.key_times[:, keys], key_groups=groups, clock=clock, orders=None)
 
 
 def checked_positions(
@@ -135,7 +144,7 @@ def _located(
     dtype, complete = time_dtype(device), key_mask is None
     if times is None and query_times is None:
         key_times = torch.arange(keys, device=device, dtype=dtype)[None]
-        return Positions(key_times, key_times[:, keys - queries :], *groups, True, complete, orders)
+        return Positions(key_times, key_times[:, keys - queries :], *groups, True, complete, orders=orders)
     given = torch.arange(keys, device=device) if times is None else times
     common = times_dtype(given, query_times)
     key_times = torch.atleast_2d(given.to(common))
@@ -151,7 +160,8 @@ def _located(
     if absent is not None:
         key_times = key_times.masked_fill(absent, 0.0)
     (batch,) = torch.broadcast_shapes(key_times.shape[:1], query_times.shape[:1])
-    return Positions(key_times.expand(batch, -1), query_times.expand(batch, -1), *groups, False, complete, orders)
+    times_of = key_times.expand(batch, -1), query_times.expand(batch, -1)
+    return Positions(*times_of, *groups, False, complete, orders=orders)
 
 
 def first_time(times: Tensor, absent: Tensor) -> Tensor:
@@ -188,6 +198,17 @@ def numbered(ids: Tensor) -> Tensor:
     ordered = ids.gather(-1, order)
     steps = F.pad((ordered[:, 1:] != ordered[:, :-1]).cumsum(-1), (1, 0))
     return steps.gather(-1, order.argsort(dim=-1))
+
+
+def token_groups(positions: Positions) -> Tensor:
+    """The groups of the keys' tokens, `(batch, keys)`, the last of which are the queries and have one even if absent.
+
+    Positions without groups have no such numbers.
+    """
+    keys, queries = positions.key_groups, positions.query_groups
+    assert keys is not None
+    assert queries is not None
+    return torch.cat([keys[:, : keys.shape[-1] - queries.shape[-1]], queries], dim=-1)
 
 
 def by_group(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

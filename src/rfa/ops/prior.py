@@ -148,13 +148,14 @@ def separable_path(problem: Problem) -> SeparablePath:
     if options.prior == "riccati":
         riccati = riccati_weights(parameters, positions, dtype, SMALLEST)
     decay, process_noise = parameters.decay[:, None], parameters.process_noise[:, None]
-    ends = [t.detach().amin(-1, keepdim=True) for t in (positions.key_times, positions.query_times) if t.shape[-1]]
+    times_of_heads = positions.times_of_heads()
+    ends = [t.detach().amin(-1, keepdim=True) for t in times_of_heads if t.shape[-1]]
     origin = torch.stack(torch.broadcast_tensors(*ends)).amin(0) if ends else 0.0
     horizon = torch.zeros_like(parameters.decay) if parameters.horizon is None else parameters.horizon
     remaining = decay_kernel(2 * parameters.decay, horizon)  # of a variance after the horizon
     rows = []
-    for times in (positions.key_times, positions.query_times):
-        elapsed = (times - origin).to(dtype)[:, None, :]
+    for times in times_of_heads:
+        elapsed = (times - origin).to(dtype)
         cumulative_decay = (decay * elapsed).expand(-1, decay.shape[0], -1)
         rows.append([cumulative_decay, remaining[:, None] * process_noise * accumulated_variance(decay, elapsed)])
     key_noise = remaining * parameters.key_noise
@@ -209,14 +210,15 @@ def riccati_weights(
     Absent keys do not count: an interval runs between two keys that take part. The first key of a group takes the gain
     of the first interval, 1 where it is alone, and adds nothing to the sum. `smallest` is passed to `riccati_log_gain`.
     """
-    times, groups, order, restore = positions.key_times, positions.key_groups, None, None
+    times, groups, restore = positions.times_of_heads()[0], positions.key_groups, None
     if groups is None:
-        follows = torch.ones_like(times, dtype=torch.bool)
+        follows = torch.ones_like(times[:, :1], dtype=torch.bool)
         follows[..., :1] = False
     else:
         order, restore, follows = positions.once("keys", lambda: by_group(groups))
-        times = times.expand(order.shape).gather(-1, order)
-    leads = F.pad(follows[:, 1:], (0, 1))
+        times = times.expand(order.shape[0], -1, -1).gather(-1, order[:, None].expand(-1, times.shape[1], -1))
+        follows = follows[:, None]
+    leads = F.pad(follows[..., 1:], (0, 1))
     step = times.diff(dim=-1)
     interval = torch.where(follows, F.pad(step, (1, 0)), torch.where(leads, F.pad(step, (0, 1)), 1.0))
 
@@ -224,11 +226,9 @@ def riccati_weights(
         p.to(dtype)[:, None]
         for p in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.noise_floor)
     )
-    log_gain, log_rest = riccati_log_gain(
-        decay, process_noise, key_noise + noise_floor, interval[:, None, :].to(dtype), smallest
-    )
-    log_gain = log_gain.masked_fill(~(follows | leads)[:, None, :], 0.0)
-    step_down = log_rest.masked_fill(~follows[:, None, :], 0.0)
+    log_gain, log_rest = riccati_log_gain(decay, process_noise, key_noise + noise_floor, interval.to(dtype), smallest)
+    log_gain = log_gain.masked_fill(~(follows | leads), 0.0)
+    step_down = log_rest.masked_fill(~follows, 0.0)
     cumulative = step_down.cumsum(-1, dtype=time_dtype(times.device))
     if restore is not None:
         index = restore[:, None, :].expand_as(cumulative)
@@ -245,8 +245,9 @@ def cumulative_at_queries(weights: RiccatiWeights, positions: Positions) -> Tens
     if not positions.key_times.shape[-1]:
         return cumulative.new_zeros(*cumulative.shape[:2], positions.query_times.shape[-1])
     key, found = positions.once("last keys", lambda: _last_keys(positions))
-    cumulative = cumulative.expand(key.shape[0], -1, -1)
-    of_queries = cumulative.gather(-1, key[:, None, :].expand(-1, cumulative.shape[1], -1))
+    batch = max(key.shape[0], cumulative.shape[0])
+    index = key[:, None, :].expand(batch, cumulative.shape[1], -1)
+    of_queries = cumulative.expand(batch, -1, -1).gather(-1, index)
     return torch.where(found[:, None, :], of_queries, 0.0)
 
 

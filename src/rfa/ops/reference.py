@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.dynamics import decay_kernel
+from rfa.dynamics import decay_kernel, rotation_of_heads
 
 from .dense import (
     DenseRows,
@@ -24,6 +24,7 @@ from .dense import (
     rotated,
     row_blocks,
     sees_any,
+    turned,
 )
 from .kernel import KernelInputs
 from .positions import Positions
@@ -46,10 +47,11 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
     with torch.autocast(query.device.type, enabled=False):
         query_frame, key_frame, value_frame = query.to(dtype), key.to(dtype), value.to(dtype)
         if not options.in_frame:
-            query_frame = rotated(query_frame, frequency, positions.query_times, inverse=True)
-            key_frame = rotated(key_frame, frequency, positions.key_times, inverse=True)
+            of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())
+            query_frame = turned(query_frame, of_queries, inverse=True)
+            key_frame = turned(key_frame, of_keys, inverse=True)
         if options.rotate_values and not options.in_frame:
-            value_frame = rotated(value_frame, frequency, positions.key_times, inverse=True)
+            value_frame = turned(value_frame, of_keys, inverse=True)
         states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
         riccati = riccati_weights(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
 
@@ -62,7 +64,7 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         blocks = row_blocks(batch, heads, queries, key.shape[2])
         estimate, log_precision = masked_softmax(blocks, dense_rows, options.log_precision)
         if options.rotate_values and not options.in_frame:
-            estimate = rotated(estimate, frequency, positions.query_times)
+            estimate = turned(estimate, of_queries)
             if parameters.horizon is not None:
                 ahead = frequency * parameters.horizon[:, None]
                 estimate = rotated(estimate, ahead, torch.ones(queries, device=query.device))
@@ -87,9 +89,10 @@ class _Pairs(NamedTuple):
 def _pairs(query: Tensor, key: Tensor, head: Parameters, positions: Positions, options: Options) -> _Pairs:
     """Of states in the common frame; the parameters of a head broadcast with queries and keys."""
     modes = query.shape[-1] // 2
-    signed_lag = positions.query_times[:, :, None] - positions.key_times[:, None, :]
+    of_keys, of_queries = positions.times_of_heads()
     visible = positions.visible(options.causal)
-    lag = signed_lag.abs().masked_fill(~visible, 0.0)[:, None].to(query.dtype)
+    lag = (of_queries[..., None] - of_keys[..., None, :]).abs()
+    lag = lag.masked_fill(~visible[:, None], 0.0).to(query.dtype)
     if head.horizon is not None:
         lag = lag + head.horizon
     decay = decay_kernel(head.decay, lag)
@@ -117,8 +120,9 @@ def robust_weights(query: Tensor, key: Tensor, problem: Problem) -> Tensor:
     parameters, positions, options = problem
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, _ = positions.without_absent(key, key)
-    query = rotated(query.to(dtype), parameters.frequency, positions.query_times, inverse=True)
-    key = rotated(key.to(dtype), parameters.frequency, positions.key_times, inverse=True)
+    of_keys, of_queries = (rotation_of_heads(parameters.frequency, times) for times in positions.times_of_heads())
+    query = turned(query.to(dtype), of_queries, inverse=True)
+    key = turned(key.to(dtype), of_keys, inverse=True)
     pairs = _pairs(query, key, parameters.to(dtype).unsqueezed(2), positions, options)
     return torch.exp(-pairs.evidence).masked_fill(~pairs.visible[:, None], 0.0)
 

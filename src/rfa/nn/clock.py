@@ -1,0 +1,42 @@
+"""The content clock: each token says how much time passes in each head until the next token."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from .dynamics import FullPrecision, softplus_inverse
+
+Clock = Literal["times", "content"]
+LEAST_RATE = 1e-6  # so that two tokens never stand at the same time
+
+
+class ContentClock(FullPrecision):
+    """`rate_l = softplus(w_h . x_l + b_h)` of each token and head, the speed of the head's clock until the next token.
+
+    The time of token i in a head is `t_i = sum_{l < i} rate_l (T_{l+1} - T_l)`, with the given times T, which are 0, 1,
+    2, ... for text. All dynamics of the head follow that clock: rotation, decay and uncertainty.
+
+    w begins at zero and b where the rate is 1, so that at first the clock shows the given times. Rates below 1e-6 count
+    as 1e-6. Parameters and rates are in full precision.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+
+    Source: appendix E.6, of which this is the case of one common factor for decay, rotation and noise.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size))
+        self.bias = nn.Parameter(softplus_inverse(torch.ones(num_heads)))
+
+    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
+        """The rates of tokens, at least in float32."""
+        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+            return F.softplus(logit).clamp(min=LEAST_RATE).transpose(1, 2)
