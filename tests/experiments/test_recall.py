@@ -2,11 +2,13 @@
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
 
 from rfa.experiments import RecipeError, load_recall_recipe, recall_runner, run_recall_recipe
+from rfa.training.steps import Diverged
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "recall.yaml"
 SMALL = """
@@ -20,7 +22,7 @@ tasks:
   - {task: timed_recall, label: by time, questions: 2, values: 4, lag: 3.5}
 models:
   - {preset: b1-rope}
-  - {preset: m2-sc-rfa, label: m2 plain, model: {innovation: false, hidden_size: 12}}
+  - {preset: m2-sc-rfa, label: m2 plain, one_group: true, model: {innovation: false, hidden_size: 12}}
 seeds: [0, 3]
 evaluation: {lengths: [32, 16], sequences: 6}
 """
@@ -61,10 +63,12 @@ def test_the_command_runs_resumes_and_writes_tables(rfa, small, tmp_path):
         "hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "innovation": False
     }  # fmt: skip
     assert run["chance"] == 0.25
+    assert (run["spec"]["training"]["one_group"], run["spec"]["training"]["seed"]) == (True, 3)
     assert run["curve"] != found["recall-m2-plain-seed0"]["curve"]
     page = (out / "report" / "recall.md").read_text()
     assert page.startswith("# A small one")
     assert page.count("| m2 plain | 2 |") == 4  # two tables of two tasks
+    assert page.count("| m2 plain |") == 6  # and two overviews
     table = csv.DictReader((out / "report" / "tables" / "by-time-accuracy.csv").open())
     mean = {row["model"]: float(row["32 tokens"]) for row in table}
     own = [found[f"by-time-b1-rope-seed{seed}"]["tests"]["32"]["accuracy"] for seed in (0, 3)]
@@ -83,15 +87,15 @@ def test_ctrl_c_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):
         return train(*given)
 
     monkeypatch.setattr(recall_runner, "train_on_task", stops_at_the_third)
-    status, _, err = rfa("experiment", small, "--out", out)
-    assert (status, "go on with: rfa experiment" in err) == (130, True)
+    status, _, err = rfa("experiment", small, "--out", out, "--only", "*")
+    assert (status, "go on with: rfa experiment" in err, "--only" in err) == (130, True, True)
     assert len(results(out)) == 2
     assert not [path for path in (out / "results").iterdir() if path.suffix not in (".json", ".lock")]
 
 
 def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):
     def diverges(*_):
-        raise RuntimeError("training: got a loss of nan in step 1, expected a finite number")
+        raise Diverged(math.nan, 1)
 
     monkeypatch.setattr(recall_runner, "train_on_task", diverges)
     run_recall_recipe(load_recall_recipe(small), tmp_path, only=("recall-b1-rope-*",))
@@ -142,6 +146,7 @@ def test_the_recipe_of_the_repository_can_be_read():
         ("num_attention_heads: 2", "num_attention_heads: 3", r"models\[0\]: model: .*3"),
         ("steps: 2", "steps: 0", r"training: steps: got 0"),
         ("steps: 2", "steps: 2, seed: 1", r"training: seed: not here"),
+        ("steps: 2", "steps: 2, one_group: true", r"training: one_group: not here"),
         ("length: 16", "length: 1", r"training: length: got 1, expected at least 2"),
         ("[0, 3]", "[3, 3]", r"seeds: got \[3, 3\], expected different"),
         ("[32, 16]", "[32, 32]", r"evaluation: lengths: got \[32, 32\]"),

@@ -10,6 +10,7 @@ from rfa.report.layout import markdown
 from rfa.report.recall_tables import (
     accuracy_table,
     learning_table,
+    overview_table,
     read_recall_results,
     tasks_of,
     tokens_until,
@@ -89,7 +90,7 @@ def test_the_page_and_the_files_hold_all_tables(tmp_path):
     assert sorted(tasks_of(read_recall_results(tmp_path))) == ["parity", "recall"]
     page = write_recall_report(tmp_path, tmp_path / "out").read_text()
     assert page.startswith("# \\*T\\*")  # text of a result acts as no markup
-    assert page.count("| b1 |") == 4
+    assert page.count("| b1 |") == 6  # two overviews, and two tables of two tasks
     with (tmp_path / "out" / "tables" / "recall-accuracy.csv").open() as file:
         rows = {row["model"]: row for row in csv.DictReader(file)}
     row, half = rows["m2"], T2 * 0.1
@@ -115,3 +116,11 @@ def test_damaged_results_are_refused(tmp_path):
     write(tmp_path, [good, good])
     with pytest.raises(ValueError, match=r"1\.json is a second one of recall, m2 with seed 0"):
         read_recall_results(tmp_path)
+
+
+def test_the_overview_has_every_task_at_one_length():
+    table = overview_table(RESULTS, 512)
+    assert table.columns == ("model", "recall", "parity")
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert (rows["b1"][0].value, rows["b1"][1].value, rows["b1"][1].error) == (pytest.approx(0.8), 0.5, None)
+    assert (rows["m2"][0].error, rows["m2"][1]) == (pytest.approx(T2 * 0.1, rel=1e-6), None)

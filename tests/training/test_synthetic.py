@@ -84,6 +84,19 @@ def test_a_run_is_repeatable_and_its_seed_is_that_of_the_sequences():
     assert trained(0) != trained(1)
 
 
+def test_one_group_gives_the_dynamics_the_rate_of_the_rest():
+    """One step of Adam moves a parameter by its rate: the SDE's group has half of it, unless there is one group."""
+    moved = []
+    for one_group in (False, True):
+        model = network(name="m2-sc-rfa")
+        before = [p.detach().clone() for module in model.head_dynamics().values() for p in module.parameters()]
+        rate = {"steps": 1, "learning_rate": 1e-3, "one_group": one_group}
+        train_on_task(model, SMALL, TaskTraining(batch_size=4, length=12, held_out=4, **rate))
+        after = [p for module in model.head_dynamics().values() for p in module.parameters()]
+        moved.append(max((p - q).abs().max().item() for p, q in zip(after, before, strict=True)))
+    assert moved[1] == pytest.approx(2 * moved[0], rel=0.02)  # float32 and Adam's eps
+
+
 @pytest.mark.parametrize("given", [{"length": 1}, {"every": 0}, {"held_out": 0}, {"steps": 0}, {"learning_rate": 2.0}])
 def test_training_that_cannot_be_is_refused(given):
     with pytest.raises(ValueError, match=next(iter(given))):

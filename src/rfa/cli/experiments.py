@@ -100,8 +100,9 @@ def _small_experiment(
                 progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
             )
     except KeyboardInterrupt:
-        again = shlex.join(["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])])
-        errors.print(f"rfa: stopped; finished runs are kept, go on with: {again}")
+        again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
+        again += ["--only", *only] if only else []
+        errors.print(f"rfa: stopped; finished runs are kept, go on with: {shlex.join(again)}")
         raise SystemExit(130) from None
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)

@@ -18,7 +18,7 @@ _RECIPE = {
     "seeds": list, "evaluation": dict,
 }  # fmt: skip
 _REQUIRED = ("kind", "name", "training", "tasks", "models", "seeds", "evaluation")
-_MODEL = {"label": str, "preset": str, "model": dict}
+_MODEL = {"label": str, "preset": str, "model": dict, "one_group": bool}
 _EVALUATION = {"lengths": list, "sequences": int}
 _OF_A_RUN = ("vocab_size", "train_length")  # fields of a configuration that the task and the training set
 _LONGEST, _MOST = 100_000, 100_000
@@ -40,11 +40,13 @@ class RecallModel:
         label: a name for readers.
         preset: one of `PRESETS`.
         model: all fields in which its configuration differs from the preset.
+        one_group: whether the parameters of the SDE are trained as all others.
     """
 
     label: str
     preset: str
     model: Mapping[str, Any]
+    one_group: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class RecallRecipe:
 
     def training_of(self, run: RecallRun) -> TaskTraining:
         """The training of a run."""
-        return replace(self.training, seed=run.seed)
+        return replace(self.training, seed=run.seed, one_group=run.model.one_group)
 
     def config_of(self, run: RecallRun) -> RFAConfig:
         """The configuration of a run's model."""
@@ -107,6 +109,8 @@ def load_recall_recipe(path: str | Path) -> RecallRecipe:
     training = built(TaskTraining, given.get("training", {}), "training", faults)
     if "seed" in given.get("training", {}):
         faults.add("training", "seed: not here, expected seeds at the top")
+    if "one_group" in given.get("training", {}):
+        faults.add("training", "one_group: not here, expected at a model")
     lengths, sequences = _evaluation(given.get("evaluation"), faults)
     tasks = [
         _task(entry, f"tasks[{index}]", (training.length, *lengths), faults)
@@ -173,7 +177,7 @@ def _model(entry: Any, where: str, of_all: Mapping[str, Any], training: TaskTrai
     given = take(entry, _MODEL, where, faults, required=("preset",))
     name = given.get("preset", "")
     fields = {**of_all, **given.get("model", {})}
-    model = RecallModel(_label(given.get("label", name), where, faults), name, fields)
+    model = RecallModel(_label(given.get("label", name), where, faults), name, fields, given.get("one_group", False))
     if "preset" in given and name not in PRESETS:
         faults.add(where, f"preset: got {name!r}, expected one of those that `rfa doctor` lists")
     for field in (*_OF_A_RUN, *(field for field in fields if not isinstance(field, str))):

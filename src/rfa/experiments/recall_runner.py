@@ -12,6 +12,7 @@ from rfa.data.synthetic import SyntheticTask
 from rfa.models import RFAForCausalLM
 from rfa.progress import Stage, StageProgress
 from rfa.training.environment import environment
+from rfa.training.steps import Diverged
 from rfa.training.synthetic import TaskScore, task_score, train_on_task
 
 from .claims import ClaimedOutcome, make_claimed, stored_result
@@ -79,10 +80,11 @@ def _result(recipe: RecallRecipe, run: RecallRun, progress: StageProgress | None
         if progress is not None:
             progress(Stage("training", run.name), done, total)
 
-    curve, fault = {}, None
+    curve: dict[int, TaskScore] = {}
+    fault = None
     try:
         curve = train_on_task(model, run.task.task, training, report)
-    except RuntimeError as error:  # a loss that is not finite: the other runs go on
+    except Diverged as error:  # the other runs go on
         fault = str(error)
     trained = time.perf_counter()
     tests = {}

@@ -51,6 +51,11 @@ def tasks_of(results: Results) -> list[str]:
     return list(dict.fromkeys(result["task"] for result in results))
 
 
+def lengths_of(results: Results) -> list[int]:
+    """The lengths at which models were tested, ascending."""
+    return sorted({int(length) for result in results for length in result["tests"]})
+
+
 def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     """The accuracy of all models at each length.
 
@@ -60,7 +65,7 @@ def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
         level: of the intervals, by Student's t over seeds.
     """
     own = [result for result in results if result["task"] == task]
-    lengths = sorted({int(length) for result in own for length in result["tests"]})
+    lengths = lengths_of(own)
     rows: list[list[Cell]] = []
     for label, runs in _by_label(own).items():
         cells: list[Cell] = [label, str(len(runs))]
@@ -76,6 +81,25 @@ def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     ]
     columns = ("model", "seeds", *(f"{length} tokens" for length in lengths))
     return Table(f"{task}-accuracy", f"{task}: accuracy over length", columns, tuple(map(tuple, rows)), tuple(notes))
+
+
+def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
+    """The accuracy of all models in all tasks at one length.
+
+    Args:
+        results: of one recipe.
+        length: in tokens.
+        level: of the intervals, by Student's t over seeds.
+    """
+    tasks, rows = tasks_of(results), []
+    for label, runs in _by_label(results).items():
+        found: dict[str, list[float]] = {task: [] for task in tasks}
+        for run in runs:
+            if str(length) in run["tests"]:
+                found[run["task"]].append(run["tests"][str(length)]["accuracy"])
+        rows.append((label, *(interval_cell(found[task], 2, level) for task in tasks)))
+    note = f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval."
+    return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), (note,))
 
 
 def learning_table(results: Results, task: str, level: float = 0.95) -> Table:
@@ -120,7 +144,8 @@ def write_recall_report(folder: str | Path, out: str | Path) -> Path:
         OSError: if a file cannot be written.
     """
     results, out = read_recall_results(folder), Path(out)
-    tables = [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
+    tables = [overview_table(results, length) for length in lengths_of(results)]
+    tables += [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
     for table in tables:
         write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(_with_ends(table)))
     lines = [f"# {markdown_text(results[0]['title'])}\n", *map(markdown, tables)]

@@ -50,8 +50,7 @@ def train_on_series(
 ) -> list[float]:
     """Train in place by the mean of two losses: on rows with a reading, and on rows without.
 
-    Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
-    half the rate and no momentum, as in the paper's training (appendix F).
+    The optimiser is that of `train_steps`.
 
     Args:
         model: called as `model(times, values)`; gives a `distribution` over all rows.
@@ -63,7 +62,7 @@ def train_on_series(
         The loss of each step.
 
     Raises:
-        RuntimeError: for a loss that is not finite.
+        Diverged: for a loss that is not finite.
     """
     return train_steps(
         model,

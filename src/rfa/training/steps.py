@@ -7,7 +7,19 @@ from torch import Tensor, nn
 
 from .trainer import make_optimizer, one_cycle
 
-CLIP = 1.0  # of the norm of all gradients
+_CLIP = 1.0  # of the norm of all gradients
+
+
+class Diverged(RuntimeError):
+    """A loss that is not finite.
+
+    Args:
+        loss: what was found.
+        step: in which step, from 1.
+    """
+
+    def __init__(self, loss: float, step: int):
+        super().__init__(f"training: got a loss of {loss} in step {step}, expected a finite number")
 
 
 def train_steps(
@@ -17,9 +29,10 @@ def train_steps(
     steps: int,
     learning_rate: float,
     seed: int,
+    one_group: bool = False,
     after: Callable[[int], None] | None = None,
 ) -> list[float]:
-    """Train in place, in `eval` mode afterwards.
+    """Train in place. The model is in `eval` mode afterwards.
 
     Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
     half the rate and no momentum, as in the paper's training (appendix F).
@@ -30,16 +43,17 @@ def train_steps(
         steps: of the optimiser.
         learning_rate: the peak of the schedule.
         seed: of the generator that `draw_loss` gets.
+        one_group: treat the parameters of the SDE as all others, as the paper's released code does.
         after: called after each step with the steps done. It may use the model, in any mode.
 
     Returns:
         The loss of each step.
 
     Raises:
-        RuntimeError: for a loss that is not finite.
+        Diverged: for a loss that is not finite.
     """
     generator = torch.Generator().manual_seed(seed)
-    optimizer = make_optimizer(model, learning_rate)  # type: ignore[arg-type]
+    optimizer = make_optimizer(model, learning_rate, one_group)  # type: ignore[arg-type]
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, steps))
     losses = []
     for step in range(1, steps + 1):
@@ -47,10 +61,10 @@ def train_steps(
         loss = draw_loss(generator)
         losses.append(loss.item())
         if not loss.isfinite():
-            raise RuntimeError(f"training: got a loss of {losses[-1]} in step {step}, expected a finite number")
+            raise Diverged(losses[-1], step)
         optimizer.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
         optimizer.step()
         schedule.step()
         if after is not None:

@@ -30,6 +30,7 @@ class TaskTraining(SeriesTraining):
         length: tokens of each sequence.
         every: steps between looks at the held-out batch; the last step has one too.
         held_out: sequences of that batch, which is the same for all models and seeds.
+        one_group: treat the parameters of the SDE as all others, as the paper's released code does.
 
     Raises:
         ValueError: for a number out of range.
@@ -39,6 +40,7 @@ class TaskTraining(SeriesTraining):
     length: int = 64
     every: int = 50
     held_out: int = 128
+    one_group: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +79,7 @@ def train_on_task(
 
     Raises:
         ValueError: for a length that the task does not fit in.
-        RuntimeError: for a loss that is not finite.
+        Diverged: for a loss that is not finite.
     """
     held_out = task.sample(training.held_out, training.length, torch.Generator().manual_seed(_HELD_OUT_SEED))
     curve: dict[int, TaskScore] = {}
@@ -97,6 +99,7 @@ def train_on_task(
         steps=training.steps,
         learning_rate=training.learning_rate,
         seed=training.seed,
+        one_group=training.one_group,
         after=after,
     )
     return curve
