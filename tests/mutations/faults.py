@@ -224,7 +224,7 @@ RECALL = [
              "a finished run is made again", "experiments/test_recall.py"),
     Mutation("report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
              "exactly 99 % is not enough", "report/test_recall_tables.py"),
-    Mutation("report/records.py", "student.ppf((1 + level) / 2, mean.seeds - 1)", "student.ppf(level, mean.seeds - 1)",
+    Mutation("report/records.py", "student.ppf((1 + level) / 2, count - 1)", "student.ppf(level, count - 1)",
              "the quantile of a one-sided interval", "report/test_recall_tables.py"),
 ]  # fmt: skip
 

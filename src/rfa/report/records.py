@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 from scipy.stats import t as student
 
 from .layout import Cell, NumberCell
-from .statistics import mean_and_error
 
 
 def record_kind(folder: str | Path) -> str | None:
@@ -77,9 +77,10 @@ def interval_cell(values: Sequence[float], digits: int, level: float = 0.95) -> 
     """
     if not values:
         return None
-    mean = mean_and_error(values)
-    half = None if mean.error is None else float(student.ppf((1 + level) / 2, mean.seeds - 1)) * mean.error
-    return NumberCell(mean.value, error=half, digits=digits)
+    half, count = None, len(values)
+    if count > 1:
+        half = float(student.ppf((1 + level) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
+    return NumberCell(statistics.fmean(values), error=half, digits=digits)
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
