@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rfa.experiments import RecipeError, load_recall_recipe, recall_runner, run_recall_recipe
+from rfa.files import held
 from rfa.training.steps import Diverged
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "recall.yaml"
@@ -106,6 +107,14 @@ def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):
     assert "b1-rope, seed 3: training: got a loss of nan in step 1" in (tmp_path / "report" / "recall.md").read_text()
 
 
+def test_a_run_of_another_process_is_left_to_it(rfa, small, tmp_path):
+    out = tmp_path / "out"
+    with held(out / "results" / ".recall-b1-rope-seed0.lock"):
+        status, said, _ = rfa("experiment", small, "--out", out)
+    assert (status, "recall-b1-rope-seed0: another process is making this run" in said) == (0, True)
+    assert ("7 runs done" in said, len(results(out))) == (True, 7)
+
+
 def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):
     out, only = tmp_path / "out", ("--only", "recall-b1-rope-seed0")
     assert rfa("experiment", small, "--out", out, *only)[0] == 0
@@ -152,6 +161,12 @@ def test_the_recipe_of_the_repository_can_be_read():
         ("[32, 16]", "[32, 32]", r"evaluation: lengths: got \[32, 32\]"),
         ("[32, 16]", "[32, 8.5]", r"evaluation: lengths: got \[32, 8.5\]"),
         ("sequences: 6", "sequences: 0", r"evaluation: sequences: got 0"),
+        ("sequences: 6", "sequences: many", r"evaluation: sequences: got 'many', expected a whole number"),
+        ("sequences: 6", "sequences: true", r"evaluation: sequences: got True"),
+        ("{preset: b1-rope}", "{preset: b1-rope, model: {3: 4}}", r"models\[0\]: model: 3: not here"),
+        ("{preset: b1-rope}", "b1-rope", r"models\[0\]: got 'b1-rope', expected a mapping"),
+        ("{task: recall, pairs", "{3: 4, pairs", r"tasks\[0\]: task: got None, expected one of recall"),
+        ("{task: recall, pairs", "{task: recall, 3: 4, pairs", r"tasks\[0\]: 3: unknown key"),
         ("name: small", "name: a b", r"name: got 'a b'"),
         ("evaluation:", "evaluations:", r"evaluation: missing"),
     ],

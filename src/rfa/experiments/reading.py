@@ -8,8 +8,7 @@ from typing import Any
 
 import yaml
 
-_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false"}
-_LARGEST = 1e9  # of a recipe's numbers
+_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", int: "a whole number"}
 
 
 class RecipeError(ValueError):
@@ -109,6 +108,9 @@ def take(
         elif key in given:
             faults.add(where, f"{key}: got {given[key]!r:.80}, expected {_KINDS[kind]}")
     return taken
+
+
+_LARGEST = 1e9  # of a recipe's numbers
 
 
 def check_seeds(seeds: Sequence[Any], faults: Faults) -> None:

@@ -144,7 +144,7 @@ def _evaluation(given: Any, faults: Faults) -> tuple[tuple[int, ...], int]:
     if "lengths" in taken and not (whole and lengths and len(set(lengths)) == len(lengths)):
         faults.add("evaluation", f"lengths: got {lengths!r:.80}, expected different whole numbers, 2 to {_LONGEST:,}")
         lengths = []
-    if not 1 <= sequences <= _MOST:
+    if isinstance(sequences, bool) or not 1 <= sequences <= _MOST:
         faults.add("evaluation", f"sequences: got {sequences}, expected 1 to {_MOST:,}")
     return tuple(sorted(lengths)), sequences
 

@@ -1,5 +1,6 @@
 """Tables of a record of recall: accuracy over length, and how soon each model learnt, with t intervals over seeds."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from .records import interval_cell, is_number, read_record
 LEARNT = 0.99  # the accuracy at the trained length from which on a task counts as learnt
 EARLY = 300  # steps
 _LARGEST = 1e300
+_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,99}")  # it becomes part of file names
 Results = Sequence[Mapping[str, Any]]
 
 
@@ -29,6 +31,8 @@ def _is_result(result: Mapping[str, Any]) -> bool:
     """Whether the entries that tables read have their types. A loss that is not finite is None."""
     tests, curve = result.get("tests"), result.get("curve")
     if not isinstance(tests, dict) or not isinstance(curve, list) or not isinstance(result.get("title"), str):
+        return False
+    if not _TASK.fullmatch(result["task"]):
         return False
     whole = is_number(result.get("chance"), 0, 1) and all(str(length).isdecimal() for length in tests)
     points = all(is_number(point.get("step"), 1) and is_number(point.get("tokens"), 1) for point in curve if _is(point))
