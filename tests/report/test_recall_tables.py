@@ -103,7 +103,8 @@ def test_damaged_results_are_refused(tmp_path):
     good = RESULTS[0]
     score = good["tests"]["64"]
     wrong = [
-        5, {}, {**good, "task": 1}, {**good, "task": "../x"}, {**good, "title": None}, {**good, "tests": []}, {**good, "curve": {}},
+        5, {}, {**good, "task": 1}, {**good, "task": "../x"}, {**good, "title": None},
+        {**good, "tests": []}, {**good, "curve": {}},
         {**good, "tests": {"long": score}}, {**good, "tests": {"64": 1.0}}, {**good, "chance": 2},
         {**good, "tests": {"64": {**score, "accuracy": 1.5}}}, {**good, "tests": {"64": {**score, "loss": "low"}}},
         {**good, "tests": {"64": {**score, "accuracy": math.nan}}}, {**good, "curve": [{}]}, {**good, "curve": [[]]},
