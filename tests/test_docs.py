@@ -1,5 +1,6 @@
 """Documents that people read: their examples run, their links lead somewhere, their tables are the record's."""
 
+import json
 import os
 import re
 import shutil
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from scripts import ROOT, script
+
+from rfa.experiments import load_recall_recipe
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -38,6 +41,22 @@ def test_the_tables_of_series_are_those_of_the_record():
     page = module.PAGE.read_text(encoding="utf-8")
     assert module.written(page) == page, "run python docs/series_record.py"
     assert "SUMMARY" not in page
+
+
+def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
+    """Of the record, where there is one; and a page has the marks of every table of a recipe's tasks."""
+    module = script("docs/recall_record.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/recall_record.py"
+    score = {"accuracy": 0.5, "loss": 1.0}
+    entries = {"kind": "recall", "recipe": "r", "title": "t", "label": "b1", "seed": 0, "chance": 0.5, "fault": None}
+    entries |= {"tests": {"64": score, "512": score}, "curve": [{"step": 300, "tokens": 600, **score}]}
+    tasks = {run.task.label for run in load_recall_recipe(ROOT / "recipes" / "recall.yaml").runs}
+    for task in tasks:
+        (tmp_path / f"{task}.json").write_text(json.dumps({**entries, "task": task}))
+    filled = module.written(page, tmp_path)
+    assert filled.count("| b1 |") == 2 + 2 * len(tasks)
+    assert module.written(filled, tmp_path) == filled
 
 
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))

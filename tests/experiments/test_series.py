@@ -7,9 +7,10 @@ import pytest
 
 from rfa.experiments import (
     RecipeError,
-    is_series_recipe,
+    load_recall_recipe,
     load_recipe,
     load_series_recipe,
+    recipe_kind,
     run_series_recipe,
     series_runner,
 )
@@ -118,8 +119,9 @@ def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):
 def test_recipes_of_the_repository_can_be_read():
     assert len(list(RECIPES.glob("series-*.yaml"))) == 5
     for path in RECIPES.glob("*.yaml"):
-        assert is_series_recipe(path) == path.name.startswith("series-")
-        (load_series_recipe if is_series_recipe(path) else load_recipe)(path)
+        kind = recipe_kind(path)
+        assert (kind == "series") == path.name.startswith("series-")
+        {"series": load_series_recipe, "recall": load_recall_recipe, None: load_recipe}[kind](path)
 
 
 @pytest.mark.parametrize(

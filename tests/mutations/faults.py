@@ -209,4 +209,23 @@ SERIES = [
              "the mean of ratios", "report/test_series_tables.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES]
+RECALL = [
+    Mutation("data/synthetic_recall.py", "< own).all(-1)", "<= own).all(-1)",
+             "an answer that is tied with another is asked", "data/test_synthetic.py"),
+    Mutation("data/synthetic_recall.py", "about) + self.lag", "about) + self.lag + 0.01",
+             "a question stands beside its time", "data/test_synthetic.py"),
+    Mutation("data/synthetic.py", "product[token, states[-1]]", "product[states[-1], token]",
+             "products in the other order", "data/test_synthetic.py"),
+    Mutation("training/synthetic.py", "times=batch.times, ", "",
+             "the model does not see the times", "training/test_synthetic.py"),
+    Mutation("training/steps.py", "        schedule.step()\n", "",
+             "the learning rate stays at its start", "training/test_series.py"),
+    Mutation("experiments/claims.py", "if not finished(name):", "if True:",
+             "a finished run is made again", "experiments/test_recall.py"),
+    Mutation("report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
+             "exactly 99 % is not enough", "report/test_recall_tables.py"),
+    Mutation("report/records.py", "student.ppf((1 + level) / 2, count - 1)", "student.ppf(level, count - 1)",
+             "the quantile of a one-sided interval", "report/test_recall_tables.py"),
+]  # fmt: skip
+
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL]

@@ -1,10 +1,10 @@
 """The commands for recipes and their results: experiment and report."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -29,12 +29,12 @@ def experiment(
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa.experiments import is_series_recipe, load_recipe, run_recipe, states
+    from rfa.experiments import load_recipe, recipe_kind, run_recipe, states
 
     with _all_faults():
-        of_series = is_series_recipe(recipe)
-    if of_series:
-        _series_experiment(recipe, out, tuple(only or ()), dry_run, data)
+        kind = recipe_kind(recipe)
+    if kind in ("series", "recall"):
+        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data)
         return
     with _all_faults():
         planned = load_recipe(recipe, data)
@@ -66,33 +66,47 @@ def experiment(
         raise typer.Exit(1)
 
 
-def _series_experiment(recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None) -> None:
-    """The runs of a recipe of series, and their tables."""
-    from rfa.experiments import finished_series_result, load_series_recipe, run_series_recipe
+def _small_experiment(
+    kind: str, recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None
+) -> None:
+    """The runs of a recipe of series or of recall, and their tables."""
+    from rfa import experiments
+    from rfa.report.recall_tables import write_recall_report
     from rfa.report.series_tables import write_series_report
 
+    planned: Any
+    finished: Callable[..., Any]
+    make: Callable[..., Any]
     with _all_faults():
-        planned = load_series_recipe(recipe, data)
+        if kind == "series":
+            planned, write = experiments.load_series_recipe(recipe, data), write_series_report
+            finished, make = experiments.finished_series_result, experiments.run_series_recipe
+        else:
+            if data is not None:
+                raise ValueError(f"data: got {data}, expected none: the sequences of this recipe are drawn")
+            planned, write = experiments.load_recall_recipe(recipe), write_recall_report
+            finished, make = experiments.finished_recall_result, experiments.run_recall_recipe
     if dry_run:
         for run in planned.runs:
-            there = finished_series_result(planned, run, out / "results" / f"{run.name}.json") is not None
+            there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
             console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
         return
     try:
         with _all_faults(), progress_bars() as bar:
-            outcome = run_series_recipe(
+            outcome = make(
                 planned,
                 out,
                 only=only,
                 progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
             )
     except KeyboardInterrupt:
-        again = shlex.join(["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])])
-        errors.print(f"rfa: stopped; finished runs are kept, go on with: {again}")
+        again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
+        again += ["--only", *only] if only else []
+        errors.print(f"rfa: stopped; finished runs are kept, go on with: {shlex.join(again)}")
         raise SystemExit(130) from None
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
-    page = write_series_report(out, out / "report")
+    page = write(out, out / "report")
     console.print(f"{len(outcome.done)} runs done: {page}", highlight=False, soft_wrap=True)
 
 
@@ -107,15 +121,18 @@ def report(
 ) -> None:
     """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
 
-    A record of series has one Markdown page and one figure.
+    A record of series has one Markdown page and one figure, a record of recall one Markdown page and CSV files.
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
-    from rfa.report.series_tables import is_series_record, write_series_report
+    from rfa.report.recall_tables import write_recall_report
+    from rfa.report.records import record_kind
+    from rfa.report.series_tables import write_series_report
     from rfa.report.write import write_report
     from rfa.results import read_results
 
-    if is_series_record(folder):
-        page = write_series_report(folder, out or folder / "report")
+    writers = {"series": write_series_report, "recall": write_recall_report}
+    if (write := writers.get(record_kind(folder) or "")) is not None:
+        page = write(folder, out or folder / "report")
         console.print(f"page: {page}", highlight=False, soft_wrap=True)
         return
     with progress_bars() as bar:

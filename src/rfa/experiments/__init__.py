@@ -1,25 +1,32 @@
 """Recipes: several training runs, their evaluations, and one result file for each run."""
 
+from .claims import ClaimedOutcome
 from .plan import RunState, states
-from .reading import RecipeError
+from .reading import RecipeError, recipe_kind
+from .recall_recipe import RecallRecipe, load_recall_recipe
+from .recall_runner import finished_recall_result, run_recall_recipe
 from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
 from .runner import Outcome, run_recipe
-from .series_recipe import SeriesRecipe, is_series_recipe, load_series_recipe
-from .series_runner import SeriesOutcome, finished_series_result, run_series_recipe
+from .series_recipe import SeriesRecipe, load_series_recipe
+from .series_runner import finished_series_result, run_series_recipe
 
 __all__ = [
+    "ClaimedOutcome",
     "EvaluationPlan",
     "Outcome",
     "PlannedRun",
+    "RecallRecipe",
     "Recipe",
     "RecipeError",
     "RunState",
-    "SeriesOutcome",
     "SeriesRecipe",
+    "finished_recall_result",
     "finished_series_result",
-    "is_series_recipe",
+    "load_recall_recipe",
     "load_recipe",
     "load_series_recipe",
+    "recipe_kind",
+    "run_recall_recipe",
     "run_recipe",
     "run_series_recipe",
     "states",

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false"}
+_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", int: "a whole number"}
 
 
 class RecipeError(ValueError):
@@ -32,6 +33,9 @@ class Faults:
     def add(self, where: str, message: str) -> None:
         """Record a fault."""
         self._first_places.setdefault(" ".join(message.split()), where)
+
+    def __len__(self) -> int:
+        return len(self._first_places)
 
     def raise_if_any(self) -> None:
         """Raise `RecipeError` with all recorded faults, if there are any."""
@@ -72,6 +76,18 @@ def read_yaml(path: Path) -> Any:
         raise RecipeError(str(path), [f"no YAML: {' '.join(str(error).split())}"]) from error
 
 
+def recipe_kind(path: str | Path) -> str | None:
+    """The `kind` of a recipe: "series", "recall", or None for one of language models.
+
+    Raises:
+        RecipeError: if it is not YAML.
+        OSError: if it cannot be read.
+    """
+    given = read_yaml(Path(path))
+    kind = given.get("kind") if isinstance(given, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
 def take(
     given: Any, kinds: Mapping[str, type], where: str, faults: Faults, required: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -92,3 +108,44 @@ def take(
         elif key in given:
             faults.add(where, f"{key}: got {given[key]!r:.80}, expected {_KINDS[kind]}")
     return taken
+
+
+_LARGEST = 1e9  # of a recipe's numbers
+
+
+def check_seeds(seeds: Sequence[Any], faults: Faults) -> None:
+    """Record a fault unless the seeds are different whole numbers, at least one."""
+    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**31 for seed in seeds)
+    if not seeds or not whole or len(set(seeds)) < len(seeds):
+        faults.add("seeds", f"got {seeds!r:.80}, expected different whole numbers from 0")
+
+
+def built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:
+    """A frozen dataclass from a mapping; faults are recorded, and the defaults stand in for what is wrong."""
+    known = {field.name for field in fields(kind)}
+    for name in given:
+        if name not in known:
+            faults.add(where, f"{name}: unknown key, expected some of {', '.join(sorted(known))}")
+    for field in fields(kind):
+        if field.name in given and not _is_of(given[field.name], str(field.type)):
+            faults.add(where, f"{field.name}: got {given[field.name]!r:.80}, expected {_words(str(field.type))}")
+            return kind()
+    try:
+        return kind(**{name: value for name, value in given.items() if name in known})
+    except (ValueError, TypeError) as error:
+        faults.add(where, str(error))
+        return kind()
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    """Whether a value has the type of a field, written as text: whole and finite numbers, text, or None."""
+    if value is None:
+        return "None" in kind
+    if "str" in kind:
+        return isinstance(value, str)
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
+    return number and ("float" in kind or isinstance(value, int))
+
+
+def _words(kind: str) -> str:
+    return "text" if "str" in kind else "a number" if "float" in kind else "a whole number"

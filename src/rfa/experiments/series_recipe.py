@@ -1,7 +1,7 @@
 """Recipes of series: networks and filters compared on simulated processes, or networks on a table of readings."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from rfa.models.flat import FLAT_NAMES
 from rfa.training.series import SeriesTraining
 
 from .known_filters import FILTERS
-from .reading import Faults, read_yaml, take
+from .reading import Faults, built, check_seeds, read_yaml, take
 from .recipe import NAME
 from .series_contestants import NETWORKS, Setting, check_network
 
 KIND = "series"
-_LARGEST = 1e9  # of a recipe's numbers
 _RECIPE = {
     "kind": str, "name": str, "title": str, "setting": dict, "training": dict, "models": list, "filters": list,
     "rates": list, "seeds": list, "evaluation": dict,
@@ -107,17 +106,6 @@ class SeriesRecipe:
         return next(other for other in self.runs if other.contestant == run.contestant)
 
 
-def is_series_recipe(path: str | Path) -> bool:
-    """Whether a file is a recipe of series, by its `kind`.
-
-    Raises:
-        RecipeError: if it is not YAML.
-        OSError: if it cannot be read.
-    """
-    given = read_yaml(Path(path))
-    return isinstance(given, dict) and given.get("kind") == KIND
-
-
 def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecipe:
     """Read a recipe and check all of it.
 
@@ -143,8 +131,8 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
         else:
             faults.add("data", f"got {data}, expected none: the series of this recipe are simulated")
     kind = TableSetting if of_table else SimulatedSetting
-    setting = _built(kind, base, "setting", faults)
-    training = _built(SeriesTraining, given.get("training", {}), "training", faults)
+    setting = built(kind, base, "setting", faults)
+    training = built(SeriesTraining, given.get("training", {}), "training", faults)
     if "seed" in given.get("training", {}):
         faults.add("training", "seed: not here, expected seeds at the top")
     rates = given.get("rates", [training.learning_rate])
@@ -169,16 +157,14 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
     if not contestants:
         faults.add("models", "got none, expected at least one network or filter")
     seeds = given.get("seeds", [])
-    whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**31 for seed in seeds)
-    if not seeds or not whole or len(set(seeds)) < len(seeds):
-        faults.add("seeds", f"got {seeds!r:.80}, expected different whole numbers from 0")
+    check_seeds(seeds, faults)
     evaluation = take(given.get("evaluation", {}), _EVALUATION, "evaluation", faults, required=tuple(_EVALUATION))
     columns = {}
     for column, changes in evaluation.get("columns", {}).items():
         known = changes if isinstance(changes, dict) else {}
         if not isinstance(changes, dict):
             faults.add(f"evaluation.columns.{column}", f"got {changes!r}, expected a mapping")
-        columns[str(column)] = _built(kind, {**base, **known}, f"evaluation.columns.{column}", faults)
+        columns[str(column)] = built(kind, {**base, **known}, f"evaluation.columns.{column}", faults)
     if "columns" in evaluation and not columns:
         faults.add("evaluation", "columns: got none, expected at least one")
     of_contestants = [contestant.setting for contestant in contestants if contestant.setting is not None]
@@ -211,7 +197,7 @@ def _contestant(entry: Any, index: int, setting: Setting, base: Mapping[str, Any
         faults.add(where, f"label: got {label!r}, expected letters, digits, spaces and _.=+-, at most 100")
     own = None
     if "setting" in given:
-        own = _built(type(setting), {**base, **given["setting"]}, f"{where}.setting", faults)
+        own = built(type(setting), {**base, **given["setting"]}, f"{where}.setting", faults)
     model = given.get("model", {})
     unknown = sorted(model.keys() - _FIELDS, key=str) if preset in PRESETS else []
     for field in unknown:
@@ -222,34 +208,3 @@ def _contestant(entry: Any, index: int, setting: Setting, base: Mapping[str, Any
         except (ValueError, TypeError) as error:
             faults.add(where, f"model: {str(error).splitlines()[0]}")
     return SeriesContestant(label, preset, model, own)
-
-
-def _built(kind: type[Any], given: Any, where: str, faults: Faults) -> Any:
-    """A frozen dataclass from a mapping; faults are recorded, and the defaults stand in for what is wrong."""
-    known = {field.name for field in fields(kind)}
-    for name in given:
-        if name not in known:
-            faults.add(where, f"{name}: unknown key, expected some of {', '.join(sorted(known))}")
-    for field in fields(kind):
-        if field.name in given and not _is_of(given[field.name], str(field.type)):
-            faults.add(where, f"{field.name}: got {given[field.name]!r:.80}, expected {_words(str(field.type))}")
-            return kind()
-    try:
-        return kind(**{name: value for name, value in given.items() if name in known})
-    except (ValueError, TypeError) as error:
-        faults.add(where, str(error))
-        return kind()
-
-
-def _is_of(value: Any, kind: str) -> bool:
-    """Whether a value has the type of a field, written as text: whole and finite numbers, text, or None."""
-    if value is None:
-        return "None" in kind
-    if "str" in kind:
-        return isinstance(value, str)
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _LARGEST
-    return number and ("float" in kind or isinstance(value, int))
-
-
-def _words(kind: str) -> str:
-    return "text" if "str" in kind else "a number" if "float" in kind else "a whole number"

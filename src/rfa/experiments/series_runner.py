@@ -1,20 +1,18 @@
 """Run a recipe of series: train each network, score it and the filters on the same series, one file for each run."""
 
-import json
 import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from rfa.files import held
 from rfa.progress import Stage, StageProgress
-from rfa.results.files import write_result
 from rfa.training.environment import environment
 from rfa.training.series import SeriesTraining
 
+from .claims import ClaimedOutcome, damaged, make_claimed, stored_result
 from .plan import selected_names
 from .series_contestants import (
     Setting,
@@ -32,16 +30,9 @@ SERIES_FORMAT = 2
 _SAMPLE = 128  # series by which rates, and WoLF, are chosen
 
 
-class SeriesOutcome(NamedTuple):
-    """The names of the runs that have a result, and of those that another process makes."""
-
-    done: list[str]
-    claimed: list[str]
-
-
 def run_series_recipe(
     recipe: SeriesRecipe, out: str | Path, *, only: tuple[str, ...] = (), progress: StageProgress | None = None
-) -> SeriesOutcome:
+) -> ClaimedOutcome:
     """Make all runs that have no result yet. Several processes may share a folder.
 
     Args:
@@ -56,29 +47,25 @@ def run_series_recipe(
         OSError: if a result cannot be written.
     """
     results = Path(out) / "results"
-    outcome = SeriesOutcome([], [])
     names = selected_names([run.name for run in recipe.runs], only)
     wanted = [run for run in recipe.runs if run.name in names]
     chosen = [run for run in recipe.runs if run in wanted or run in map(recipe.first_of, wanted)]
-    for index, run in enumerate(chosen):
-        path = results / f"{run.name}.json"
-        if progress is not None:
-            progress(Stage("runs", run.name), index, len(chosen))
-        with held(results / f".{run.name}.lock") as free:
-            if not free:
-                outcome.claimed.append(run.name)
-                continue
-            if finished_series_result(recipe, run, path) is None:
-                rate, first = None, recipe.first_of(run)
-                if first != run:
-                    found = finished_series_result(recipe, first, results / f"{first.name}.json")
-                    if found is None:  # another process looks for the rate
-                        outcome.claimed.append(run.name)
-                        continue
-                    rate = found["learning_rate"]
-                write_result(path, _result(recipe, run, rate, progress))
-            outcome.done.append(run.name)
-    return outcome
+    planned = {run.name: run for run in chosen}
+
+    def make(name: str) -> dict[str, Any] | None:
+        run, rate = planned[name], None
+        first = recipe.first_of(run)
+        if first != run:
+            found = finished_series_result(recipe, first, results / f"{first.name}.json")
+            if found is None:  # another process looks for the rate
+                return None
+            rate = found["learning_rate"]
+        return _result(recipe, run, rate, progress)
+
+    def finished(name: str) -> bool:
+        return finished_series_result(recipe, planned[name], results / f"{name}.json") is not None
+
+    return make_claimed(tuple(planned), results, finished, make, progress)
 
 
 def finished_series_result(recipe: SeriesRecipe, run: SeriesRun, path: Path) -> dict[str, Any] | None:
@@ -87,18 +74,11 @@ def finished_series_result(recipe: SeriesRecipe, run: SeriesRun, path: Path) -> 
     Raises:
         ValueError: for a damaged file, or one of other settings.
     """
-    if not path.is_file():
-        return None
+    result = stored_result(path, SERIES_FORMAT, _spec(recipe, run), recipe.path)
     try:
-        result = json.loads(path.read_text("utf-8"))
-        same = result["format"] == SERIES_FORMAT and result["spec"] == _spec(recipe, run)
-        float(result.get("learning_rate", 0.0))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"result: {path} is damaged; delete it, and it is made again") from None
-    if not same:
-        raise ValueError(
-            f"result: {path} is of other settings than {recipe.path} names; delete it, or choose a new folder"
-        )
+        float((result or {}).get("learning_rate", 0.0))
+    except (ValueError, TypeError):
+        raise damaged(path) from None
     return result
 
 

@@ -1,6 +1,5 @@
 """Tables of a record of series: scores by contestant and setting, and their ratios to a reference, with t intervals."""
 
-import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from rfa.files import write_text_whole
 
 from .figures import save, series_ratios
 from .layout import Cell, NumberCell, Table, markdown, markdown_text
-from .statistics import mean_and_error
+from .records import interval_cell, read_record
 from .tables import with_best
 
 SCORES = {
@@ -30,55 +29,19 @@ Results = Sequence[Mapping[str, Any]]
 Ratio = tuple[float, float | None]  # mean over seeds, and half of its interval relative to it
 
 
-def is_series_record(folder: str | Path) -> bool:
-    """Whether a folder of results is of a recipe of series, by the first result in it that can be read."""
-    for path in sorted(_results_of(folder).glob("*.json")):
-        try:
-            result = json.loads(path.read_text("utf-8"))
-        except (ValueError, OSError, RecursionError):
-            continue
-        return isinstance(result, dict) and "scores" in result
-    return False
-
-
 def read_series_results(folder: str | Path) -> list[dict[str, Any]]:
     """The results of a record, or of a folder of result files, in the order of their names.
 
     Raises:
         ValueError: for a file that is damaged, files of several recipes, two of one label and seed, or no file.
     """
-    results: dict[tuple[str, int], dict[str, Any]] = {}
-    for path in sorted(_results_of(folder).glob("*.json")):
-        try:
-            result = json.loads(path.read_text("utf-8"))
-        except (ValueError, RecursionError):
-            result = None
-        if not _is_result(result):
-            raise ValueError(f"result: {path} is damaged, expected that of a recipe of series")
-        key = result["label"], result["seed"]
-        if key in results:
-            raise ValueError(f"result: {path} is a second one of {key[0]} with seed {key[1]}, expected one")
-        results[key] = result
-    if not results:
-        raise ValueError(f"folder: {folder} has no results, expected files that `rfa experiment` wrote")
-    recipes = sorted({result["recipe"] for result in results.values()})
-    if len(recipes) > 1:
-        raise ValueError(f"folder: {folder} has results of {', '.join(recipes)}, expected one recipe")
-    return list(results.values())
+    return read_record(folder, "series", _is_result, ("label",))
 
 
-def _results_of(folder: str | Path) -> Path:
-    """The folder of the result files: that of a record, or itself."""
-    inner = Path(folder) / "results"
-    return inner if inner.is_dir() else Path(folder)
-
-
-def _is_result(result: Any) -> bool:
+def _is_result(result: Mapping[str, Any]) -> bool:
     """Whether the entries that tables read have their types. A score that is not finite is None."""
-    if not isinstance(result, dict) or not all(isinstance(result.get(name), str) for name in ("label", "recipe")):
-        return False
-    scores, seed = result.get("scores"), result.get("seed")
-    if not isinstance(scores, dict) or not scores or not isinstance(seed, int) or isinstance(seed, bool):
+    scores = result.get("scores")
+    if not isinstance(scores, dict) or not scores:
         return False
     columns = all(isinstance(parts, dict) and parts and parts.keys() <= set(PARTS) for parts in scores.values())
     found = [part for parts in scores.values() for part in parts.values()] if columns else []
@@ -105,7 +68,7 @@ def series_table(results: Results, part: str, score: str, level: float = 0.95) -
         own = [result for result in results if result["label"] == label]
         cells: list[Cell] = [label, str(len(own))]
         for column in columns:
-            cells.append(_cell(list(_by_seed(own, column, part, score).values()), level))
+            cells.append(interval_cell(list(_by_seed(own, column, part, score).values()), _DIGITS, level))
         rows.append(cells)
     rows.sort(key=lambda row: row[2].value if isinstance(row[2], NumberCell) else math.inf)
     if score != "coverage":
@@ -216,13 +179,3 @@ def _by_seed(results: Results, column: str, part: str, score: str) -> dict[int, 
     there = [result for result in results if part in result["scores"].get(column, {})]
     found = {result["seed"]: result["scores"][column][part][score] for result in there}
     return {seed: value for seed, value in found.items() if value is not None}
-
-
-def _cell(values: Sequence[float], level: float) -> Cell:
-    if not values:
-        return None
-    mean = mean_and_error(values)
-    if mean.error is None:
-        return NumberCell(mean.value, digits=_DIGITS)
-    half = float(student.ppf((1 + level) / 2, mean.seeds - 1)) * mean.error
-    return NumberCell(mean.value, error=half, digits=_DIGITS)

@@ -11,9 +11,8 @@ from rfa.checks import check_range, require
 from rfa.data.series_batch import SeriesBatch
 from rfa.progress import Progress
 
-from .trainer import make_optimizer, one_cycle
+from .steps import train_steps
 
-CLIP = 1.0  # of the norm of all gradients
 _MOST = 1_000_000
 
 
@@ -51,8 +50,7 @@ def train_on_series(
 ) -> list[float]:
     """Train in place by the mean of two losses: on rows with a reading, and on rows without.
 
-    Adam without weight decay, a one-cycle schedule, gradients clipped at a norm of 1. The parameters of the SDE have
-    half the rate and no momentum, as in the paper's training (appendix F).
+    The optimiser is that of `train_steps`.
 
     Args:
         model: called as `model(times, values)`; gives a `distribution` over all rows.
@@ -64,28 +62,16 @@ def train_on_series(
         The loss of each step.
 
     Raises:
-        RuntimeError: for a loss that is not finite.
+        Diverged: for a loss that is not finite.
     """
-    generator = torch.Generator().manual_seed(training.seed)
-    optimizer = make_optimizer(model, training.learning_rate)  # type: ignore[arg-type]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: one_cycle(step, training.steps))
-    losses = []
-    model.train()
-    for step in range(training.steps):
-        batch = draw(training.batch_size, generator)
-        loss = series_loss(model, batch)
-        losses.append(loss.item())
-        if not loss.isfinite():
-            raise RuntimeError(f"training: got a loss of {losses[-1]} in step {step + 1}, expected a finite number")
-        optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        schedule.step()
-        if progress is not None:
-            progress(step + 1, training.steps)
-    model.eval()
-    return losses
+    return train_steps(
+        model,
+        lambda generator: series_loss(model, draw(training.batch_size, generator)),
+        steps=training.steps,
+        learning_rate=training.learning_rate,
+        seed=training.seed,
+        after=None if progress is None else lambda step: progress(step, training.steps),
+    )
 
 
 def series_loss(model: Callable[..., Any], batch: SeriesBatch) -> Tensor:

@@ -1,0 +1,83 @@
+"""Runs that leave a result file alone: each is claimed by one process, and a finished one is never made again."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rfa.files import held
+from rfa.progress import Stage, StageProgress
+from rfa.results.files import write_result
+
+
+class ClaimedOutcome(NamedTuple):
+    """The names of the runs that have a result, and of those that another process makes."""
+
+    done: list[str]
+    claimed: list[str]
+
+
+def make_claimed(
+    names: Sequence[str],
+    results: Path,
+    finished: Callable[[str], bool],
+    make: Callable[[str], Mapping[str, Any] | None],
+    progress: StageProgress | None = None,
+) -> ClaimedOutcome:
+    """Make the runs that have no result yet, and write each result whole. Several processes may share a folder.
+
+    Args:
+        names: of the runs, in the order in which they are made.
+        results: the folder of `NAME.json`.
+        finished: whether a run has a result.
+        make: the result of a run; None if another process has to finish first.
+        progress: called with the stage, the amount done and the total.
+
+    Raises:
+        OSError: if a result cannot be written.
+    """
+    outcome = ClaimedOutcome([], [])
+    for index, name in enumerate(names):
+        if progress is not None:
+            progress(Stage("runs", name), index, len(names))
+        with held(results / f".{name}.lock") as free:
+            if not free:
+                outcome.claimed.append(name)
+                continue
+            if not finished(name):
+                result = make(name)
+                if result is None:
+                    outcome.claimed.append(name)
+                    continue
+                write_result(results / f"{name}.json", result)
+            outcome.done.append(name)
+    return outcome
+
+
+def stored_result(path: Path, form: int, spec: Mapping[str, Any], recipe: Path) -> dict[str, Any] | None:
+    """The result of a run, or None where it is still to do.
+
+    Args:
+        path: of the result.
+        form: the format that it should have.
+        spec: all that it should depend on.
+        recipe: the recipe's file, for the message.
+
+    Raises:
+        ValueError: for a damaged file, or one of other settings.
+    """
+    if not path.is_file():
+        return None
+    try:
+        result = json.loads(path.read_text("utf-8"))
+        same = result["format"] == form and result["spec"] == spec
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise damaged(path) from None
+    if not same:
+        raise ValueError(f"result: {path} is of other settings than {recipe} names; delete it, or choose a new folder")
+    return result
+
+
+def damaged(path: Path) -> ValueError:
+    """The error of a file that cannot be read."""
+    return ValueError(f"result: {path} is damaged; delete it, and it is made again")

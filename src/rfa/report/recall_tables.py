@@ -1,0 +1,185 @@
+"""Tables of a record of recall: accuracy over length, and how soon each model learnt, with t intervals over seeds."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rfa.files import write_text_whole
+
+from .layout import Cell, NumberCell, Table, comma_separated, markdown, markdown_text
+from .records import interval_cell, is_number, read_record
+
+LEARNT = 0.99  # the accuracy at the trained length from which on a task counts as learnt
+EARLY = 300  # steps
+_LARGEST = 1e300
+_TASK = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+ -]{0,99}")  # it becomes part of file names
+Results = Sequence[Mapping[str, Any]]
+
+
+def read_recall_results(folder: str | Path) -> list[dict[str, Any]]:
+    """The results of a record, or of a folder of result files, in the order of their names.
+
+    Raises:
+        ValueError: for a file that is damaged, files of several recipes, two of one run, or no file.
+    """
+    return read_record(folder, "recall", _is_result, ("task", "label"))
+
+
+def _is_result(result: Mapping[str, Any]) -> bool:
+    """Whether the entries that tables read have their types. A loss that is not finite is None."""
+    tests, curve = result.get("tests"), result.get("curve")
+    if not isinstance(tests, dict) or not isinstance(curve, list) or not isinstance(result.get("title"), str):
+        return False
+    if not _TASK.fullmatch(result["task"]):
+        return False
+    whole = is_number(result.get("chance"), 0, 1) and all(str(length).isdecimal() for length in tests)
+    points = all(is_number(point.get("step"), 1) and is_number(point.get("tokens"), 1) for point in curve if _is(point))
+    scores = (*tests.values(), *curve)
+    return (
+        whole and points and all(_is(one) and is_number(one.get("accuracy"), 0, 1) and _has_loss(one) for one in scores)
+    )
+
+
+def _is(score: Any) -> bool:
+    return isinstance(score, dict)
+
+
+def _has_loss(score: Mapping[str, Any]) -> bool:
+    return score.get("loss") is None or is_number(score["loss"], -_LARGEST, _LARGEST)
+
+
+def tasks_of(results: Results) -> list[str]:
+    """The tasks of a record, in the order of their names."""
+    return list(dict.fromkeys(result["task"] for result in results))
+
+
+def lengths_of(results: Results) -> list[int]:
+    """The lengths at which models were tested, ascending."""
+    return sorted({int(length) for result in results for length in result["tests"]})
+
+
+def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
+    """The accuracy of all models at each length.
+
+    Args:
+        results: of one recipe.
+        task: one of `tasks_of(results)`.
+        level: of the intervals, by Student's t over seeds.
+    """
+    own = [result for result in results if result["task"] == task]
+    lengths = lengths_of(own)
+    rows: list[list[Cell]] = []
+    for label, runs in _by_label(own).items():
+        cells: list[Cell] = [label, str(len(runs))]
+        for length in lengths:
+            found = [run["tests"][str(length)]["accuracy"] for run in runs if str(length) in run["tests"]]
+            cells.append(interval_cell(found, 3, level))
+        rows.append(cells)
+    rows.sort(key=lambda row: -row[-1].value if isinstance(row[-1], NumberCell) else 2.0)
+    notes = [
+        f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval. "
+        f"A guess without the context is right in {own[0]['chance']:.3g}.",
+        *_faults(own),
+    ]
+    columns = ("model", "seeds", *(f"{length} tokens" for length in lengths))
+    return Table(f"{task}-accuracy", f"{task}: accuracy over length", columns, tuple(map(tuple, rows)), tuple(notes))
+
+
+def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
+    """The accuracy of all models in all tasks at one length.
+
+    Args:
+        results: of one recipe.
+        length: in tokens.
+        level: of the intervals, by Student's t over seeds.
+    """
+    tasks, rows = tasks_of(results), []
+    for label, runs in _by_label(results).items():
+        found: dict[str, list[float]] = {task: [] for task in tasks}
+        for run in runs:
+            if str(length) in run["tests"]:
+                found[run["task"]].append(run["tests"][str(length)]["accuracy"])
+        rows.append((label, *(interval_cell(found[task], 2, level) for task in tasks)))
+    note = f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval."
+    return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), (note,))
+
+
+def learning_table(results: Results, task: str, level: float = 0.95) -> Table:
+    """How soon each model learnt a task: the loss after 300 steps, and the tokens until 99 % of answers were right.
+
+    Both are of the held-out sequences of the trained length. A mean of tokens is over the seeds that got there.
+
+    Args:
+        results, task, level: as of `accuracy_table`.
+    """
+    own = [result for result in results if result["task"] == task]
+    rows: list[list[Cell]] = []
+    for label, runs in _by_label(own).items():
+        losses = [point["loss"] for run in runs for point in run["curve"] if point["step"] == EARLY]
+        tokens = [reached for run in runs if (reached := tokens_until(run)) is not None]
+        rows.append(
+            [
+                label,
+                str(len(runs)),
+                interval_cell([loss for loss in losses if loss is not None], 2, level),
+                _grouped(interval_cell(tokens, 0, level)),
+                f"{len(runs) - len(tokens)} of {len(runs)}",
+            ]
+        )
+    rows.sort(key=lambda row: row[3].value if isinstance(row[3], NumberCell) else float("inf"))
+    notes = [f"Mean over seeds ± half of its {level:.0%} t interval, of tokens over the seeds that got there."]
+    columns = ("model", "seeds", f"loss after {EARLY} steps", f"tokens until {LEARNT:.0%}", "not reached in")
+    caption = f"{task}: how soon it was learnt"
+    return Table(f"{task}-learning", caption, columns, tuple(map(tuple, rows)), (*notes, *_faults(own)))
+
+
+def tokens_until(result: Mapping[str, Any], accuracy: float = LEARNT) -> int | None:
+    """Training tokens until the held-out accuracy was this high for the first time; None if it never was."""
+    return next((point["tokens"] for point in result["curve"] if point["accuracy"] >= accuracy), None)
+
+
+def write_recall_report(folder: str | Path, out: str | Path) -> Path:
+    """Write all tables of a record into one Markdown page, and each as a CSV file, and return the page's path.
+
+    Raises:
+        ValueError: as `read_recall_results`.
+        OSError: if a file cannot be written.
+    """
+    results, out = read_recall_results(folder), Path(out)
+    tables = [overview_table(results, length) for length in lengths_of(results)]
+    tables += [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
+    for table in tables:
+        write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(_with_ends(table)))
+    lines = [f"# {markdown_text(results[0]['title'])}\n", *map(markdown, tables)]
+    write_text_whole(out / "recall.md", "\n".join(lines))
+    return out / "recall.md"
+
+
+def _by_label(results: Results) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for result in results:
+        found.setdefault(result["label"], []).append(result)
+    return found
+
+
+def _grouped(cell: Cell) -> Cell:
+    return NumberCell(cell.value, cell.error, digits=0, grouped=True) if isinstance(cell, NumberCell) else cell
+
+
+def _with_ends(table: Table) -> Table:
+    """The table with both ends of each interval, for a CSV file."""
+
+    def ends(cell: Cell) -> Cell:
+        if not isinstance(cell, NumberCell) or cell.error is None:
+            return cell
+        return NumberCell(cell.value, interval=(cell.value - cell.error, cell.value + cell.error))
+
+    return replace(table, rows=tuple(tuple(map(ends, row)) for row in table.rows))
+
+
+def _faults(results: Results) -> list[str]:
+    """A note on the runs that stopped."""
+    stopped = [f"{run['label']}, seed {run['seed']}: {run['fault']}" for run in results if run.get("fault")]
+    return [f"Stopped: {'; '.join(stopped)}."] if stopped else []
