@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false"}
+_KINDS = {str: "text", dict: "a mapping", list: "a list", bool: "true or false", int: "a whole number"}
 
 
 class RecipeError(ValueError):
