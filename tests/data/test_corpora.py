@@ -110,7 +110,11 @@ def test_novels_by_author(novels):
 @pytest.mark.parametrize(
     ("spec", "split_by", "message"),
     [
-        ("nowhere", "file", "got 'nowhere', expected stdlib, gutenberg:novels, wikitext-103, babylm-2025 or the path"),
+        (
+            "nowhere",
+            "file",
+            "got 'nowhere', expected stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025 or the path",
+        ),
         ("stdlib", "author", "got 'author' for 'stdlib'"),
         ("stdlib", "chapter", "got 'chapter', expected file, author or author:"),
         ("stdlib", "file:x", "got 'file:x'"),

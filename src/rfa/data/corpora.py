@@ -12,12 +12,14 @@ from rfa.progress import Progress
 from .documents import Document, file_document, fingerprint
 from .gutenberg import LISTS, PREFIX, gutenberg_splits
 from .hub import HUB_DATASETS, hub_splits
+from .python_code import CODE, CODE_FOLDER, code_splits
 from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
 
 SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
 LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
 NAMED_CORPORA = (
     "stdlib",
+    CODE,
     *(PREFIX + name for name in LISTS),
     *HUB_DATASETS,
 )  # these names win over a file or folder of the same name
@@ -66,10 +68,11 @@ def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = N
     """Return the corpus that `spec` names.
 
     Args:
-        spec: `stdlib` (the `.py` text of the running Python's standard library), `gutenberg:novels` (92 novels, see
-            `rfa.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging Face hub), a file, or a folder of
-            UTF-8 text. A folder that holds `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's
-            books as the list says; any other by `split_by`.
+        spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
+            `rfa.data.python_code`, or the folder that the environment variable `RFA_CODE` names),
+            `gutenberg:novels` (92 novels, see `rfa.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
+            Face hub), a file, or a folder of UTF-8 text. A folder that holds `train/`, `valid/` and `test/` is split
+            so, a list of Project Gutenberg's books as the list says, code by package; any other by `split_by`.
         split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
             cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
             `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out
@@ -108,7 +111,18 @@ def load_documents(spec: str) -> tuple[Document, ...]:
         return tuple(document for documents in splits.values() for document in documents)
     if spec.startswith(PREFIX):
         return _in_order(gutenberg_splits(spec))
+    if spec == CODE:
+        return _in_order(_code_splits()[0])
     return _local_documents(spec)
+
+
+def _code_splits() -> tuple[Splits, str]:
+    folder = os.environ.get(CODE_FOLDER)
+    if folder is None:
+        return code_splits(), "by package"
+    if not (Path(folder) / "train").is_dir():
+        raise ValueError(f"{CODE_FOLDER}: got {folder!r}, expected a folder with train/, valid/ and test/")
+    return _folder_splits(Path(folder)), "as the folder gives them"
 
 
 def _in_order(splits: Splits) -> tuple[Document, ...]:
@@ -121,10 +135,12 @@ def _split(spec: str, split_by: str, progress: Progress | None) -> tuple[Splits,
     check_split(split_by)
     kind, _, assignment = split_by.partition(":")
     given = spec in HUB_DATASETS or (is_path(spec) and (Path(spec) / "train").is_dir())
-    if kind == "author" and (given or spec == "stdlib"):
+    if kind == "author" and (given or spec in ("stdlib", CODE)):
         raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
     if spec in HUB_DATASETS:
         return _hub_splits(spec)
+    if spec == CODE:
+        return _code_splits()
     if spec.startswith(PREFIX):
         splits = gutenberg_splits(spec, progress)
         if kind == "author":

@@ -10,8 +10,9 @@ from typing import Any
 from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 
+from .rates import trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
-from .run_result import finished_result, with_names_only
+from .run_result import finished_result, with_names_only, with_rate_of
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,16 @@ def selected_names(names: Sequence[str], only: Sequence[str]) -> set[str]:
 
 
 def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[RunState]:
-    """The progress of each run. Nothing is written.
+    """The progress of each run, and before it of the trials of its learning rate. Nothing is written.
 
     Raises:
         ValueError: for an unknown name in `only`, a damaged result or run folder, or a folder of another recipe.
     """
     out = Path(out)
     results = finished_results(recipe, out)
-    return [_state(recipe, run, out, results) for run in selected_runs(recipe, only)]
+    trials = trials_by_run(recipe)
+    units = {unit.name: unit for run in selected_runs(recipe, only) for unit in (*trials[run.name], run)}
+    return [_state(recipe, unit, out, results) for unit in units.values()]
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
@@ -85,8 +88,14 @@ def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
     return {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
 
 
-def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any] | None:
+def started_record(recipe: Recipe, run: PlannedRun, out: Path, rates: Sequence[float] = ()) -> dict[str, Any] | None:
     """The content of run.json of a started run; None if the run was not started.
+
+    Args:
+        recipe: the recipe.
+        run: of the recipe.
+        out: the folder of run folders and results.
+        rates: learning rates that the run may have instead of its own, while its own is not chosen yet.
 
     Raises:
         ValueError: if run.json is damaged, or if its specification differs from the recipe's.
@@ -95,7 +104,8 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any]
     if not folder.record.exists():
         return None
     record = folder.read()
-    if with_names_only(record["spec"]) != with_names_only(recipe.resolved(run).to_dict()):
+    wanted = with_rate_of(record["spec"], recipe.resolved(run).to_dict(), rates)
+    if with_names_only(record["spec"]) != with_names_only(wanted):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
 
@@ -110,8 +120,10 @@ def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any
     if run.name in results:
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
-    record, folder = started_record(recipe, run, out), run_folder(out, run)
+    record, folder = started_record(recipe, run, out, () if run.trial else recipe.rates), run_folder(out, run)
     state, step = "to do", 0
+    if run.trial and record is not None and trial_loss(record) is not None:
+        return RunState(run, "done", steps or record["steps"], steps, tokens, 0.0)
     if record is not None and not is_lost(folder, record):
         if record["finished"]:
             state, step = "to evaluate", record["steps"]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from dataclasses import asdict, dataclass, fields, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from rfa.training import TrainingSpec
 
 from .reading import Faults, read_yaml, take
 
-_RECIPE = {"name": str, "title": str, "training": dict, "runs": list, "evaluation": dict, "keep_models": bool}
-_RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool}
+_RECIPE = {
+    "name": str, "title": str, "training": dict, "rates": list, "runs": list, "evaluation": dict, "keep_models": bool,
+}  # fmt: skip
+_RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool, "max_steps": int}
 _EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
 _OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that the section `runs` sets
+_OF_AN_ENTRY = ("one_group", "max_steps")  # those that an entry of `runs` may set
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,99}")
 
 
@@ -27,10 +31,12 @@ class PlannedRun:
     Args:
         spec: as written in the recipe; its paths are relative to the recipe's folder.
         suffix: distinguishes the run from other runs of the same preset.
+        trial: whether it is a trial of its learning rate (`rfa.experiments.rates`), which has no result of its own.
     """
 
     spec: TrainingSpec
     suffix: str = ""
+    trial: bool = False
 
     @property
     def label(self) -> str:
@@ -40,7 +46,8 @@ class PlannedRun:
     @property
     def name(self) -> str:
         """The name of its run folder and its result."""
-        return f"{self.label.replace(' ', '-')}-seed{self.spec.seed}"
+        rate = f"{Decimal(repr(self.spec.learning_rate)).normalize():e}"
+        return f"{self.label.replace(' ', '-')}-{f'rate-{rate}' if self.trial else f'seed{self.spec.seed}'}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,8 @@ class Recipe:
         runs: in the order in which they are made.
         evaluation: of each run.
         keep_models: keep the checkpoints and the model of a run after its result is written.
+        rates: learning rates, of which each model takes its best (`rfa.experiments.rates`); empty where the recipe's
+            training names the only one.
     """
 
     path: Path
@@ -81,13 +90,15 @@ class Recipe:
     runs: tuple[PlannedRun, ...]
     evaluation: EvaluationPlan
     keep_models: bool = False
+    rates: tuple[float, ...] = ()
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
         """The evaluation that the recipe asks of a run, in the form in which the result records it."""
         preset, evaluation = run.spec.preset, self.evaluation
         first = next((other for other in self.runs if other.label == preset), None)
         asked = {**asdict(evaluation), "lengths": list(evaluation.lengths)}
-        return {**asked, "attention": preset in evaluation.attention and run == first}
+        attention = first is not None and run.name == first.name and preset in evaluation.attention
+        return {**asked, "attention": attention}
 
     def resolved(self, run: PlannedRun) -> TrainingSpec:
         """The specification of a run with absolute paths."""
@@ -131,6 +142,8 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     elif "model" in training:
         training["model"] = _named(training["model"], "training", faults)
     training = {field: value for field, value in training.items() if field not in invalid}
+    if rates := _rates(given, training, faults):
+        training["learning_rate"] = rates[0]  # of several, each run gets the one that its model chooses
     # check it alone too, without its model, because the runs may name no valid preset
     _check_spec("m2-sc-rfa", {**training, "model": {}}, {}, "training", faults)
     runs = [run for index, entry in enumerate(given.get("runs", [])) for run in _runs(entry, index, training, faults)]
@@ -143,7 +156,23 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     if "evaluation" in given:
         plan = _evaluation(given["evaluation"], {run.label for run in runs}, faults)
     faults.raise_if_any()
-    return Recipe(path, name, given.get("title", name), tuple(runs), plan, given.get("keep_models", False))
+    return Recipe(path, name, given.get("title", name), tuple(runs), plan, given.get("keep_models", False), rates)
+
+
+def _rates(given: Mapping[str, Any], training: Mapping[str, Any], faults: Faults) -> tuple[float, ...]:
+    """The learning rates that each model tries."""
+    if "rates" not in given:
+        return ()
+    rates = given["rates"]
+    if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
+        faults.add("rates", f"got {rates!r:.80}, expected numbers between 0 and 1")
+    elif len(set(rates)) < len(rates):
+        faults.add("rates", f"got {rates!r:.80}, expected each once")
+    elif "learning_rate" in training:
+        faults.add("training", "learning_rate: not here, expected rates alone")
+    else:
+        return tuple(rates)
+    return ()
 
 
 def _check_name(name: str, where: str, faults: Faults) -> None:
@@ -157,8 +186,7 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
     model = _named(given.get("model", {}), where, faults)
-    if "one_group" in given:
-        training = {**training, "one_group": given["one_group"]}
+    training = {**training, **{name: given[name] for name in _OF_AN_ENTRY if name in given}}
     if suffix:
         _check_name(suffix, f"{where}.label", faults)
     for what, values in (("presets", presets), ("seeds", seeds)):

@@ -1,6 +1,7 @@
 """The result of a recipe's run, collected from its run folder and its evaluation."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,12 @@ def result_path(out: Path, run: PlannedRun) -> Path:
 
 
 def make_result(
-    recipe: Recipe, run: PlannedRun, folder: RunFolder, record: Mapping[str, Any], evaluated: Mapping[str, Any]
+    recipe: Recipe,
+    run: PlannedRun,
+    folder: RunFolder,
+    record: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    trials: Mapping[float, float],
 ) -> dict[str, Any]:
     """The content of the result file of a finished run.
 
@@ -29,6 +35,7 @@ def make_result(
         folder: the run folder, for `metrics.jsonl`.
         record: content of run.json.
         evaluated: the evaluation from `rfa.evaluation.full_evaluation`.
+        trials: validation loss of each learning rate that was tried, infinite where training diverged.
     """
     measured, lines = record["result"], read_metrics(folder)
     speed = measured["tokens_per_second"]
@@ -42,6 +49,8 @@ def make_result(
         "seed": run.spec.seed,
         "train_length": run.spec.length,
         **_entry(recipe, run),
+        "learning_rate": run.spec.learning_rate,
+        "trials": {str(rate): loss if math.isfinite(loss) else None for rate, loss in trials.items()},
         "training": {
             "valid_perplexity": measured["valid_perplexity"],
             "tokens": measured["tokens"],
@@ -103,11 +112,19 @@ def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any
         return None
     result, wanted = read_result(path), {"recipe": recipe.name, "run": run.name, **_entry(recipe, run)}
     for name, value in wanted.items():
+        if name == "spec":
+            value = with_rate_of(result["spec"], value, recipe.rates)
         same = with_names_only(result[name]) == with_names_only(value) if name == "spec" else result[name] == value
         if not same:
             differs = _difference_in_words(result[name], value)
             raise ValueError(f"result: {path} is of another {name} than {recipe.path} names: {name}{differs}")
     return result
+
+
+def with_rate_of(found: Mapping[str, Any], wanted: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """The wanted specification with the learning rate of the one that was found, if it is one of `rates`."""
+    rate = found.get("learning_rate")
+    return {**wanted, "learning_rate": rate} if rate in rates else wanted
 
 
 def with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Make all runs of a recipe. Several processes can share the work; each run is made once.
 
 <out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
+<out>/runs/<model>-rate-<r>/ the same for trials of learning rates, without models
 <out>/results/<run>.json     one result file for each run, whole
 <out>/recipe.json            the recipe's name, title and runs, so that a report can name missing runs
 <out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
@@ -8,11 +9,13 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -23,11 +26,15 @@ from rfa.files import held
 from rfa.progress import Stage, StageProgress
 from rfa.results import Planned, write_planned, write_result
 from rfa.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
+from rfa.training.callbacks import Diverged
 
 from .plan import finished_results, is_lost, run_folder, selected_runs, started_record
+from .rates import DIVERGED, trial_loss, trials_by_run, with_best_rate
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, make_result, result_path
+
+_PAUSE = 2.0  # seconds between looks at trials that other processes make
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,8 @@ def run_recipe(
     First each model makes a step on this machine, so that a model that cannot run here is found at once. Several
     processes may share a recipe and a folder. A process skips a run that another one is making, and checks it again
     later. It ends when every run is done, is made by another process, or has failed here. After a failure the other
-    runs are still made.
+    runs are still made. Where the recipe has several learning rates, the trials of each model come before its runs,
+    and processes share them too.
 
     Args:
         recipe: the recipe.
@@ -90,40 +98,45 @@ def run_recipe(
     report = progress or (lambda *_: None)
     finished = finished_results(recipe, out)
     waiting = [run for run in runs if run.name not in finished]
+    trials = trials_by_run(recipe)
+    texts = dict(finished)  # that runs and trials were made on
     for run in waiting:
-        started_record(recipe, run, out)  # raises if it is damaged or of another recipe
+        started_record(recipe, run, out, recipe.rates)  # raises if it is damaged or of another recipe
+        for trial in trials[run.name]:
+            if (record := started_record(recipe, trial, out)) is not None:
+                texts[trial.name] = record
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # a process may have been killed before it deleted them
                 _delete_weights(run_folder(out, run))
     if waiting:
-        _check_text(recipe, waiting[0], finished, report)
+        _check_text(recipe, waiting[0], texts, report)
         _check_machine(recipe, waiting, report)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     failed: dict[str, str] = {}
     going = True
     while waiting and going:
-        going = False
+        made = tried_elsewhere = False
         for run in waiting:
             report(Stage("runs"), len(runs) - len(waiting), len(runs))
-            with held(out / ".claims" / f"{run.name}.lock") as mine:
-                if not mine:
-                    continue
-                going = True
-                if finished_result(recipe, run, out) is None:
-                    try:
-                        _make(recipe, run, out, report)
-                    except (Stopped, OSError, torch.AcceleratorError):
-                        raise
-                    except Exception as error:  # of any type: the other runs may still succeed
-                        if os.environ.get("RFA_DEBUG"):
-                            raise
-                        named = isinstance(error, ValueError | RuntimeError)
-                        failed[run.name] = str(error) if named else f"{type(error).__name__}: {error}"
-                        if failure is not None:
-                            failure(run.name, failed[run.name])
-            waiting = [other for other in waiting if other is not run]
+            try:
+                state = _advance(recipe, run, trials[run.name], out, report)
+            except (Stopped, OSError, torch.AcceleratorError):
+                raise
+            except Exception as error:  # of any type: the other runs may still succeed
+                if os.environ.get("RFA_DEBUG"):
+                    raise
+                state, named = "done", isinstance(error, ValueError | RuntimeError)
+                failed[run.name] = str(error) if named else f"{type(error).__name__}: {error}"
+                if failure is not None:
+                    failure(run.name, failed[run.name])
+            tried_elsewhere |= state == "tried elsewhere"
+            if state == "done":
+                made, waiting = True, [other for other in waiting if other is not run]
         waiting = [run for run in waiting if finished_result(recipe, run, out) is None]
+        going = made or tried_elsewhere
+        if tried_elsewhere and not made:
+            time.sleep(_PAUSE)
     report(Stage("runs"), len(runs) - len(waiting), len(runs))
     claimed = tuple(run.name for run in waiting)
     done = tuple(run.name for run in runs if run.name not in {*claimed, *failed})
@@ -135,7 +148,7 @@ def _check_text(
 ) -> None:
     """Read the text that all runs share, and raise `RecipeError` with everything that it is too short for.
 
-    Raises `ValueError` if a finished run was made on another text.
+    Raises `ValueError` if a finished run or a trial was made on another text.
     """
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
     text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(report, Stage("text")))
@@ -179,8 +192,66 @@ def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], report: StageProg
     faults.raise_if_any()
 
 
-def _make(recipe: Recipe, run: PlannedRun, out: Path, report: StageProgress) -> None:
+def _advance(
+    recipe: Recipe, run: PlannedRun, trials: Sequence[PlannedRun], out: Path, report: StageProgress
+) -> Literal["done", "claimed", "tried elsewhere"]:
+    """Make the trials of a run that no other process makes, then the run itself.
+
+    A run waits for trials that another process makes. It holds no lock then, so no two processes wait for each other.
+    """
+    if finished_result(recipe, run, out) is not None:
+        return "done"
+    losses: dict[float, float] = {}
+    for trial in trials:
+        with _claimed(out, trial) as mine:
+            if mine:
+                _make_trial(recipe, trial, out, report)
+        record = started_record(recipe, trial, out)
+        loss = None if record is None else trial_loss(record)
+        if loss is not None:
+            losses[trial.spec.learning_rate] = loss
+    if len(losses) < len(trials):
+        return "tried elsewhere"
+    with _claimed(out, run) as mine:
+        if not mine:
+            return "claimed"
+        if finished_result(recipe, run, out) is None:
+            _make(recipe, with_best_rate(run, losses), losses, out, report)
+    return "done"
+
+
+def _claimed(out: Path, run: PlannedRun) -> AbstractContextManager[bool]:
+    return held(out / ".claims" / f"{run.name}.lock")
+
+
+def _make_trial(recipe: Recipe, trial: PlannedRun, out: Path, report: StageProgress) -> None:
+    """Train or resume a trial. Its record keeps the validation loss, or that training diverged; its weights go."""
+    folder, record = run_folder(out, trial), started_record(recipe, trial, out)
+    if record is None or trial_loss(record) is None:
+        try:
+            _trained(recipe, trial, out, report)
+        except Diverged as error:
+            folder.write({**folder.read(), DIVERGED: str(error)})
+    _delete_weights(folder)
+
+
+def _make(recipe: Recipe, run: PlannedRun, trials: Mapping[float, float], out: Path, report: StageProgress) -> None:
     """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it."""
+    record, folder = _trained(recipe, run, out, report), run_folder(out, run)
+    asked, path = recipe.asked_of(run), result_path(out, run)
+    maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
+    evaluated = evaluation.full_evaluation(
+        folder.path,
+        **{**asked, "attention": maps},
+        progress=lambda stage, *far: report(stage._replace(run=run.name), *far),
+    )
+    write_result(path, make_result(recipe, run, folder, record, evaluated, trials))
+    if not recipe.keep_models:
+        _delete_weights(folder)
+
+
+def _trained(recipe: Recipe, run: PlannedRun, out: Path, report: StageProgress) -> dict[str, Any]:
+    """Train or resume a run or a trial, and return its record."""
 
     def training(step: int, steps: int, metrics: dict[str, float]) -> None:
         report(Stage("training", run.name, metrics), step, steps)
@@ -195,16 +266,7 @@ def _make(recipe: Recipe, run: PlannedRun, out: Path, report: StageProgress) -> 
         if record["spec"] != wanted:  # started in another checkout, whose text may be gone
             folder.write({**record, "spec": wanted})
         record = resume(folder.path, **bars)
-    asked, path = recipe.asked_of(run), result_path(out, run)
-    maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
-    evaluated = evaluation.full_evaluation(
-        folder.path,
-        **{**asked, "attention": maps},
-        progress=lambda stage, *far: report(stage._replace(run=run.name), *far),
-    )
-    write_result(path, make_result(recipe, run, folder, record, evaluated))
-    if not recipe.keep_models:
-        _delete_weights(folder)
+    return record
 
 
 def _delete_weights(folder: RunFolder) -> None:

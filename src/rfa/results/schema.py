@@ -178,6 +178,8 @@ class Result(TypedDict):
     spec: SpecFields
     config: ConfigFields
     evaluation: RequestedEvaluation
+    learning_rate: NotRequired[Positive]  # older results have it in `spec` alone
+    trials: NotRequired[dict[str, float | None]]  # validation loss by learning rate; None where training diverged
     training: TrainingOutcome
     environment: dict[str, Any]
     resumed: list[dict[str, Any]]

@@ -76,6 +76,10 @@ _log = logging.getLogger(__name__)
 _LOGGED = ("loss", "grad_norm", "learning_rate", "eval_loss")
 
 
+class Diverged(ValueError):
+    """A loss or a gradient of training is not finite."""
+
+
 class MetricsLogger(TrainerCallback):
     """Write `metrics.jsonl` and TensorBoard files: losses, learning rates, and the dynamics of each layer and head.
 
@@ -125,7 +129,7 @@ class MetricsLogger(TrainerCallback):
         if not figures or not state.is_world_process_zero:
             return
         if not all(math.isfinite(value) for value in figures.values()):
-            raise ValueError(f"training: got {figures} at step {state.global_step}, expected finite numbers")
+            raise Diverged(f"training: got {figures} at step {state.global_step}, expected finite numbers")
         if "eval_loss" in figures:
             figures = {"valid_loss": figures["eval_loss"], "valid_perplexity": math.exp(min(figures["eval_loss"], 700))}
         self._latest = {**self._latest, **figures}

@@ -1,0 +1,174 @@
+"""Recipes with several learning rates: each model takes its best."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cover import slow
+from training.runs import MODEL
+
+from rfa.experiments import Recipe, load_recipe, run_recipe, states
+from rfa.experiments.rates import trials_by_run
+from rfa.results import read_result
+from rfa.training import RunFolder, Stopped, TrainingSpec, train
+
+from .recipes import TRAINING, write_recipe
+from .test_recipe import faults
+from .test_runner import at, ctrl_c
+
+RATES = [1e-3, 1e-2, 0.1]
+RUNS = [{"presets": ["b1-rope"], "seeds": [0, 1]}]
+LADDER = [*RUNS, {"presets": ["b1-rope"], "seeds": [1], "label": "quarter", "max_steps": 3}]
+TRIALS = [f"b1-rope-rate-{rate}" for rate in ("1e-3", "1e-2", "1e-1")]
+
+
+def several(folder: Path, runs=RUNS, rates=RATES, **changes) -> Recipe:
+    training = {**TRAINING, "data": "corpus", "model": MODEL, "max_steps": 12, **changes}
+    return load_recipe(write_recipe(folder, runs=runs, rates=rates, training=training))
+
+
+def test_the_best_rate_serves_all_runs_of_a_model(tmp_path, out, evaluated):
+    planned = several(tmp_path, LADDER)
+    outcome = run_recipe(planned, out)
+    assert outcome.done == ("b1-rope-seed0", "b1-rope-seed1", "b1-rope-quarter-seed1")
+    losses = {}
+    for rate, name in zip(RATES, TRIALS, strict=True):  # by hand: a third of the steps, the first seed
+        spec = TrainingSpec(**{**planned.resolved(planned.runs[0]).to_dict(), "learning_rate": rate, "max_steps": 4})
+        losses[rate] = train(spec, tmp_path / name)["result"]["valid_loss"]
+    best = min(losses, key=losses.__getitem__)
+    assert len(set(losses.values())) == 3
+    for name, steps in zip(outcome.done, (12, 12, 3), strict=True):
+        result = read_result(out / "results" / f"{name}.json")
+        assert result["trials"] == {str(rate): loss for rate, loss in losses.items()}
+        assert result["learning_rate"] == result["spec"]["learning_rate"] == best
+        assert RunFolder(out / "runs" / name).read()["spec"]["learning_rate"] == best
+        assert result["training"]["steps"] == steps
+    assert sorted(path.name for path in (out / "runs").iterdir()) == sorted([*outcome.done, *TRIALS])
+    assert not RunFolder(out / "runs" / TRIALS[0]).model.exists()
+    assert [(state.run.name, state.state) for state in states(planned, out)] == [
+        (name, "done") for name in (*TRIALS, *outcome.done)
+    ]
+    assert evaluated == list(outcome.done)  # trials are not
+
+
+def test_a_stopped_trial_goes_on(tmp_path, out, evaluated):
+    planned = several(tmp_path)
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{TRIALS[1]}: training", 3, ctrl_c))
+    assert [(state.state, state.step) for state in states(planned, out)][:3] == [
+        ("done", 4),
+        ("half done", 3),
+        ("to do", 0),
+    ]
+    steps = []
+    run_recipe(planned, out, only=["b1-rope-seed1"], progress=lambda stage, done, _: steps.append((stage, done)))
+    made = [(stage.run, done) for stage, done in steps if stage.name == "training" and "validated" not in stage.metrics]
+    assert TRIALS[0] not in {run for run, _ in made}
+    assert [done for run, done in made if run == TRIALS[1]] == [4]
+    assert len(RunFolder(out / "runs" / TRIALS[1]).read()["resumed"]) == 1
+    assert evaluated == ["b1-rope-seed1"]
+
+
+def test_what_is_only_evaluated_otherwise_is_tried_once(tmp_path):
+    runs = [
+        {"presets": ["b1-rope", "c2-window", "c3-yarn", "b2-alibi"], "seeds": [3]},
+        {"presets": ["m2-sc-rfa"], "seeds": [3]},
+        {"presets": ["m2-sc-rfa"], "seeds": [3], "label": "released", "one_group": True},
+        {"presets": ["m2-sc-rfa"], "seeds": [3], "label": "b=0.5", "model": {"damping": 0.5}},
+    ]
+    tried = {name: trials[0] for name, trials in trials_by_run(several(tmp_path, runs)).items()}
+    assert len({trial.name for trial in tried.values()}) == 5
+    assert {tried[f"{name}-seed3"].name for name in ("b1-rope", "c2-window", "c3-yarn")} == {TRIALS[0]}
+    assert (tried["b2-alibi-seed3"].spec.seed, tried["b2-alibi-seed3"].spec.max_steps) == (3, 4)
+
+
+def test_epochs_are_divided_too(tmp_path):
+    planned = several(tmp_path, max_steps=None, epochs=6)
+    (first, *_) = trials_by_run(planned)["b1-rope-seed0"]
+    assert (first.spec.max_steps, first.spec.epochs) == (None, 2)
+
+
+def test_one_rate_needs_no_trials(tmp_path):
+    planned = several(tmp_path, rates=[2e-2])
+    assert {run.spec.learning_rate for run in planned.runs} == {2e-2}
+    assert set(trials_by_run(planned).values()) == {()}
+
+
+def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated):
+    planned = several(tmp_path, RUNS[:1], [1e-3, 0.9], max_steps=3)
+    diverged = RunFolder(out / "runs" / "b1-rope-rate-9e-1")
+    import rfa.experiments.runner as runner
+
+    trained = runner._trained
+
+    def made(recipe, run, *rest):
+        record = trained(recipe, run, *rest)
+        if run.trial and run.spec.learning_rate == 0.9:
+            diverged.write({**record, "finished": False})
+            raise runner.Diverged("training: got nan")
+        return record
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_trained", made)
+        run_recipe(planned, out)
+    result = read_result(out / "results" / "b1-rope-seed1.json")
+    assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)
+    assert diverged.read()["diverged"] == "training: got nan"
+    assert states(planned, out)[1].state == "done"  # it is not tried again
+
+
+def test_faults(tmp_path):
+    training = {**TRAINING, "data": "corpus", "model": MODEL}
+    for given, said in (
+        ([], "rates: got [], expected numbers between 0 and 1"),
+        ([1e-3, 2], "rates: got [0.001, 2], expected numbers between 0 and 1"),
+        ([1e-3, 1e-3], "rates: got [0.001, 0.001], expected each once"),
+        (1e-3, "recipe: rates: got 0.001, expected a list"),
+    ):
+        assert faults(write_recipe(tmp_path, rates=given, training=training)) == [said]
+    both = {**training, "learning_rate": 1e-3}
+    (fault,) = faults(write_recipe(tmp_path, rates=[1e-3], training=both))
+    assert fault == "training: learning_rate: not here, expected rates alone"
+    for given, said in (
+        (0, "got 0, expected at least 1"),
+        (True, "got True"),
+        ("x", "got 'x', expected a whole number"),
+    ):
+        (fault,) = faults(write_recipe(tmp_path, runs=[{**RUNS[0], "max_steps": given}]))
+        assert fault.startswith(f"runs[0]: max_steps: {said}")
+
+
+def test_a_trial_on_another_text(tmp_path, out, evaluated):
+    planned = several(tmp_path)
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{TRIALS[1]}: training", 3, ctrl_c))
+    text = min((tmp_path / "corpus").rglob("*.txt"))
+    text.write_text(text.read_text() + "and so on")
+    with pytest.raises(ValueError, match=f"data: {TRIALS[0]} was made on another text"):
+        run_recipe(planned, out)
+
+
+@slow
+def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
+    """Each run and each trial is made once, and a run waits for the trials that the other process makes."""
+    planned = several(tmp_path, [{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}], max_steps=60)
+    program = (
+        "import sys; from rfa import evaluation; from rfa.experiments import load_recipe, run_recipe\n"
+        "from experiments.recipes import stand_in\n"
+        "evaluation.full_evaluation = stand_in; run_recipe(load_recipe(sys.argv[1]), sys.argv[2])"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")])
+    others = [
+        subprocess.Popen([sys.executable, "-c", program, planned.path, out], env=environment, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    errors = [other.communicate(timeout=200)[1].decode() for other in others]
+    assert [other.returncode for other in others] == [0, 0], errors
+    assert len([read_result(path) for path in (out / "results").glob("*.json")]) == 4
+    for run in (out / "runs").iterdir():
+        assert json.loads((run / "run.json").read_text())["finished"], run
+        assert "resumed" not in json.loads((run / "run.json").read_text())
