@@ -17,6 +17,7 @@ from torch import Tensor
 from . import reference
 from .dense import of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, ScoreKind, kernel_inputs, rotation_tables
+from .phase_gradient import with_phase_gradient
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Problem
@@ -246,15 +247,12 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """The estimate in float32 and `log2 sum_j 2^z` by a kernel; see `rfa.ops.kernel`.
 
-    A `frequency` of None says that the states stand in the common frame. Otherwise the kernel turns them itself, but it
-    has no gradient for phases: where frequencies or times are learned, autograd turns the states, in float32.
+    A `frequency` of None says that the states stand in the common frame. Otherwise the kernel turns them itself, except
+    under a transform of `torch.func`: there autograd turns them, in float32.
     """
-    rotation, learned = None, False
-    if frequency is not None:
-        turning = (frequency, positions.key_times, positions.query_times)
-        learned = positions.clock is not None or transformed()
-        learned = learned or (torch.is_grad_enabled() and any(factor.requires_grad for factor in turning))
-    if frequency is not None and learned:
+    rotation, by_autograd, learned = None, frequency is not None and transformed(), False
+    of_keys, of_queries = positions.times_of_heads()
+    if frequency is not None and by_autograd:
         rotation = rotation_tables(frequency, positions)  # differentiable, and once for all states
         key, value = positions.without_absent(key, value)
         query = turned(query.to(torch.float32), rotation.of_queries, inverse=True)
@@ -263,12 +261,19 @@ def attend(
         if rotate_values:
             value = turned(value, rotation.of_keys, inverse=True)
     elif frequency is not None:
-        rotation = rotation_tables(frequency, positions, kernel.phases)
+        learned = torch.is_grad_enabled() and any(x.requires_grad for x in (frequency, of_keys, of_queries))
+        with torch.no_grad():
+            rotation = rotation_tables(frequency, positions, kernel.phases)
+        if learned:  # in float32: phases are sums over the gradients of states, which half precision would round
+            query, key, value = (states.to(torch.float32) for states in (query, key, value))
+            query = with_phase_gradient(query, frequency, of_queries, inverse=True)
+            key = with_phase_gradient(key, frequency, of_keys, inverse=True)
+            value = with_phase_gradient(value, frequency, of_keys, inverse=True) if rotate_values else value
     inputs = kernel_inputs(
         query,
         key,
         value,
-        None if learned else rotation,
+        None if by_autograd else rotation,
         prior,
         positions,
         causal=causal,
@@ -279,6 +284,8 @@ def attend(
         decode=frequency is None and not torch.is_grad_enabled(),
     )
     estimate, log_sum = kernel.attention(inputs)
-    if rotation is not None and learned and rotate_values:
+    if frequency is not None and learned and rotate_values:
+        estimate = with_phase_gradient(estimate, frequency, of_queries)
+    if rotation is not None and by_autograd and rotate_values:
         estimate = turned(estimate, rotation.of_queries)
     return estimate, log_sum

@@ -102,8 +102,11 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
         rate: of each token, `(batch, heads, keys)`, in units of the head's time per unit of the common time.
     """
     tokens = _tokens(positions)
-    key, query = map(tokens.restored, tokens.sums(tokens.before(rate) * tokens.elapsed[:, None]))
-    return positions._replace(clock=(key, _last(query, positions.query_times.shape[-1])), uniform=False)
+    key, query = tokens.sums(tokens.before(rate) * tokens.elapsed[:, None])
+    queries, key, query = positions.query_times.shape[-1], tokens.restored(key), tokens.restored(query)
+    if tokens.present is None and key.shape[-1] == queries:
+        query = key  # one and the same, for those who compute something of it
+    return positions._replace(clock=(key, _last(query, queries)), uniform=False)
 
 
 class _Tokens(NamedTuple):
@@ -202,4 +205,4 @@ def _take(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _last(x: Tensor, length: int) -> Tensor:
-    return x[..., x.shape[-1] - length :]
+    return x if x.shape[-1] == length else x[..., x.shape[-1] - length :]

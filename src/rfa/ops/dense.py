@@ -175,10 +175,15 @@ def turned(states: Tensor, phases: tuple[Tensor, Tensor], inverse: bool = False)
 
 def of_finite(function: Callable[[Tensor], Tensor], states: Tensor) -> Tensor:
     """`function(states)`, state by state. A poisoned state becomes NaN, and no gradient goes back through it."""
-    if _values_at_hand(states) and states.detach().sum(dtype=torch.float32).isfinite():
-        return function(states)  # all are finite
+    if all_finite(states):
+        return function(states)
     states, poisoned = finite(states)
     return function(states).masked_fill(poisoned[..., None], torch.nan)
+
+
+def all_finite(states: Tensor) -> bool:
+    """Whether all numbers are known to be finite. False where a look at them costs too much."""
+    return _values_at_hand(states) and bool(states.detach().sum(dtype=torch.float32).isfinite())
 
 
 def _values_at_hand(*tensors: Tensor) -> bool:

@@ -180,8 +180,11 @@ def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
 def rotation_tables(frequency: Tensor, positions: Positions, phases: Phases = torch_phases) -> Rotation:
     """The tables by which a kernel turns states into the common frame and the estimate out of it."""
     if positions.clock is not None:
-        of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.clock)
-        return Rotation(*(part.to(torch.float32) for part in (*of_keys, *of_queries)))
+        at_keys, at_queries = positions.clock
+        key = tuple(part.to(torch.float32) for part in rotation_of_heads(frequency, at_keys))
+        if at_queries is at_keys:
+            return Rotation(*key, *key)
+        return Rotation(*key, *(part.to(torch.float32) for part in rotation_of_heads(frequency, at_queries)))
     key = phases(frequency, positions.key_times)
     if positions.uniform:
         first = positions.key_times.shape[-1] - positions.query_times.shape[-1]

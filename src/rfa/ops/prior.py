@@ -153,11 +153,12 @@ def separable_path(problem: Problem) -> SeparablePath:
     origin = torch.stack(torch.broadcast_tensors(*ends)).amin(0) if ends else 0.0
     horizon = torch.zeros_like(parameters.decay) if parameters.horizon is None else parameters.horizon
     remaining = decay_kernel(2 * parameters.decay, horizon)  # of a variance after the horizon
-    rows = []
-    for times in times_of_heads:
+    rows: list[list[Tensor]] = []
+    for times in times_of_heads[: 1 if times_of_heads[0] is times_of_heads[1] else 2]:
         elapsed = (times - origin).to(dtype)
         cumulative_decay = (decay * elapsed).expand(-1, decay.shape[0], -1)
         rows.append([cumulative_decay, remaining[:, None] * process_noise * accumulated_variance(decay, elapsed)])
+    rows = rows if len(rows) == 2 else [*rows, list(rows[0])]
     key_noise = remaining * parameters.key_noise
     noise_floor = parameters.noise_floor + parameters.process_noise * accumulated_variance(parameters.decay, horizon)
     inverse_temperature = parameters.inverse_temperature

@@ -6,25 +6,30 @@
 #include "buffer.h"
 #include "lag_tables.h"
 #include "problem.h"
+#include "product_path.h"
 #include "separable_path.h"
 
 namespace rfa {
 
-// The kernel for a problem's score and form of prior.
-template <template <int64_t, class> class Kernel, class Prior> void run_score(const Task& task) {
-  switch (task.p.score_kind) {
-    case STUDENT_T: return Kernel<STUDENT_T, Prior>(task).run();
-    case EXPONENTIAL: return Kernel<EXPONENTIAL, Prior>(task).run();
-    default: return Kernel<DOT_PRODUCT, Prior>(task).run();
-  }
+// The kernel for a filter's score and form of prior.
+template <template <int64_t, class> class Kernel, class Prior> void run_filter(const Task& task) {
+  if (task.p.score_kind == STUDENT_T) return Kernel<STUDENT_T, Prior>(task).run();
+  return Kernel<EXPONENTIAL, Prior>(task).run();
+}
+
+template <template <int64_t, class> class Kernel> void run_products(const Task& task) {
+  if (task.p.tables) return Kernel<DOT_PRODUCT, LagTables>(task).run();
+  if (task.p.causal) return Kernel<DOT_PRODUCT, ProductPath<true>>(task).run();
+  return Kernel<DOT_PRODUCT, ProductPath<false>>(task).run();
 }
 
 template <template <int64_t, class> class Kernel> void run_task(const Problem& p, int64_t index) {
   const Task task(p, index);
-  if (p.tables) return run_score<Kernel, LagTables>(task);
+  if (p.score_kind == DOT_PRODUCT) return run_products<Kernel>(task);
+  if (p.tables) return run_filter<Kernel, LagTables>(task);
   if (p.path_rows == 3)
-    return p.causal ? run_score<Kernel, SeparablePath<true, true>>(task) : run_score<Kernel, SeparablePath<true, false>>(task);
-  return p.causal ? run_score<Kernel, SeparablePath<false, true>>(task) : run_score<Kernel, SeparablePath<false, false>>(task);
+    return p.causal ? run_filter<Kernel, SeparablePath<true, true>>(task) : run_filter<Kernel, SeparablePath<true, false>>(task);
+  return p.causal ? run_filter<Kernel, SeparablePath<false, true>>(task) : run_filter<Kernel, SeparablePath<false, false>>(task);
 }
 
 // Calls `task(index)` for each index below `count`.

@@ -110,6 +110,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
   // From the gradients of E, b and w to those of the path and of the noises. Gradients of variances may be as large as
   // 1 / LEAST_VARIANCE. They and those of M are in units of 1 / SMALL until they are handed over in double.
   void add(QueryRow& row, int64_t start, int64_t n, GradPairs grads) {
+    Floats inverse_freedom{}, floor{}, query_noise{};  // of this row and block
     for (int64_t j = 0; j < n; j += LANES) {
       const Order order = ordered(row, start + j);
       const Floats bias = load(grads.bias + j), weight = load(grads.weight + j), inverse = load(inverse_ + j);
@@ -118,21 +119,17 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
       Floats grad_effective = gate_ ? relative * (inverse * -SMALL) : all(0.0f);
       grad_effective = choose(inverse < 1.0f / least_effective_, grad_effective, all(0.0f));
       Floats variance = grad_effective;
-      inverse_freedom_sum_ += widen(relative);
+      inverse_freedom += relative;
       if (!RICCATI) {
         bias_factor_sum_ -= widen(bias * load(log_variance_ + j));
         const Floats logarithm = bias * (bias_factor_ * BITS * SMALL) / sigma;
         variance -= choose(sigma > LEAST_VARIANCE, logarithm, all(0.0f));
       }
-      floor_sum_ += widen(variance);
-      query_noise_sum_ += widen(grad_effective);
+      floor += variance;
+      query_noise += grad_effective;
       // The sums over all pairs are multiplied by times later and must cancel down to the lags. So a pair adds the same
-      // numbers at its query and at its key, and u and 1 - E^2 stay in double while E^2 is near 1.
-      const Ints near = complement < 0.5f;
-      const Doubles apart = (row.decay_sum - load(key_ + start + j)) * widen(order.sign * keep(all(1.0f), near));
-      const Doubles added = widen(variance);
-      const Doubles remaining = widen(keep(variance, near)) * (1.0 - one_less_exponential(2.0 * apart)) +
-                           widen(variance * choose(near, all(0.0f), decay * decay));  // by E^2
+      // numbers, in double, at its query and at its key. What they differ by, with 1 - E^2, is right to a float.
+      const Doubles added = widen(variance), remaining = added - widen(variance * complement);  // by E^2
       key_noise_sum_ += remaining;
       Doubles grad_decay_sum = -remaining * (2.0 * static_cast<double>(key_noise_) - 2.0 * earlier(row, start + j, order));
       grad_decay_sum -= widen(load(grads.decay + j) * SMALL * decay);
@@ -148,12 +145,20 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
         add_to(column_sums_ + KEY_BLOCK + j, added * (1.0 - later) - remaining * later);
       }
       if (RICCATI) {
-        const Doubles grad_riccati_sum = widen(choose(riccati_between(row, start + j) < 0.0f, -bias, bias));
-        row.grad_riccati_sum -= grad_riccati_sum;
-        add_to(column_sums_ + 2 * KEY_BLOCK + j, grad_riccati_sum);
-        add_to(column_sums_ + 3 * KEY_BLOCK + j, widen(bias));
+        const Doubles grad_bias = widen(bias);
+        add_to(column_sums_ + 3 * KEY_BLOCK + j, grad_bias);
+        if (CAUSAL) {  // C_i >= C_j: the same at the key
+          row.grad_riccati_sum -= grad_bias;
+        } else {
+          const Doubles grad_riccati_sum = widen(choose(riccati_between(row, start + j) < 0.0f, -bias, bias));
+          row.grad_riccati_sum -= grad_riccati_sum;
+          add_to(column_sums_ + 2 * KEY_BLOCK + j, grad_riccati_sum);
+        }
       }
     }
+    inverse_freedom_sum_ += widen(inverse_freedom);
+    floor_sum_ += widen(floor);
+    query_noise_sum_ += widen(query_noise);
   }
 
   void end_row(int64_t i, const QueryRow& row) {
@@ -174,8 +179,9 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
     const Problem& p = task_.p;
     for (int row = 0; row < ROWS_OF_PATH; row++) {
       const double unit = row < 2 ? 1.0 / SMALL : 1.0;
+      const double* from = column_sums_ + (CAUSAL && row == 2 ? 3 : row) * KEY_BLOCK;
       double* to = p.grad_key_path + (row * p.batch * p.heads + task_.row_index()) * p.keys + start;
-      for (int64_t j = 0; j < n; j++) to[j] = unit * column_sums_[row * KEY_BLOCK + j];
+      for (int64_t j = 0; j < n; j++) to[j] = unit * from[j];
     }
     if (RICCATI)
       std::copy_n(column_sums_ + 3 * KEY_BLOCK, n, p.grad_key_bias + task_.row_index() * p.keys + start);
@@ -199,13 +205,6 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
     if (CAUSAL) return {all(1.0f), key};
     const Ints later = narrow(row.time - load(times_ + j)) < 0.0f;
     return {choose(later, all(-1.0f), all(1.0f)), choose(later, all(static_cast<float>(row.variance)), key)};
-  }
-
-  // 1 - exp(-x) for 0 <= x <= 0.7, to 3e-9 relative and far better where x is small.
-  static RFA_INLINE_MEMBER Doubles one_less_exponential(Doubles x) {
-    Doubles series = 1.0 - x * (1.0 / 9.0);
-    for (const double n : {8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0}) series = 1.0 - x * (1.0 / n) * series;
-    return x * series;
   }
 
   // u of the earlier one, as `order.earlier` but in double.
