@@ -154,7 +154,7 @@ def test_a_trial_on_another_text(tmp_path, out, evaluated):
 @slow
 def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
     """Each run and each trial is made once, and a run waits for the trials that the other process makes."""
-    planned = several(tmp_path, [{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}], max_steps=60)
+    planned = several(tmp_path, [{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}], max_steps=24)
     program = (
         "import sys; from rfa import evaluation; from rfa.experiments import load_recipe, run_recipe\n"
         "from experiments.recipes import stand_in\n"

@@ -57,6 +57,7 @@ def make_result(
             "tokens_per_second": speed,
             "parameters": measured["parameters"],
             "steps": record["steps"],
+            **({"best_step": measured["best_step"]} if "best_step" in measured else {}),
             "seconds": round(measured["tokens"] / speed, 1) if speed else None,
         },
         "config": record["config"],

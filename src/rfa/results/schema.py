@@ -67,6 +67,7 @@ class TrainingOutcome(TypedDict):
     tokens_per_second: NonNegative | None
     parameters: Count
     steps: Count
+    best_step: NotRequired[Count]  # of the model that is evaluated, with `keep_best`
     seconds: NonNegative | None
 
 
