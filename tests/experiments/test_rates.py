@@ -10,10 +10,11 @@ import pytest
 from cover import slow
 from training.runs import MODEL
 
-from rfa.experiments import Recipe, load_recipe, run_recipe, states
+from rfa.experiments import Recipe, load_recipe, making, run_recipe, states
 from rfa.experiments.rates import trials_by_run
 from rfa.results import read_result
 from rfa.training import RunFolder, Stopped, TrainingSpec, train
+from rfa.training.callbacks import Diverged
 
 from .recipes import TRAINING, write_recipe
 from .test_recipe import faults
@@ -100,19 +101,17 @@ def test_one_rate_needs_no_trials(tmp_path):
 def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated):
     planned = several(tmp_path, RUNS[:1], [1e-3, 0.9], max_steps=3)
     diverged = RunFolder(out / "runs" / "b1-rope-rate-9e-1")
-    import rfa.experiments.runner as runner
-
-    trained = runner._trained
+    trained = making._trained
 
     def made(recipe, run, *rest):
         record = trained(recipe, run, *rest)
         if run.trial and run.spec.learning_rate == 0.9:
             diverged.write({**record, "finished": False})
-            raise runner.Diverged("training: got nan")
+            raise Diverged("training: got nan")
         return record
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_trained", made)
+        patch.setattr(making, "_trained", made)
         run_recipe(planned, out)
     result = read_result(out / "results" / "b1-rope-seed1.json")
     assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)

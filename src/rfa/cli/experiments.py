@@ -23,17 +23,27 @@ def experiment(
     only: Annotated[
         list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
     ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--for", help="Save and stop after so long, for example 9m or 1h30m.", metavar="TIME")
+    ] = None,
+    other_version: Annotated[
+        bool, typer.Option("--other-version", help="Go on in a folder that another version or commit began.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue existing runs. This is the default.")] = False,
 ) -> None:
     """Make all runs and evaluations of a table. Finished runs are skipped, unfinished runs are continued.
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa.experiments import is_series_recipe, load_recipe, run_recipe, states
+    from rfa.experiments import is_series_recipe, load_recipe, run_recipe, seconds_of, states
 
+    seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
         of_series = is_series_recipe(recipe)
     if of_series:
+        for option, given in (("--for", time_limit), ("--other-version", other_version)):
+            if given:
+                raise ValueError(f"{option}: got it with a recipe of series, expected none: its runs take minutes")
         _series_experiment(recipe, out, tuple(only or ()), dry_run, data)
         return
     with _all_faults():
@@ -43,6 +53,7 @@ def experiment(
         return
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
+    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
     hint = f"go on with: {shlex.join(again)}"
     try:
         with _all_faults(), stoppable(hint), progress_bars() as bar:
@@ -50,12 +61,16 @@ def experiment(
                 planned,
                 out,
                 only=only or (),
+                seconds=seconds,
+                other_version=other_version,
                 progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
                 failure=_failed,
             )
     except KeyboardInterrupt:  # outside training, where there is nothing to save
         errors.print(f"rfa: stopped; {hint}")
         raise SystemExit(130) from None
+    if outcome.stopped is not None:
+        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
 from .runner import Outcome, run_recipe
 from .series_recipe import SeriesRecipe, is_series_recipe, load_series_recipe
 from .series_runner import SeriesOutcome, finished_series_result, run_series_recipe
+from .time_limit import seconds_of
 
 __all__ = [
     "EvaluationPlan",
@@ -22,5 +23,6 @@ __all__ = [
     "load_series_recipe",
     "run_recipe",
     "run_series_recipe",
+    "seconds_of",
     "states",
 ]

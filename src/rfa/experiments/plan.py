@@ -9,10 +9,11 @@ from typing import Any
 
 from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
+from rfa.training.environment import environment
 
 from .rates import trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
-from .run_result import finished_result, with_names_only, with_rate_of
+from .run_result import finished_result, versions_of, with_names_only, with_rate_of
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,22 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path, rates: Sequence[f
     if with_names_only(record["spec"]) != with_names_only(wanted):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
+
+
+def check_versions(begun: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """Raise `ValueError` if another version or commit of rfa began the folder.
+
+    Args:
+        begun: results and contents of run.json, by the names of runs and trials.
+        out: the folder, for the message.
+    """
+    (here,) = versions_of({"environment": environment()})
+    for name, made in begun.items():
+        if other := [version for version in versions_of(made) if version != here]:
+            raise ValueError(
+                f"out: {name} in {out} was made by rfa {other[0]}, this is {here}; expected the same, a new folder, or "
+                "--other-version, which the results then say"
+            )
 
 
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:

@@ -61,6 +61,12 @@ def trial_loss(record: Mapping[str, Any]) -> float | None:
     return record["result"]["valid_loss"] if record["finished"] else None
 
 
+def losses_of(tried: Mapping[float, Mapping[str, Any]]) -> dict[float, float]:
+    """The validation losses of finished trials from their records, by learning rate."""
+    losses = {rate: trial_loss(record) for rate, record in tried.items()}
+    return {rate: loss for rate, loss in losses.items() if loss is not None}
+
+
 def with_best_rate(run: PlannedRun, losses: Mapping[float, float]) -> PlannedRun:
     """The run with the rate of the least validation loss, the first of equal ones. Without trials it stays as it is.
 

@@ -195,7 +195,7 @@ class StopOnSignal(TrainerCallback):
         self._until = math.inf if until is None else until
         self.stopped = self.out_of_time = self._announced = False
         self._since = 0.0
-        self._previous = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self):
         for number in (signal.SIGINT, signal.SIGTERM):

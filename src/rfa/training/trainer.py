@@ -191,7 +191,7 @@ class ProtocolTrainer(Trainer):
 
     def _best_step(self) -> int | None:
         """The step of the least validation loss so far, the first of equal ones; None before the first validation."""
-        losses = {line["step"]: line["eval_loss"] for line in self.state.log_history if "eval_loss" in line}
+        losses = {int(line["step"]): line["eval_loss"] for line in self.state.log_history if "eval_loss" in line}
         return min(losses, key=lambda step: losses[step]) if losses else None
 
     def load_best(self) -> int:
