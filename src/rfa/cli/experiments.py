@@ -1,10 +1,10 @@
 """The commands for recipes and their results: experiment and report."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -20,6 +20,12 @@ def experiment(
         str | None, typer.Option(help="A corpus, file or folder instead of the recipe's.", metavar="D")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and how far each is.")] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(help="With --dry-run: the speed of training, for the hours.", metavar="N")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --dry-run: the name of the device with this speed.", metavar="NAME")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
     ] = None,
@@ -35,7 +41,7 @@ def experiment(
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa.experiments import is_series_recipe, load_recipe, run_recipe, seconds_of, states
+    from rfa.experiments import is_series_recipe, load_recipe, run_recipe, seconds_of
 
     seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
@@ -49,8 +55,10 @@ def experiment(
     with _all_faults():
         planned = load_recipe(recipe, data)
     if dry_run:
-        console.print(states_table(planned.title, states(planned, out, only or ())))
+        _dry_run(planned, out, only or (), tokens_per_second, device)
         return
+    if tokens_per_second is not None or device is not None:
+        raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
     again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
@@ -78,6 +86,24 @@ def experiment(
         console.print(
             f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
         )
+        raise typer.Exit(1)
+
+
+def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
+    """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
+    from rfa.experiments import measured_on, states
+    from rfa.experiments.dry_run import needs
+
+    if device is not None and speed is None:
+        raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
+    found = states(recipe, out, only, speed)
+    measured = measured_on(recipe, out) if speed is None else None
+    console.print(states_table(recipe.title, found, device or measured))
+    wanted = needs(recipe, found, out)
+    for need in wanted:
+        there = "" if need.there else "missing: "
+        console.print(f"{need.what}: {there}{need.said}", highlight=False, soft_wrap=True)
+    if not all(need.there for need in wanted):
         raise typer.Exit(1)
 
 

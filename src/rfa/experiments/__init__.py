@@ -1,6 +1,6 @@
 """Recipes: several training runs, their evaluations, and one result file for each run."""
 
-from .plan import RunState, states
+from .plan import RunState, measured_on, states
 from .reading import RecipeError
 from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
 from .runner import Outcome, run_recipe
@@ -21,6 +21,7 @@ __all__ = [
     "is_series_recipe",
     "load_recipe",
     "load_series_recipe",
+    "measured_on",
     "run_recipe",
     "run_series_recipe",
     "seconds_of",
