@@ -128,6 +128,10 @@ def test_faults(tmp_path):
         (1e-3, "recipe: rates: got 0.001, expected a list"),
     ):
         assert faults(write_recipe(tmp_path, rates=given, training=training)) == [said]
+    for tokens in (0, True):
+        assert faults(write_recipe(tmp_path, train_tokens=tokens)) == [
+            f"recipe: train_tokens: got {tokens}, expected at least 1"
+        ]
     both = {**training, "learning_rate": 1e-3}
     (fault,) = faults(write_recipe(tmp_path, rates=[1e-3], training=both))
     assert fault == "training: learning_rate: not here, expected rates alone"

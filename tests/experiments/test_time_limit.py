@@ -81,10 +81,10 @@ def test_parts_of_an_evaluation_are_kept(tmp_path, out, evaluated, clock):
     planned = load_recipe(
         write_recipe(tmp_path, runs=TWO_PRESETS[:1], evaluation={**recipe()["evaluation"], "attention": ["b1-rope"]})
     )
-    run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=over_at(clock, f"{NAMES[0]} blocks 1"))
-    assert evaluated == NAMES[:1]
-    run_recipe(planned, out, only=NAMES[:1], seconds=60)
-    assert evaluated == 4 * NAMES[:1]  # blocks again, which was not finished, matched and the maps
+    run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=over_at(clock, f"{NAMES[0]} matched 1"))
+    assert evaluated == 2 * NAMES[:1]
+    run_recipe(planned, out, only=NAMES[:1])  # with no limit now
+    assert evaluated == 4 * NAMES[:1]  # matched again, which was not finished, and the maps
 
 
 @pytest.mark.parametrize("place", ["before the first run", f"at step 1 of 4 of {NAMES[0]}"])
@@ -140,6 +140,15 @@ def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
             2,
             [f"rfa: for: got '{given}', expected a duration such as 9m, 90s or 1h30m"],
         )
+
+
+def test_no_limit_for_series(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "series.yaml"
+    path.write_text("kind: series")
+    for option in ("--for 9m", "--other-version", "--tokens-per-second 3", "--device A"):
+        status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out", *option.split(" "))
+        assert status == 2
+        assert messages(err)[0].startswith(f"rfa: {option.split()[0]}: got it with a recipe of series")
 
 
 @slow

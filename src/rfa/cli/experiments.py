@@ -47,8 +47,9 @@ def experiment(
     with _all_faults():
         of_series = is_series_recipe(recipe)
     if of_series:
-        for option, given in (("--for", time_limit), ("--other-version", other_version)):
-            if given:
+        options = {"--for": time_limit, "--other-version": other_version or None}
+        for option, given in {**options, "--tokens-per-second": tokens_per_second, "--device": device}.items():
+            if given is not None:
                 raise ValueError(f"{option}: got it with a recipe of series, expected none: its runs take minutes")
         _series_experiment(recipe, out, tuple(only or ()), dry_run, data)
         return

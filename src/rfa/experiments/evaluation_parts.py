@@ -14,6 +14,7 @@ from rfa.progress import StageProgress
 from rfa.results import write_result
 from rfa.training import RunFolder
 
+_FOLDER = "evaluation"
 _ALONE = ("by_position", "passkey", "attention")  # entries of a result that are None in the other parts
 
 
@@ -26,13 +27,14 @@ def evaluated_in_parts(
         run: the folder of a trained run.
         asked: the arguments of `full_evaluation`.
         progress: as there. If it raises, finished parts stay.
-        limited: whether time is limited. Otherwise all is evaluated at once, with the run loaded once.
+        limited: whether time is limited. Otherwise all is evaluated at once, with the run loaded once, unless there are
+            parts of an earlier call.
     """
-    if not limited:
+    if not limited and not (run.path / _FOLDER).is_dir():
         return evaluation.full_evaluation(run.path, **asked, progress=progress)
     whole: dict[str, Any] = {}
     for name, part in _parts(asked):
-        path = run.path / "evaluation" / f"{name}.json"
+        path = run.path / _FOLDER / f"{name}.json"
         found = _finished(path, part)
         if found is None:
             found = evaluation.full_evaluation(run.path, **part, progress=progress)
@@ -44,8 +46,8 @@ def evaluated_in_parts(
 
 
 def delete_parts(run: RunFolder) -> None:
-    """Delete the parts of a run, whose result is written."""
-    shutil.rmtree(run.path / "evaluation", ignore_errors=True)
+    """Delete the parts of a run: its result is written, or it is trained anew."""
+    shutil.rmtree(run.path / _FOLDER, ignore_errors=True)
 
 
 def _parts(asked: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

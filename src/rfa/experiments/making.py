@@ -97,6 +97,7 @@ def _trained(recipe: Recipe, run: PlannedRun, out: Path, report: StageProgress, 
     bars["until"] = until
     record = started_record(recipe, run, out)
     if record is None or is_lost(folder, record):
+        delete_parts(folder)
         record = train(recipe.resolved(run), folder.path, overwrite=record is not None, **bars)
     else:
         wanted = recipe.resolved(run).with_absolute_paths().to_dict()

@@ -48,9 +48,10 @@ def _model(run: PlannedRun) -> str:
     """All on which training depends, but for the seed, the rate and the budget, which the trials set."""
     config = run.spec.model_config(vocab_size=2).to_dict()
     attention = dict(config["attention"])
-    attention["prior"] = _ONLY_EVALUATED.get(attention["prior"], attention["prior"])
-    frequencies = dict(attention["frequencies"])
-    frequencies["kind"] = _ONLY_EVALUATED.get(frequencies["kind"], frequencies["kind"])
+    frequencies = dict(attention.get("frequencies", {}))
+    for options, name in ((attention, "prior"), (frequencies, "kind")):
+        if options.get(name) in _ONLY_EVALUATED:
+            options[name] = _ONLY_EVALUATED[options[name]]
     return repr(({**config, "attention": {**attention, "frequencies": frequencies}}, run.spec.one_group))
 
 
