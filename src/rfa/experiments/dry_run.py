@@ -9,7 +9,7 @@ from rfa.data.availability import find_text, find_tokenizer
 from .plan import RunState
 from .recipe import PlannedRun, Recipe
 
-_LARGEST_GPT2 = 50257  # entries of GPT-2's vocabulary
+_GPT2 = 50257  # entries of GPT-2's vocabulary
 _BYTES = 257  # entries of the tokenizer of bytes
 _WEIGHTS = 4  # bytes of a parameter
 _CHECKPOINT = 3 * _WEIGHTS  # with the two moments of the optimiser
@@ -64,7 +64,7 @@ def _disk(recipe: Recipe, states: list[RunState], out: Path) -> Need:
 def _parameters(run: PlannedRun) -> int:
     """About the number of a model's parameters: embeddings, and a layer's projections, twice those of a plain one."""
     kind, _, size = run.spec.tokenizer.partition(":")
-    vocabulary = int(size) if kind == "bpe" else _BYTES if kind == "bytes" else _LARGEST_GPT2
+    vocabulary = int(size) if kind == "bpe" else _BYTES if kind == "bytes" else _GPT2
     config = run.spec.model_config(vocab_size=vocabulary)
     width = config.hidden_size
     return width * vocabulary + config.num_hidden_layers * width * (
