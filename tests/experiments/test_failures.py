@@ -4,7 +4,7 @@ import pytest
 import torch
 from training.runs import command, messages
 
-from rfa.experiments import load_recipe, run_recipe, runner
+from rfa.experiments import load_recipe, making, run_recipe
 from rfa.nn import filter_attention
 
 from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
@@ -56,14 +56,14 @@ def test_models_that_do_not_run_here_are_named_before_any_run(tmp_path, out, eva
 
 def fail_rope(monkeypatch, error):
     """Let the training of `b1-rope` fail, and of nothing else."""
-    whole = runner.train
+    whole = making.train
 
     def train(spec, *given, **options):
         if spec.preset == "b1-rope":
             raise error
         return whole(spec, *given, **options)
 
-    monkeypatch.setattr(runner, "train", train)
+    monkeypatch.setattr(making, "train", train)
 
 
 def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
@@ -78,14 +78,14 @@ def test_no_memory_fails_one_run(tmp_path, out, evaluated, monkeypatch):
 
 def test_one_failure_does_not_stop_the_others(tmp_path, out, evaluated, monkeypatch, capsys):
     path = write_recipe(tmp_path, runs=TWO_PRESETS)
-    whole = runner.train
+    whole = making.train
     fail_rope(monkeypatch, ValueError("training: got\nno number"))
     status, said, err = command(monkeypatch, capsys, "experiment", path, "--out", out)
     assert status == 1
     assert messages(err) == [f"rfa: {NAMES[0]} failed: training: got no number"]
     assert "1 runs done" in said
     assert f"1 runs failed: {NAMES[0]}" in said
-    monkeypatch.setattr(runner, "train", whole)
+    monkeypatch.setattr(making, "train", whole)
     assert command(monkeypatch, capsys, "experiment", path, "--out", out)[0] == 0
 
 

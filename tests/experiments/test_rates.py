@@ -10,10 +10,11 @@ import pytest
 from cover import slow
 from training.runs import MODEL
 
-from rfa.experiments import Recipe, load_recipe, run_recipe, states
+from rfa.experiments import Recipe, load_recipe, making, run_recipe, states
 from rfa.experiments.rates import trials_by_run
 from rfa.results import read_result
 from rfa.training import RunFolder, Stopped, TrainingSpec, train
+from rfa.training.callbacks import Diverged
 
 from .recipes import TRAINING, write_recipe
 from .test_recipe import faults
@@ -100,19 +101,17 @@ def test_one_rate_needs_no_trials(tmp_path):
 def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated):
     planned = several(tmp_path, RUNS[:1], [1e-3, 0.9], max_steps=3)
     diverged = RunFolder(out / "runs" / "b1-rope-rate-9e-1")
-    import rfa.experiments.runner as runner
-
-    trained = runner._trained
+    trained = making._trained
 
     def made(recipe, run, *rest):
         record = trained(recipe, run, *rest)
         if run.trial and run.spec.learning_rate == 0.9:
             diverged.write({**record, "finished": False})
-            raise runner.Diverged("training: got nan")
+            raise Diverged("training: got nan")
         return record
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_trained", made)
+        patch.setattr(making, "_trained", made)
         run_recipe(planned, out)
     result = read_result(out / "results" / "b1-rope-seed1.json")
     assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)
@@ -129,6 +128,10 @@ def test_faults(tmp_path):
         (1e-3, "recipe: rates: got 0.001, expected a list"),
     ):
         assert faults(write_recipe(tmp_path, rates=given, training=training)) == [said]
+    for tokens in (0, True):
+        assert faults(write_recipe(tmp_path, train_tokens=tokens)) == [
+            f"recipe: train_tokens: got {tokens}, expected at least 1"
+        ]
     both = {**training, "learning_rate": 1e-3}
     (fault,) = faults(write_recipe(tmp_path, rates=[1e-3], training=both))
     assert fault == "training: learning_rate: not here, expected rates alone"
@@ -154,7 +157,7 @@ def test_a_trial_on_another_text(tmp_path, out, evaluated):
 @slow
 def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
     """Each run and each trial is made once, and a run waits for the trials that the other process makes."""
-    planned = several(tmp_path, [{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}], max_steps=60)
+    planned = several(tmp_path, [{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}], max_steps=24)
     program = (
         "import sys; from rfa import evaluation; from rfa.experiments import load_recipe, run_recipe\n"
         "from experiments.recipes import stand_in\n"

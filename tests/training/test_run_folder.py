@@ -192,7 +192,7 @@ def test_full_disk_while_saving(corpus, finished, tmp_path, monkeypatch, unlimit
 def test_a_run_that_lacks_only_its_model_makes_no_step_more(corpus, finished, tmp_path, monkeypatch, times):
     """The disk is full when the model is saved, after the last checkpoint; again and again."""
     with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["rfa.training.train"], "_save_model", no_space)
+        patch.setattr(sys.modules["rfa.training.train"], "save_model", no_space)
         for attempt in range(times):
             with pytest.raises(OSError):  # noqa: PT011
                 resume(tmp_path / "run") if attempt else train(tiny_spec(corpus), tmp_path / "run")

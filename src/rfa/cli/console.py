@@ -66,8 +66,11 @@ def series_comparison_table(results: Mapping[str, Any]) -> Table:
     return table
 
 
-def states_table(title: str, states: Sequence[Any]) -> Table:
-    """A table of the runs of a recipe (`rfa.experiments.RunState`): progress, tokens, and the time left if known."""
+def states_table(title: str, states: Sequence[Any], device: str | None = None) -> Table:
+    """A table of the runs of a recipe (`rfa.experiments.RunState`): progress, tokens, and the time left if known.
+
+    The device is the one on which the time was measured or is expected.
+    """
     table = Table(title=Text(title))
     for column in ("run", "state", "tokens", "time left"):
         table.add_column(column, justify="left" if column in ("run", "state") else "right", overflow="fold")
@@ -80,10 +83,11 @@ def states_table(title: str, states: Sequence[Any]) -> Table:
     more = " and more" if len(sized) < len(states) else ""
     size = f"{sum(sized):,}{more} tokens" if sized else "tokens not known yet"
     unknown = " and more" if len(known) < len(states) and any(known) else ""
+    on = f" on {device}" if device else ""
     done = sum(state.state == "done" for state in states)
     table.caption = Text(
         f"{done} of {len(states)} runs done; {size}"
-        + (f"; left to train: {_duration(sum(known))}{unknown}" if any(known) else "")
+        + (f"; left to train{on}: {_duration(sum(known))}{unknown}, evaluation apart" if any(known) else "")
     )
     return table
 

@@ -1,7 +1,7 @@
 """The commands for recipes and their results: experiment and report."""
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,29 +20,49 @@ def experiment(
         str | None, typer.Option(help="A corpus, file or folder instead of the recipe's.", metavar="D")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and how far each is.")] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(help="With --dry-run: the speed of training, for the hours.", metavar="N")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --dry-run: the name of the device with this speed.", metavar="NAME")
+    ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
     ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--for", help="Save and stop after so long, for example 9m or 1h30m.", metavar="TIME")
+    ] = None,
+    other_version: Annotated[
+        bool, typer.Option("--other-version", help="Go on in a folder that another version or commit began.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue existing runs. This is the default.")] = False,
 ) -> None:
     """Make all runs and evaluations of a table. Finished runs are skipped, unfinished runs are continued.
 
     Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
     """
-    from rfa.experiments import load_recipe, recipe_kind, run_recipe, states
+    from rfa.experiments import load_recipe, recipe_kind, run_recipe, seconds_of
 
+    seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
         kind = recipe_kind(recipe)
     if kind in ("series", "recall"):
+        options = {"--for": time_limit, "--other-version": other_version or None}
+        for option, given in {**options, "--tokens-per-second": tokens_per_second, "--device": device}.items():
+            if given is not None:
+                raise ValueError(f"{option}: got it with a recipe of {kind}, expected none: its runs take minutes")
         _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data)
         return
     with _all_faults():
         planned = load_recipe(recipe, data)
     if dry_run:
-        console.print(states_table(planned.title, states(planned, out, only or ())))
+        _dry_run(planned, out, only or (), tokens_per_second, device)
         return
+    if tokens_per_second is not None or device is not None:
+        raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
     again = ["rfa", "experiment", str(recipe), "--out", str(out)]
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
+    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
     hint = f"go on with: {shlex.join(again)}"
     try:
         with _all_faults(), stoppable(hint), progress_bars() as bar:
@@ -50,12 +70,16 @@ def experiment(
                 planned,
                 out,
                 only=only or (),
+                seconds=seconds,
+                other_version=other_version,
                 progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
                 failure=_failed,
             )
     except KeyboardInterrupt:  # outside training, where there is nothing to save
         errors.print(f"rfa: stopped; {hint}")
         raise SystemExit(130) from None
+    if outcome.stopped is not None:
+        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
@@ -63,6 +87,24 @@ def experiment(
         console.print(
             f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
         )
+        raise typer.Exit(1)
+
+
+def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
+    """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
+    from rfa.experiments import measured_on, states
+    from rfa.experiments.dry_run import needs
+
+    if device is not None and speed is None:
+        raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
+    found = states(recipe, out, only, speed)
+    measured = measured_on(recipe, out) if speed is None else None
+    console.print(states_table(recipe.title, found, device or measured))
+    wanted = needs(recipe, found, out)
+    for need in wanted:
+        there = "" if need.there else "missing: "
+        console.print(f"{need.what}: {there}{need.said}", highlight=False, soft_wrap=True)
+    if not all(need.there for need in wanted):
         raise typer.Exit(1)
 
 

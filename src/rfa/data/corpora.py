@@ -118,7 +118,7 @@ def load_documents(spec: str) -> tuple[Document, ...]:
 
 def _code_splits() -> tuple[Splits, str]:
     folder = os.environ.get(CODE_FOLDER)
-    if folder is None:
+    if not folder:
         return code_splits(), "by package"
     if not (Path(folder) / "train").is_dir():
         raise ValueError(f"{CODE_FOLDER}: got {folder!r}, expected a folder with train/, valid/ and test/")

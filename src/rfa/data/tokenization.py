@@ -23,7 +23,9 @@ END_OF_TEXT = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # 256 bytes and the end of text
 LARGEST_VOCABULARY = 10_000_000
 TRAINING_BYTES = 32_000_000
-_GPT2_REPOSITORY = "openai-community/gpt2"
+GPT2_REPOSITORY = "openai-community/gpt2"
+GPT2_FILES = ("vocab.json", "merges.txt")
+GPT2_FOLDER_FILES = ("encoder.json", "vocab.bpe")
 _FORMS = "gpt2, gpt2:FOLDER, bpe:N or bytes"
 
 
@@ -55,10 +57,10 @@ def load_tokenizer(
     if spec == "bytes":
         backend = _byte_level(models.BPE(vocab=_byte_vocabulary(), merges=[]), use_regex=False)
     elif spec == "gpt2":
-        vocabulary, merges = hub_files(_GPT2_REPOSITORY, ("vocab.json", "merges.txt"), "gpt2:FOLDER, bpe:N or bytes")
+        vocabulary, merges = hub_files(GPT2_REPOSITORY, GPT2_FILES, "gpt2:FOLDER, bpe:N or bytes")
         backend = _gpt2(vocabulary, merges)
     elif kind == "gpt2":
-        backend = _gpt2(Path(argument, "encoder.json"), Path(argument, "vocab.bpe"))
+        backend = _gpt2(*(Path(argument, name) for name in GPT2_FOLDER_FILES))
     else:
         backend = _trained(int(argument), train_documents, cache_folder(cache_dir), progress)
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=END_OF_TEXT, clean_up_tokenization_spaces=False)

@@ -1,7 +1,7 @@
 """Recipes: several training runs, their evaluations, and one result file for each run."""
 
 from .claims import ClaimedOutcome
-from .plan import RunState, states
+from .plan import RunState, measured_on, states
 from .reading import RecipeError, recipe_kind
 from .recall_recipe import RecallRecipe, load_recall_recipe
 from .recall_runner import finished_recall_result, run_recall_recipe
@@ -9,6 +9,7 @@ from .recipe import EvaluationPlan, PlannedRun, Recipe, load_recipe
 from .runner import Outcome, run_recipe
 from .series_recipe import SeriesRecipe, load_series_recipe
 from .series_runner import finished_series_result, run_series_recipe
+from .time_limit import seconds_of
 
 __all__ = [
     "ClaimedOutcome",
@@ -25,9 +26,11 @@ __all__ = [
     "load_recall_recipe",
     "load_recipe",
     "load_series_recipe",
+    "measured_on",
     "recipe_kind",
     "run_recall_recipe",
     "run_recipe",
     "run_series_recipe",
+    "seconds_of",
     "states",
 ]

@@ -61,7 +61,7 @@ def run_demo(
             return lambda done, total, *_: progress(Stage(stage, run), done, total) if progress else None
 
         spec, folder = TrainingSpec(preset=name, **SPEC), RunFolder(out / name)
-        bars = {"data_progress": progress_of("text"), "progress": progress_of("training")}
+        bars: dict[str, Any] = {"data_progress": progress_of("text"), "progress": progress_of("training")}
         if resume and folder.record.exists():
             if folder.read()["spec"] != spec.with_absolute_paths().to_dict():
                 raise ValueError(f"out: the run in {folder.path} is not this demo's, expected a new folder")

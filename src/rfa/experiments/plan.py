@@ -1,5 +1,6 @@
 """The state of a recipe: the progress of each run, and the work that is left."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -7,12 +8,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from rfa.checks import require
 from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
+from rfa.training.environment import environment
 
 from .rates import trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
-from .run_result import finished_result, with_names_only, with_rate_of
+from .run_result import finished_result, versions_of, with_names_only, with_rate_of
 
 
 @dataclass(frozen=True)
@@ -63,17 +66,39 @@ def selected_names(names: Sequence[str], only: Sequence[str]) -> set[str]:
     return {known for known in names if not only or any(fnmatchcase(known, name) for name in only)}
 
 
-def states(recipe: Recipe, out: str | Path, only: Sequence[str] = ()) -> list[RunState]:
+def states(
+    recipe: Recipe, out: str | Path, only: Sequence[str] = (), tokens_per_second: float | None = None
+) -> list[RunState]:
     """The progress of each run, and before it of the trials of its learning rate. Nothing is written.
 
+    Args:
+        recipe: the recipe.
+        out: the folder of run folders and results.
+        only: names of runs; empty for all runs.
+        tokens_per_second: the speed of training of every run; by default that of finished runs.
+
     Raises:
-        ValueError: for an unknown name in `only`, a damaged result or run folder, or a folder of another recipe.
+        ValueError: for a speed that is not positive, an unknown name in `only`, a damaged result or run folder, or a
+            folder of another recipe.
     """
     out = Path(out)
+    if tokens_per_second is not None:
+        require(0 < tokens_per_second < math.inf, "tokens_per_second", tokens_per_second, "a positive number")
     results = finished_results(recipe, out)
     trials = trials_by_run(recipe)
     units = {unit.name: unit for run in selected_runs(recipe, only) for unit in (*trials[run.name], run)}
-    return [_state(recipe, unit, out, results) for unit in units.values()]
+    return [_state(recipe, unit, out, results, tokens_per_second) for unit in units.values()]
+
+
+def measured_on(recipe: Recipe, out: str | Path) -> str | None:
+    """The names of the devices that made the finished runs; None if there are none.
+
+    Raises:
+        ValueError: as `finished_results`.
+    """
+    made = [result["environment"] for result in finished_results(recipe, Path(out)).values()]
+    names = [one.get("machine") if one.get("device") in ("cpu", None) else one["device"] for one in made]
+    return " and ".join(dict.fromkeys(map(str, names))) or None
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
@@ -110,13 +135,29 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path, rates: Sequence[f
     return record
 
 
+def check_versions(begun: Mapping[str, Mapping[str, Any]], out: Path) -> None:
+    """Raise `ValueError` if another version or commit of rfa began the folder.
+
+    Args:
+        begun: results and contents of run.json, by the names of runs and trials.
+        out: the folder, for the message.
+    """
+    (here,) = versions_of({"environment": environment()})
+    for name, made in begun.items():
+        if other := [version for version in versions_of(made) if version != here]:
+            raise ValueError(
+                f"out: {name} in {out} was made by rfa {other[0]}, this is {here}; expected the same, a new folder, or "
+                "--other-version, which the results then say"
+            )
+
+
 def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
     """Whether a trained run has lost its model, so that it cannot be evaluated. It has no result then either."""
     return bool(record["finished"]) and not folder.model.is_dir()
 
 
-def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any]) -> RunState:
-    steps, tokens = _sizes(run.spec, results)
+def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any], speed: float | None) -> RunState:
+    steps, tokens = _sizes(recipe, run.spec, results)
     if run.name in results:
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
@@ -130,18 +171,22 @@ def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any
         elif (checkpoint := folder.latest_checkpoint()) is not None:
             state, step = "half done", int(checkpoint.name.rpartition("-")[2])
     left = tokens if tokens is None or not steps else tokens * max(steps - step, 0) / steps
-    speed = _speed(run, results)
+    speed = speed or _speed(run, results)
     return RunState(run, state, step, steps, tokens, None if left is None or speed is None else left / speed)
 
 
-def _sizes(spec: TrainingSpec, results: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """Number of steps and tokens: from the specification, or from a finished run of the same sizes."""
+def _sizes(recipe: Recipe, spec: TrainingSpec, results: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    """Number of steps and tokens: from the specification, from a finished run of the same sizes, or about."""
     if spec.max_steps is not None:
         return spec.max_steps, spec.max_steps * spec.accumulate * spec.batch_size * spec.length
     sizes = ("epochs", "max_steps", "length", "batch_size", "accumulate")
     for result in results.values():
         if all(result["spec"][name] == getattr(spec, name) for name in sizes):
             return result["training"]["steps"], result["training"]["tokens"]
+    if recipe.train_tokens is not None:
+        at_once = spec.batch_size * spec.length
+        batches = recipe.train_tokens // at_once
+        return math.ceil(spec.epochs * math.ceil(batches / spec.accumulate)), round(spec.epochs * batches * at_once)
     return None, None
 
 

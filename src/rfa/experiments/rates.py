@@ -48,10 +48,10 @@ def _model(run: PlannedRun) -> str:
     """All on which training depends, but for the seed, the rate and the budget, which the trials set."""
     config = run.spec.model_config(vocab_size=2).to_dict()
     attention = dict(config["attention"])
-    if "prior" in attention:
-        attention["prior"] = _ONLY_EVALUATED.get(attention["prior"], attention["prior"])
-    frequencies = dict(attention["frequencies"])
-    frequencies["kind"] = _ONLY_EVALUATED.get(frequencies["kind"], frequencies["kind"])
+    frequencies = dict(attention.get("frequencies", {}))
+    for options, name in ((attention, "prior"), (frequencies, "kind")):
+        if options.get(name) in _ONLY_EVALUATED:
+            options[name] = _ONLY_EVALUATED[options[name]]
     return repr(({**config, "attention": {**attention, "frequencies": frequencies}}, run.spec.one_group))
 
 
@@ -60,6 +60,12 @@ def trial_loss(record: Mapping[str, Any]) -> float | None:
     if DIVERGED in record:
         return math.inf
     return record["result"]["valid_loss"] if record["finished"] else None
+
+
+def losses_of(tried: Mapping[float, Mapping[str, Any]]) -> dict[float, float]:
+    """The validation losses of finished trials from their records, by learning rate."""
+    losses = {rate: trial_loss(record) for rate, record in tried.items()}
+    return {rate: loss for rate, loss in losses.items() if loss is not None}
 
 
 def with_best_rate(run: PlannedRun, losses: Mapping[float, float]) -> PlannedRun:

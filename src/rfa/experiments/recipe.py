@@ -16,6 +16,7 @@ from .reading import Faults, read_yaml, take
 
 _RECIPE = {
     "name": str, "title": str, "training": dict, "rates": list, "runs": list, "evaluation": dict, "keep_models": bool,
+    "train_tokens": int,
 }  # fmt: skip
 _RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool, "max_steps": int}
 _EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
@@ -82,6 +83,8 @@ class Recipe:
         keep_models: keep the checkpoints and the model of a run after its result is written.
         rates: learning rates, of which each model takes its best (`rfa.experiments.rates`); empty where the recipe's
             training names the only one.
+        train_tokens: about the number of tokens of the training split, for `rfa experiment --dry-run` before the text
+            is read; None if it is not known.
     """
 
     path: Path
@@ -91,6 +94,7 @@ class Recipe:
     evaluation: EvaluationPlan
     keep_models: bool = False
     rates: tuple[float, ...] = ()
+    train_tokens: int | None = None
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
         """The evaluation that the recipe asks of a run, in the form in which the result records it."""
@@ -155,8 +159,12 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     plan = EvaluationPlan((), {})
     if "evaluation" in given:
         plan = _evaluation(given["evaluation"], {run.label for run in runs}, faults)
+    tokens = given.get("train_tokens")
+    if tokens is not None and (type(tokens) is not int or tokens < 1):
+        faults.add("recipe", f"train_tokens: got {tokens!r}, expected at least 1")
     faults.raise_if_any()
-    return Recipe(path, name, given.get("title", name), tuple(runs), plan, given.get("keep_models", False), rates)
+    title, keep = given.get("title", name), given.get("keep_models", False)
+    return Recipe(path, name, title, tuple(runs), plan, keep, rates, tokens)
 
 
 def _rates(given: Mapping[str, Any], training: Mapping[str, Any], faults: Faults) -> tuple[float, ...]:

@@ -8,7 +8,9 @@ from typing import Any
 from rfa.results import RESULT_FORMAT, read_result
 from rfa.training import RunFolder
 from rfa.training.callbacks import read_metrics
+from rfa.training.environment import environment
 
+from .rates import losses_of
 from .recipe import PlannedRun, Recipe
 
 _POINTS = 64  # maximum number of stored steps of each head's parameters
@@ -25,7 +27,7 @@ def make_result(
     folder: RunFolder,
     record: Mapping[str, Any],
     evaluated: Mapping[str, Any],
-    trials: Mapping[float, float],
+    tried: Mapping[float, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """The content of the result file of a finished run.
 
@@ -35,7 +37,7 @@ def make_result(
         folder: the run folder, for `metrics.jsonl`.
         record: content of run.json.
         evaluated: the evaluation from `rfa.evaluation.full_evaluation`.
-        trials: validation loss of each learning rate that was tried, infinite where training diverged.
+        tried: content of run.json of the trial of each learning rate.
     """
     measured, lines = record["result"], read_metrics(folder)
     speed = measured["tokens_per_second"]
@@ -50,13 +52,15 @@ def make_result(
         "train_length": run.spec.length,
         **_entry(recipe, run),
         "learning_rate": run.spec.learning_rate,
-        "trials": {str(rate): loss if math.isfinite(loss) else None for rate, loss in trials.items()},
+        "trials": {str(rate): loss if math.isfinite(loss) else None for rate, loss in losses_of(tried).items()},
+        "versions": versions_of(*tried.values(), record, {"environment": environment()}),
         "training": {
             "valid_perplexity": measured["valid_perplexity"],
             "tokens": measured["tokens"],
             "tokens_per_second": speed,
             "parameters": measured["parameters"],
             "steps": record["steps"],
+            **({"best_step": measured["best_step"]} if "best_step" in measured else {}),
             "seconds": round(measured["tokens"] / speed, 1) if speed else None,
         },
         "config": record["config"],
@@ -69,6 +73,17 @@ def make_result(
         ],
         "dynamics": dynamics_over_training(lines),
     }
+
+
+def versions_of(*made: Mapping[str, Any]) -> list[str]:
+    """The versions and commits of rfa in words that made some runs, each once.
+
+    Args:
+        made: contents of run.json or of results.
+    """
+    environments = [one for each in made for one in (each.get("environment", {}), *each.get("resumed", []))]
+    named = [f"{one.get('rfa')}{f' {commit}' if (commit := one.get('commit')) else ''}" for one in environments]
+    return list(dict.fromkeys(named))
 
 
 def dynamics_over_training(lines: list[dict[str, Any]]) -> dict[str, Any]:

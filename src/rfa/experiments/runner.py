@@ -8,31 +8,29 @@
 """
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 
 from rfa import evaluation
 from rfa.data import prepare
 from rfa.evaluation.probes import ProbeKind
-from rfa.files import held
 from rfa.progress import Stage, StageProgress
-from rfa.results import Planned, write_planned, write_result
-from rfa.training import TRAINED_ON, RunFolder, Stopped, resume, train, trial_step
-from rfa.training.callbacks import Diverged
+from rfa.results import Planned, write_planned
+from rfa.training import TRAINED_ON, OutOfTime, Stopped, trial_step
 
-from .plan import finished_results, is_lost, run_folder, selected_runs, started_record
-from .rates import DIVERGED, trial_loss, trials_by_run, with_best_rate
+from .making import advance, delete_weights
+from .plan import check_versions, finished_results, run_folder, selected_runs, started_record
+from .rates import trials_by_run
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
-from .run_result import finished_result, make_result, result_path
+from .run_result import finished_result
+from .time_limit import TimeIsUp, TimeLimit
 
 _PAUSE = 2.0  # seconds between looks at trials that other processes make
 
@@ -45,11 +43,13 @@ class Outcome:
         done: names of runs that have a result.
         claimed: names of runs that other processes are making.
         failed: the error of each failed run, by name.
+        stopped: where the call stopped because its time was over; None if it came to its end.
     """
 
     done: tuple[str, ...]
     claimed: tuple[str, ...]
     failed: dict[str, str]
+    stopped: str | None = None
 
 
 def run_recipe(
@@ -57,6 +57,8 @@ def run_recipe(
     out: str | Path,
     *,
     only: Sequence[str] = (),
+    seconds: float | None = None,
+    other_version: bool = False,
     progress: StageProgress | None = None,
     failure: Callable[[str, str], None] | None = None,
 ) -> Outcome:
@@ -72,6 +74,9 @@ def run_recipe(
         recipe: the recipe.
         out: the folder of run folders and results.
         only: names of runs; empty for all runs.
+        seconds: time after which the call saves and stops; a step of training that was begun is made. All state is in
+            `out`, which can be carried elsewhere. None for no limit.
+        other_version: go on in a folder that another version or commit of rfa began. Results name all of them.
         progress: called with the stage, the amount done and the total. Stages of the whole call are "runs" (the number
             of runs), "text" and "trial_steps" (a step of each model). Stages of a run are "text", "training" and those
             of `full_evaluation`.
@@ -82,8 +87,8 @@ def run_recipe(
 
     Raises:
         ValueError: before any run. The reason is an unknown name in `only`, a damaged result or run folder, one of
-            another recipe, bad data, lengths longer than the test split, a model that cannot make a step here, or
-            processes that were launched to share one run.
+            another recipe, one of another version without `other_version`, bad data, lengths longer than the test
+            split, a model that cannot make a step here, or processes that were launched to share one run.
         OSError: if the disk is full.
         torch.AcceleratorError: for an error after which this process cannot use the device any more.
         Stopped, KeyboardInterrupt: on Ctrl-C. A run that is being trained is saved first.
@@ -93,35 +98,52 @@ def run_recipe(
             f"processes: got {launched} that share each run, expected `rfa experiment` itself, started once for each "
             "device (CUDA_VISIBLE_DEVICES=0, 1, ...): the processes share the recipe"
         )
-    out = Path(out)
-    runs = selected_runs(recipe, only)
-    report = progress or (lambda *_: None)
+    out, limit, failed = Path(out), TimeLimit(seconds, progress), dict[str, str]()
+    try:
+        return _run_all(recipe, out, only, other_version, limit, failed, failure)
+    except (OutOfTime, TimeIsUp):
+        done = finished_results(recipe, out)
+        chosen = [run.name for run in selected_runs(recipe, only)]
+        return Outcome(tuple(name for name in chosen if name in done), (), failed, limit.where())
+
+
+def _run_all(
+    recipe: Recipe,
+    out: Path,
+    only: Sequence[str],
+    other_version: bool,
+    limit: TimeLimit,
+    failed: dict[str, str],
+    failure: Callable[[str, str], None] | None,
+) -> Outcome:
+    """As `run_recipe`. Raises `OutOfTime` or `TimeIsUp` when the time is over."""
+    runs, report = selected_runs(recipe, only), limit.report
     finished = finished_results(recipe, out)
     waiting = [run for run in runs if run.name not in finished]
     trials = trials_by_run(recipe)
-    texts = dict(finished)  # that runs and trials were made on
-    for run in waiting:
-        started_record(recipe, run, out, recipe.rates)  # raises if it is damaged or of another recipe
-        for trial in trials[run.name]:
-            if (record := started_record(recipe, trial, out)) is not None:
-                texts[trial.name] = record
+    begun: dict[str, Mapping[str, Any]] = dict(finished)
+    for run in waiting:  # this raises if a folder is damaged or of another recipe
+        for unit in (*trials[run.name], run):
+            record = started_record(recipe, unit, out, () if unit.trial else recipe.rates)
+            begun.update({} if record is None else {unit.name: record})
+    if waiting and not other_version:
+        check_versions(begun, out)
     if not recipe.keep_models:
         for run in runs:
             if run not in waiting:  # a process may have been killed before it deleted them
-                _delete_weights(run_folder(out, run))
+                delete_weights(run_folder(out, run))
     if waiting:
-        _check_text(recipe, waiting[0], texts, report)
+        _check_text(recipe, waiting[0], begun, report)
         _check_machine(recipe, waiting, report)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
-    failed: dict[str, str] = {}
     going = True
     while waiting and going:
         made = tried_elsewhere = False
         for run in waiting:
             report(Stage("runs"), len(runs) - len(waiting), len(runs))
             try:
-                state = _advance(recipe, run, trials[run.name], out, report)
-            except (Stopped, OSError, torch.AcceleratorError):
+                state = advance(recipe, run, trials[run.name], out, report, limit.until)
+            except (Stopped, TimeIsUp, OSError, torch.AcceleratorError):
                 raise
             except Exception as error:  # of any type: the other runs may still succeed
                 if os.environ.get("RFA_DEBUG"):
@@ -148,7 +170,7 @@ def _check_text(
 ) -> None:
     """Read the text that all runs share, and raise `RecipeError` with everything that it is too short for.
 
-    Raises `ValueError` if a finished run or a trial was made on another text.
+    Raises `ValueError` if a run that was begun has another text.
     """
     spec, faults = recipe.resolved(run), Faults(str(recipe.path))
     text = prepare(spec.data, spec.tokenizer, spec.split_by, progress=partial(report, Stage("text")))
@@ -190,86 +212,3 @@ def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], report: StageProg
             faults.add(run.name, f"cannot make a step on this machine: {type(error).__name__}: {error}")
     report(Stage("trial_steps"), len(models), len(models))
     faults.raise_if_any()
-
-
-def _advance(
-    recipe: Recipe, run: PlannedRun, trials: Sequence[PlannedRun], out: Path, report: StageProgress
-) -> Literal["done", "claimed", "tried elsewhere"]:
-    """Make the trials of a run that no other process makes, then the run itself.
-
-    A run waits for trials that another process makes. It holds no lock then, so no two processes wait for each other.
-    """
-    if finished_result(recipe, run, out) is not None:
-        return "done"
-    losses: dict[float, float] = {}
-    for trial in trials:
-        with _claimed(out, trial) as mine:
-            if mine:
-                _make_trial(recipe, trial, out, report)
-        record = started_record(recipe, trial, out)
-        loss = None if record is None else trial_loss(record)
-        if loss is not None:
-            losses[trial.spec.learning_rate] = loss
-    if len(losses) < len(trials):
-        return "tried elsewhere"
-    with _claimed(out, run) as mine:
-        if not mine:
-            return "claimed"
-        if finished_result(recipe, run, out) is None:
-            _make(recipe, with_best_rate(run, losses), losses, out, report)
-    return "done"
-
-
-def _claimed(out: Path, run: PlannedRun) -> AbstractContextManager[bool]:
-    return held(out / ".claims" / f"{run.name}.lock")
-
-
-def _make_trial(recipe: Recipe, trial: PlannedRun, out: Path, report: StageProgress) -> None:
-    """Train or resume a trial. Its record keeps the validation loss, or that training diverged; its weights go."""
-    folder, record = run_folder(out, trial), started_record(recipe, trial, out)
-    if record is None or trial_loss(record) is None:
-        try:
-            _trained(recipe, trial, out, report)
-        except Diverged as error:
-            folder.write({**folder.read(), DIVERGED: str(error)})
-    _delete_weights(folder)
-
-
-def _make(recipe: Recipe, run: PlannedRun, trials: Mapping[float, float], out: Path, report: StageProgress) -> None:
-    """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it."""
-    record, folder = _trained(recipe, run, out, report), run_folder(out, run)
-    asked, path = recipe.asked_of(run), result_path(out, run)
-    maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
-    evaluated = evaluation.full_evaluation(
-        folder.path,
-        **{**asked, "attention": maps},
-        progress=lambda stage, *far: report(stage._replace(run=run.name), *far),
-    )
-    write_result(path, make_result(recipe, run, folder, record, evaluated, trials))
-    if not recipe.keep_models:
-        _delete_weights(folder)
-
-
-def _trained(recipe: Recipe, run: PlannedRun, out: Path, report: StageProgress) -> dict[str, Any]:
-    """Train or resume a run or a trial, and return its record."""
-
-    def training(step: int, steps: int, metrics: dict[str, float]) -> None:
-        report(Stage("training", run.name, metrics), step, steps)
-
-    folder = run_folder(out, run)
-    bars: dict[str, Any] = {"progress": training, "data_progress": partial(report, Stage("text", run.name))}
-    record = started_record(recipe, run, out)
-    if record is None or is_lost(folder, record):
-        record = train(recipe.resolved(run), folder.path, overwrite=record is not None, **bars)
-    else:
-        wanted = recipe.resolved(run).with_absolute_paths().to_dict()
-        if record["spec"] != wanted:  # started in another checkout, whose text may be gone
-            folder.write({**record, "spec": wanted})
-        record = resume(folder.path, **bars)
-    return record
-
-
-def _delete_weights(folder: RunFolder) -> None:
-    """Delete the model and the checkpoints, which are large. Record, metrics and tokenizer stay."""
-    for path in (folder.model, folder.checkpoints):
-        shutil.rmtree(path, ignore_errors=True)

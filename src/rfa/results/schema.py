@@ -67,6 +67,7 @@ class TrainingOutcome(TypedDict):
     tokens_per_second: NonNegative | None
     parameters: Count
     steps: Count
+    best_step: NotRequired[Count]  # of the model that is evaluated, with `keep_best`
     seconds: NonNegative | None
 
 
@@ -180,6 +181,7 @@ class Result(TypedDict):
     evaluation: RequestedEvaluation
     learning_rate: NotRequired[Positive]  # older results have it in `spec` alone
     trials: NotRequired[dict[str, float | None]]  # validation loss by learning rate; None where training diverged
+    versions: NotRequired[list[str]]  # all versions and commits of rfa that had a part in the run
     training: TrainingOutcome
     environment: dict[str, Any]
     resumed: list[dict[str, Any]]

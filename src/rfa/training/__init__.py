@@ -2,7 +2,7 @@
 
 from .run_folder import RunFolder
 from .spec import TrainingSpec
-from .train import TRAINED_ON, Stopped, resume, train
+from .train import TRAINED_ON, OutOfTime, Stopped, resume, train
 from .trainer import trial_step
 
-__all__ = ["TRAINED_ON", "RunFolder", "Stopped", "TrainingSpec", "resume", "train", "trial_step"]
+__all__ = ["TRAINED_ON", "OutOfTime", "RunFolder", "Stopped", "TrainingSpec", "resume", "train", "trial_step"]

@@ -182,16 +182,20 @@ class MetricsLogger(TrainerCallback):
 
 
 class StopOnSignal(TrainerCallback):
-    """On Ctrl-C or SIGTERM finish the step, save and stop. A later second signal stops immediately.
+    """On Ctrl-C, SIGTERM or when time is up, finish the step, save and stop. A later second signal stops immediately.
 
     Launchers pass the terminal's signal on, so each process gets it twice. Therefore a signal within one second of the
     first one does not count.
+
+    Args:
+        until: the time of `time.monotonic` when the time is up; None for no limit.
     """
 
-    def __init__(self):
-        self.stopped = self._announced = False
+    def __init__(self, until: float | None = None):
+        self._until = math.inf if until is None else until
+        self.stopped = self.out_of_time = self._announced = False
         self._since = 0.0
-        self._previous = {}
+        self._previous: dict[int, Any] = {}
 
     def __enter__(self):
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -222,6 +226,8 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Ask the Trainer to save and stop."""
+        if not self.stopped and time.monotonic() >= self._until:
+            self.stopped = self.out_of_time = self._announced = True
         stopped = self.stopped
         if args.world_size > 1:  # the signal can reach processes at different steps, but they must stop at the same one
             flag = torch.tensor(int(stopped), device=args.device)

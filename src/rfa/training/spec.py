@@ -9,7 +9,7 @@ from rfa.data import check_split, check_tokenizer, is_path
 from rfa.models import RFAConfig, preset
 from rfa.ops import choose_backend
 
-_ADDED = {"one_group"}  # fields that the oldest records do not have
+_ADDED = {"one_group", "keep_best"}  # fields that the oldest records do not have
 LARGEST = 2**31 - 1  # of counts
 _RANGES: dict[str, tuple[float, float]] = {
     "length": (2, LARGEST),
@@ -48,6 +48,7 @@ class TrainingSpec:
         bf16: train in bfloat16 autocast; otherwise in float32, with matrix products in TensorFloat-32 on a GPU.
         one_group: train the SDE's parameters like all others, as the paper's released code did. Otherwise they have
             half the rate, no momentum, and gradients clipped to 1e-4. Only for models that have such parameters.
+        keep_best: the trained model is that of the validation with the least loss, not that of the last step.
 
     Raises:
         ValueError: for a number out of range, or an unknown preset, field, tokenizer or way to split.
@@ -70,6 +71,7 @@ class TrainingSpec:
     log_steps: int = 10
     bf16: bool = False
     one_group: bool = False
+    keep_best: bool = False
 
     def __post_init__(self):
         for name, limits in _RANGES.items():

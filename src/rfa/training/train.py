@@ -1,33 +1,27 @@
 """One run, from its specification to a trained model in its run folder."""
 
 import math
-import os
-import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
-from torch.utils.data import Dataset, Subset
 from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
-from rfa.data import PreparedData, TokenBlocks, check_text, evenly_spaced, fingerprint, load_corpus, prepare
-from rfa.files import write_whole
-from rfa.models import RFAConfig, RFAForCausalLM
+from rfa.data import PreparedData, check_text, fingerprint, load_corpus, prepare
+from rfa.models import RFAForCausalLM
 from rfa.ops import choose_backend
 from rfa.progress import Progress, TrainingProgress
 
 from .callbacks import MetricsLogger, StopOnSignal
 from .environment import environment
+from .preparation import arguments_of, blocks_of, config_of, new_record, save_model, write_new_run
 from .run_folder import RunFolder
-from .saved_files import write_digests
 from .spec import TrainingSpec
 from .trainer import (
     ClipDynamics,
     ProtocolTrainer,
-    full_disk_as_os_error,
     quiet_transformers,
     tensor_float_32,
     trial_step,
@@ -44,11 +38,16 @@ class Stopped(Exception):
         self.step, self.steps = step, steps
 
 
+class OutOfTime(Stopped):
+    """The run was saved and stopped at `step`, because the time given was over."""
+
+
 def train(
     spec: TrainingSpec,
     out: str | Path,
     *,
     overwrite: bool = False,
+    until: float | None = None,
     data_progress: Progress | None = None,
     progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
@@ -58,6 +57,7 @@ def train(
         spec: the model, the data and the protocol.
         out: the run folder.
         overwrite: replace an existing run folder.
+        until: the time of `time.monotonic` from which on the run is saved and stopped; None for no limit.
         data_progress: called with the bytes of text read so far and their total.
         progress: called after each step with the step, the total number of steps and the latest metrics. During
             validation the metrics contain `validated`, the fraction that is done.
@@ -69,36 +69,38 @@ def train(
         ValueError: for bad data, a run folder that exists, or a loss that is not finite.
         OSError: if the disk is full. The last complete checkpoint stays.
         Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
+        OutOfTime: as `Stopped`, after the first step that ends later than `until`.
         Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
     """
     spec = spec.with_absolute_paths()
     run = RunFolder(out)
     run.check_free(overwrite)
-    arguments = _arguments(run, spec)  # this sets up the processes of a distributed run
+    arguments = arguments_of(run, spec)  # this sets up the processes of a distributed run
     with arguments.main_process_first(local=False):
         data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     test = load_corpus(spec.data, spec.split_by).documents("test")
     check_text(test)  # now, because it is read only after training
-    blocks, _ = _blocks(data, spec)  # errors come before anything is written
+    blocks, _ = blocks_of(data, spec)  # errors come before anything is written
     if len(blocks) < spec.batch_size * arguments.world_size:
         raise ValueError(
             f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
             f"expected at most the {len(blocks)} blocks of the training split"
         )
-    record = _new_record(spec, data, fingerprint(test), arguments.world_size)
+    record = new_record(spec, data, fingerprint(test), arguments.world_size)
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         trial_step(spec, arguments.device)
     with _lock(run, arguments):
         if arguments.process_index == 0:
             run.check_free(overwrite)
-            _write_new_run(run, record, data)
+            write_new_run(run, record, data)
         PartialState().wait_for_everyone()
-        return _train(run, spec, data, arguments, progress)
+        return _train(run, spec, data, arguments, progress, until)
 
 
 def resume(
     out: str | Path,
     *,
+    until: float | None = None,
     data_progress: Progress | None = None,
     progress: TrainingProgress | None = None,
 ) -> dict[str, Any]:
@@ -115,7 +117,7 @@ def resume(
     if record.get("finished"):
         return record
     spec = TrainingSpec.from_dict(record["spec"])
-    arguments = _arguments(run, spec)
+    arguments = arguments_of(run, spec)
     processes = record.get("processes", 1)
     if arguments.world_size != processes:
         raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
@@ -130,57 +132,12 @@ def resume(
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")
             run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
         PartialState().wait_for_everyone()
-        return _train(run, spec, data, arguments, progress)
+        return _train(run, spec, data, arguments, progress, until)
 
 
 def _lock(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
     """A lock against other launches. The processes of one launch share the run; the first of them holds the lock."""
     return run.lock() if arguments.process_index == 0 else nullcontext()
-
-
-def _write_new_run(run: RunFolder, record: dict[str, Any], data: PreparedData) -> None:
-    """Write the record and the tokenizer of a new run, both or neither."""
-    run.clear()
-    try:
-        with full_disk_as_os_error(run.path):
-            data.tokenizer.save_pretrained(run.tokenizer)
-            write_digests(run.tokenizer)
-        run.write(record)
-    except BaseException:
-        run.clear()
-        raise
-
-
-def _blocks(data: PreparedData, spec: TrainingSpec) -> tuple[TokenBlocks, Dataset]:
-    """All blocks of the training split, and those of the validation split that the specification asks for."""
-    train_blocks = TokenBlocks(data.streams["train"], spec.length, "training split")
-    valid_blocks = TokenBlocks(data.streams["valid"], spec.length, "validation split")
-    if spec.valid_tokens is None:
-        return train_blocks, valid_blocks
-    return train_blocks, Subset(valid_blocks, evenly_spaced(len(valid_blocks), spec.valid_tokens // spec.length))
-
-
-def _config(spec: TrainingSpec, data: PreparedData) -> RFAConfig:
-    return spec.model_config(len(data.tokenizer), eos_token_id=data.tokenizer.eos_token_id)
-
-
-def _new_record(spec: TrainingSpec, data: PreparedData, test_fingerprint: str, processes: int) -> dict[str, Any]:
-    """The record of a new run. A later evaluation compares its fingerprint of the test split."""
-    return {
-        "spec": spec.to_dict(),
-        "config": _config(spec, data).to_diff_dict(),
-        "data": {
-            "corpus": data.corpus,
-            "split": data.split_note,
-            "fingerprint": data.fingerprint,
-            "test_fingerprint": test_fingerprint,
-            "tokens": {split: len(stream) for split, stream in data.streams.items()},
-        },
-        "environment": environment(),
-        "processes": processes,
-        "finished": False,
-        "steps": 0,
-    }
 
 
 def _train(
@@ -189,10 +146,11 @@ def _train(
     data: PreparedData,
     arguments: TrainingArguments,
     progress: TrainingProgress | None,
+    until: float | None,
 ) -> dict[str, Any]:
     set_seed(spec.seed)
-    model = RFAForCausalLM(_config(spec, data))
-    train_blocks, valid_blocks = _blocks(data, spec)
+    model = RFAForCausalLM(config_of(spec, data))
+    train_blocks, valid_blocks = blocks_of(data, spec)
     at_once = spec.batch_size * arguments.world_size
     batches = len(train_blocks) // at_once
     steps_an_epoch = math.ceil(batches / spec.accumulate)
@@ -205,7 +163,7 @@ def _train(
     # compile the kernels here, where Ctrl-C still stops everything; later it would stop only the compiler
     choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
-    with quiet_transformers(), tensor_float_32(), StopOnSignal() as stop, logger:
+    with quiet_transformers(), tensor_float_32(), StopOnSignal(until) as stop, logger:
         trainer = ProtocolTrainer(
             model,
             arguments,
@@ -213,6 +171,7 @@ def _train(
             eval_dataset=valid_blocks,
             callbacks=[ClipDynamics(), logger, stop],
             one_group=spec.one_group,
+            keep_best=spec.keep_best,
         )
         trainer.remove_callback(PrinterCallback)
         checkpoint = run.latest_checkpoint()
@@ -222,78 +181,32 @@ def _train(
             trainer.load_last(checkpoint)
         else:
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        ended = OutOfTime if stop.out_of_time else Stopped
         if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
-            raise Stopped(trainer.state.global_step, trainer.state.max_steps)
+            raise ended(trainer.state.global_step, trainer.state.max_steps)
         if not any(
             "eval_loss" in line and line["step"] == trainer.state.max_steps for line in trainer.state.log_history
         ):
             trainer.evaluate()
 
-    losses = [line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line]
+    losses = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+    step = trainer.load_best() if spec.keep_best else trainer.state.global_step
     record = {
         **run.read(),
         "finished": True,
         "steps": trainer.state.global_step,
         "result": {
-            "valid_loss": losses[-1],
-            "valid_perplexity": math.exp(min(losses[-1], 700.0)),
+            "valid_loss": losses[step],
+            "valid_perplexity": math.exp(min(losses[step], 700.0)),
             "tokens": tokens_at(trainer.state.global_step),
             "tokens_per_second": logger.tokens_per_second,
             "parameters": model.num_parameters(),
+            **({"best_step": step} if spec.keep_best else {}),
         },
     }
-    _save_model(trainer, run)
+    save_model(trainer, run)
     if trainer.is_world_process_zero():
         run.write(record)
     if stop.stopped:  # in the last step or after it: the run is complete, but the caller must not go on
-        raise Stopped(trainer.state.global_step, trainer.state.max_steps)
+        raise ended(trainer.state.global_step, trainer.state.max_steps)
     return record
-
-
-def _save_model(trainer: ProtocolTrainer, run: RunFolder) -> None:
-    """Save the trained model. All processes take part, because weights may be sharded; the first one renames."""
-    staging = run.path / ".model"
-    with quiet_transformers(), full_disk_as_os_error(run.path):
-        try:
-            trainer.save_model(str(staging))
-            trainer.accelerator.wait_for_everyone()
-            if trainer.is_world_process_zero():
-                write_digests(staging)
-                write_whole(run.model, lambda path: os.replace(staging, path))
-        finally:
-            if trainer.is_world_process_zero():
-                shutil.rmtree(staging, ignore_errors=True)
-
-
-def _arguments(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
-    arguments = TrainingArguments(
-        output_dir=str(run.checkpoints),
-        per_device_train_batch_size=spec.batch_size,
-        per_device_eval_batch_size=spec.batch_size,
-        gradient_accumulation_steps=spec.accumulate,
-        num_train_epochs=spec.epochs,
-        max_steps=spec.max_steps or -1,
-        learning_rate=spec.learning_rate,
-        max_grad_norm=1.0,
-        seed=spec.seed,
-        bf16=spec.bf16,
-        eval_strategy="steps",
-        eval_steps=1,  # `_train` sets it and save_steps, when it knows the length of an epoch
-        save_strategy="steps",
-        save_steps=1,
-        logging_steps=spec.log_steps,
-        logging_nan_inf_filter=False,
-        prediction_loss_only=True,
-        dataloader_drop_last=True,
-        dataloader_pin_memory=torch.cuda.is_available(),
-        remove_unused_columns=False,
-        report_to="none",
-        disable_tqdm=True,
-        ddp_find_unused_parameters=False,
-        use_cpu=not torch.accelerator.is_available(),
-    )
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if launched != arguments.world_size:
-        raise ValueError(f"processes: {launched} were launched, {arguments.world_size} work together")
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
-    return arguments

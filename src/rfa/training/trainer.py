@@ -24,7 +24,7 @@ from transformers.utils import logging
 from rfa.models import RFAForCausalLM
 from rfa.models.decoder import RFAPreTrainedModel
 
-from .saved_files import checkpoints_in, read_state, write_digests
+from .saved_files import checkpoints_in, read_model, read_state, write_digests
 from .spec import TrainingSpec
 
 DYNAMICS_CLIP = 1e-4
@@ -123,8 +123,8 @@ class ProtocolTrainer(Trainer):
     Steps, devices, precision and resuming are transformers' own.
     """
 
-    def __init__(self, *args, one_group: bool = False, **kwargs):
-        self._one_group = one_group
+    def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
+        self._one_group, self._keep_best = one_group, keep_best
         super().__init__(*args, **kwargs)
 
     def create_optimizer(self, model=None):
@@ -184,8 +184,33 @@ class ProtocolTrainer(Trainer):
             if self.args.should_save:
                 shutil.rmtree(staging, ignore_errors=True)
         if self.args.should_save:
+            best = folder / f"checkpoint-{self._best_step()}" if self._keep_best else None
             for old in checkpoints_in(folder)[:-_CHECKPOINTS]:
-                shutil.rmtree(old, ignore_errors=True)
+                if old != best:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    def _best_step(self) -> int | None:
+        """The step of the least validation loss so far, the first of equal ones; None before the first validation."""
+        losses = {int(line["step"]): line["eval_loss"] for line in self.state.log_history if "eval_loss" in line}
+        return min(losses, key=lambda step: losses[step]) if losses else None
+
+    def load_best(self) -> int:
+        """Load the weights of the validation with the least loss, and return its step.
+
+        Raises:
+            ValueError: if the checkpoint of that step is gone, or is damaged.
+        """
+        step = self._best_step()
+        if step is None or step == self.state.global_step:
+            return self.state.global_step
+        checkpoint = Path(cast(str, self.args.output_dir)) / f"checkpoint-{step}"
+        try:
+            with quiet_transformers():
+                weights = read_model(checkpoint).state_dict()
+        except Exception as error:  # the libraries raise many types
+            raise ValueError(f"keep_best: {checkpoint} cannot be read ({error}), expected the best model") from error
+        cast(nn.Module, self.model).load_state_dict(weights)
+        return step
 
 
 @contextmanager
