@@ -12,7 +12,7 @@ from rfa.report.contents import THEORY
 
 from .results import whole_result, write_results
 
-TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched"]
+TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched", "paper-table1"]
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
 FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(listed.name for listed in THEORY)]
@@ -41,7 +41,7 @@ def one_figure(monkeypatch):
 def test_everything_is_written(rfa, out):
     status, said, err = rfa("report", "out")
     assert (status, messages(err)) == (0, [])
-    assert said.splitlines() == [f"runs: 2, tables: 9, figures: {len(FIGURES)}", "page: out/report/index.html"]
+    assert said.splitlines() == [f"runs: 2, tables: 10, figures: {len(FIGURES)}", "page: out/report/index.html"]
     written = contents(out / "report")
     assert set(written) == FILES
     for name, data in written.items():
@@ -82,10 +82,10 @@ def test_without_results_what_the_paper_says_is_left(rfa, tmp_path, one_of_theor
     assert "missing: results: none in empty/results, expected result files as `rfa experiment" in err
     assert "runs: 0, tables: 3, figures: 1" in said
     made = {f"figures/{THEORY[0].name}.{form}" for form in ("png", "pdf")}
-    made |= {f"tables/table{k}-blocks.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
+    made |= {f"tables/paper-table{k}.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
     written = contents(tmp_path / "empty" / "report")
     assert set(written) == made | {"index.html"}
-    assert b"28.48" in written["tables/table1-blocks.md"]  # the paper's RoPE
+    assert b"28.48" in written["tables/paper-table1.md"]  # the paper's RoPE
     for lacking in ("figure length-blocks</b>: no run has evaluations by blocks", "explorer", "No results"):
         assert lacking.encode() in written["index.html"]
 
@@ -155,7 +155,7 @@ def test_partial(rfa, out, one_figure):
     assert "<b>x1-riccati-seed0</b>: begun, no result yet" in page
     assert "missing: 1 run: not begun: c1-nope-seed0" in said
     assert "missing: b1-rope-seed0" not in said
-    assert "runs: 2, tables: 9, figures: 1" in said
+    assert "runs: 2, tables: 10, figures: 1" in said
 
 
 def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):

@@ -3,12 +3,21 @@
 Source: Chen and Goodman, An empirical study of smoothing techniques for language modeling, 1999, sections 3 and 4.
 """
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from rfa.data import document_of_token
+
+from .perplexity import LossByDocument, LossByPosition, score_windows
+from .probes import TRIALS, ProbeKind, planned_trials, probe_layout
+from .windows import Window
+
 ORDER = 3
+_AT_ONCE = 2**20  # targets
 _LARGEST = 2**63 - 1  # of the numbers that stand for three tokens
 
 
@@ -50,7 +59,7 @@ class Trigram:
     def __init__(self, blocks: Int[np.ndarray, "blocks length"], vocabulary: int):
         if blocks.ndim != 2 or not len(blocks) or blocks.shape[1] < ORDER:
             raise ValueError(f"blocks: got shape {blocks.shape}, expected at least one block of {ORDER} tokens or more")
-        if not 1 <= vocabulary or vocabulary**ORDER > _LARGEST:
+        if not vocabulary >= 1 or vocabulary**ORDER > _LARGEST:
             raise ValueError(f"vocabulary: got {vocabulary}, expected 1 to {int(_LARGEST ** (1 / ORDER))} tokens")
         if blocks.min() < 0 or blocks.max() >= vocabulary:
             found = f"{blocks.min()} to {blocks.max()}"
@@ -116,3 +125,89 @@ def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.nda
     """The values of keys, which are ascending; 0 for a key that is not there."""
     at = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     return np.where(keys[at] == wanted, values[at], 0.0)
+
+
+def trigram_losses(trigram: Trigram, stream: np.ndarray, chosen: Sequence[Window]) -> Iterator[np.ndarray]:
+    """The losses of the targets of windows, in nats, in order: arrays `(windows, targets)`.
+
+    A token sees the tokens of its window only: of the second token of a window the context is one token.
+
+    Args:
+        trigram: trained.
+        stream: token ids.
+        chosen: windows of the stream.
+    """
+    for targets, group in itertools.groupby(chosen, lambda window: window.targets):
+        limits = np.array([(window.start, window.stop) for window in group])
+        for some in np.array_split(limits, -(-len(limits) * targets // _AT_ONCE)):
+            at = some[:, 1:] + np.arange(-targets, 0)
+            second = at == some[:, :1] + 1
+            found = np.empty(at.shape)
+            found[~second] = trigram.probability(*(stream[at[~second] - back] for back in (2, 1, 0)))
+            found[second] = trigram.probability(None, *(stream[at[second] - back] for back in (1, 0)))
+            yield -np.log(found)
+
+
+def evaluate_trigram(
+    trigram: Trigram,
+    stream: np.ndarray,
+    names: Sequence[str],
+    tokenizer: Any,
+    *,
+    train_length: int,
+    lengths: Sequence[int],
+    protocols: Mapping[str, int | None],
+    by_position: bool = False,
+    passkey: bool = False,
+) -> dict[str, Any]:
+    """The evaluation of `full_evaluation` with a trigram in place of a model: the same targets of the same text.
+
+    Args:
+        trigram: trained.
+        stream: token ids of the test split.
+        names: of its documents.
+        tokenizer: of the stream.
+        train_length: of the models, in tokens.
+        lengths, protocols, by_position: as for `full_evaluation`.
+        passkey: also the loss of the keys of the probes where they stand for the second time. No trigram sees their
+            first copy.
+
+    Returns:
+        `evaluations` and `by_position` as of `full_evaluation`, and `passkey`: for each probe `trials`, `seed`,
+        `key_tokens` and `rows` with `distance` and `loss_by_token`. An entry that was not asked for is None.
+
+    Raises:
+        ValueError: as `perplexities` and `probe`.
+    """
+    longest, documents = max(lengths), document_of_token(stream, tokenizer.eos_token_id)
+    positions, evaluations = LossByPosition(longest), {}
+
+    def score(chosen: Sequence[Window]) -> Iterator[np.ndarray]:
+        return trigram_losses(trigram, stream, chosen)
+
+    for protocol, scored in protocols.items():
+        books = LossByDocument(names, documents)
+        rows = score_windows(score, len(stream), lengths, protocol, scored=scored, observe=books)
+        evaluations[protocol] = {"rows": rows, "books": books.totals()}
+    by = None
+    if by_position:
+        score_windows(score, len(stream), [longest], scored=protocols.get("blocks"), observe=positions)
+        by = {"protocol": "blocks", "length": longest, "loss": positions.means(), "windows": positions.windows}
+    probes = None
+    if passkey:
+        given = (stream, train_length, longest, tokenizer)
+        probes = {kind: _key_losses(trigram, kind, *given) for kind in get_args(ProbeKind)}
+    return {"evaluations": evaluations, "by_position": by, "passkey": probes}
+
+
+def _key_losses(
+    trigram: Trigram, kind: ProbeKind, stream: np.ndarray, train_length: int, longest: int, tokenizer: Any
+) -> dict[str, Any]:
+    layout, distances = probe_layout(kind, stream, train_length, longest, tokenizer)
+    rows = []
+    for distance in distances:
+        ids = np.stack([trial.ids for trial in planned_trials(layout, stream, distance)])
+        places = np.arange(ids.shape[1] - layout.key, ids.shape[1])
+        found = trigram.probability(*(ids[:, places - back] for back in (2, 1, 0)))
+        rows.append({"distance": distance, "loss_by_token": (-np.log(found)).mean(0).tolist()})
+    return {"trials": TRIALS, "seed": 0, "key_tokens": layout.key, "rows": rows}

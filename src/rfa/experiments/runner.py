@@ -2,6 +2,7 @@
 
 <out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
 <out>/results/<run>.json     one result file for each run, whole
+<out>/results/trigram.json   the same evaluation of a trigram, trained on the same tokens
 <out>/recipe.json            the recipe's name, title and runs, so that a report can name missing runs
 <out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
 """
@@ -17,7 +18,7 @@ from typing import Any, get_args
 import torch
 
 from rfa import evaluation
-from rfa.data import prepare
+from rfa.data import PreparedData, prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.files import held
 from rfa.progress import Stage, StageProgress
@@ -28,6 +29,7 @@ from .plan import finished_results, is_lost, run_folder, selected_runs, started_
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, make_result, result_path
+from .trigram_result import trigram_path, write_trigram
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,11 @@ def run_recipe(
         for run in runs:
             if run not in waiting:  # a process may have been killed before it deleted them
                 _delete_weights(run_folder(out, run))
-    if waiting:
-        _check_text(recipe, waiting[0], finished, report)
+    if waiting or not trigram_path(out).exists():
+        text = _check_text(recipe, waiting[0] if waiting else recipe.runs[0], finished, report)
         _check_machine(recipe, waiting, report)
+        if not trigram_path(out).exists():
+            write_trigram(recipe, text, out)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     failed: dict[str, str] = {}
     going = True
@@ -132,8 +136,8 @@ def run_recipe(
 
 def _check_text(
     recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], report: StageProgress
-) -> None:
-    """Read the text that all runs share, and raise `RecipeError` with everything that it is too short for.
+) -> PreparedData:
+    """The text that all runs share. Raises `RecipeError` with everything that it is too short for.
 
     Raises `ValueError` if a finished run was made on another text.
     """
@@ -163,6 +167,7 @@ def _check_text(
         expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
         faults.add("evaluation", f"attention: got a test split of {found} tokens, expected {expected}")
     faults.raise_if_any()
+    return text
 
 
 def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], report: StageProgress) -> None:

@@ -7,11 +7,12 @@ from typing import NamedTuple
 from rfa.files import write_text_whole
 from rfa.progress import Progress
 
-from .contents import ListedFigure, listed_figures, listed_tables
+from .contents import ListedFigure, listed_figures
 from .figures import save
 from .layout import Table, comma_separated, latex, markdown
 from .page import DrawnFigure, render_page
 from .runs import MissingData, Run
+from .table_contents import listed_tables
 
 FORMS = {"md": markdown, "tex": latex, "csv": comma_separated}
 
