@@ -5,7 +5,10 @@ from collections import Counter, defaultdict
 import numpy as np
 import pytest
 
-from rfa.evaluation.trigram import Trigram
+from rfa.data import prepare
+from rfa.evaluation import probe_layout
+from rfa.evaluation.probes import make_trial
+from rfa.evaluation.trigram import Trigram, evaluate_trigram
 
 
 def slow(blocks, vocabulary):
@@ -105,3 +108,47 @@ def test_the_loss_of_a_known_process_is_its_entropy():
 def test_refuses(blocks, vocabulary, message):
     with pytest.raises(ValueError, match=message):
         Trigram(blocks, vocabulary)
+
+
+def test_it_scores_the_targets_of_the_protocols(corpus):
+    """Token by token: the second of a window has a context of one token, all later ones of two."""
+    text = prepare(str(corpus), "bytes")
+    train = text.streams["train"][:1600].reshape(100, 16)
+    stream = np.r_[np.arange(65, 91), text.streams["test"]]  # more letters, for the keys of the probes
+    model, (p, _) = Trigram(train, 257), slow(train, 257)
+    given = {"train_length": 16, "lengths": [32, 16], "protocols": {"blocks": 320, "matched": None, "strided": None}}
+    found = evaluate_trigram(model, stream, ["a"], text.tokenizer, **given, by_position=True, passkey=True)
+    assert set(found["passkey"]) == {"passkey", "repeat"}
+
+    def loss(place, start):
+        return -np.log(p(int(stream[place]), tuple(map(int, stream[max(place - 2, start) : place]))))
+
+    for row in found["evaluations"]["matched"]["rows"]:
+        stops = range(32, len(stream) + 1, 8)
+        losses = [loss(place, stop - row["length"]) for stop in stops for place in range(stop - 8, stop)]
+        assert (row["targets"], row["loss"]) == (len(losses), pytest.approx(np.mean(losses), rel=1e-12))
+    (row,) = [row for row in found["evaluations"]["strided"]["rows"] if row["length"] == 32]
+    losses = [loss(place, 0) for place in range(1, len(stream))]  # later windows begin more than two tokens before
+    assert (row["targets"], row["loss"]) == (len(losses), pytest.approx(np.mean(losses), rel=1e-12))
+    segments = [(2 * part + 1) * (len(stream) // 32) // 20 for part in range(10)]  # ten of them, evenly spaced
+    losses = np.array([[loss(32 * k + place, 32 * k) for place in range(1, 32)] for k in segments])
+    by = found["by_position"]
+    np.testing.assert_allclose(by["loss"], losses.mean(0), rtol=1e-12)
+    books = found["evaluations"]["blocks"]["books"]
+    assert books["a"]["32"] == [pytest.approx(losses.sum()), losses.size]
+    for kind, probe in found["passkey"].items():
+        layout, distances = probe_layout(kind, stream, 16, 32, text.tokenizer)
+        assert [row["distance"] for row in probe["rows"]] == distances
+        row = probe["rows"][-1]
+        trials = [make_trial(layout, stream, distances[-1], (0, distances[-1], k)).ids.tolist() for k in range(64)]
+        keys = range(len(trials[0]) - layout.key, len(trials[0]))
+        wanted = [np.mean([-np.log(p(ids[k], tuple(ids[k - 2 : k]))) for ids in trials]) for k in keys]
+        np.testing.assert_allclose(row["loss_by_token"], wanted, rtol=1e-12)
+
+
+def test_only_what_is_asked_for(corpus):
+    text = prepare(str(corpus), "bytes")
+    model = Trigram(text.streams["train"][:1600].reshape(100, 16), 257)
+    given = {"train_length": 16, "lengths": [16], "protocols": {"blocks": None}}
+    found = evaluate_trigram(model, np.asarray(text.streams["test"]), ["a"], text.tokenizer, **given)
+    assert (found["by_position"], found["passkey"]) == (None, None)

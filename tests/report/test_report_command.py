@@ -158,6 +158,34 @@ def test_partial(rfa, out, one_figure):
     assert "runs: 2, tables: 10, figures: 1" in said
 
 
+TRIGRAM = {"format": 1, "recipe": "tiny", "train_length": 16, "tokens": 192, "vocabulary": 257, "seed": 0}
+TRIGRAM |= {"data": RUNS[0]["data"], "fingerprint": "test", "valid_perplexity": 60.0, "by_position": None}
+TRIGRAM |= {"passkey": None, "evaluations": {"blocks": RUNS[0]["evaluations"]["blocks"]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"fingerprint": "other"}, "it is of another recipe, text or training length than"),
+        ({"recipe": "other"}, "it is of another recipe, text or training length than"),
+        ({"format": 99}, "has format 99, expected 1"),
+        ({"valid_perplexity": -1.0}, "is damaged (valid_perplexity: Input should be greater than 0)"),
+        ({"passkey": {"repeat": {"rows": [{"distance": 8, "loss_by_token": [-1.0]}]}}}, "is damaged (passkey.repeat"),
+    ],
+)
+def test_the_trigram_or_what_is_wrong_with_its_file(rfa, out, monkeypatch, changes, reason):
+    only(monkeypatch)
+    (out / "results" / "trigram.json").write_text(json.dumps({**TRIGRAM, **changes}))
+    status, _, err = rfa("report", "out")
+    table = (out / "report" / "tables" / "table1-blocks.md").read_text()
+    assert ("| trigram |" in table) == (reason is None)
+    assert status == (0 if reason is None else 1)
+    if reason is not None:
+        assert "missing: trigram.json: " in err
+        assert reason in err
+
+
 def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):
     """An error of matplotlib's is not taken for results that lack something."""
 

@@ -29,7 +29,7 @@ from .plan import finished_results, is_lost, run_folder, selected_runs, started_
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, make_result, result_path
-from .trigram_result import trigram_path, write_trigram
+from .trigram_result import lacks_trigram, write_trigram
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ def run_recipe(
         for run in runs:
             if run not in waiting:  # a process may have been killed before it deleted them
                 _delete_weights(run_folder(out, run))
-    if waiting or not trigram_path(out).exists():
+    if waiting or lacks_trigram(recipe, out):
         text = _check_text(recipe, waiting[0] if waiting else recipe.runs[0], finished, report)
         _check_machine(recipe, waiting, report)
-        if not trigram_path(out).exists():
+        if lacks_trigram(recipe, out):
             write_trigram(recipe, text, out)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     failed: dict[str, str] = {}

@@ -7,6 +7,7 @@ import numpy as np
 
 from rfa.data import PreparedData, evenly_spaced, load_corpus
 from rfa.evaluation import Trigram, evaluate_trigram, trigram_losses
+from rfa.evaluation.trigram import ORDER
 from rfa.evaluation.windows import Window
 from rfa.results import RESULT_FORMAT, TRIGRAM, write_result
 from rfa.training import TRAINED_ON, TrainingSpec, seen_blocks
@@ -15,8 +16,12 @@ from rfa.training.environment import environment
 from .recipe import Recipe
 
 
-def trigram_path(out: Path) -> Path:
-    """The path of the trigram's file of a recipe's folder."""
+def lacks_trigram(recipe: Recipe, out: Path) -> bool:
+    """Whether the recipe's folder has no file of a trigram yet. Blocks of two tokens have none."""
+    return recipe.runs[0].spec.length >= ORDER and not _path(out).exists()
+
+
+def _path(out: Path) -> Path:
     return out / "results" / TRIGRAM
 
 
@@ -62,7 +67,7 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         "valid_perplexity": _valid_perplexity(trigram, np.asarray(text.streams["valid"]), spec),
         **evaluated,
     }
-    write_result(trigram_path(out), result)
+    write_result(_path(out), result)
 
 
 def _valid_perplexity(trigram: Trigram, stream: np.ndarray, spec: TrainingSpec) -> float:
