@@ -80,7 +80,7 @@ def draw_panels(
         axes.set_title(title)
         axes.tick_params(labelbottom=True)
         shown = {label: series[label] for label in labels}
-        low, high = _limits(shown, reference, since, logarithmic)
+        low, high = limits(shown, reference, since, logarithmic)
         drawn = looks([label for label in labels if not (appendix and label == BASELINE)])
         grey = {"color": MUTED, "linestyle": "--", "marker": ""}
         for label, each in shown.items():
@@ -99,7 +99,7 @@ def draw_panels(
     return figure, [axes for axes, _ in used]
 
 
-def _limits(
+def limits(
     shown: Mapping[str, SeedBand], reference: Curve | None, since: float, logarithmic: bool
 ) -> tuple[float, float]:
     """The lower and upper end of a panel: all means, but no higher than what `_FAILS` allows over their median."""
