@@ -1,4 +1,4 @@
-"""The tables of docs/replication-details.md and the figure of docs/replication.md: `python docs/replication_tables.py`.
+"""The tables of docs/replication*.md and the figure of docs/replication.md: `python docs/replication_tables.py`.
 
 Both are made from the record in results/.
 """
@@ -22,6 +22,7 @@ from rfa.report.tables import gain_cell, repeat_distance
 from rfa.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication-details.md")
+SHORT = Path(__file__).with_name("replication.md")
 RECORD = Path(__file__).parents[1] / "results" / "novels-small"
 FIGURE = PAGE.with_name("figures") / "length.png"
 PROTOCOLS = ("blocks", "matched")
@@ -147,6 +148,7 @@ def _perplexities(groups: Groups, of: int, protocol: str) -> Table:
 def differences(groups: Groups, lengths: Sequence[int]) -> Table:
     """Differences of log perplexity by `blocks` between the models that the page compares, those that are done."""
     runs = [run for each in groups.values() for run in each]
+    noise = {length: seed_noise(runs, length, "blocks") for length in lengths}
     rows: list[tuple[Cell, ...]] = []
     for model, against in PAIRS:
         pairs = pairs_of(groups.get(model, ()), groups.get(against, ()))
@@ -154,16 +156,16 @@ def differences(groups: Groups, lengths: Sequence[int]) -> Table:
             continue
         row: list[Cell] = [_short(model), _short(against), f"{len(pairs)}"]
         for length in lengths:
-            cell, problem = difference_cell(pairs, length, "blocks", seed_noise(runs, length, "blocks"))
+            cell, problem = difference_cell(pairs, length, "blocks", noise[length])
             if problem or cell is None:
                 raise ValueError(f"{model} and {against}: {problem}")
             row.append(cell)
         rows.append(tuple(row))
-    noise = ", ".join(f"{seed_noise(runs, length, 'blocks'):.3f} at {length}" for length in lengths)
+    said = ", ".join(f"{value:.3f} at {length}" for length, value in noise.items())
     caption = (
         "Differences of log perplexity, nats a token, by `blocks`, below 0 where the model is better than what it is\n"
         "against: ± half of the 95 % t interval over the seeds that both have, [95 % interval over books].\n"
-        f"Open: an interval holds 0. Within a seed: of one seed, and no more than the noise of seeds, {noise}."
+        f"Open: an interval holds 0. Within a seed: of one seed, and no more than the noise of seeds, {said}."
     )
     return Table("differences", caption, ("model", "against", "seeds", *map(str, lengths)), tuple(rows))
 
@@ -201,6 +203,29 @@ def drawing(groups: Groups) -> Figure:
     return figure
 
 
+def short(groups: Groups) -> Table:
+    """The models of the figure at the training length and the longest, by both protocols, and the repeated passage."""
+    tables = dict(zip(PROTOCOLS, perplexities(groups, 0), strict=True))
+    ends = [str(length) for length in (_lengths(groups)[0], _lengths(groups)[-1])]
+    rows = []
+    for label in (*(label for of in DRAWN.values() for label in of), TRIGRAM_LABEL, "perfect copying"):
+        cells: list[Cell] = [label]
+        for table in tables.values():
+            found = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}.get(label, {})
+            cells += [found.get(end) for end in ends]
+        blocks = {row[0]: row for row in tables["blocks"].rows}
+        rows.append((*cells, blocks[label][-1]))
+    columns = ("model", *(f"{protocol} {end}" for protocol in PROTOCOLS for end in ends), "repeat")
+    return Table("short", "", columns, tuple(rows))
+
+
+def written_short(page: str, record: Path = RECORD) -> str:
+    """The short page with its table, between its marks. Raises `ValueError` for a page without them."""
+    text = markdown(short(by_label(read_results(record).runs)), "").strip()
+    marks = "<!-- short: docs/replication_tables.py -->", "<!-- end of short -->"
+    return replace_between(page, *marks, f"\n{text}\n")
+
+
 def written(page: str, record: Path = RECORD) -> str:
     """The page with the record's tables, each between its marks.
 
@@ -228,4 +253,5 @@ def _lengths(groups: Groups) -> list[int]:
 
 if __name__ == "__main__":
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
+    write_text_whole(SHORT, written_short(SHORT.read_text(encoding="utf-8")))
     save(drawing(by_label(read_results(RECORD).runs)), FIGURE)
