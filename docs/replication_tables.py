@@ -3,10 +3,14 @@
 Both are made from the record in results/.
 """
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.figure import Figure
 
 from rfa.files import write_text_whole
@@ -15,7 +19,14 @@ from rfa.report.figures import save
 from rfa.report.figures.panels import draw_reference, draw_series, limits
 from rfa.report.figures.style import lengths_axis, looks, plain_numbers, styled
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa.report.measurements import TRIGRAM_LABEL, copying_gain, perplexity_series, trigram_of
+from rfa.report.measurements import (
+    TRIGRAM_LABEL,
+    copying_gain,
+    perplexity_series,
+    position_losses,
+    retrieval_scores,
+    trigram_of,
+)
 from rfa.report.runs import Run, by_label, perplexity_by_length
 from rfa.report.statistics import mean_and_interval, pairs_of, seed_noise
 from rfa.report.tables import gain_cell, repeat_distance
@@ -120,15 +131,13 @@ def _perplexities(groups: Groups, of: int, protocol: str) -> Table:
     blocks = protocol == "blocks"
     more = ("validation", f"repeat {distance}") if blocks else ()
 
-    def mean(values: Sequence[float]) -> NumberCell:
-        found = mean_and_interval(values)
-        return NumberCell(found.value, found.half, digits=1)
-
     rows: list[tuple[Cell, ...]] = []
     for label, each in groups.items():
-        cells: list[Cell] = [mean([perplexity_by_length(run, protocol)[length] for run in each]) for length in lengths]
+        cells: list[Cell] = [
+            _mean([perplexity_by_length(run, protocol)[length] for run in each], digits=1) for length in lengths
+        ]
         if blocks:
-            cells += [mean([run["training"]["valid_perplexity"] for run in each]), gain_cell(each, distance)]
+            cells += [_mean([run["training"]["valid_perplexity"] for run in each], digits=1), gain_cell(each, distance)]
         rows.append((label, f"{len(each)}", *cells))
     found = perplexity_by_length(trigram, protocol)
     tail = (NumberCell(trigram["valid_perplexity"], digits=1), NumberCell(0.0, digits=3)) if blocks else ()
@@ -203,6 +212,79 @@ def drawing(groups: Groups) -> Figure:
     return figure
 
 
+def _mean(values: Sequence[float], **form: Any) -> NumberCell:
+    found = mean_and_interval(values)
+    return NumberCell(found.value, found.half, **form)
+
+
+NAMED = {  # in tables of the text
+    "b1": "b1-rope",
+    "b2": "b2-alibi",
+    "m1": "m1-rfa",
+    "m2": "m2-sc-rfa",
+    "m3": "m3-sc-rfa",
+    "x2": "x2-riccati-alibi",
+    "c7": "c7-rope-alibi-innovation",
+    "x4 without the innovation step": "x4-content-riccati no-innovation",
+    "c4-fox with RoPE": "c4-fox rope",
+}
+POSITIONS = ((8, 15), (16, 31), (32, 63), (64, 127))
+
+
+def noise(groups: Groups) -> Table:
+    """The noise of a seed by protocol and length."""
+    runs, lengths = [run for each in groups.values() for run in each], _lengths(groups)
+    rows = [
+        (of, *(NumberCell(seed_noise(runs, length, of) or 0.0, digits=3) for length in lengths)) for of in PROTOCOLS
+    ]
+    return Table("noise", "", ("", *map(str, lengths)), tuple(rows))
+
+
+def positions(groups: Groups) -> Table:
+    """The loss by position less the trigram's on the same tokens, of some models."""
+    trigram = trigram_of(run for each in groups.values() for run in each)
+    less = np.array(position_losses(trigram or {}))
+    rows: list[tuple[Cell, ...]] = []
+    for name in ("b1", "b2", "m2", "c7", "x4 without the innovation step", "c4-fox with RoPE"):
+        losses = [np.array(position_losses(run)) - less for run in groups[NAMED[name]]]
+        means = [[float(of[first - 1 : last].mean()) for of in losses] for first, last in POSITIONS]
+        gained = [early - late for early, late in zip(means[1], means[-1], strict=True)]
+        rows.append((name, *(_mean(each, digits=3, signed=True) for each in [*means, gained])))
+    columns = ("", *(f"{first} to {last}" for first, last in POSITIONS), "gained from 16 to 31 on")
+    return Table("positions", "", columns, tuple(rows))
+
+
+def growth(groups: Groups) -> Table:
+    """The change of perplexity from the training length to the longest, in percent with the ends of its interval."""
+    first, last = _lengths(groups)[0], _lengths(groups)[-1]
+    rows: list[tuple[Cell, ...]] = []
+    for name, label in {**NAMED, "c2, RoPE that looks back no further than in training": "c2-window"}.items():
+        cells: list[Cell] = []
+        for protocol in PROTOCOLS:
+            found = [perplexity_by_length(run, protocol) for run in groups[label]]
+            mean = mean_and_interval([math.log(each[last] / each[first]) for each in found])
+            ends = None if mean.half is None else (mean.value - mean.half, mean.value + mean.half)
+            percent = [100 * math.expm1(value) for value in (mean.value, *(ends or ()))]
+            interval = None if ends is None else (percent[1], percent[2])
+            cells.append(NumberCell(percent[0], interval=interval, digits=1, signed=True))
+        rows.append((name, str(len(groups[label])), *cells))
+    return Table("growth", "", ("", "seeds", *(f"{of}, %" for of in PROTOCOLS)), tuple(rows))
+
+
+def repeats(groups: Groups) -> Table:
+    """The gain from a repeated passage by its distance in training lengths, of some models."""
+    names = ("b1", "b2", "m2", "x2", "c7", "x4 without the innovation step", "c4-fox with RoPE")
+    rows: list[tuple[Cell, ...]] = []
+    for name in names:
+        scores = retrieval_scores(groups[NAMED[name]], "repeat")
+        rows.append((name, *(_mean(trials, digits=3) for trials in scores.trials)))
+    trained, run = groups["b1-rope"][0]["train_length"], groups["b1-rope"][0]
+    gains = [copying_gain(run, "repeat", distance) for distance in scores.distances]
+    rows.append(("perfect copying", *(None if gain is None else NumberCell(gain) for gain in gains)))
+    columns = ("", *(str(Fraction(distance, trained)) for distance in scores.distances))
+    return Table("repeats", "", columns, tuple(rows))
+
+
 def short(groups: Groups) -> Table:
     """The models of the figure at the training length and the longest, by both protocols, and the repeated passage."""
     tables = dict(zip(PROTOCOLS, perplexities(groups, 0), strict=True))
@@ -239,10 +321,12 @@ def written(page: str, record: Path = RECORD) -> str:
             raise ValueError(f"{label}: expected a model of {record}")
     lengths = _lengths(groups)
     parts = (lengths[: len(lengths) // 2], lengths[len(lengths) // 2 :])  # all in one table make lines too long to read
-    for tables in (perplexities(groups, len(names)), [differences(groups, part) for part in parts]):
+    of_text = [[make(groups)] for make in (noise, positions, growth, repeats)]
+    of_record = [perplexities(groups, len(names)), [differences(groups, part) for part in parts]]
+    for tables in (*of_record, *of_text):
         name = tables[0].name
         begin, end = f"<!-- {name}: docs/replication_tables.py -->", f"<!-- end of {name} -->"
-        text = "\n".join(markdown(table, table.caption) for table in tables)
+        text = "\n".join(markdown(table, table.caption).lstrip() for table in tables)
         page = replace_between(page, begin, end, f"\n{text}\n")
     return page
 
