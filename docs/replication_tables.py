@@ -24,12 +24,13 @@ from rfa.report.measurements import (
     copying_gain,
     perplexity_series,
     position_losses,
+    repeat_distance,
     retrieval_scores,
     trigram_of,
 )
 from rfa.report.runs import Run, by_label, perplexity_by_length
 from rfa.report.statistics import mean_and_interval, pairs_of, seed_noise
-from rfa.report.tables import gain_cell, repeat_distance
+from rfa.report.tables import gain_cell
 from rfa.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication-details.md")
@@ -125,7 +126,7 @@ def perplexities(groups: Groups, of: int) -> list[Table]:
 
 def _perplexities(groups: Groups, of: int, protocol: str) -> Table:
     lengths, runs = _lengths(groups), [run for each in groups.values() for run in each]
-    trigram, distance = trigram_of(runs), repeat_distance(runs, runs[0]["train_length"])
+    trigram, distance = trigram_of(runs), repeat_distance(runs)
     if trigram is None or distance is None:
         raise ValueError("record: got one without a trigram or a repeated passage, expected both")
     blocks = protocol == "blocks"

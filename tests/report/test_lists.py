@@ -159,6 +159,20 @@ def test_where_heads_look():
     assert "attention" not in names(listed_tables(RUNS))
 
 
+def test_how_much_context_is_used():
+    loss = {"rows": [{"distance": 8, "loss_by_token": [9.0, 3.0, 2.0]}]}
+    trigram = {"valid_perplexity": 80.0, "passkey": {"repeat": loss}}
+    runs = [{**run, "trigram": trigram} for run in (*RUNS, whole_result("b1-rope", 1))]
+    runs[1]["training"] = {**runs[1]["training"], "valid_perplexity": 50.3}
+    found = dict(facts(runs))["context used"]
+    below = np.log(80 / 50.3)  # m2 is ahead of b1, whose seeds have 50 and 51
+    assert found.startswith(f"on validation m2-sc-rfa, the best, is {below:.3f} nats a token below a trigram")
+    assert found.endswith(
+        "a passage 8 tokens before gains at most 15.0% of what perfect copying would (b1-rope)"
+    )  # 0.25
+    assert "context used" not in dict(facts([{**RUNS[0], "passkey": None}]))
+
+
 def test_runs():
     """A speed that no process measured from its first step to its last is no time."""
     resumed, unmeasured = whole_result("b2-alibi", 1), whole_result("m1-rfa")

@@ -11,6 +11,7 @@ from rfa.evaluation import MAP_LENGTHS
 
 from . import figures
 from .measurements import MOST_LINES, copying_gain, main_labels, trigram_of
+from .page import APPENDIX
 from .runs import (
     MissingData,
     Run,
@@ -29,7 +30,6 @@ _CHOICE = (
     "At most six lines: the baselines, m2, and the models with the most seeds and the lowest validation perplexity. "
     "The appendix has all models."
 )
-APPENDIX = "-all"  # at the end of the name of a figure of the appendix
 
 
 class ListedFigure(NamedTuple):

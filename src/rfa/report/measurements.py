@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .runs import MissingData, Run, by_label, perplexity_by_length
+from .runs import MissingData, Run, by_label, perplexity_by_length, shared_train_length
 from .statistics import t_quantile
 
 
@@ -125,6 +125,17 @@ def copying_gain(run: Run, kind: str, distance: int) -> float | None:
         if losses:
             return sum(losses[kind == "repeat" :]) / len(losses)
     return None
+
+
+def repeat_distance(runs: Sequence[Run]) -> int | None:
+    """The distance of a repeated passage that stands in tables: half the training length, or the next below it.
+
+    None for runs of several training lengths or without such a probe.
+    """
+    trained = shared_train_length(runs)
+    probes = [(run.get("passkey") or {}).get("repeat") or {} for run in runs]
+    within = {row["distance"] for probe in probes for row in probe.get("rows", ())}
+    return max((each for each in within if trained is not None and 2 * each <= trained), default=None)
 
 
 def trigram_of(runs: Iterable[Run]) -> Mapping[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .layout import Cell, NumberCell, Table
-from .measurements import TRIGRAM_LABEL, copying_gain, retrieval_scores, trigram_of
+from .measurements import TRIGRAM_LABEL, copying_gain, repeat_distance, retrieval_scores, trigram_of
 from .runs import MissingData, Run, by_label, damping_by_label, other_differences, perplexity_by_length, train_lengths
 from .statistics import mean_and_interval, seed_noise
 
@@ -118,10 +118,11 @@ def perplexity_table(
         protocol: which evaluation.
         display: names of rows that differ from their labels.
     """
-    groups, trained = by_label(runs), _train_length(runs)
+    _check_train_length(runs)
+    groups = by_label(runs)
     ours = {label: {run["seed"]: perplexity_by_length(run, protocol) for run in of} for label, of in groups.items()}
     lengths = sorted({length for seeds in ours.values() for row in seeds.values() for length in row})
-    distance = repeat_distance(runs, trained)
+    distance = repeat_distance(runs)
     labels = list(dict.fromkeys([*order, *groups]))
     rows: list[list[Cell]] = []
     for label in labels:
@@ -148,13 +149,6 @@ def perplexity_table(
     )
     notes += _missing_notes(labels, ours, set(lengths), protocol)
     return Table(name, caption, columns, tuple(map(tuple, rows)), tuple(notes))
-
-
-def repeat_distance(runs: Sequence[Run], train_length: int | None) -> int | None:
-    """The distance of a repeated passage that a table shows: half the training length, or the next below it."""
-    probes = [(run.get("passkey") or {}).get("repeat") or {} for run in runs]
-    within = {row["distance"] for probe in probes for row in probe.get("rows", ())}
-    return max((each for each in within if train_length and 2 * each <= train_length), default=None)
 
 
 def gain_cell(runs: Sequence[Run], distance: int) -> NumberCell | None:
@@ -221,11 +215,10 @@ def with_best(rows: Sequence[Sequence[Cell]], columns: int | None = None) -> lis
     return done
 
 
-def _train_length(runs: Iterable[Run]) -> int | None:
+def _check_train_length(runs: Iterable[Run]) -> None:
     trained = train_lengths(runs)
     if len(trained) > 1:
         raise MissingData(f"runs: got training lengths {', '.join(map(str, trained))}, expected one a table")
-    return trained[0] if trained else None
 
 
 def _missing_notes(
