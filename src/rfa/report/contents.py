@@ -60,7 +60,7 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
         *(_over_length(runs, protocol) for protocol in protocols(runs)),
         ListedFigure(
             "training",
-            f"Validation perplexity over training: {_SEEDS}. The first quarter does not set the scale.",
+            f"Validation perplexity over training: {_SEEDS}. The first half does not set the scale.",
             figures.training_curves,
             lambda run: run["curve"],
             "validations",

@@ -57,7 +57,7 @@ def training_and_extrapolation(
 def training_curves(runs: Sequence[Run], appendix: bool = False) -> Figure:
     """Validation perplexity over training: the mean over seeds and its t interval, and the trigram's.
 
-    The first quarter of training does not set the scale.
+    The first half of training does not set the scale.
 
     Args:
         runs: result files, any number of seeds a label. A label of which nothing was measured is named in the legend.
@@ -67,7 +67,7 @@ def training_curves(runs: Sequence[Run], appendix: bool = False) -> Figure:
     last = max((each.x[-1] for each in series.values() if each.x), default=0.0)
     trigram = trigram_of(runs)
     level = None if trigram is None else ((0, last), 2 * [trigram["valid_perplexity"]])
-    figure, panels = draw_panels(runs, series, appendix=appendix, reference=level, since=last / 4, marker="")
+    figure, panels = draw_panels(runs, series, appendix=appendix, reference=level, since=last / 2, marker="")
     for axes in panels:
         _training_axes(axes)
     return figure
@@ -119,7 +119,7 @@ def loss_over_position(runs: Sequence[Run], appendix: bool = False) -> Figure:
     ticks = [2**power for power in range(0, round(math.log2(last)) + 1, 2)]
     for axes in panels:
         lengths_axis(axes, ticks, shared_train_length(runs))
-        axes.set_xlim(min(_FIRST, last) / 1.1, 1.1 * last)
+        axes.set_xlim(min(_FIRST, last / 2), 1.1 * last)
         words = "loss minus the trigram's (nats)" if less else "loss (nats)"
         axes.set(xlabel="position (tokens); dotted: training length", ylabel=words)
     return figure
