@@ -103,8 +103,8 @@ def probe(
         `kind`, `trials`, `seed`, `key_tokens`, `chance`, and `rows`, one for each distance. A row has `distance`,
         `context` (tokens read), `score` in nats per token, its standard error `stderr` over trials, `by_token`,
         `loss_by_token` (the loss of the key without its first copy: the gain cannot exceed it), `accuracy`, and the
-        `scores` of the trials. `chance` and `accuracy` are None for `repeat`. Distances that are
-        too short for the sentence are left out.
+        `scores` of the trials. `chance` and `accuracy` are None for `repeat`. Distances that are too short for the
+        sentence are left out.
 
     Raises:
         ValueError: for an unknown kind, fewer than two trials, or if no distance fits.
@@ -127,8 +127,9 @@ def probe(
             with_key = _log_probabilities(model, [trial.ids for trial in part], layout.key)
             without = _log_probabilities(model, [trial.control for trial in part], layout.key)
             key = torch.from_numpy(np.stack([trial.ids for trial in part])[:, -layout.key :]).to(with_key.device)
-            of_key = (each.gather(-1, key[..., None])[..., 0].double().cpu().numpy() for each in (with_key, without))
-            known, unknown = of_key
+            known, unknown = (
+                each.gather(-1, key[..., None])[..., 0].double().cpu().numpy() for each in (with_key, without)
+            )
             gains.append(known - unknown)
             losses.append(-unknown)
             if len(layout.words):

@@ -99,7 +99,7 @@ class Trigram:
             kept = _look_up(level.grams, level.kept, context * self.vocabulary + token)
             left = _look_up(level.contexts, level.left, context)
             found = np.where(total > 0, (kept + left * found) / np.maximum(total, 1), found)
-        return found
+        return np.minimum(found, 1.0)  # a sum of float64 may be a little above
 
 
 def _level(grams: np.ndarray, counts: np.ndarray, vocabulary: int) -> _Level:
@@ -127,7 +127,9 @@ def _look_up(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.nda
     return np.where(keys[at] == wanted, values[at], 0.0)
 
 
-def trigram_losses(trigram: Trigram, stream: np.ndarray, chosen: Sequence[Window]) -> Iterator[np.ndarray]:
+def trigram_losses(
+    trigram: Trigram, stream: Int[np.ndarray, " tokens"], chosen: Sequence[Window]
+) -> Iterator[Float[np.ndarray, "windows targets"]]:
     """The losses of the targets of windows, in nats, in order: arrays `(windows, targets)`.
 
     A token sees the tokens of its window only: of the second token of a window the context is one token.
@@ -150,7 +152,7 @@ def trigram_losses(trigram: Trigram, stream: np.ndarray, chosen: Sequence[Window
 
 def evaluate_trigram(
     trigram: Trigram,
-    stream: np.ndarray,
+    stream: Int[np.ndarray, " tokens"],
     names: Sequence[str],
     tokenizer: Any,
     *,

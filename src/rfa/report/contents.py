@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from rfa.evaluation import MAP_LENGTHS
 
 from . import figures
-from .measurements import MOST_LINES, copying_gain, main_labels, trigram_of
+from .measurements import MOST_LINES, copying_gain, main_labels, trigram_of, trigram_positions
 from .page import APPENDIX
 from .runs import (
     MissingData,
@@ -96,8 +96,7 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
 
 
 def _less_trigram(runs: Sequence[Run]) -> str:
-    known = trigram_of(runs)
-    return ", less that of the trigram on the same tokens" if known and known.get("by_position") else ""
+    return ", less that of the trigram on the same tokens" if trigram_positions(runs) else ""
 
 
 def _share(runs: Sequence[Run]) -> str:

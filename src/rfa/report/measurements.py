@@ -143,6 +143,13 @@ def trigram_of(runs: Iterable[Run]) -> Mapping[str, Any] | None:
     return next((run["trigram"] for run in runs if run.get("trigram")), None)
 
 
+def trigram_positions(runs: Sequence[Run]) -> list[float]:
+    """The trigram's losses by position, if the runs have theirs at the same positions; otherwise none."""
+    known = position_losses(trigram_of(runs) or {})
+    lengths = {len(losses) for run in runs if (losses := position_losses(run))}
+    return known if lengths == {len(known)} else []
+
+
 TRIGRAM_LABEL = "trigram"
 MOST_LINES = 6  # in one panel
 _ALWAYS = ("b1-rope", "b2-alibi", "m2-sc-rfa")

@@ -147,6 +147,8 @@ def perplexity_table(
         *(f"L = {length}" for length in lengths),
         *([f"repeat, D = {distance}"] if distance else []),
     )
+    if runs and trigram_of(runs) is None:
+        notes.append("No trigram of the same tokens: rfa experiment makes it.")
     notes += _missing_notes(labels, ours, set(lengths), protocol)
     return Table(name, caption, columns, tuple(map(tuple, rows)), tuple(notes))
 

@@ -13,10 +13,10 @@ from ..measurements import (
     MOST_LINES,
     SeedBand,
     perplexity_series,
-    position_losses,
     position_series,
     training_series,
     trigram_of,
+    trigram_positions,
 )
 from ..runs import Run, by_label, damping_by_label, perplexity_by_length, shared_train_length
 from ..statistics import seed_noise
@@ -108,8 +108,7 @@ def loss_over_position(runs: Sequence[Run], appendix: bool = False) -> Figure:
         runs: result files, any number of seeds a label. A label without losses by position is named in the legend.
         appendix: as for `training_curves`.
     """
-    trigram = trigram_of(runs)
-    less = position_losses(trigram) if trigram else []
+    less = trigram_positions(runs)
     series = {label: position_series(seeds, less) for label, seeds in by_label(runs).items()}
     last = max((each.x[-1] for each in series.values() if each.x), default=1.0)
     level = ((1, last), (0, 0)) if less else None
