@@ -55,6 +55,8 @@ def test_the_published_numbers_have_a_table_of_their_own():
 
 def test_the_trigram_and_the_repeated_passage_stand_in_the_table():
     trigram = {
+        "tokens": 192,
+        "seed": 0,
         "evaluations": {"blocks": {"rows": [{"length": n, "perplexity": 50.0 + n} for n in LENGTHS]}},
         "passkey": {"repeat": {"rows": [{"distance": 8, "loss_by_token": [9.0, 1.0, 2.0]}]}},
     }
@@ -68,7 +70,12 @@ def test_the_trigram_and_the_repeated_passage_stand_in_the_table():
     assert found["repeat, D = 8"].value == 0
     assert not found["L = 16"].best  # a reference is no model of the table
     assert row(table, "perfect copying")["repeat, D = 8"].value == pytest.approx(1.0)  # (1 + 2) / 3
+    said = "Trigram: modified Kneser-Ney, on the 192 tokens of the text that the longest runs of seed 0 read."
+    assert said in table.notes
+    runs[1]["training"] = {**runs[1]["training"], "tokens": 48}
+    assert f"{said} Shorter runs: x2." in table1(runs, PUBLISHED).notes
     assert "repeat" not in "".join(table1(RUNS, PUBLISHED).columns)
+    assert "No trigram of the same tokens: rfa experiment makes it." in table1(RUNS, PUBLISHED).notes
 
 
 def test_missing_runs_and_seeds_are_named():

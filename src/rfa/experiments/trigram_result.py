@@ -1,5 +1,6 @@
 """The trigram of a recipe: trained on the tokens of its runs, scored on their targets, written beside their results."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +27,17 @@ def _path(out: Path) -> Path:
 
 
 def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
-    """Train the trigram on the blocks that the recipe's first run reads, score it, and write its file, whole.
+    """Train the trigram on the blocks that a run of the recipe reads, score it, and write its file, whole.
 
-    Each block counts once, however often the run reads it. The other seeds read other blocks of the same text.
+    It is the first of the runs with the most steps. Each block counts once, however often the run reads it. The other
+    seeds read other blocks of the same text.
 
     Args:
-        recipe: all its runs have one text, training length and number of steps.
+        recipe: all its runs have one text and training length.
         text: its three splits.
         out: the folder of the recipe.
     """
-    spec = recipe.resolved(recipe.runs[0])
+    spec = recipe.resolved(max(recipe.runs, key=lambda run: run.spec.max_steps or math.inf))
     stream, length, vocabulary = text.streams["train"], spec.length, len(text.tokenizer)
     seen = np.sort(seen_blocks(spec, len(stream) // length))
     blocks = np.stack([stream[place * length : (place + 1) * length] for place in seen])

@@ -147,8 +147,8 @@ def perplexity_table(
         *(f"L = {length}" for length in lengths),
         *([f"repeat, D = {distance}"] if distance else []),
     )
-    if runs and trigram_of(runs) is None:
-        notes.append("No trigram of the same tokens: rfa experiment makes it.")
+    if runs:
+        notes.append(_trigram_note(runs))
     notes += _missing_notes(labels, ours, set(lengths), protocol)
     return Table(name, caption, columns, tuple(map(tuple, rows)), tuple(notes))
 
@@ -160,6 +160,18 @@ def gain_cell(runs: Sequence[Run], distance: int) -> NumberCell | None:
         return None
     mean = mean_and_interval(scores.trials[scores.distances.index(distance)])
     return NumberCell(mean.value, error=mean.half, digits=3)
+
+
+def _trigram_note(runs: Sequence[Run]) -> str:
+    """What the trigram was trained on, and the labels that were trained on fewer tokens."""
+    trigram = trigram_of(runs)
+    if trigram is None:
+        return "No trigram of the same tokens: rfa experiment makes it."
+    most = max(run["training"]["tokens"] for run in runs)
+    fewer = dict.fromkeys(run["label"] for run in runs if run["training"]["tokens"] < most)
+    read = f"the {trigram['tokens']:,} tokens of the text that the longest runs of seed {trigram['seed']} read"
+    shorter = f" Shorter runs: {', '.join(fewer)}." if fewer else ""
+    return f"Trigram: modified Kneser-Ney, on {read}.{shorter}"
 
 
 def _reference_rows(
