@@ -34,6 +34,8 @@ def test_the_replications_tables_are_those_of_the_record():
     for table in ("perplexities", "differences"):
         assert f"<!-- {table}: docs/replication_tables.py -->" in page
     assert module.written(page) == page, "run python docs/replication_tables.py"
+    short = module.SHORT.read_text(encoding="utf-8")
+    assert module.written_short(short) == short, "run python docs/replication_tables.py"
 
 
 def test_the_tables_of_series_are_those_of_the_record():

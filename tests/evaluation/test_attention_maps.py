@@ -22,13 +22,13 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "v
 def model_and_window(name, **changes):
     torch.manual_seed(0)
     model = RFAForCausalLM(preset(name, **{**SIZES, "train_length": 8, **changes})).double().eval()
-    by_hand.perturb(model.model.layers[-1].attention)
+    by_hand.perturb(model.model.layers[0].attention)
     return model, np.random.default_rng(1).integers(0, VOCABULARY, LENGTH)
 
 
 def layer_and_states(model, ids):
-    """The only layer, and its queries and keys in float64."""
-    block = model.model.layers[-1]
+    """The first layer, and its queries and keys in float64."""
+    block = model.model.layers[0]
     with torch.no_grad():
         embedded = model.model.input_projection(model.model.embed_tokens(torch.from_numpy(ids)[None]))
         hidden = block.attention_norm(embedded)
@@ -133,6 +133,20 @@ def test_weights_without_decay_are_a_distribution(name):
     assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
     np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)
     assert (np.triu(maps["weights"], 1) == 0).all()
+
+
+def test_a_layer_that_is_named():
+    """The first of two, by dense weights; the last of them by default."""
+    model, ids = model_and_window("m2-sc-rfa", num_hidden_layers=2)
+    expected = filter_weights(model, ids)
+    for layer in (0, -2):
+        maps, summary = attention_maps(model, ids, 8, size=LENGTH, layer=layer)
+        assert summary["layer"] == 0
+        np.testing.assert_allclose(maps["weights"].astype(np.float64), expected, **HALF)
+    assert attention_maps(model, ids, 8)[1]["layer"] == 1
+    for layer in (2, -3):
+        with pytest.raises(ValueError, match=f"layer: got {layer}, expected -2 to 1"):
+            attention_maps(model, ids, 8, layer=layer)
 
 
 def test_the_model_is_left_as_it_was():

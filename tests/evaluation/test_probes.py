@@ -54,6 +54,23 @@ class LastToken(Copies):
 SURE = 20 - math.log(math.exp(20) + VOCABULARY - 1)
 
 
+@pytest.mark.parametrize("kind", ["passkey", "repeat"])
+def test_the_loss_without_the_first_copy(stream, kind):
+    """It is the most that a copy can gain, and a model that is sure of it gains all but the loss that is left."""
+    model = LastToken(2)
+    rows = probe(kind, model, stream, **GIVEN, trials=5, seed=3)["rows"]
+    layout = _layout(kind, stream, 128, BYTES)
+    for row in rows:
+        trials = [make_trial(layout, stream, row["distance"], (3, row["distance"], k)) for k in range(5)]
+        ids = torch.from_numpy(np.stack([trial.control for trial in trials]))
+        known = model.model(ids, False).last_hidden_state[:, -layout.key - 1 : -1].log_softmax(-1)
+        losses = -known.gather(-1, ids[:, -layout.key :, None])[..., 0]
+        np.testing.assert_allclose(row["loss_by_token"], losses.mean(0), rtol=1e-6)
+    copies = probe("repeat", Copies(2), stream, **GIVEN, trials=5, seed=3)["rows"][0]
+    assert copies["loss_by_token"] == pytest.approx([math.log(VOCABULARY)] * 16, rel=0.3)  # near a uniform guess
+    assert all(gain <= loss for gain, loss in zip(copies["by_token"], copies["loss_by_token"], strict=True))
+
+
 def test_trials(stream):
     layout = _layout("passkey", stream, 128, BYTES)
     for distance in (32, 64, 500):

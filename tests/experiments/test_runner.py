@@ -48,6 +48,7 @@ def test_all_runs(tmp_path, out, evaluated):
     assert {path.name for path in (out / "results").iterdir()} == {
         *(f"{name}.json" for name in NAMES),
         "m2-sc-rfa-seed0.attention.npz",
+        "trigram.json",
     }
     result = read_result(out / "results" / f"{NAMES[2]}.json")
     folder = RunFolder(out / "runs" / NAMES[2])

@@ -228,8 +228,23 @@ RECALL = [
              "a finished run is made again", "experiments/test_recall.py"),
     Mutation("report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
              "exactly 99 % is not enough", "report/test_recall_tables.py"),
-    Mutation("report/records.py", "student.ppf((1 + level) / 2, count - 1)", "student.ppf(level, count - 1)",
-             "the quantile of a one-sided interval", "report/test_recall_tables.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL]
+RECORD = [
+    Mutation("evaluation/trigram.py", "y = n1 / (n1 + 2 * n2)", "y = n1 / (n1 + n2)",
+             "the discounts of Kneser-Ney", "evaluation/test_trigram.py"),
+    Mutation("evaluation/trigram.py", "second = at == some[:, :1] + 1", "second = at == some[:, :1]",
+             "a token sees one before its window", "evaluation/test_trigram.py"),
+    Mutation("training/trainer.py", "data_seed=spec.seed", "data_seed=0",
+             "the blocks of another seed", "training/test_optimization.py"),
+    Mutation("report/statistics.py", "stdtrit(count - 1,", "stdtrit(count,",
+             "the degrees of freedom of a t interval", "report/test_statistics.py"),
+    Mutation("report/statistics.py", "OPEN if over_seeds or over_books", "OPEN if over_seeds and over_books",
+             "a difference that is open over books", "report/test_statistics.py"),
+    Mutation("report/statistics.py", "math.sqrt(np.median(variances))", "math.sqrt(np.mean(variances))",
+             "the noise of a seed with a model that fails", "report/test_statistics.py"),
+    Mutation("report/measurements.py", 'losses[kind == "repeat" :]', "losses[0:]",
+             "perfect copying foresees a passage", "report/test_tables.py"),
+]  # fmt: skip
+
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD]

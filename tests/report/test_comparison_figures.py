@@ -57,7 +57,8 @@ def test_differences_are_those_of_the_statistics():
         assert axes.get_xlabel() == "difference (nats / token)"
         points = {line.get_label(): line for line in axes.lines if line.get_marker() == "o"}
         assert list(points) == ["m2-sc-rfa", "c1-nope"]
-        bars = {line.get_ydata()[0]: list(line.get_xdata()) for line in axes.lines if line.get_marker() == "None"}
+        bars = {line.get_ydata()[0]: list(line.get_xdata()) for line in axes.lines if line.get_linewidth() == 3.5}
+        halves = {each.lines[0].get_ydata()[0]: each.lines[2][0].get_segments()[0][:, 0] for each in axes.containers}
         for label, seeds, place in (("m2-sc-rfa", 2, 1), ("c1-nope", 1, 4)):
             sides = [
                 [books(run, length) for run in RUNS if run["label"] == each][:seeds] for each in (label, "b1-rope")
@@ -67,11 +68,25 @@ def test_differences_are_those_of_the_statistics():
             assert points[label].get_ydata() == [place]
             assert bars[place] == [found.low, found.high]
             assert found.low < found.value < found.high
-        single = [line.get_xdata()[0] for line in axes.lines if line.get_marker() == "|"]
-        assert single == pytest.approx(
-            [np.average((0, 0.3, 0.6), weights=list(BOOKS.values())) - gap for gap in (0.3, 0.2)]
-        )
+            assert (place in halves) == (seeds == 2)
+        apart = [np.average((0, 0.3, 0.6), weights=list(BOOKS.values())) - gap for gap in (0.3, 0.2)]  # by seed
+        interval = scipy.stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+        assert list(halves[1]) == pytest.approx(interval, rel=1e-9)
+        faces = {line.get_label(): line.get_markerfacecolor() for line in axes.lines if line.get_marker() == "o"}
+        assert faces["c1-nope"] == "white"
+        assert faces["m2-sc-rfa"] != "white"
         assert [text.get_text().strip() for text in axes.texts] == ["no results"]  # b2-alibi has no seed in common
+
+
+def test_an_outlier_is_a_number_at_the_edge_and_the_noise_of_seeds_a_band():
+    runs = [result("b1-rope", seed, 4.0) for seed in range(3)]
+    runs += [result("m2-sc-rfa", seed, 3.9 + 0.01 * seed) for seed in range(3)]
+    runs += [result(f"c{k}", 0, 3.9 + 0.02 * k) for k in range(8)] + [result("c9", 0, 6.0), result("c8", 0, 1.5)]
+    axes = differences(runs).axes[0]
+    assert {text.get_text() for text in axes.texts} == {"+2.00 >", "< -2.50"}
+    assert max(np.abs(axes.get_xlim())) < 0.5
+    (grey,) = axes.patches
+    assert grey.get_x() + grey.get_width() == pytest.approx(1.959964 * 0.01)  # of the one pair, over seeds
 
 
 def test_equal_differences_keep_their_order():
@@ -106,23 +121,45 @@ def drawn(axes):
 def test_retrieval():
     runs = [probed("b1-rope"), probed("m2-sc-rfa", 0), probed("m2-sc-rfa", 1), probed("c1-nope"), result("m1-rfa")]
     figure = retrieval(runs)
-    panels = np.array(figure.axes).reshape(2, 2)  # groups, kinds
+    panels = np.array(figure.axes).reshape(1, 2)  # kinds
     assert [axes.get_title().split(":")[0] for axes in panels[0]] == ["passkey", "repeat"]
     for column, kind in enumerate(("passkey", "repeat")):
         both = [[row["scores"] for row in run["passkey"][kind]["rows"]] for run in runs[1:3]]
         averaged = np.mean(both, axis=0)
         line, _, (bars,) = drawn(panels[0, column])["m2-sc-rfa"]
         np.testing.assert_allclose(line.get_xydata(), np.stack([(8, 16, 32), averaged.mean(1)], axis=1))
-        error = scipy.stats.sem(averaged, axis=1)
+        error = scipy.stats.t.ppf(0.975, 11) * scipy.stats.sem(averaged, axis=1)
         for place, bar in enumerate(bars.get_segments()):
             np.testing.assert_allclose(bar[:, 1], averaged[place].mean() + np.array((-1, 1)) * error[place])
-    for row, labels in zip(
-        panels, ({"b1-rope", "m2-sc-rfa", "m1-rfa (no results)"}, {"c1-nope", "b1-rope"}), strict=True
-    ):
+    everything = {"b1-rope", "m2-sc-rfa", "m1-rfa (no results)", "c1-nope"}
+    groups = ({"b1-rope", "m2-sc-rfa", "m1-rfa (no results)"}, {"c1-nope", "b1-rope"})
+    appendix = np.array(retrieval(runs, appendix=True).axes).reshape(2, 2)  # groups, kinds
+    for row, labels in zip([*panels, *appendix], (everything, *groups), strict=True):
         assert set(drawn(row[0])) == set(drawn(row[1])) == labels
         assert {text.get_text() for text in row[1].get_legend().get_texts()} == labels
         assert row[0].get_ylabel() == "score (nats / token)"
-    assert panels[1, 0].get_xlabel() == "distance (tokens)\ndotted: training length"
+    assert panels[0, 0].get_xlabel() == "distance (tokens)\ndotted: training length"
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_retrieval_is_a_share_of_perfect_copying(own):
+    """Of a repeated passage all tokens but the first can be copied; what the file does not say is the trigram's."""
+    losses = {"passkey": [9.0, 3.0], "repeat": [9.0, 3.0, 6.0]}
+    possible = {"passkey": 6.0, "repeat": 3.0}
+    run = probed("m2-sc-rfa")
+    rows = {kind: [{"distance": n, "loss_by_token": of} for n in (8, 16, 32)] for kind, of in losses.items()}
+    if own:
+        for kind, of in rows.items():
+            for row, added in zip(run["passkey"][kind]["rows"], of, strict=True):
+                row |= added
+        rows = {}
+    run["trigram"] = {"passkey": {kind: {"rows": of} for kind, of in rows.items()}}
+    figure = retrieval([run])
+    for axes, kind in zip(figure.axes, losses, strict=True):
+        scores = np.array([row["scores"] for row in run["passkey"][kind]["rows"]])
+        line, *_ = drawn(axes)["m2-sc-rfa"]
+        np.testing.assert_allclose(line.get_xydata()[:, 1], 100 * scores.mean(1) / possible[kind])
+        assert figure.axes[0].get_ylabel() == "% of perfect copying"
 
 
 def test_retrieval_of_partial_results():

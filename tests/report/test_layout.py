@@ -65,13 +65,13 @@ def test_text_is_no_formula(sign):
     table = Table("t", "", ("model", text), ((text, NumberCell(-1.5, error=0.5)), ("a-b", None)))
     rows = list(csv.reader(io.StringIO(comma_separated(table))))
     inert = f"'{shown(text)}"
-    assert rows == [["model", inert, f"{inert} standard error"], [inert, "-1.5", "0.5"], ["a-b", "", ""]]
+    assert rows == [["model", inert, f"{inert} half-width"], [inert, "-1.5", "0.5"], ["a-b", "", ""]]
 
 
 def test_csv_is_unrounded():
     rows = list(csv.reader(io.StringIO(comma_separated(TABLE))))
     assert rows == [
-        ["model", "a|b", "a|b standard error", "L = 64", "L = 64 low", "L = 64 high"],
+        ["model", "a|b", "a|b half-width", "L = 64", "L = 64 low", "L = 64 high"],
         ["m2_sc", "1.0", "0.25", "", "", ""],
         ["c#1 ^~\\{}$", "", "", "-0.1234567", "-0.2", "0.1"],
     ]

@@ -3,10 +3,12 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import scipy.stats
 
-from rfa.report.contents import THEORY, listed_figures, listed_tables
+from rfa.report.contents import THEORY, listed_figures
 from rfa.report.layout import markdown, text_of
 from rfa.report.summary import facts
+from rfa.report.table_contents import listed_tables
 
 from .results import whole_result
 
@@ -36,9 +38,10 @@ def test_models():
         "differences-blocks",
         "table1-matched",
         "differences-matched",
+        "paper-table1",
         *PROBES,
     ]
-    evaluated = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
+    evaluated = ["length-blocks", "length-matched", "differences-blocks", "differences-matched"]
     assert names(listed_figures(RUNS))[: -len(THEORY)] == [*evaluated, "training", "position", "retrieval"]
 
 
@@ -46,15 +49,30 @@ def test_models():
 def test_babylm_stands_beside_table_3(recipe, data):
     runs = [whole_result("b1-rope", recipe=recipe, data=data)]
     assert names(listed_tables(runs))[:2] == ["table3-blocks", "differences-blocks"]
-    assert "17.70" in markdown(table(runs, "table3-blocks"))
+    assert "17.70" in markdown(table(runs, "paper-table3"))
 
 
-def test_the_papers_protocol_is_said():
-    aside = "The paper's figures are of the protocol blocks."
-    assert aside not in table(RUNS, "table1-blocks").notes
-    assert aside in table(RUNS, "table1-matched").notes
-    assert aside not in table(RUNS, "differences-matched").notes
+def test_the_protocol_is_said():
     assert table(RUNS, "differences-matched").caption.endswith("Protocol matched.")
+    assert table(RUNS, "paper-table1").notes[0].startswith("Protocol blocks")
+
+
+def test_an_appendix_has_all_models_if_they_are_many():
+    assert not [name for name in names(listed_figures(RUNS)) if name.endswith("-all")]
+    many = [whole_result(f"m{k}") for k in range(7)]
+    appendix = [each for each in listed_figures(many) if each.name.endswith("-all")]
+    assert names(appendix) == names(listed_figures(many))[-5:]
+    assert names(appendix) == [
+        f"{name}-all" for name in ("length-blocks", "length-matched", "training", "position", "retrieval")
+    ]
+    (training,) = [each for each in appendix if each.name == "training-all"]
+    figure = training.draw(many)
+    drawn = [line.get_label() for axes in figure.axes for line in axes.lines]
+    plt.close(figure)
+    assert sorted(drawn) == [f"m{k}" for k in range(7)]
+    captions = {each.name: each.caption for each in listed_figures(many)}
+    assert "At most six lines" in captions["training"]
+    assert "At most six lines" not in captions["training-all"]
 
 
 def test_tables_say_what_was_trained_on_what():
@@ -111,12 +129,21 @@ def test_probes():
     made = table([*RUNS, other, bare], "probe-passkey")
     assert made.columns == ("run", "seed", "D = 8", "D = 16", "D = 32")
     assert [row[0] for row in made.rows] == ["b1-rope", "m2-sc-rfa", "b2-alibi"]
-    assert (made.rows[0][2].value, made.rows[0][2].error) == (0.25, 0.125)
+    assert made.rows[0][2].value == 0.25
+    assert made.rows[0][2].error == pytest.approx(12.7062 * 0.125, rel=1e-5)  # two trials, each 0.125 from their mean
+    loss = {"rows": [{"distance": 8, "loss_by_token": [9.0, 3.0]}]}
+    with_trigram = [{**run, "trigram": {"passkey": {"passkey": loss, "repeat": loss}}} for run in RUNS]
+    ceilings = {kind: table(with_trigram, f"probe-{kind}").rows[-1][:3] for kind in ("passkey", "repeat")}
+    assert {kind: (name, cell.value) for kind, (name, _, cell) in ceilings.items()} == {
+        "passkey": ("perfect copying", 6.0),
+        "repeat": ("perfect copying", 1.5),  # not the first of two tokens
+    }
     assert made.rows[2][4] is None
     accuracy = table([*RUNS, bare], "probe-accuracy")
     assert accuracy.rows[0][2].value == 0.5
-    assert accuracy.rows[0][2].error == pytest.approx((0.5 * 0.5 / 2) ** 0.5)
-    assert accuracy.notes[0].startswith("By chance: 0.062. ± standard error of 2 trials")
+    wilson = scipy.stats.binomtest(1, 2).proportion_ci(0.95, method="wilson")
+    assert accuracy.rows[0][2].interval == pytest.approx((wilson.low, wilson.high))
+    assert accuracy.notes[0].startswith("By chance: 0.062. In brackets Wilson's 95 % interval over 2 trials")
     for name in PROBES[:3]:
         with pytest.raises(ValueError, match="got none with the probe"):
             table([bare], name)
@@ -130,6 +157,20 @@ def test_where_heads_look():
     assert [text_of(cell) for cell in rows[1]] == ["m2-sc-rfa", "0", "share beyond", "0.125", text_of(None)]
     assert [[text_of(cell) for cell in row[2:4]] for row in rows[3::2]] == [["mean lag", "7"], ["kept", "0.500"]]
     assert "attention" not in names(listed_tables(RUNS))
+
+
+def test_how_much_context_is_used():
+    loss = {"rows": [{"distance": 8, "loss_by_token": [9.0, 3.0, 2.0]}]}
+    trigram = {"valid_perplexity": 80.0, "passkey": {"repeat": loss}}
+    runs = [{**run, "trigram": trigram} for run in (*RUNS, whole_result("b1-rope", 1))]
+    runs[1]["training"] = {**runs[1]["training"], "valid_perplexity": 50.3}
+    found = dict(facts(runs))["context used"]
+    below = np.log(80 / 50.3)  # m2 is ahead of b1, whose seeds have 50 and 51
+    assert found.startswith(f"on validation m2-sc-rfa, the best, is {below:.3f} nats a token below a trigram")
+    assert found.endswith(
+        "a passage 8 tokens before gains at most 15.0% of what perfect copying would (b1-rope)"
+    )  # 0.25
+    assert "context used" not in dict(facts([{**RUNS[0], "passkey": None}]))
 
 
 def test_runs():

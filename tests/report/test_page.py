@@ -42,7 +42,9 @@ def test_page_renders(visit, report):
         assert said in facts
     assert "x1-riccati-seed0: begun, no result yet" in page.inner_text("#missing")
     rope = page.locator("table[data-name=table1-blocks] tr", has_text=re.compile("^b1-rope")).inner_text().split()
-    assert rope[:4] == ["b1-rope", "1", "54.60", "28.48"]  # exp(4), and the paper's
+    assert rope[:4] == ["b1-rope", "1", "54.60", "60.34"]  # exp(4) and exp(4.1)
+    paper = page.locator("table[data-name=paper-table1] tr", has_text=re.compile("^b1-rope")).inner_text().split()
+    assert paper[:2] == ["b1-rope", "28.48"]
     assert page.locator("table[data-name=table1-blocks] .best").count() > 0
     assert published_results()["source"] in page.inner_text("main")
 
@@ -60,6 +62,17 @@ def test_images_are_the_files(report):
             Image.open(report.page.parent / "figures" / f"{name}.png") as file,
         ):
             assert image.convert("RGB").tobytes() == file.convert("RGB").tobytes()
+
+
+def test_figures_of_all_models_stand_in_the_appendix():
+    packed = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(packed, "png")
+    drawn = [DrawnFigure(name, "", "", packed.getvalue(), 1.0) for name in ("training", "position", "training-all")]
+    pages = [render_page([], [], figures, {}) for figures in (drawn, drawn[:2])]
+    before, _, appendix = pages[0].partition('id="appendix"')
+    assert re.findall(r'id="figure-([^"]+)"', before) == ["training", "position"]
+    assert re.findall(r'id="figure-([^"]+)"', appendix) == ["training-all"]
+    assert "appendix" not in pages[1]
 
 
 def test_file_names_no_other(report):

@@ -12,7 +12,7 @@ from rfa.report.contents import THEORY
 
 from .results import whole_result, write_results
 
-TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched"]
+TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-matched", "paper-table1"]
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
 FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(listed.name for listed in THEORY)]
@@ -41,7 +41,7 @@ def one_figure(monkeypatch):
 def test_everything_is_written(rfa, out):
     status, said, err = rfa("report", "out")
     assert (status, messages(err)) == (0, [])
-    assert said.splitlines() == [f"runs: 2, tables: 9, figures: {len(FIGURES)}", "page: out/report/index.html"]
+    assert said.splitlines() == [f"runs: 2, tables: 10, figures: {len(FIGURES)}", "page: out/report/index.html"]
     written = contents(out / "report")
     assert set(written) == FILES
     for name, data in written.items():
@@ -82,10 +82,10 @@ def test_without_results_what_the_paper_says_is_left(rfa, tmp_path, one_of_theor
     assert "missing: results: none in empty/results, expected result files as `rfa experiment" in err
     assert "runs: 0, tables: 3, figures: 1" in said
     made = {f"figures/{THEORY[0].name}.{form}" for form in ("png", "pdf")}
-    made |= {f"tables/table{k}-blocks.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
+    made |= {f"tables/paper-table{k}.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
     written = contents(tmp_path / "empty" / "report")
     assert set(written) == made | {"index.html"}
-    assert b"28.48" in written["tables/table1-blocks.md"]  # the paper's RoPE
+    assert b"28.48" in written["tables/paper-table1.md"]  # the paper's RoPE
     for lacking in ("figure length-blocks</b>: no run has evaluations by blocks", "explorer", "No results"):
         assert lacking.encode() in written["index.html"]
 
@@ -155,7 +155,35 @@ def test_partial(rfa, out, one_figure):
     assert "<b>x1-riccati-seed0</b>: begun, no result yet" in page
     assert "missing: 1 run: not begun: c1-nope-seed0" in said
     assert "missing: b1-rope-seed0" not in said
-    assert "runs: 2, tables: 9, figures: 1" in said
+    assert "runs: 2, tables: 10, figures: 1" in said
+
+
+TRIGRAM = {"format": 1, "recipe": "tiny", "train_length": 16, "tokens": 192, "vocabulary": 257, "seed": 0}
+TRIGRAM |= {"data": RUNS[0]["data"], "fingerprint": "test", "valid_perplexity": 60.0, "by_position": None}
+TRIGRAM |= {"passkey": None, "evaluations": {"blocks": RUNS[0]["evaluations"]["blocks"]}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"fingerprint": "other"}, "it is of another recipe, text or training length than"),
+        ({"recipe": "other"}, "it is of another recipe, text or training length than"),
+        ({"format": 99}, "has format 99, expected 1"),
+        ({"valid_perplexity": -1.0}, "is damaged (valid_perplexity: Input should be greater than 0)"),
+        ({"passkey": {"repeat": {"rows": [{"distance": 8, "loss_by_token": [-1.0]}]}}}, "is damaged (passkey.repeat"),
+    ],
+)
+def test_the_trigram_or_what_is_wrong_with_its_file(rfa, out, monkeypatch, changes, reason):
+    only(monkeypatch)
+    (out / "results" / "trigram.json").write_text(json.dumps({**TRIGRAM, **changes}))
+    status, _, err = rfa("report", "out")
+    table = (out / "report" / "tables" / "table1-blocks.md").read_text()
+    assert ("| trigram |" in table) == (reason is None)
+    assert status == (0 if reason is None else 1)
+    if reason is not None:
+        assert "missing: trigram.json: " in err
+        assert reason in err
 
 
 def test_a_fault_of_ours_is_no_missing_figure(rfa, out, monkeypatch):

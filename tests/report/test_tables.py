@@ -2,13 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import scipy.stats
 
+from rfa.report.difference_tables import difference_table
 from rfa.report.layout import comma_separated, latex, markdown
-from rfa.report.tables import difference_table, published_results, table1, table2
+from rfa.report.tables import published_results, published_table, table1, table2
 
-from .results import LENGTHS, near, result
+from .results import LENGTHS, near, result, whole_result
 from .test_layout import check_latex
 
 PUBLISHED = {
@@ -24,22 +26,56 @@ def row(table, label):
     return dict(zip(table.columns, next(row for row in table.rows if row[0] == label), strict=True))
 
 
-def test_ours_beside_the_published():
+def test_ours_in_the_papers_order():
     table = table1(RUNS, PUBLISHED)
-    assert table.columns[:6] == ("model", "seeds", "L = 16", "paper, L = 512", "L = 32", "paper, L = 1024")
+    assert table.columns == ("model", "seeds", *(f"L = {n}" for n in LENGTHS))
     assert [each[0] for each in table.rows] == ["b1-rope", "b2-alibi", "x2"]  # the paper's order, then our own
     rope = row(table, "b1-rope")
     perplexities = [math.exp(4.3 + 0.1 * seed) for seed in range(3)]
     assert rope["seeds"] == "3"
     assert (rope["L = 128"].value, rope["L = 128"].error) == near(
-        sum(perplexities) / 3, float(scipy.stats.sem(perplexities))
+        sum(perplexities) / 3, float(scipy.stats.t.ppf(0.975, 2) * scipy.stats.sem(perplexities))
     )
-    assert rope["paper, L = 4096"].value == 72.69
     assert rope["L = 128"].best is False
     own = row(table, "x2")
     assert (own["L = 128"].value, own["L = 128"].error) == (pytest.approx(math.exp(3.2)), None)
     assert own["L = 128"].best
-    assert own["paper, L = 4096"] is None
+
+
+def test_the_published_numbers_have_a_table_of_their_own():
+    """At the paper's lengths, which are not ours."""
+    tables = {name: published_table(name, PUBLISHED) for name in ("table1", "table2", "table3")}
+    for table in tables.values():
+        assert table.columns == ("model", "L = 512", "L = 1024", "L = 2048", "L = 4096")
+    assert row(tables["table1"], "b1-rope")["L = 4096"].value == 72.69
+    assert [each[0] for each in tables["table2"].rows] == ["b1-rope", "b2-alibi", "b = 0.05", "b = 5"]
+    assert row(tables["table2"], "b = 5")["L = 512"].value == 27.91
+    assert row(tables["table3"], "m1-rfa")["L = 512"].best
+
+
+def test_the_trigram_and_the_repeated_passage_stand_in_the_table():
+    trigram = {
+        "tokens": 192,
+        "seed": 0,
+        "evaluations": {"blocks": {"rows": [{"length": n, "perplexity": 50.0 + n} for n in LENGTHS]}},
+        "passkey": {"repeat": {"rows": [{"distance": 8, "loss_by_token": [9.0, 1.0, 2.0]}]}},
+    }
+    runs = [{**whole_result(label), "trigram": trigram} for label in ("b1-rope", "x2")]
+    table = table1(runs, PUBLISHED)
+    assert table.columns[-1] == "repeat, D = 8"  # half of the training length of 16
+    ours = row(table, "x2")["repeat, D = 8"]
+    assert (ours.value, ours.error) == (0.25, pytest.approx(12.7062 * 0.125, rel=1e-5))  # of two trials, 0.125 away
+    found = row(table, "trigram")
+    assert [found[f"L = {n}"].value for n in LENGTHS] == [50.0 + n for n in LENGTHS]
+    assert found["repeat, D = 8"].value == 0
+    assert not found["L = 16"].best  # a reference is no model of the table
+    assert row(table, "perfect copying")["repeat, D = 8"].value == pytest.approx(1.0)  # (1 + 2) / 3
+    said = "Trigram: modified Kneser-Ney, on the 192 tokens of the text that the longest runs of seed 0 read."
+    assert said in table.notes
+    runs[1]["training"] = {**runs[1]["training"], "tokens": 48}
+    assert f"{said} Shorter runs: x2." in table1(runs, PUBLISHED).notes
+    assert "repeat" not in "".join(table1(RUNS, PUBLISHED).columns)
+    assert "No trigram of the same tokens: rfa experiment makes it." in table1(RUNS, PUBLISHED).notes
 
 
 def test_missing_runs_and_seeds_are_named():
@@ -48,7 +84,6 @@ def test_missing_runs_and_seeds_are_named():
     unfinished = {**result("m1-rfa", 1), "evaluations": {}}
     table = table1([*RUNS, partial, unfinished], PUBLISHED)
     notes = "\n".join(table.notes)
-    assert "trained on 16 tokens, the paper's on 512" in notes
     assert "Not run here: b2-alibi." in notes
     assert "x2: no run of seed 0, 2." in notes
     assert "m1-rfa, seed 0: not evaluated at L = 128." in notes
@@ -63,7 +98,6 @@ def test_damping():
     table = table2(runs, PUBLISHED, {"sweep": 0.05, "more": 0.1})
     assert [each[0] for each in table.rows] == ["b1-rope", "b2-alibi", "b = 0.05", "b = 0.1", "b = 5"]
     assert row(table, "b = 0.05")["L = 16"].value == pytest.approx(math.exp(3.9))
-    assert row(table, "b = 0.05")["paper, L = 512"].value == 27.54
     assert row(table, "b = 5")["L = 16"] is None
 
 
@@ -74,11 +108,31 @@ def test_differences():
     for place, cell in enumerate(table.rows[0][3:]):
         expected = 3.5 - 0.1 * place - (4.1 + 0.1 * place)  # seed 1 of both
         assert (cell.value, *cell.interval) == near(expected, expected, expected)  # the same in every book
+        assert (cell.error, cell.remark) == (None, "")  # no two models have three seeds: no noise is known
     uneven = result("x3", 1, loss=3.5)
     uneven["evaluations"]["blocks"]["books"]["emma"]["16"] = [40 * 9.0, 40]
     (cell,) = [each[3] for each in difference_table([*RUNS, uneven], resamples=200).rows if each[0] == "x3"]
     assert cell.interval[0] < cell.value - 0.5 < cell.value + 0.5 < cell.interval[1]  # Emma is drawn or is not
     assert "No run of b2-alibi" in "\n".join(table.notes)
+
+
+def test_differences_that_decide_nothing_are_said():
+    """Of b1 three seeds 0.1 apart; one model lies always 0.3 below, one 0.3 below or level, one has a single seed."""
+    always = [result("always", seed, 3.7 + 0.11 * seed) for seed in range(3)]
+    level = [result("level", seed, 4.0 - 0.15 * seed) for seed in range(3)]
+    table = difference_table([*RUNS, *always, *level, result("once", 0, 3.99)], ("b1-rope",), resamples=50)
+    cells = {each[0]: each[3] for each in table.rows}
+    assert {label: cell.remark for label, cell in cells.items()} == {
+        "always": "",
+        "level": "open",
+        "once": "within a seed",
+        "x2": "",
+    }
+    apart = np.array([0.0, -0.25, -0.5])
+    interval = scipy.stats.ttest_1samp(apart, 0).confidence_interval(0.95)
+    assert cells["level"].value + cells["level"].error == pytest.approx(interval.high)
+    assert "open" in markdown(table)
+    assert ",open," in comma_separated(table)
 
 
 def test_differences_of_partial_results():

@@ -2,7 +2,9 @@
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from cover import cover, some
@@ -13,7 +15,7 @@ from rfa.models import PRESETS, RFAForCausalLM, preset
 from rfa.training import TrainingSpec, train
 from rfa.training.callbacks import read_metrics
 from rfa.training.run_folder import RunFolder
-from rfa.training.trainer import make_optimizer, one_cycle
+from rfa.training.trainer import make_optimizer, one_cycle, seen_blocks
 from training.runs import MODEL, tiny_spec
 
 FILTERS = {
@@ -174,6 +176,15 @@ def bare_loop(spec, order, data, steps):
     return losses, net
 
 
+def test_which_blocks_a_run_reads(corpus):
+    """Of 103 blocks in batches of 4 a pass leaves out three, and epochs are counted in whole steps."""
+    spec = tiny_spec(corpus, max_steps=None, epochs=0.5, accumulate=2)
+    assert len(seen_blocks(spec, 103)) == 7 * 8  # half of 13 steps, rounded up
+    assert len(seen_blocks(replace(spec, epochs=1.0), 103)) == 100
+    assert sorted(seen_blocks(replace(spec, epochs=1.1), 103)) == list(range(103))
+    assert seen_blocks(spec, 103).tolist() != seen_blocks(replace(spec, seed=1), 103).tolist()
+
+
 @pytest.mark.parametrize(("name", "accumulate"), [("b1-rope", 1), ("m2-sc-rfa", 1), ("m2-sc-rfa", 3)])
 def test_a_run_is_the_bare_loop(corpus, tmp_path, monkeypatch, name, accumulate):
     order, get = [], TokenBlocks.__getitem__
@@ -187,6 +198,9 @@ def test_a_run_is_the_bare_loop(corpus, tmp_path, monkeypatch, name, accumulate)
     train(spec, tmp_path / "run")
     if accumulate == 1:  # the epoch of 25 batches has every block once
         assert len(set(order[:96])) == 96
+        np.testing.assert_array_equal(seen_blocks(spec, 100), order[:96])
+    else:  # 25 batches are nine steps, so that 24 steps read every block
+        np.testing.assert_array_equal(seen_blocks(spec, 100), order[:100])
     steps = 24 if accumulate == 1 else 8  # an epoch's ninth step of three batches has one only
     losses, net = bare_loop(spec, order, prepare(str(corpus), "bytes"), steps)
     logged = [line["loss"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]

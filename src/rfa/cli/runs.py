@@ -158,6 +158,9 @@ def evaluate(
     max_tokens: Annotated[int | None, typer.Option(help="Only the text's first N tokens.", metavar="N")] = None,
     by_position: Annotated[bool, typer.Option("--by-position", help="Also the loss at each position.")] = False,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="F")] = None,
+    attention: Annotated[
+        Path | None, typer.Option(help="Also draw the attention maps of every layer there.", metavar="DIR")
+    ] = None,
 ) -> None:
     """Compute the perplexity of a run by context length, on its test split or on any text."""
     from rfa.evaluation import evaluate as evaluate_run
@@ -166,6 +169,8 @@ def evaluate(
 
     if json_ is not None and json_.exists() and not json_.is_file():
         raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
+    if attention is not None and (attention.is_file() or RunFolder(run).owns(attention)):
+        raise ValueError(f"--attention: got {attention}, expected a new or another folder")
     if json_ is not None and RunFolder(run).owns(json_):
         raise ValueError(f"--json: got {json_}, which is the run's own, expected another file")
 
@@ -184,6 +189,12 @@ def evaluate(
     if json_ is not None:
         write_text_whole(json_.resolve(), json.dumps(result, indent=2) + "\n")
         console.print(f"result: {json_}", highlight=False, soft_wrap=True)
+    if attention is not None:
+        from rfa.experiments.attention_figures import draw_attention
+
+        with progress_bars() as bar:
+            paths = draw_attention(run, attention, data, progress=lambda *task: bar("layers", *task))
+        console.print(f"attention: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -6,6 +6,7 @@ from .forecasts import ForecastScores, central_interval, crps, forecast_scores
 from .generation import generate
 from .perplexity import LossByDocument, LossByPosition, loss_by_position, perplexities
 from .probes import probe, probe_layout
+from .trigram import Trigram, evaluate_trigram, trigram_losses
 from .windows import PROTOCOLS, Window, windows
 
 __all__ = [
@@ -14,11 +15,13 @@ __all__ = [
     "ForecastScores",
     "LossByDocument",
     "LossByPosition",
+    "Trigram",
     "Window",
     "attention_maps",
     "central_interval",
     "crps",
     "evaluate",
+    "evaluate_trigram",
     "forecast_scores",
     "full_evaluation",
     "generate",
@@ -26,5 +29,6 @@ __all__ = [
     "perplexities",
     "probe",
     "probe_layout",
+    "trigram_losses",
     "windows",
 ]

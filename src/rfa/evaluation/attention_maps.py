@@ -28,9 +28,9 @@ def middle_window(tokens: int, length: int) -> slice:
 
 @torch.inference_mode()
 def attention_maps(
-    model: RFAForCausalLM, ids: np.ndarray, train_length: int, size: int = MAP_SIZE
+    model: RFAForCausalLM, ids: np.ndarray, train_length: int, size: int = MAP_SIZE, layer: int = -1
 ) -> tuple[dict[str, Float[np.ndarray, "heads queries keys"]], dict[str, Any]]:
-    """The weight of each key in each query's estimate, for every head of the last layer, on one window.
+    """The weight of each key in each query's estimate, for every head of a layer, on one window.
 
     An estimate is linear in the values: `out_i = sum_j W_ij R_ij v_j`, with a rotation R if the layer rotates values.
     The map shows `W_ij = A_ij exp(-mu tau)`, the softmax weight times the decay. A row of A sums to one. A row of W
@@ -44,6 +44,7 @@ def attention_maps(
         ids: the window's tokens.
         train_length: training length of the model, in tokens.
         size: maximum number of blocks of queries, and of keys.
+        layer: its number from 0, or from the end: -1 is the last layer.
 
     Returns:
         Two maps in float16 and a summary. `weights` is `(heads, blocks, blocks)`: sums over blocks of keys, averaged
@@ -53,8 +54,14 @@ def attention_maps(
         The summary has `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (in tokens, weighted with W)
         and `beyond_training` (the fraction of W that lies more than the training length back). The last two are
         accurate to the width of a block.
+
+    Raises:
+        ValueError: for a layer that the model does not have.
     """
-    layer = len(model.model.layers) - 1
+    layers = len(model.model.layers)
+    if not -layers <= layer < layers:
+        raise ValueError(f"layer: got {layer}, expected {-layers} to {layers - 1}")
+    layer %= layers
     attention = model.model.layers[layer].attention
     block = -(-len(ids) // size)
     arguments = _estimate_arguments(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))

@@ -181,27 +181,57 @@ def perplexities(
     Raises:
         ValueError: for an unknown protocol or a length that does not fit.
     """
+
+    def score(chosen: Sequence[Window]) -> Iterator[np.ndarray]:
+        for input_ids, targets in batches(stream, chosen, batch_tokens(model.device), model.device):
+            yield token_losses(model, input_ids, targets).double().cpu().numpy()
+
+    return score_windows(score, len(stream), lengths, protocol, scored=scored, observe=observe, progress=progress)
+
+
+Score = Callable[[Sequence[Window]], Iterator[np.ndarray]]  # the losses of windows in order, `(windows, targets)` each
+
+
+def score_windows(
+    score: Score,
+    tokens: int,
+    lengths: Sequence[int],
+    protocol: str = "blocks",
+    *,
+    scored: int | None = None,
+    observe: Observe | None = None,
+    progress: Progress | None = None,
+) -> list[dict[str, Any]]:
+    """`perplexities` of anything that gives the losses of windows.
+
+    Args:
+        score: yields the losses of windows in order, in nats: arrays `(windows, targets)` of some windows each.
+        tokens: length of the stream.
+        lengths, protocol, scored, observe, progress: as for `perplexities`.
+
+    Returns and raises as `perplexities`.
+    """
     lengths = sorted(set(lengths))
     if not lengths:
         raise ValueError("lengths: got none, expected at least one")
     if scored is not None and scored < lengths[-1]:
         raise ValueError(f"scored: got {scored}, expected at least {lengths[-1]}, the longest context length")
-    chosen = {length: list(windows(protocol, len(stream), length, lengths)) for length in lengths}
+    chosen = {length: list(windows(protocol, tokens, length, lengths)) for length in lengths}
     if scored is not None:
-        chosen = {length: spread(chosen[length], len(stream), lengths[-1], scored) for length in lengths}
+        chosen = {length: spread(chosen[length], tokens, lengths[-1], scored) for length in lengths}
     total = sum(length * len(chosen[length]) for length in lengths)
     rows, done = [], 0
     for length in lengths:
         sums: list[float] = []
         counts: list[int] = []
-        for input_ids, targets in batches(stream, chosen[length], batch_tokens(model.device), model.device):
-            losses = token_losses(model, input_ids, targets).double()
+        for losses in score(chosen[length]):
+            targets = losses.shape[1]
             if observe is not None:
                 stops = [window.stop for window in chosen[length][len(sums) : len(sums) + len(losses)]]
-                observe(length, np.array(stops)[:, None] + np.arange(-targets, 0), losses.cpu().numpy())
+                observe(length, np.array(stops)[:, None] + np.arange(-targets, 0), losses)
             sums += losses.sum(-1).tolist()
             counts += [targets] * len(losses)
-            done += input_ids.numel()
+            done += length * len(losses)
             if progress is not None:
                 progress(done, total)
         if not math.isfinite(sum(sums)):

@@ -102,8 +102,9 @@ def probe(
     Returns:
         `kind`, `trials`, `seed`, `key_tokens`, `chance`, and `rows`, one for each distance. A row has `distance`,
         `context` (tokens read), `score` in nats per token, its standard error `stderr` over trials, `by_token`,
-        `accuracy`, and the `scores` of the trials. `chance` and `accuracy` are None for `repeat`. Distances that are
-        too short for the sentence are left out.
+        `loss_by_token` (the loss of the key without its first copy: the gain cannot exceed it), `accuracy`, and the
+        `scores` of the trials. `chance` and `accuracy` are None for `repeat`. Distances that are too short for the
+        sentence are left out.
 
     Raises:
         ValueError: for an unknown kind, fewer than two trials, or if no distance fits.
@@ -118,15 +119,19 @@ def probe(
     done = 0
     for distance in distances:
         context = _context(layout, distance)
-        planned = [make_trial(layout, stream, distance, (seed, distance, trial)) for trial in range(trials)]
+        planned = planned_trials(layout, stream, distance, trials, seed)
         size = max(1, min(batch_tokens(model.device) // context, LOGITS_HELD // (layout.key * model.config.vocab_size)))
-        gains, right = [], 0
+        gains, losses, right = [], [], 0
         for first in range(0, trials, size):
             part = planned[first : first + size]
             with_key = _log_probabilities(model, [trial.ids for trial in part], layout.key)
             without = _log_probabilities(model, [trial.control for trial in part], layout.key)
             key = torch.from_numpy(np.stack([trial.ids for trial in part])[:, -layout.key :]).to(with_key.device)
-            gains.append((with_key - without).gather(-1, key[..., None])[..., 0].double().cpu().numpy())
+            known, unknown = (
+                each.gather(-1, key[..., None])[..., 0].double().cpu().numpy() for each in (with_key, without)
+            )
+            gains.append(known - unknown)
+            losses.append(-unknown)
             if len(layout.words):
                 choices = torch.from_numpy(np.stack([trial.candidates for trial in part])).to(with_key.device)
                 likely = with_key[:, 0].gather(-1, choices)
@@ -143,6 +148,7 @@ def probe(
                 "score": float(scores.mean()),
                 "stderr": float(scores.std(ddof=1) / trials**0.5),
                 "by_token": gain.mean(0).tolist(),
+                "loss_by_token": np.concatenate(losses).mean(0).tolist(),
                 "accuracy": right / trials if len(layout.words) else None,
                 "scores": scores.tolist(),
             }
@@ -172,6 +178,13 @@ def probe_layout(
     if not distances:
         raise ValueError(f"longest: got {longest} for a training length of {train_length}, no {kind} fits")
     return layout, distances
+
+
+def planned_trials(
+    layout: ProbeLayout, stream: np.ndarray, distance: int, trials: int = TRIALS, seed: int = 0
+) -> list[Trial]:
+    """The trials of a probe at one distance."""
+    return [make_trial(layout, stream, distance, (seed, distance, trial)) for trial in range(trials)]
 
 
 def make_trial(layout: ProbeLayout, stream: np.ndarray, distance: int, seed: Sequence[int]) -> Trial:

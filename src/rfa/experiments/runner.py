@@ -3,6 +3,7 @@
 <out>/runs/<run>/            run folders; records and metrics stay, models stay only if the recipe keeps them
 <out>/runs/<model>-rate-<r>/ the same for trials of learning rates, without models
 <out>/results/<run>.json     one result file for each run, whole
+<out>/results/trigram.json   the same evaluation of a trigram, trained on the same tokens
 <out>/recipe.json            the recipe's name, title and runs, so that a report can name missing runs
 <out>/.claims/<run>.lock     locked by the process that makes the run, until that process ends
 """
@@ -18,7 +19,7 @@ from typing import Any, get_args
 import torch
 
 from rfa import evaluation
-from rfa.data import prepare
+from rfa.data import PreparedData, prepare
 from rfa.evaluation.probes import ProbeKind
 from rfa.progress import Stage, StageProgress
 from rfa.results import Planned, write_planned
@@ -31,6 +32,7 @@ from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result
 from .time_limit import TimeIsUp, TimeLimit
+from .trigram_result import lacks_trigram, write_trigram
 
 _PAUSE = 2.0  # seconds between looks at trials that other processes make
 
@@ -132,9 +134,11 @@ def _run_all(
         for run in runs:
             if run not in waiting:  # a process may have been killed before it deleted them
                 delete_weights(run_folder(out, run))
-    if waiting:
-        _check_text(recipe, waiting[0], begun, report)
+    if waiting or lacks_trigram(recipe, out):
+        text = _check_text(recipe, waiting[0] if waiting else recipe.runs[0], begun, report)
         _check_machine(recipe, waiting, report)
+        if lacks_trigram(recipe, out):
+            write_trigram(recipe, text, out)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     going = True
     while waiting and going:
@@ -167,8 +171,8 @@ def _run_all(
 
 def _check_text(
     recipe: Recipe, run: PlannedRun, finished: Mapping[str, Mapping[str, Any]], report: StageProgress
-) -> None:
-    """Read the text that all runs share, and raise `RecipeError` with everything that it is too short for.
+) -> PreparedData:
+    """The text that all runs share. Raises `RecipeError` with everything that it is too short for.
 
     Raises `ValueError` if a run that was begun has another text.
     """
@@ -198,6 +202,7 @@ def _check_text(
         expected = f"at least {mapped} tokens, {evaluation.MAP_LENGTHS} training lengths"
         faults.add("evaluation", f"attention: got a test split of {found} tokens, expected {expected}")
     faults.raise_if_any()
+    return text
 
 
 def _check_machine(recipe: Recipe, runs: Sequence[PlannedRun], report: StageProgress) -> None:

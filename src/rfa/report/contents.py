@@ -1,7 +1,6 @@
-"""The tables and figures that belong to results, in their order on the page."""
+"""The figures that belong to results, in their order on the page."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -11,12 +10,12 @@ from matplotlib.figure import Figure
 from rfa.evaluation import MAP_LENGTHS
 
 from . import figures
-from .layout import Table
-from .retrieval_tables import accuracy_table, attention_table, probe_table
+from .measurements import MOST_LINES, copying_gain, main_labels, trigram_of, trigram_positions
+from .page import APPENDIX
 from .runs import (
     MissingData,
     Run,
-    damping_of,
+    by_label,
     is_sweep,
     labels_with_dynamics,
     other_differences,
@@ -24,66 +23,13 @@ from .runs import (
     run_with_dynamics,
     train_lengths,
 )
-from .summary import protocols, runs_table, setting
-from .tables import BASELINES, difference_table, published_results, table1, table2, table3
+from .summary import protocols
 
-
-class ListedTable(NamedTuple):
-    """A table of a report: its name, and a function that makes it or raises `MissingData` with the reason."""
-
-    name: str
-    make: Callable[[], Table]
-
-
-def listed_tables(runs: Sequence[Run]) -> list[ListedTable]:
-    """The tables that belong to these results, in their order on the page.
-
-    Results with at least three values of the damping b have table 2. Runs whose damping the recipe sets appear only
-    there. All other runs are in table 3 if the recipe's name begins with table3 or the text is BabyLM's, and otherwise
-    in table 1. Without runs the tables show the paper's published numbers.
-    """
-    published = published_results()
-    if not runs:
-        papers: dict[str, Callable[..., Table]] = {"table1": table1, "table2": table2, "table3": table3}
-        return [_of_protocol("blocks", name, partial(make, runs, published), runs) for name, make in papers.items()]
-    found: list[ListedTable] = []
-    swept = is_sweep(runs)
-    others = [run for run in runs if not swept or damping_of(run) is None or "damping" not in run["spec"]["model"]]
-    for protocol in protocols(runs):
-        makers: dict[str, Callable[[], Table]] = {}
-        if any(run["label"] not in BASELINES for run in others) or not swept:
-            of = "table3" if any(map(_is_babylm, runs)) else "table1"
-            makers[of] = partial({"table1": table1, "table3": table3}[of], others, published, protocol)
-        if swept:
-            makers["table2"] = partial(table2, runs, published, protocol=protocol)
-        makers["differences"] = partial(difference_table, runs, protocol=protocol)
-        found += [_of_protocol(protocol, name, make, runs) for name, make in makers.items()]
-    found += [ListedTable(f"probe-{kind}", partial(probe_table, runs, kind)) for kind in ("passkey", "repeat")]
-    found.append(ListedTable("probe-accuracy", partial(accuracy_table, runs)))
-    if any(run.get("attention_summary") for run in runs):
-        found.append(ListedTable("attention", partial(attention_table, runs)))
-    return [*found, ListedTable("runs", partial(runs_table, runs))]
-
-
-def _is_babylm(run: Run) -> bool:
-    return run["recipe"].startswith("table3") or run["spec"].get("data") == "babylm-2025"
-
-
-def _of_protocol(protocol: str, of: str, make: Callable[[], Table], runs: Sequence[Run]) -> ListedTable:
-    """The table of one protocol. Name and caption contain the protocol, and the notes contain the runs' setting."""
-    name = f"{of}-{protocol}"
-
-    def named() -> Table:
-        table = make()
-        notes = ((setting(runs),) if runs else ()) + table.notes
-        if of != "differences" and protocol != "blocks":
-            notes += ("The paper's figures are of the protocol blocks.",)
-        return replace(table, name=name, caption=f"{table.caption} Protocol {protocol}.", notes=notes)
-
-    return ListedTable(name, named)
-
-
-_SEEDS = "mean over seeds; band: lowest to highest seed; each panel has its own scale"
+_SEEDS = "mean over seeds; band: 95 % t interval over seeds"
+_CHOICE = (
+    "At most six lines: the baselines, m2, and the models with the most seeds and the lowest validation perplexity. "
+    "The appendix has all models."
+)
 
 
 class ListedFigure(NamedTuple):
@@ -99,18 +45,22 @@ class ListedFigure(NamedTuple):
 
     name: str
     caption: str
-    draw: Callable[[Sequence[Run]], Figure]
+    draw: Callable[..., Figure]
     has: Callable[[Run], object]
     what: str
 
 
 def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
-    """The figures that belong to these results, in their order on the page: measurements first, then the theory."""
-    measured = [
-        *(drawing for protocol in protocols(runs) for drawing in _evaluated(runs, protocol)),
+    """The figures that belong to these results, in their order on the page.
+
+    Measurements come first, then the theory, and at the end an appendix of all models if these are too many for one
+    panel. The names of its figures end with `APPENDIX`.
+    """
+    of_lines = [
+        *(_over_length(runs, protocol) for protocol in protocols(runs)),
         ListedFigure(
             "training",
-            f"Validation perplexity over training: {_SEEDS}.",
+            f"Validation perplexity over training: {_SEEDS}. The first half does not set the scale.",
             figures.training_curves,
             lambda run: run["curve"],
             "validations",
@@ -118,24 +68,42 @@ def listed_figures(runs: Sequence[Run]) -> list[ListedFigure]:
         ListedFigure(
             "position",
             "Loss over the position in the longest window (protocol blocks), means of bins that grow by equal "
-            f"factors: {_SEEDS}. {_position_error(runs)}".rstrip(),
+            f"factors{_less_trigram(runs)}: {_SEEDS}. The first seven positions are left out. "
+            f"{_position_error(runs)}".rstrip(),
             figures.loss_over_position,
             lambda run: (run["by_position"] or {}).get("loss"),
             "losses by position",
         ),
         ListedFigure(
             "retrieval",
-            "Retrieval score over the distance of the key: the gain in log likelihood because the key stood before in "
-            "the text, in nats per token, with the standard error over trials. A model that does not use tokens at "
+            "Retrieval over the distance of the key: the gain in log likelihood because the key stood before in "
+            f"the text{_share(runs)}, with 95 % t intervals over trials. A model that does not use tokens at "
             "this distance scores 0.",
             figures.retrieval,
             lambda run: run["passkey"],
             "retrieval probes",
         ),
-        *_head_parameters(runs),
-        *_maps(runs),
     ]
-    return [*measured, *THEORY]
+    many = len(by_label(runs)) > len(main_labels(runs, MOST_LINES - (trigram_of(runs) is not None)))
+    main = [each._replace(caption=f"{each.caption} {_CHOICE}") for each in of_lines] if many else of_lines
+    compared = [figure for protocol in protocols(runs) for figure in _compared(runs, protocol)]
+    appendix = [
+        each._replace(name=each.name + APPENDIX, draw=partial(each.draw, appendix=True)) for each in of_lines if many
+    ]
+    lengths = len(protocols(runs))
+    measured = [*main[:lengths], *compared, *main[lengths:], *_head_parameters(runs), *_maps(runs)]
+    return [*measured, *THEORY, *appendix]
+
+
+def _less_trigram(runs: Sequence[Run]) -> str:
+    return ", less that of the trigram on the same tokens" if trigram_positions(runs) else ""
+
+
+def _share(runs: Sequence[Run]) -> str:
+    """What the scores are divided by, in words."""
+    rows = ((run, kind, row) for run in runs for kind, of in (run["passkey"] or {}).items() for row in of["rows"])
+    known = [copying_gain(run, kind, row["distance"]) is not None for run, kind, row in rows]
+    return ", as a share of what perfect copying would gain" if known and all(known) else ", in nats per token"
 
 
 def _of_theory(name: str, caption: str, draw: Callable[[], Figure]) -> ListedFigure:
@@ -176,32 +144,37 @@ THEORY = (
 )
 
 
-def _evaluated(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
-    """The figures of perplexities by one protocol."""
+def _of_evaluation(name: str, protocol: str, caption: str, draw: Callable[..., Figure]) -> ListedFigure:
+    """A figure of perplexities by one protocol."""
 
-    def drawing(name: str, caption: str, draw: Callable[..., Figure]) -> ListedFigure:
-        def has(run: Run) -> object:
-            return perplexity_by_length(run, protocol)
+    def has(run: Run) -> object:
+        return perplexity_by_length(run, protocol)
 
-        return ListedFigure(
-            f"{name}-{protocol}", caption, partial(draw, protocol=protocol), has, f"evaluations by {protocol}"
-        )
+    what = f"evaluations by {protocol}"
+    return ListedFigure(f"{name}-{protocol}", caption, partial(draw, protocol=protocol), has, what)
 
-    by = f"protocol {protocol}"
-    found = [
-        drawing("length", f"Test perplexity over context length, {by}: {_SEEDS}.", figures.perplexity_over_length),
-        drawing(
-            "differences",
-            f"Differences of log perplexity to b1-rope at the training length and at the longest, {by}; intervals: "
-            "nominal 95 % bootstrap over books, too narrow where books or authors are few, and silent about other "
-            "seeds; grey: single seeds.",
-            figures.differences,
-        ),
-    ]
+
+def _over_length(runs: Sequence[Run], protocol: str) -> ListedFigure:
+    caption = (
+        f"Test perplexity over context length, protocol {protocol}: {_SEEDS}; of one seed the noise of seeds. "
+        "A line far above the others is cut off, and the legend says how far it goes."
+    )
+    return _of_evaluation("length", protocol, caption, figures.perplexity_over_length)
+
+
+def _compared(runs: Sequence[Run], protocol: str) -> list[ListedFigure]:
+    """Differences to the baseline, and the sweep of the damping."""
+    caption = (
+        "Differences of log perplexity to b1-rope at the training length and at the longest, protocol "
+        f"{protocol}. Full points: several seeds, with dark 95 % t intervals over seeds; open points: one seed. Broad "
+        "light bars: nominal 95 % bootstrap over books, too narrow where books or authors are few. Grey band: the "
+        "noise of a single seed. A number at the edge is a point beyond it."
+    )
+    found = [_of_evaluation("differences", protocol, caption, figures.differences)]
     if is_sweep(runs):
-        also = other_differences(runs)
-        caption = f"Test perplexity over context length by damping b, {by}; baselines in grey. {also}".rstrip()
-        found.append(drawing("damping", caption, figures.damping_sweep))
+        words = f"Test perplexity over context length by damping b, protocol {protocol}; bands as "
+        words += f"before. {other_differences(runs)}"
+        found.append(_of_evaluation("damping", protocol, words.rstrip(), figures.damping_sweep))
     return found
 
 

@@ -27,12 +27,13 @@ _FORMULA = tuple("=+-@\uff1d\uff0b\uff0d\uff20")  # a spreadsheet reads text tha
 
 @dataclass(frozen=True)
 class NumberCell:
-    """A number with its standard error or an interval.
+    """A number with the half-width of its interval, or both ends of an interval, and a remark.
 
     Args:
         value: the number.
-        error: its standard error.
-        interval: lower and upper end of the interval.
+        error: half-width of an interval around it.
+        interval: lower and upper end of another interval.
+        remark: a word or two about the number, in the report's own words.
         digits: number of decimal places.
         best: whether to set it in bold.
         signed: whether a positive number has a plus sign.
@@ -46,6 +47,7 @@ class NumberCell:
     best: bool = False
     signed: bool = False
     grouped: bool = False
+    remark: str = ""
 
     def __str__(self) -> str:
         text = self._write(self.value)
@@ -53,7 +55,7 @@ class NumberCell:
             text += f" ± {self.error:.{self.digits}f}"
         if self.interval is not None:
             text += f" [{self._write(self.interval[0])}, {self._write(self.interval[1])}]"
-        return text
+        return f"{text} {self.remark}".rstrip()
 
     def _write(self, value: float) -> str:
         sign, comma = "+" * self.signed, "," * self.grouped
@@ -159,7 +161,7 @@ def latex(table: Table) -> str:
 
 
 def comma_separated(table: Table) -> str:
-    """A CSV table of unrounded numbers. Errors and intervals are in columns of their own after the number's column.
+    """A CSV table of unrounded numbers. Half-widths, intervals and remarks have columns of their own.
 
     Text that a spreadsheet would read as a formula begins with an apostrophe.
     """
@@ -171,11 +173,13 @@ def comma_separated(table: Table) -> str:
         parts = [(name, [_csv_text(cell) for cell in cells])]
         if any(number.error is not None for number in numbers):
             errors = [_float(cell.error) if isinstance(cell, NumberCell) else "" for cell in cells]
-            parts.append((f"{name} standard error", errors))
+            parts.append((f"{name} half-width", errors))
         if any(number.interval is not None for number in numbers):
             ends = [cell.interval if isinstance(cell, NumberCell) else None for cell in cells]
             for side, end in enumerate(("low", "high")):
                 parts.append((f"{name} {end}", [_float(each[side]) if each else "" for each in ends]))
+        if any(number.remark for number in numbers):
+            parts.append((f"{name} remark", [cell.remark if isinstance(cell, NumberCell) else "" for cell in cells]))
         for head, values in parts:
             columns.append(_no_formula(head))
             for row, value in zip(rows, values, strict=True):

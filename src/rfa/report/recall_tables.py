@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +150,7 @@ def write_recall_report(folder: str | Path, out: str | Path) -> Path:
     tables = [overview_table(results, length) for length in lengths_of(results)]
     tables += [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
     for table in tables:
-        write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(_with_ends(table)))
+        write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(table))
     lines = [f"# {markdown_text(results[0]['title'])}\n", *map(markdown, tables)]
     write_text_whole(out / "recall.md", "\n".join(lines))
     return out / "recall.md"
@@ -166,17 +165,6 @@ def _by_label(results: Results) -> dict[str, list[Mapping[str, Any]]]:
 
 def _grouped(cell: Cell) -> Cell:
     return NumberCell(cell.value, cell.error, digits=0, grouped=True) if isinstance(cell, NumberCell) else cell
-
-
-def _with_ends(table: Table) -> Table:
-    """The table with both ends of each interval, for a CSV file."""
-
-    def ends(cell: Cell) -> Cell:
-        if not isinstance(cell, NumberCell) or cell.error is None:
-            return cell
-        return NumberCell(cell.value, interval=(cell.value - cell.error, cell.value + cell.error))
-
-    return replace(table, rows=tuple(tuple(map(ends, row)) for row in table.rows))
 
 
 def _faults(results: Results) -> list[str]:

@@ -2,14 +2,12 @@
 
 import json
 import math
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as student
-
 from .layout import Cell, NumberCell
+from .statistics import mean_and_interval
 
 
 def record_kind(folder: str | Path) -> str | None:
@@ -77,10 +75,8 @@ def interval_cell(values: Sequence[float], digits: int, level: float = 0.95) -> 
     """
     if not values:
         return None
-    half, count = None, len(values)
-    if count > 1:
-        half = float(student.ppf((1 + level) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
-    return NumberCell(statistics.fmean(values), error=half, digits=digits)
+    mean = mean_and_interval(values, level)
+    return NumberCell(mean.value, error=mean.half, digits=digits)
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:

@@ -1,10 +1,13 @@
 """Tables on distant tokens: the scores of the retrieval probes, and the weights of the last layer's heads."""
 
 from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from .layout import Cell, NumberCell, Table
+from .measurements import copying_gain
 from .runs import MissingData, Run
+from .statistics import mean_and_interval, proportion_interval
 from .summary import distinct_values
 
 ScoresByDistance = tuple[str, str, dict[int, NumberCell]]
@@ -20,14 +23,30 @@ def probe_table(runs: Sequence[Run], kind: str) -> Table:
     Raises:
         MissingData: if no run has this probe.
     """
-    rows = _probed(runs, kind, lambda row: NumberCell(row["score"], error=row["stderr"], digits=3))
+    rows = _probed(runs, kind, _score)
     sought = {"passkey": "three words named earlier", "repeat": "a passage repeated from earlier"}[kind]
     caption = f"Retrieval probe {kind}: gain in nats a token for {sought}, by distance D in tokens."
-    notes = (
-        "Mean ± standard error over trials. A model that does not use what stands D tokens back scores exactly 0. "
-        "Of a passkey's words the first alone needs its naming, the others follow those before them.",
+    notes: tuple[str, ...] = (
+        "Mean ± half of the 95 % t interval over trials. A model that does not use what stands D tokens back "
+        "scores exactly 0. Of a passkey's words the first alone needs its naming, the others follow those before them.",
     )
+    distances = {distance for _, _, found in rows for distance in found}
+    gains = {each: [gain for run in runs if (gain := copying_gain(run, kind, each)) is not None] for each in distances}
+    if any(gains.values()):
+        possible = {each: NumberCell(fmean(of), digits=3) for each, of in gains.items() if of}
+        rows.append(("perfect copying", "", possible))
+        notes += (copying_note(runs, kind),)
     return _by_distance(f"probe-{kind}", caption, rows, notes)
+
+
+def copying_note(runs: Sequence[Run], kind: str) -> str:
+    """A sentence on how the gain of perfect copying is known."""
+    own = all(
+        "loss_by_token" in row for run in runs for row in ((run["passkey"] or {}).get(kind) or {}).get("rows", ())
+    )
+    whose = "the model's own loss on them without the first copy" if own else "a trigram's loss on them"
+    which = "all tokens but the first, which nothing announces" if kind == "repeat" else "all tokens"
+    return f"Perfect copying saves the loss of {which}; it is {whose}."
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:
@@ -37,8 +56,8 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
     chances = sorted({run["passkey"]["passkey"]["chance"] for run in probed})
     trials = distinct_values(run["passkey"]["passkey"]["trials"] for run in probed)
     note = (
-        f"By chance: {', '.join(f'{chance:.3f}' for chance in chances)}. ± standard error of {trials} trials, "
-        "which are the same for all models: columns move together."
+        f"By chance: {', '.join(f'{chance:.3f}' for chance in chances)}. In brackets Wilson's 95 % interval over "
+        f"{trials} trials, which are the same for all models: columns move together."
     )
     caption = "Retrieval probe passkey: share of trials with the right first word, by distance D in tokens."
     return _by_distance("probe-accuracy", caption, rows, (note,))
@@ -71,9 +90,15 @@ def attention_table(runs: Sequence[Run]) -> Table:
     )
 
 
+def _score(row: Mapping[str, Any]) -> NumberCell:
+    mean = mean_and_interval(row["scores"])
+    return NumberCell(row["score"], error=mean.half, digits=3)
+
+
 def _accuracy(row: Mapping[str, Any]) -> NumberCell:
-    share = row["accuracy"]
-    return NumberCell(share, error=(share * (1 - share) / len(row["scores"])) ** 0.5, digits=3)
+    share, trials = row["accuracy"], len(row["scores"])
+    found = proportion_interval(share, trials)
+    return NumberCell(share, interval=found, digits=3)
 
 
 def _probed(

@@ -1,10 +1,7 @@
-"""Result files of runs: grouped by label, by family and by damping, and combined over seeds."""
+"""Result files of runs: grouped by label, by family and by damping."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 
 class MissingData(ValueError):
@@ -17,28 +14,6 @@ class MissingData(ValueError):
 # One result file: run, label, preset, seed, train_length, curve (steps with tokens and valid_loss), dynamics, and
 # evaluations: protocol -> rows (length, loss, perplexity, targets, stderr), books (book -> length -> [sum, targets]).
 Run = Mapping[str, Any]
-
-
-class SeedBand(NamedTuple):
-    """One label's measurements over x: mean, lowest and highest over seeds. `missing` lists seeds without any."""
-
-    x: list[float]
-    mean: list[float]
-    low: list[float]
-    high: list[float]
-    seeds: int
-    missing: list[int]
-
-
-class Retrieval(NamedTuple):
-    """Scores in nats per token over the distance in tokens: the mean over seeds and trials, and its standard error.
-
-    The standard error is over trials, with seeds averaged first.
-    """
-
-    distances: list[float]
-    mean: list[float]
-    error: list[float]
 
 
 def by_label(runs: Iterable[Run]) -> dict[str, list[Run]]:
@@ -85,85 +60,14 @@ def run_with_dynamics(runs: Iterable[Run], label: str) -> Run:
     return min(found, key=lambda run: run["seed"])
 
 
-def training_series(runs: Sequence[Run]) -> SeedBand:
-    """Validation perplexity over training tokens, at the points that all measured seeds have."""
-    curves = {
-        run["seed"]: {point["tokens"]: _exp(point["valid_loss"]) for point in run.get("curve") or ()} for run in runs
-    }
-    return _series(curves)
-
-
-def perplexity_series(runs: Sequence[Run], protocol: str) -> SeedBand:
-    """Test perplexity over context length, at the lengths that all evaluated seeds have."""
-    return _series({run["seed"]: perplexity_by_length(run, protocol) for run in runs})
-
-
-def position_series(runs: Sequence[Run]) -> SeedBand:
-    """Loss in nats over the position in the window, smoothed by `log_bins`."""
-    return _series({run["seed"]: log_bins((run.get("by_position") or {}).get("loss") or ()) for run in runs})
-
-
-def log_bins(losses: Sequence[float], per_octave: int = 4) -> dict[float, float]:
-    """Means over bins of positions, by the geometric middle of each bin. The bins' widths grow by equal factors.
-
-    Args:
-        losses: of the positions 1, 2, ...; each bin has at least one position.
-        per_octave: number of bins from a position to its double.
-    """
-    if not len(losses):
-        return {}
-    end = len(losses) + 1
-    edges = 2.0 ** (np.arange(math.ceil(per_octave * math.log2(end)) + 1) / per_octave)
-    starts = [int(edge) for edge in dict.fromkeys(edges.round()) if edge < end]
-    parts = zip(starts, [*starts[1:], end], strict=True)
-    return {math.sqrt(start * (stop - 1)): float(np.mean(losses[start - 1 : stop - 1])) for start, stop in parts}
-
-
 def perplexity_by_length(run: Run, protocol: str) -> dict[int, float]:
     """Perplexities of one run by context length; empty if the run was not evaluated by this protocol."""
     evaluation = (run.get("evaluations") or {}).get(protocol) or {}
     return {int(row["length"]): float(row["perplexity"]) for row in evaluation.get("rows") or ()}
 
 
-def retrieval_scores(runs: Sequence[Run], kind: str) -> Retrieval:
-    """Retrieval scores of one label, at the distances that all probed seeds have.
-
-    Raises:
-        MissingData: if seeds have different numbers of trials.
-    """
-    probed = [run["passkey"][kind]["rows"] for run in runs if (run.get("passkey") or {}).get(kind)]
-    scores = [{row["distance"]: row["scores"] for row in rows} for rows in probed]
-    distances = sorted(set.intersection(*map(set, scores))) if scores else []
-    mean, error = [], []
-    for distance in distances:
-        trials = [each[distance] for each in scores]
-        if len({len(each) for each in trials}) > 1:
-            raise MissingData(
-                f"{kind}: got {[len(each) for each in trials]} trials at {distance}, expected equally many"
-            )
-        averaged = np.mean(trials, axis=0)
-        mean.append(float(averaged.mean()))
-        error.append(float(averaged.std(ddof=1) / len(averaged) ** 0.5))
-    return Retrieval(list(map(float, distances)), mean, error)
-
-
 def _has_dynamics(run: Run) -> bool:
     return bool((run.get("dynamics") or {}).get("steps"))
-
-
-def _series(curves: Mapping[int, Mapping[Any, float]]) -> SeedBand:
-    measured = {seed: curve for seed, curve in curves.items() if curve}
-    missing = sorted(curves.keys() - measured.keys())
-    if not measured:
-        return SeedBand([], [], [], [], 0, missing)
-    x = sorted(set.intersection(*(set(curve) for curve in measured.values())))
-    values = np.array([[curve[point] for point in x] for curve in measured.values()])
-    bands = values.mean(0).tolist(), values.min(0).tolist(), values.max(0).tolist()
-    return SeedBand(list(map(float, x)), *bands, len(measured), missing)
-
-
-def _exp(loss: float) -> float:
-    return math.exp(min(loss, 700.0))
 
 
 BASELINE = "b1-rope"  # every group is compared with it

@@ -1,18 +1,16 @@
 """Tables of a record of series: scores by contestant and setting, and their ratios to a reference, with t intervals."""
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from scipy.stats import t as student
 
 from rfa.files import write_text_whole
 
 from .figures import save, series_ratios
 from .layout import Cell, NumberCell, Table, markdown, markdown_text
 from .records import interval_cell, read_record
+from .statistics import mean_and_interval
 from .tables import with_best
 
 SCORES = {
@@ -97,11 +95,8 @@ def series_ratio(
     if not pairs or min(min(pair) for pair in pairs) <= 0:
         return None
     logs = [math.log(mine / theirs) for mine, theirs in pairs]
-    mean = math.exp(statistics.fmean(logs))
-    if len(logs) < 2:
-        return mean, None
-    half = float(student.ppf((1 + level) / 2, len(logs) - 1)) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return mean, math.expm1(half)
+    mean = mean_and_interval(logs, level)
+    return math.exp(mean.value), None if mean.half is None else math.expm1(mean.half)
 
 
 def series_ratio_table(results: Results, reference: str, part: str, score: str, level: float = 0.95) -> Table:

@@ -1,23 +1,29 @@
-"""Means over seeds, and paired differences of log perplexity with a bootstrap interval over books."""
+"""Means over seeds with t intervals, the noise of seeds, and paired differences of log perplexity.
+
+A difference has two intervals: a t interval over seeds, and a bootstrap interval over books. If one of them holds 0,
+the difference is open. A difference of a single seed has no interval over seeds. It is compared with the noise of
+seeds.
+"""
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtri, stdtrit
 
-from .runs import MissingData, Run
+from .runs import MissingData, Run, by_label, perplexity_by_length
 
 LossByBook = Mapping[str, tuple[float, float]]  # at one context length: sum of losses in nats, number of scored tokens
 
 
 class Mean(NamedTuple):
-    """A mean over seeds. Its standard error is None for a single seed."""
+    """A mean and the half-width of its t interval, which is None for a single value."""
 
     value: float
-    error: float | None
-    seeds: int
+    half: float | None
 
 
 class Difference(NamedTuple):
@@ -26,26 +32,44 @@ class Difference(NamedTuple):
     value: over all seeds and books.
     low, high: ends of the interval over books; None for a single book.
     books: number of books.
-    error: standard error over seeds; None for a single seed.
+    half: half-width of the t interval over seeds; None for a single seed.
     """
 
     value: float
     low: float | None
     high: float | None
     books: int
-    error: float | None
+    half: float | None
 
 
-def mean_and_error(values: Sequence[float]) -> Mean:
-    """The mean and `s / sqrt(n)`, with s the sample's standard deviation.
+def mean_and_interval(values: Sequence[float], level: float = 0.95) -> Mean:
+    """The mean, and the half-width `t s / sqrt(n)` of its t interval with n - 1 degrees of freedom.
+
+    s is the sample's standard deviation. For three values and 95 %, t is 4.30.
 
     Raises:
         ValueError: for no values.
     """
-    if not len(values):
+    count = len(values)
+    if not count:
         raise ValueError("values: got none, expected at least one")
-    spread = float(np.std(values, ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else None
-    return Mean(float(np.mean(values)), spread, len(values))
+    half = None
+    if count > 1:
+        half = float(t_quantile(count, level) * np.std(values, ddof=1)) / math.sqrt(count)
+    return Mean(float(np.mean(values)), half)
+
+
+def t_quantile(count: int, level: float = 0.95) -> float:
+    """The number of standard errors in half of a t interval of the mean of `count` values, at least two."""
+    return float(stdtrit(count - 1, (1 + level) / 2))
+
+
+def proportion_interval(share: float, count: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share of `count` trials (Wilson, 1927). Unlike a t interval it never leaves 0 to 1."""
+    z = float(ndtri((1 + level) / 2))
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
 def paired_difference(
@@ -59,7 +83,7 @@ def paired_difference(
     """`log perplexity(model) - log perplexity(baseline)` on the same books. It is negative if the model is better.
 
     The interval is a percentile bootstrap. Seeds are averaged first. Then books are drawn with replacement, the same
-    ones for both sides. The interval describes other books of this kind. For other seeds see the standard error.
+    ones for both sides. The interval describes other books of this kind. For other seeds see the t interval.
 
     With few books the interval is too narrow. With 8 independent books and normal differences, a nominal 95 % interval
     covers 87 %. It covers less if books of one author are alike.
@@ -92,14 +116,14 @@ def paired_difference(
         raise MissingData("targets: got negative numbers or none at all, expected scored tokens")
     by_seed = np.array([_column(a, books, 0) - _column(b, books, 0) for a, b in zip(model, baseline, strict=True)])
     difference = by_seed.mean(0)
-    value, error, _ = mean_and_error(by_seed.sum(1) / targets.sum())
+    value, half = mean_and_interval(by_seed.sum(1) / targets.sum(), level)
     if len(books) == 1:
-        return Difference(value, None, None, 1, error)
+        return Difference(value, None, None, 1, half)
     drawn = _draws(len(books), resamples, seed)
     scored = drawn @ targets
     samples = (drawn @ difference)[scored > 0] / scored[scored > 0]
     low, high = np.quantile(samples, [(1 - level) / 2, (1 + level) / 2])
-    return Difference(value, float(low), float(high), len(books), error)
+    return Difference(value, float(low), float(high), len(books), half)
 
 
 @functools.lru_cache(maxsize=4)
@@ -110,6 +134,59 @@ def _draws(books: int, resamples: int, seed: int) -> np.ndarray:
 
 def _column(books: LossByBook, order: Sequence[str], column: int) -> np.ndarray:
     return np.array([books[book][column] for book in order], dtype=np.float64)
+
+
+OPEN, WITHIN_A_SEED = "open", "within a seed"
+
+
+def verdict(found: Difference, noise: float | None) -> str:
+    """What a difference leaves undecided: "open" if an interval holds 0, "within a seed", or nothing.
+
+    Args:
+        found: the difference.
+        noise: as from `seed_noise`; it counts for a difference of a single seed only.
+    """
+    if found.half is None and noise is not None and abs(found.value) <= noise:
+        return WITHIN_A_SEED
+    over_seeds = found.half is not None and abs(found.value) <= found.half
+    over_books = found.low is not None and found.high is not None and found.low <= 0 <= found.high
+    return OPEN if over_seeds or over_books else ""
+
+
+_MEASURED = 3  # seeds of a model whose noise is measured
+
+
+def seed_noise(runs: Sequence[Run], length: int, protocol: str, level: float = 0.95) -> float | None:
+    """How far a difference of two models of one seed each may lie from 0 by the seed alone, in nats.
+
+    It is the normal quantile of the level times the root of the median, over all pairs of models with at least three
+    seeds, of the variance over seeds of their difference. The median leaves out a model that fails. It is also a little
+    low: the median of the variance of three values is 0.69 of its mean. Half of the pairs are noisier.
+
+    Args:
+        runs: result files.
+        length, protocol: of the evaluation.
+        level: of the normal quantile.
+
+    Returns:
+        None with fewer than two models of three seeds.
+    """
+    losses = {
+        label: {
+            run["seed"]: math.log(found[length])
+            for run in of
+            if length in (found := perplexity_by_length(run, protocol))
+        }
+        for label, of in by_label(runs).items()
+    }
+    variances = []
+    for one, other in itertools.combinations(losses.values(), 2):
+        shared = sorted(one.keys() & other.keys())
+        if len(shared) >= _MEASURED:
+            variances.append(np.var([one[seed] - other[seed] for seed in shared], ddof=1))
+    if not variances:
+        return None
+    return float(ndtri((1 + level) / 2) * math.sqrt(np.median(variances)))
 
 
 RunPairs = Sequence[tuple[Run, Run]]

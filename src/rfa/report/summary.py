@@ -1,14 +1,19 @@
 """A summary of the runs: models, data, sizes, versions and machines, from result files."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from rfa.evaluation import PROTOCOLS
 
 from .layout import Cell, NumberCell, Table
-from .runs import Run
+from .measurements import repeat_distance, retrieval_scores, trigram_of
+from .runs import Run, by_label
 
 _ENVIRONMENT = {
     "commit": "commit",
@@ -39,11 +44,35 @@ def facts(runs: Sequence[Run]) -> list[tuple[str, str]]:
         ("training length", distinct_values(run["train_length"] for run in runs)),
         ("context lengths", ", ".join(map(str, lengths))),
         ("protocols", ", ".join(protocols(runs))),
+        ("context used", context_used(runs)),
         *((name, distinct_values(run["spec"].get(key) for run in runs)) for key, name in _SPEC.items()),
         ("sizes", distinct_values(_sizes(run["config"]) for run in runs)),
         *((name, distinct_values(_values_over_stages(run, key) for run in runs)) for key, name in _ENVIRONMENT.items()),
     ]
     return [(name, value) for name, value in found if value]
+
+
+def context_used(runs: Sequence[Run]) -> str:
+    """How far the best model is below the trigram, and the most that a model gains from a passage that is repeated."""
+    parts = []
+    trigram, distance = trigram_of(runs), repeat_distance(runs)
+    losses = {label: [run["training"]["valid_perplexity"] for run in of] for label, of in by_label(runs).items()}
+    known = {label: float(np.log(of).mean()) for label, of in losses.items() if None not in of}
+    if trigram is not None and known:
+        best = min(known, key=known.__getitem__)
+        below = math.log(trigram["valid_perplexity"]) - known[best]
+        parts.append(f"on validation {best}, the best, is {below:.3f} nats a token below a trigram of the same tokens")
+    shares = {}
+    for label, of in by_label(runs).items():
+        scores = retrieval_scores(of, "repeat")
+        for place, trials, possible in zip(scores.distances, scores.trials, scores.possible, strict=True):
+            if place == distance and possible:
+                shares[label] = fmean(trials) / possible
+    if shares:
+        most = max(shares, key=shares.__getitem__)
+        share = f"{shares[most]:.1%} of what perfect copying would ({most})"
+        parts.append(f"a passage {distance} tokens before gains at most {share}")
+    return "; ".join(parts)
 
 
 def _seconds(run: Run) -> float | None:

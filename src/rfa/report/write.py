@@ -7,12 +7,14 @@ from typing import NamedTuple
 from rfa.files import write_text_whole
 from rfa.progress import Progress
 
-from .contents import ListedFigure, listed_figures, listed_tables
+from .contents import ListedFigure, listed_figures
 from .figures import save
 from .layout import Table, comma_separated, latex, markdown
-from .page import DrawnFigure, render_page
+from .page import APPENDIX, DrawnFigure, render_page
 from .runs import MissingData, Run
+from .table_contents import listed_tables
 
+_COARSE = 150  # dots per inch of the many panels of the appendix
 FORMS = {"md": markdown, "tex": latex, "csv": comma_separated}
 
 
@@ -88,6 +90,6 @@ def _draw(listed: ListedFigure, runs: Sequence[Run], folder: Path) -> DrawnFigur
         raise MissingData(f"no run has {listed.what}")
     image = folder / f"{listed.name}.png"
     figure = listed.draw(runs)
-    save(figure, image, image.with_suffix(".pdf"))
+    save(figure, image, image.with_suffix(".pdf"), **({"dots": _COARSE} if listed.name.endswith(APPENDIX) else {}))
     without_it = f"Without {listed.what}: {', '.join(without)}." if without and listed.what else ""
     return DrawnFigure(listed.name, listed.caption, without_it, image.read_bytes(), figure.get_figwidth())

@@ -6,11 +6,13 @@
 
 from .files import (
     PLANNED,
+    TRIGRAM,
     Planned,
     check_maps,
     read_maps,
     read_planned,
     read_result,
+    read_trigram,
     write_maps,
     write_planned,
     write_result,
@@ -21,6 +23,7 @@ from .schema import RESULT_FORMAT, check_result
 __all__ = [
     "PLANNED",
     "RESULT_FORMAT",
+    "TRIGRAM",
     "Planned",
     "Results",
     "check_maps",
@@ -29,6 +32,7 @@ __all__ = [
     "read_planned",
     "read_result",
     "read_results",
+    "read_trigram",
     "write_maps",
     "write_planned",
     "write_result",

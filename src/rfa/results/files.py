@@ -3,7 +3,7 @@
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ import rfa.version
 from rfa.files import write_text_whole
 from rfa.models.flat import flat_record
 
-from .schema import RESULT_FORMAT, check_result
+from .schema import RESULT_FORMAT, check_result, check_trigram
 
 PLANNED = "recipe.json"
+TRIGRAM = "trigram.json"  # beside the results; no run has this name, because runs are named by their seed
 
 
 def read_result(path: str | Path) -> dict[str, Any]:
@@ -26,13 +27,31 @@ def read_result(path: str | Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file is not complete, is no result, or was written by an incompatible version.
     """
+
+    def check(result: dict[str, Any]) -> None:
+        if "config" in result:  # the report reads the flat form of older files
+            result["config"] = flat_record(result["config"])
+        check_result(result)
+
+    return _read_checked(Path(path), check)
+
+
+def read_trigram(folder: Path) -> dict[str, Any] | None:
+    """The contents of the trigram's file in a folder of result files; None if there is none.
+
+    Raises:
+        ValueError: as `read_result`.
+    """
+    path = folder / TRIGRAM
+    return _read_checked(path, check_trigram) if path.exists() else None
+
+
+def _read_checked(path: Path, check: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
     try:
-        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8"))
         written = result["format"]
         if written == RESULT_FORMAT:
-            if "config" in result:  # the report reads the flat form of older files
-                result["config"] = flat_record(result["config"])
-            check_result(result)
+            check(result)
             # raises for half of a surrogate pair, which JSON can contain but UTF-8 cannot
             json.dumps(result, ensure_ascii=False).encode()
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

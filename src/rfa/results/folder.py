@@ -1,5 +1,6 @@
 """All results in a folder: the runs that can be reported, and why others are missing."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from rfa.models import PRESETS
 from rfa.progress import Progress
 
-from .files import PLANNED, read_maps, read_planned, read_result
+from .files import PLANNED, TRIGRAM, read_maps, read_planned, read_result, read_trigram
 
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
@@ -19,7 +20,8 @@ class Results(NamedTuple):
     Args:
         folder: of the result files.
         runs: contents of all valid result files, sorted by preset, label and seed. Each has its attention maps as
-            `maps` and `near`, `(heads, queries, keys)` or None.
+            `maps` and `near`, `(heads, queries, keys)` or None, and as `trigram` the file of the recipe's trigram or
+            None.
         refused: the reason why a file could not be read, by the file's name.
         unfinished: the reason why a run of the recipe has no result, by the run's name.
     """
@@ -50,7 +52,7 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     source = folder / "results" if (folder / "results").is_dir() else folder
     if not source.is_dir():
         raise ValueError(f"folder: got {source}, {'no folder' if source.exists() else 'not there'}, expected {_FILES}")
-    files = sorted(file for file in source.glob("*.json") if file.name != PLANNED)
+    files = sorted(file for file in source.glob("*.json") if file.name not in (PLANNED, TRIGRAM))
     runs: dict[Path, dict[str, Any]] = {}
     refused: dict[str, str] = {}
     for done, file in enumerate(files, 1):
@@ -65,6 +67,10 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
         if progress is not None:
             progress(done, len(files))
     _check_one_recipe(runs)
+    trigram, fault = _trigram(source, runs)
+    refused.update(fault)
+    for run in runs.values():
+        run["trigram"] = trigram
     unfinished, fault = _unfinished(folder, source)
     refused.update(fault)
     if not (runs or refused or unfinished):
@@ -87,6 +93,22 @@ def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, s
     if waiting := [name for name in without if name not in begun]:
         reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
     return reasons, fault
+
+
+def _trigram(source: Path, runs: dict[Path, dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """The trigram of the recipe and text of the runs, and the fault of its file."""
+    try:
+        trigram = read_trigram(source)
+    except ValueError as error:
+        return None, {TRIGRAM: str(error)}
+    for run in runs.values():
+        if trigram is not None and _text_of(trigram) != _text_of(run):
+            return None, {TRIGRAM: f"it is of another recipe, text or training length than {run['run']}"}
+    return trigram, {}
+
+
+def _text_of(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    return result["recipe"], result["train_length"], result["data"]["fingerprint"], result["fingerprint"]
 
 
 def _has(source: Path, name: str) -> bool:

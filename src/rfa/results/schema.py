@@ -48,6 +48,7 @@ class ProbeRow(TypedDict):
     score: float
     stderr: float
     accuracy: Share | None
+    loss_by_token: NotRequired[list[NonNegative]]  # of the key without its first copy; older files lack it
     scores: Annotated[list[float], Field(min_length=2)]
 
 
@@ -197,13 +198,54 @@ class Result(TypedDict):
     attention_summary: NotRequired[AttentionSummary | None]
 
 
+class KeyLosses(TypedDict):
+    """Losses in nats of the tokens of a probe's keys, at one distance."""
+
+    distance: Count
+    loss_by_token: Annotated[list[NonNegative], Field(min_length=1)]
+
+
+class TrigramProbe(TypedDict):
+    """The losses of a probe's keys by distance."""
+
+    rows: list[KeyLosses]
+
+
+class TrigramResult(TypedDict):
+    """The file of the 3-gram that was trained on the tokens of a recipe's runs, and scored on their targets."""
+
+    __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    format: int
+    recipe: Name
+    train_length: Annotated[int, Field(ge=2, le=_LARGEST)]
+    tokens: Count
+    vocabulary: Count
+    seed: Count
+    data: TextFingerprints
+    fingerprint: str
+    valid_perplexity: Positive
+    evaluations: dict[str, Evaluation]
+    by_position: ByPosition | None
+    passkey: dict[str, TrigramProbe] | None
+
+
 _RESULT: TypeAdapter[Result] = TypeAdapter(Result)
+_TRIGRAM: TypeAdapter[TrigramResult] = TypeAdapter(TrigramResult)
 
 
 def check_result(result: Any) -> None:
     """Raise `ValueError` with the first fault and the number of the others."""
+    _check(_RESULT, result)
+
+
+def check_trigram(result: Any) -> None:
+    """As `check_result`, for the file of the trigram."""
+    _check(_TRIGRAM, result)
+
+
+def _check(kind: TypeAdapter[Any], result: Any) -> None:
     try:
-        _RESULT.validate_python(result)
+        kind.validate_python(result)
     except ValidationError as error:
         first, *others = error.errors(include_url=False)
         entry, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""

@@ -3,6 +3,16 @@
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .train import TRAINED_ON, OutOfTime, Stopped, resume, train
-from .trainer import trial_step
+from .trainer import seen_blocks, trial_step
 
-__all__ = ["TRAINED_ON", "OutOfTime", "RunFolder", "Stopped", "TrainingSpec", "resume", "train", "trial_step"]
+__all__ = [
+    "TRAINED_ON",
+    "OutOfTime",
+    "RunFolder",
+    "Stopped",
+    "TrainingSpec",
+    "resume",
+    "seen_blocks",
+    "train",
+    "trial_step",
+]

@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 import torch
+from accelerate.data_loader import SeedableRandomSampler
+from jaxtyping import Int
 from safetensors import SafetensorError
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
@@ -112,6 +115,24 @@ def quiet_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+def seen_blocks(spec: TrainingSpec, total: int) -> Int[np.ndarray, " seen"]:
+    """The training blocks that a run of one process reads, each once, in the order in which it first reads them.
+
+    A pass reads the blocks in the order that the run's seed draws. It leaves out those that fill no batch.
+
+    Args:
+        spec: of the run.
+        total: number of blocks of the training split.
+    """
+    batches = total // spec.batch_size
+    steps_a_pass = math.ceil(batches / spec.accumulate)
+    steps = spec.max_steps or math.ceil(spec.epochs * steps_a_pass)
+    first_pass = SeedableRandomSampler(range(total), data_seed=spec.seed)
+    seen = np.fromiter(first_pass, dtype=np.int64, count=total)
+    # a later pass leaves out others, so that two passes read all blocks, or nearly all
+    return seen if steps > steps_a_pass else seen[: min(steps * spec.accumulate, batches) * spec.batch_size]
 
 
 _CHECKPOINTS = 2  # that stay on disk

@@ -6,18 +6,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from ..runs import (
-    BASELINE,
-    MissingData,
-    Run,
-    by_group,
-    by_label,
-    perplexity_by_length,
-    retrieval_scores,
-    shared_train_length,
-)
+from ..measurements import MOST_LINES, retrieval_scores
+from ..runs import BASELINE, MissingData, Run, by_group, by_label, perplexity_by_length, shared_train_length
 from ..speed import Line, fraction_of_bound, operator_curves
-from ..statistics import RunPairs, compare, pairs_of
+from ..statistics import RunPairs, compare, mean_and_interval, pairs_of, seed_noise
+from .panels import panel_labels
 from .style import COLOURS, MUTED, PAGE, draw_lines, lengths_axis, looks, styled
 
 _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
@@ -27,9 +20,10 @@ _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, see
 def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "blocks") -> Figure:
     """`log perplexity - log perplexity(baseline)` of each label, at the training length and at the longest context.
 
-    A negative difference is better than the baseline. Points are means over the seeds that both have. Bars are nominal
-    95 % bootstrap intervals over books. Grey ticks are single seeds, if there are several. Labels are grouped, and
-    sorted by the difference at the longer context.
+    A negative difference is better than the baseline. Full points are means over several seeds, open points have one
+    seed. Dark bars are 95 % t intervals over seeds, broad light ones bootstrap intervals over books. The grey band is
+    the noise of a single seed. A point far from the others is a number at the edge. Labels are grouped, and sorted by
+    the difference at the longer context.
 
     Args:
         runs: result files with losses by book.
@@ -58,19 +52,31 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
     figure, panels = plt.subplots(1, 2, figsize=(PAGE, height), sharey=True, squeeze=False)
     for axes, (length, found) in zip(panels[0], values.items(), strict=True):
         axes.axvline(0, color=MUTED, linewidth=0.8, zorder=0)
+        noise = seed_noise(runs, length, protocol)
+        if noise is not None:
+            axes.axvspan(-noise, noise, color="0.92", linewidth=0, zorder=-1)
+        low, high = _without_outliers([each.value for each in found.values() if each is not None])
         for label, each in found.items():
             row = rows.index(label)
             if each is None:
-                axes.text(0, row, " no results", va="center")
+                axes.text(0.5, row, "no results", va="center", ha="center", transform=axes.get_yaxis_transform())
                 continue
-            if len(pairs[label]) > 1:
-                for pair in pairs[label]:
-                    alone = compare([pair], length, protocol, resamples=1).difference
-                    if alone is not None:
-                        axes.plot(alone.value, row, "|", color=MUTED, markersize=6)
+            if not low <= each.value <= high:  # at the edge, with its number
+                right = each.value > high
+                look = {"va": "center", "ha": "right" if right else "left", "fontsize": 7}
+                axes.annotate(
+                    f"{each.value:+.2f} " + ">" if right else f"< {each.value:+.2f}",
+                    (high if right else low, row),
+                    **look,
+                )
+                continue
             if each.low is not None and each.high is not None:
-                axes.plot((each.low, each.high), (row, row), color=COLOURS[0], linewidth=1.2)
-            axes.plot(each.value, row, "o", color=COLOURS[0], label=label)
+                axes.plot((each.low, each.high), (row, row), color=COLOURS[5], linewidth=3.5, alpha=0.6)
+            if each.half is not None:
+                axes.errorbar(each.value, row, xerr=each.half, color=COLOURS[0], linewidth=1, capsize=2)
+            fill = COLOURS[0] if each.half is not None else "white"
+            axes.plot(each.value, row, "o", color=COLOURS[0], markerfacecolor=fill, label=label)
+        axes.set_xlim(low, high)
         axes.set_title(f"L = {length}" + (" (training length)" if length == trained else ""))
         axes.set_xlabel("difference (nats / token)")
         axes.grid(visible=False, axis="y")
@@ -83,16 +89,28 @@ def differences(runs: Sequence[Run], baseline: str = BASELINE, protocol: str = "
     return figure
 
 
-@styled
-def retrieval(runs: Sequence[Run]) -> Figure:
-    """The score of the retrieval probes over the distance of the key (see `rfa.evaluation.probe`).
+def _without_outliers(values: Sequence[float]) -> tuple[float, float]:
+    """Limits around 0 and all values but outliers, by more than 1.5 ranges beyond the middle 80 %."""
+    if not values:
+        return -1.0, 1.0
+    first, last = np.quantile([0.0, *values], (0.1, 0.9))
+    room = 1.5 * (last - first) or 1.0
+    near = [0.0, *(value for value in values if first - room <= value <= last + room)]
+    margin = 0.15 * (max(near) - min(near)) or 0.1
+    return min(near) - margin, max(near) + margin
 
-    The score is the gain in log likelihood, in nats per token. It is 0 if the model does not use tokens at this
-    distance. Bars are one standard error over trials, with seeds averaged. Each group of models has a row, with the
-    baseline in grey.
+
+@styled
+def retrieval(runs: Sequence[Run], appendix: bool = False) -> Figure:
+    """The score of the retrieval probes over the distance of the key, as a share of what perfect copying would gain.
+
+    The share is 0 for a model that does not use tokens at this distance, and 1 for one that copies all that can be
+    copied (see `rfa.evaluation.probe`). Bars are 95 % t intervals over trials, with seeds averaged. Results that do not
+    say what perfect copying gains are drawn in nats per token.
 
     Args:
         runs: result files. A label without probes is named in the legend.
+        appendix: all labels, in rows of at most six lines, instead of `main_labels` in one row.
 
     Raises:
         MissingData: if no run has probes.
@@ -100,30 +118,33 @@ def retrieval(runs: Sequence[Run]) -> Figure:
     grouped = by_label(runs)
     if not any(run.get("passkey") for run in runs):
         raise MissingData("runs: got none with retrieval probes, expected at least one")
-    groups = by_group(runs)
-    size = (PAGE, 1.5 * len(groups) + 0.5)
+    groups = panel_labels(runs, list(grouped), appendix, MOST_LINES)
+    size = (PAGE, (1.7 if appendix else 2.2) * len(groups) + 0.5)
     figure, panels = plt.subplots(len(groups), 2, figsize=size, sharex=True, sharey="col", squeeze=False)
     length = shared_train_length(runs)
-    distances: set[float] = set()
+    scores = {kind: {label: retrieval_scores(of, kind) for label, of in grouped.items()} for kind in _KINDS}
+    distances = sorted({distance for of in scores.values() for each in of.values() for distance in each.distances})
+    shares = all(None not in each.possible for of in scores.values() for each in of.values())
     for axes, (kind, words) in zip(panels[0], _KINDS.items(), strict=True):
         axes.set_title(f"{kind}: {words}")
     for row, (group, labels) in zip(panels, groups.items(), strict=True):
-        look = looks([label for label in labels if label != BASELINE])
+        look = looks([label for label in labels if not (appendix and label == BASELINE)])
         for axes, kind in zip(row, _KINDS, strict=True):
             axes.axhline(0, color="0.3", linewidth=0.6, zorder=0)
-            for label in dict.fromkeys([*labels, *([BASELINE] if BASELINE in grouped else [])]):
-                scores = retrieval_scores(grouped[label], kind)
-                distances |= set(scores.distances)
+            for label in labels:
+                found = scores[kind][label]
                 style = look.get(label, {"color": MUTED, "linestyle": "--"})
-                name = label if scores.distances else f"{label} (no results)"
-                axes.errorbar(
-                    scores.distances, scores.mean, scores.error, label=name, linewidth=1, capsize=1.5, **style
-                )
-        row[0].set_ylabel("score (nats / token)")
+                name = label if found.distances else f"{label} (no results)"
+                units = [possible / 100 if shares and possible else 1.0 for possible in found.possible]
+                parts = [np.array(trials) / unit for trials, unit in zip(found.trials, units, strict=True)]
+                means = [mean_and_interval(part.tolist()) for part in parts]
+                values, halves = [each.value for each in means], [each.half or 0.0 for each in means]
+                axes.errorbar(found.distances, values, halves, label=name, linewidth=1, capsize=1.5, **style)
+        row[0].set_ylabel("% of perfect copying" if shares else "score (nats / token)")
         beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5), "alignment": "left"}
         row[1].legend(title=group, title_fontproperties={"weight": "bold", "size": 7}, **beside)
     for axes in panels.flat:
-        lengths_axis(axes, sorted(map(int, distances)), length)
+        lengths_axis(axes, distances, length)
         axes.set_xlabel("")
     for axes in panels[-1]:
         axes.set_xlabel("distance (tokens)" + ("\ndotted: training length" if length else ""))

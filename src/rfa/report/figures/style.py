@@ -125,11 +125,16 @@ def letter(axes: Sequence[Axes]) -> None:
         each.set_title("", loc="center")
 
 
-def save(figure: Figure, *paths: Path) -> None:
+def save(figure: Figure, *paths: Path, dots: int = _PRINT) -> None:
     """Write a figure, each file whole, in the format that the file's name ends with.
 
     The same figure gives the same files. It is laid out once, for print, so that all formats look the same. The layout
     needs two passes, because labels and legends beside the axes get their position in the second one.
+
+    Args:
+        figure: it is closed.
+        paths: of the files.
+        dots: per inch of an image.
     """
     figure.set_dpi(_PRINT)
     layout = figure.get_layout_engine()
@@ -139,6 +144,6 @@ def save(figure: Figure, *paths: Path) -> None:
         figure.set_layout_engine("none")
     for path in paths:
         undated: dict[str, Any] = {"metadata": {"CreationDate": None}} if path.suffix == ".pdf" else {}
-        options = {"dpi": _PRINT, "format": path.suffix[1:], **undated}
+        options = {"dpi": dots, "format": path.suffix[1:], **undated}
         write_whole(path, functools.partial(figure.savefig, **options))
     plt.close(figure)

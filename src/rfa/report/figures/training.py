@@ -9,23 +9,22 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-from ..runs import (
-    BASELINE,
-    Run,
+from ..measurements import (
+    MOST_LINES,
     SeedBand,
-    by_group,
-    by_label,
-    damping_by_label,
     perplexity_series,
     position_series,
-    shared_train_length,
     training_series,
+    trigram_of,
+    trigram_positions,
 )
+from ..runs import Run, by_label, damping_by_label, perplexity_by_length, shared_train_length
+from ..statistics import seed_noise
 from ..tables import BASELINES
-from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, looks, plain_numbers, shades, styled
+from .panels import draw_panels, draw_series, legend_below
+from .style import COLUMN, MARKERS, MUTED, PAGE, draw_lines, lengths_axis, plain_numbers, shades, styled
 
-_MAX_LABELS = 9  # in one panel
-_LINE = 0.13  # inches, height of a line in a legend
+_FIRST = 8  # earlier positions have few tokens each, and are left out
 
 
 @styled
@@ -55,50 +54,73 @@ def training_and_extrapolation(
 
 
 @styled
-def training_curves(runs: Sequence[Run]) -> Figure:
-    """Validation perplexity over training: the mean over seeds, and the band from the lowest to the highest seed.
+def training_curves(runs: Sequence[Run], appendix: bool = False) -> Figure:
+    """Validation perplexity over training: the mean over seeds and its t interval, and the trigram's.
+
+    The first half of training does not set the scale.
 
     Args:
         runs: result files, any number of seeds a label. A label of which nothing was measured is named in the legend.
-            More than nine labels have a panel a group, each with b1-rope in grey.
+        appendix: all labels, in panels of at most six lines, instead of `main_labels` in one panel.
     """
     series = {label: training_series(seeds) for label, seeds in by_label(runs).items()}
-    figure, panels = _draw_panels(runs, series, marker="")
+    last = max((each.x[-1] for each in series.values() if each.x), default=0.0)
+    trigram = trigram_of(runs)
+    level = None if trigram is None else ((0, last), 2 * [trigram["valid_perplexity"]])
+    figure, panels = draw_panels(runs, series, appendix=appendix, reference=level, since=last / 2, marker="")
     for axes in panels:
         _training_axes(axes)
     return figure
 
 
 @styled
-def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks") -> Figure:
-    """Test perplexity over context length: the mean over seeds, and the band from the lowest to the highest seed.
+def perplexity_over_length(runs: Sequence[Run], protocol: str = "blocks", appendix: bool = False) -> Figure:
+    """Test perplexity over context length: the mean over seeds and its t interval, and the trigram's.
+
+    A model of one seed has the noise of seeds as its band. A line that fails is cut off and named in the legend.
 
     Args:
         runs: result files, any number of seeds a label. A label that was not evaluated is named in the legend.
-            More than nine labels have a panel a group, each with b1-rope in grey.
         protocol: which evaluation.
+        appendix: as for `training_curves`.
     """
-    series = {label: perplexity_series(seeds, protocol) for label, seeds in by_label(runs).items()}
-    figure, panels = _draw_panels(runs, series)
+    groups = by_label(runs)
+    lengths = {length for run in runs for length in perplexity_by_length(run, protocol)}
+    noise = {length: seed_noise(runs, length, protocol) for length in lengths}
+    series = {label: perplexity_series(seeds, protocol, noise) for label, seeds in groups.items()}
+    trigram = trigram_of(runs)
+    found = perplexity_by_length(trigram, protocol) if trigram else {}
+    reference = (sorted(found), [found[length] for length in sorted(found)]) if found else None
+    figure, panels = draw_panels(runs, series, appendix=appendix, reference=reference)
     for axes in panels:
         _length_axes(axes, series, runs, protocol)
     return figure
 
 
 @styled
-def loss_over_position(runs: Sequence[Run]) -> Figure:
-    """Loss over the position in the longest window, smoothed in bins of equal factors: mean over seeds and their band.
+def loss_over_position(runs: Sequence[Run], appendix: bool = False) -> Figure:
+    """Loss over the position in the longest window, in bins of equal factors: mean over seeds and its t interval.
+
+    With a trigram the loss less the trigram's on the same tokens, which leaves out what single tokens cost all models.
+    The first seven positions are left out.
 
     Args:
         runs: result files, any number of seeds a label. A label without losses by position is named in the legend.
-            More than nine labels have a panel a group, each with b1-rope in grey.
+        appendix: as for `training_curves`.
     """
-    series = {label: position_series(seeds) for label, seeds in by_label(runs).items()}
-    figure, panels = _draw_panels(runs, series, marker="")
+    less = trigram_positions(runs)
+    series = {label: position_series(seeds, less) for label, seeds in by_label(runs).items()}
     last = max((each.x[-1] for each in series.values() if each.x), default=1.0)
+    level = ((1, last), (0, 0)) if less else None
+    figure, panels = draw_panels(
+        runs, series, appendix=appendix, reference=level, since=_FIRST, logarithmic=False, marker=""
+    )
+    ticks = [2**power for power in range(0, round(math.log2(last)) + 1, 2)]
     for axes in panels:
-        lengths_axis(axes, [2**power for power in range(0, round(math.log2(last)) + 1, 2)], shared_train_length(runs))
-        axes.set(xlabel="position (tokens); dotted: training length", ylabel="loss (nats)")
+        lengths_axis(axes, ticks, shared_train_length(runs))
+        axes.set_xlim(min(_FIRST, last / 2), 1.1 * last)
+        words = "loss minus the trigram's (nats)" if less else "loss (nats)"
+        axes.set(xlabel="position (tokens); dotted: training length", ylabel=words)
     return figure
 
 
@@ -107,65 +129,29 @@ def damping_sweep(runs: Sequence[Run], damping: Mapping[str, float] | None = Non
     """Perplexity over context length by damping coefficient (the paper's table 2 as a figure). Dark is small.
 
     Args:
-        runs: result files. The two baselines are drawn in grey; other labels that are not in `damping` are left out.
+        runs: result files. The baselines are drawn in grey if six lines leave room for them. Other labels that are not
+            in `damping` are left out.
         damping: the coefficient b of each label of the sweep, by default from `damping_by_label`.
         protocol: which evaluation.
     """
     damping = damping_by_label(runs) if damping is None else damping
     figure, axes = plt.subplots(figsize=(COLUMN, 2.8))
     grouped = by_label(runs)
+    lengths = {length for run in runs for length in perplexity_by_length(run, protocol)}
+    noise = {length: seed_noise(runs, length, protocol) for length in lengths}
     series: dict[str, SeedBand] = {}
-    for label, marker in zip((name for name in BASELINES if name in grouped), MARKERS, strict=False):
-        series[label] = perplexity_series(grouped[label], protocol)
-        _draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
     swept = sorted(damping, key=damping.__getitem__)
+    there = [name for name in reversed(BASELINES) if name in grouped][: max(MOST_LINES - len(swept), 0)]
+    for label, marker in zip(there, MARKERS, strict=False):
+        series[label] = perplexity_series(grouped[label], protocol, noise)
+        draw_series(axes, label, series[label], color=MUTED, marker=marker, linestyle="--")
     for label, colour in zip(swept, shades(len(swept)), strict=True):
         name = f"$b$ = {damping[label]:g}"
-        series[name] = perplexity_series(grouped.get(label, []), protocol)
-        _draw_series(axes, name, series[name], color=colour, marker="o")
+        series[name] = perplexity_series(grouped.get(label, []), protocol, noise)
+        draw_series(axes, name, series[name], color=colour, marker="o")
     _length_axes(axes, series, runs, protocol)
-    _legend_below(axes)
+    legend_below(axes)
     return figure
-
-
-def _draw_panels(runs: Sequence[Run], series: Mapping[str, SeedBand], **look: Any) -> tuple[Figure, list[Axes]]:
-    """Draw at most nine labels in one panel, otherwise each group in its own panel. Legends are below the panels."""
-    groups = by_group(runs) if len(series) > _MAX_LABELS else {"": list(series)}
-    columns = min(len(groups), 2)
-    rows = -(-len(groups) // columns)
-    size = (PAGE, 2.2 * rows) if columns > 1 else (COLUMN, 2.7)
-    lines = [0] * rows  # number of lines of the longest legend in each row
-    figure, panels = plt.subplots(rows, columns, figsize=size, sharex=True, squeeze=False)
-    used = list(zip(panels.flat, groups.items(), strict=False))
-    for axes in panels.flat[len(groups) :]:
-        axes.set_visible(False)
-    for index, (axes, (group, labels)) in enumerate(used):
-        axes.set_title(group)
-        axes.tick_params(labelbottom=True)
-        coloured = looks([label for label in labels if len(groups) == 1 or label != BASELINE])
-        if len(groups) > 1 and BASELINE in series:
-            _draw_series(axes, BASELINE, series[BASELINE], **{"color": MUTED, "linestyle": "--", "marker": "", **look})
-        for label, own in coloured.items():
-            _draw_series(axes, label, series[label], **{**own, **look})
-        if len(groups) > 1:
-            names = axes.get_legend_handles_labels()[1]
-            tall, wide = _legend_size(names, PAGE / columns)
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22), ncols=wide)
-            lines[index // columns] = max(lines[index // columns], tall)
-    if len(groups) == 1:
-        _legend_below(panels[0, 0])
-    figure.set_figheight(figure.get_figheight() + _LINE * sum(lines))
-    return figure, [axes for axes, _ in used]
-
-
-def _draw_series(axes: Axes, label: str, series: SeedBand, **look: Any) -> None:
-    """Draw a mean and its band. A label without results is named in the legend."""
-    name = label if series.x else f"{label} (no results)"
-    if series.x and series.missing:
-        name += f" (without seed {', '.join(map(str, series.missing))})"
-    axes.plot(series.x, series.mean, label=name, **look)
-    if series.seeds > 1:
-        axes.fill_between(series.x, series.low, series.high, color=look["color"], alpha=0.2, linewidth=0)
 
 
 def _training_axes(axes: Axes) -> None:
@@ -179,27 +165,3 @@ def _length_axes(axes: Axes, series: Mapping[str, SeedBand], runs: Sequence[Run]
     lengths_axis(axes, lengths, shared_train_length(runs))
     axes.set_ylabel(f"test perplexity ({protocol})")
     plain_numbers(axes)
-
-
-def _legend_below(axes: Axes) -> None:
-    """Put the legend below the axes, in as many columns as fit."""
-    figure = axes.get_figure(root=True)
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles or figure is None:
-        return
-    lines, columns = _legend_size(labels, figure.get_figwidth())
-    figure.set_figheight(figure.get_figheight() + _LINE * lines)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def _legend_size(labels: Sequence[str], width: float) -> tuple[int, int]:
-    """Number of lines and columns of a legend: at most four columns that fit a width in inches.
-
-    The sample of a line takes half an inch, a letter 0.055 inches.
-    """
-    for columns in (4, 3, 2):
-        lines = -(-len(labels) // columns)
-        letters = sum(max(map(len, labels[start : start + lines])) for start in range(0, len(labels), lines))
-        if 0.5 * columns + 0.055 * letters < width:
-            return lines, columns
-    return len(labels), 1

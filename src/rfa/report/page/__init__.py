@@ -16,9 +16,10 @@ from ..runs import Run
 from ..summary import facts
 from ..tables import published_results
 
-__all__ = ["DrawnFigure", "render_page"]
+__all__ = ["APPENDIX", "DrawnFigure", "render_page"]
 
 _DISTANT = ("position", "retrieval")
+APPENDIX = "-all"  # at the end of the name of a figure of the appendix
 _CSS_INCH = 120  # pixels on the page for an inch of a figure; a figure's smallest letters have seven points
 
 
@@ -40,7 +41,8 @@ def render_page(
     Args:
         runs: contents of result files.
         tables, figures: in their order on the page. The section on distant tokens has the table `attention`, the tables
-            whose names begin with `probe-`, and the figures `position` and `retrieval`.
+            whose names begin with `probe-`, and the figures `position` and `retrieval`. Figures whose names end with
+            `APPENDIX` are in the appendix.
         missing: the reason why a table, figure or run is missing, by name.
     """
     environment = Environment(
@@ -52,6 +54,7 @@ def render_page(
     )
     script, style = _read("explorer.js"), _read("style.css")
     of_distance = [table for table in tables if table.name.startswith("probe-") or table.name == "attention"]
+    appendix = {figure.name for figure in figures if figure.name.endswith(APPENDIX)}
     of_runs = [table for table in tables if table.name == "runs"]
     return environment.get_template("page.html.jinja").render(
         title=f"{', '.join(sorted({run['recipe'] for run in runs})) or 'No results'}: Robust Filter Attention",
@@ -59,8 +62,9 @@ def render_page(
         runs=[_view(table) for table in of_runs],
         tables=[_view(table) for table in tables if table not in (*of_distance, *of_runs)],
         probes=[_view(table) for table in of_distance],
-        figures=[_image(figure) for figure in figures if figure.name not in _DISTANT],
+        figures=[_image(figure) for figure in figures if figure.name not in (*_DISTANT, *appendix)],
         distant=[_image(figure) for figure in figures if figure.name in _DISTANT],
+        appendix=[_image(figure) for figure in figures if figure.name in appendix],
         missing=missing,
         source=published_results()["source"],
         script=Markup(script),

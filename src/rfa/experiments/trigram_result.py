@@ -1,0 +1,81 @@
+"""The trigram of a recipe: trained on the tokens of its runs, scored on their targets, written beside their results."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rfa.data import PreparedData, evenly_spaced, load_corpus
+from rfa.evaluation import Trigram, evaluate_trigram, trigram_losses
+from rfa.evaluation.trigram import ORDER
+from rfa.evaluation.windows import Window
+from rfa.results import RESULT_FORMAT, TRIGRAM, write_result
+from rfa.training import TRAINED_ON, TrainingSpec, seen_blocks
+from rfa.training.environment import environment
+
+from .recipe import Recipe
+
+
+def lacks_trigram(recipe: Recipe, out: Path) -> bool:
+    """Whether the recipe's folder has no file of a trigram yet. Blocks of two tokens have none."""
+    return recipe.runs[0].spec.length >= ORDER and not _path(out).exists()
+
+
+def _path(out: Path) -> Path:
+    return out / "results" / TRIGRAM
+
+
+def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
+    """Train the trigram on the blocks that a run of the recipe reads, score it, and write its file, whole.
+
+    It is the first of the runs with the most steps. Each block counts once, however often the run reads it. The other
+    seeds read other blocks of the same text.
+
+    Args:
+        recipe: all its runs have one text and training length.
+        text: its three splits.
+        out: the folder of the recipe.
+    """
+    spec = recipe.resolved(max(recipe.runs, key=lambda run: run.spec.max_steps or math.inf))
+    stream, length, vocabulary = text.streams["train"], spec.length, len(text.tokenizer)
+    seen = np.sort(seen_blocks(spec, len(stream) // length))
+    blocks = np.stack([stream[place * length : (place + 1) * length] for place in seen])
+    trigram, plan = Trigram(blocks, vocabulary), recipe.evaluation
+    documents = load_corpus(spec.data, spec.split_by).documents("test")
+    evaluated = evaluate_trigram(
+        trigram,
+        np.asarray(text.streams["test"]),
+        [document.name for document in documents],
+        text.tokenizer,
+        train_length=length,
+        lengths=plan.lengths,
+        protocols=plan.protocols,
+        by_position=plan.by_position,
+        passkey=plan.passkey,
+    )
+    fingerprints = {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]}
+    result: dict[str, Any] = {
+        "format": RESULT_FORMAT,
+        "recipe": recipe.name,
+        "model": "modified Kneser-Ney trigram",
+        "train_length": length,
+        "tokens": blocks.size,
+        "vocabulary": vocabulary,
+        "seed": spec.seed,
+        "data": fingerprints,
+        "fingerprint": text.fingerprints["test"],
+        "environment": environment(),
+        "valid_perplexity": _valid_perplexity(trigram, np.asarray(text.streams["valid"]), spec),
+        **evaluated,
+    }
+    write_result(_path(out), result)
+
+
+def _valid_perplexity(trigram: Trigram, stream: np.ndarray, spec: TrainingSpec) -> float:
+    """On the validation blocks of the runs."""
+    total = len(stream) // spec.length
+    blocks = evenly_spaced(total, total if spec.valid_tokens is None else spec.valid_tokens // spec.length)
+    chosen = [Window(block * spec.length, (block + 1) * spec.length, spec.length - 1) for block in blocks]
+    losses = np.concatenate(list(trigram_losses(trigram, stream, chosen)))
+    return float(np.exp(losses.mean()))

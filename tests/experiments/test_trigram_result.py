@@ -1,0 +1,61 @@
+"""The trigram's file of a recipe: the tokens of its runs, the targets of its results."""
+
+import numpy as np
+
+from rfa.data import prepare
+from rfa.evaluation import Trigram
+from rfa.experiments import load_recipe, run_recipe
+from rfa.results import read_result, read_results, read_trigram
+from rfa.training import seen_blocks
+
+from .recipes import NAMES, recipe, write_recipe
+
+
+def test_the_trigram_of_a_recipe(tmp_path):
+    plan = {**recipe()["evaluation"], "by_position": True}
+    planned = load_recipe(write_recipe(tmp_path, evaluation=plan))
+    out = tmp_path / "out"
+    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)
+    trigram, result = read_trigram(out / "results"), read_result(out / "results" / f"{NAMES[0]}.json")
+    spec = planned.resolved(planned.runs[0])
+    text = prepare(spec.data, spec.tokenizer, spec.split_by)
+    assert read_results(out).runs[0]["trigram"] == trigram
+    assert trigram["tokens"] == result["training"]["tokens"]
+    assert trigram["data"]["fingerprint"] == result["data"]["fingerprint"]
+    for protocol, evaluation in result["evaluations"].items():
+        found = trigram["evaluations"][protocol]
+        assert [row["targets"] for row in found["rows"]] == [row["targets"] for row in evaluation["rows"]]
+        targets = [
+            {book: {length: of[1] for length, of in lengths.items()} for book, lengths in each["books"].items()}
+            for each in (found, evaluation)
+        ]
+        assert targets[0] == targets[1]
+    assert len(trigram["by_position"]["loss"]) == len(result["by_position"]["loss"])
+    blocks = text.streams["train"][: len(text.streams["train"]) // 8 * 8].reshape(-1, 8)
+    model = Trigram(blocks[seen_blocks(spec, len(blocks))], len(text.tokenizer))
+    valid = text.streams["valid"][: len(text.streams["valid"]) // 8 * 8].reshape(-1, 8)
+    losses = [-np.log(model.probability(*(valid[:, place - back] for back in (2, 1, 0)))) for place in range(2, 8)]
+    losses.append(-np.log(model.probability(None, valid[:, 0], valid[:, 1])))
+    assert spec.valid_tokens is None
+    np.testing.assert_allclose(trigram["valid_perplexity"], np.exp(np.mean(losses)), rtol=1e-12)
+
+
+def test_it_is_made_for_a_record_that_has_none_and_only_then(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    path = out / "results" / "trigram.json"
+    before = path.read_bytes()
+    path.write_bytes(before + b" ")
+    run_recipe(planned, out, only=[NAMES[0]])
+    assert path.read_bytes() == before + b" "
+    path.unlink()
+    run_recipe(planned, out, only=[NAMES[0]])
+    assert path.read_bytes() == before
+    assert evaluated == NAMES[:1]
+
+
+def test_blocks_of_two_tokens_have_no_trigram(tmp_path, out, evaluated):
+    training = {**recipe()["training"], "length": 2}
+    planned = load_recipe(write_recipe(tmp_path, training=training))
+    run_recipe(planned, out, only=[NAMES[0]])
+    assert not (out / "results" / "trigram.json").exists()
