@@ -197,12 +197,13 @@ def _head_parameters(runs: Sequence[Run]) -> list[ListedFigure]:
 
 
 def _position_error(runs: Sequence[Run]) -> str:
-    """A sentence with the standard error of a single position's mean. All models share the tokens and most of it."""
+    """A sentence with the noise over windows of the loss at a position. All models share the tokens and most of it."""
     errors = [np.median(run["by_position"]["stderr"]) for run in runs if (run["by_position"] or {}).get("stderr")]
     if not errors:
         return ""
     return (
-        f"At a single position the standard error over windows is {np.median(errors):.2g} nats, much the same for all."
+        "At a single position half of the 95 % interval of a loss over windows is "
+        f"{1.96 * np.median(errors):.2g} nats, much the same for all."
     )
 
 
