@@ -2,14 +2,13 @@
 
 import csv
 import json
-import math
 from pathlib import Path
 
 import pytest
 
 from rfa.experiments import RecipeError, load_recall_recipe, recall_runner, run_recall_recipe
 from rfa.files import held
-from rfa.training.steps import Diverged
+from rfa.training.callbacks import Diverged
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "recall.yaml"
 SMALL = """
@@ -96,7 +95,7 @@ def test_ctrl_c_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):
 
 def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):
     def diverges(*_):
-        raise Diverged(math.nan, 1)
+        raise Diverged("training: got a loss of nan in step 1, expected a finite number")
 
     monkeypatch.setattr(recall_runner, "train_on_task", diverges)
     run_recall_recipe(load_recall_recipe(small), tmp_path, only=("recall-b1-rope-*",))

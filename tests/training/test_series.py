@@ -80,7 +80,7 @@ def test_rows_without_targets_do_not_count():
 def test_a_loss_that_is_not_finite_ends_the_run():
     model = Line()
     model.a.data.fill_(math.inf)
-    with pytest.raises(RuntimeError, match=r"^training: got a loss of .* in step 1"):
+    with pytest.raises(ValueError, match=r"^training: got a loss of .* in step 1"):
         train_on_series(model, draw, SeriesTraining(steps=3))
 
 

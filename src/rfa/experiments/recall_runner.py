@@ -11,8 +11,8 @@ import torch
 from rfa.data.synthetic import SyntheticTask
 from rfa.models import RFAForCausalLM
 from rfa.progress import Stage, StageProgress
+from rfa.training.callbacks import Diverged
 from rfa.training.environment import environment
-from rfa.training.steps import Diverged
 from rfa.training.synthetic import TaskScore, task_score, train_on_task
 
 from .claims import ClaimedOutcome, make_claimed, stored_result

@@ -5,21 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .callbacks import Diverged
 from .trainer import make_optimizer, one_cycle
 
 _CLIP = 1.0  # of the norm of all gradients
-
-
-class Diverged(RuntimeError):
-    """A loss that is not finite.
-
-    Args:
-        loss: what was found.
-        step: in which step, from 1.
-    """
-
-    def __init__(self, loss: float, step: int):
-        super().__init__(f"training: got a loss of {loss} in step {step}, expected a finite number")
 
 
 def train_steps(
@@ -61,7 +50,7 @@ def train_steps(
         loss = draw_loss(generator)
         losses.append(loss.item())
         if not loss.isfinite():
-            raise Diverged(losses[-1], step)
+            raise Diverged(f"training: got a loss of {losses[-1]} in step {step}, expected a finite number")
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
