@@ -171,7 +171,7 @@ def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
     ]
     errors = [other.communicate(timeout=200)[1].decode() for other in others]
     assert [other.returncode for other in others] == [0, 0], errors
-    assert len([read_result(path) for path in (out / "results").glob("*.json")]) == 4
+    assert len([read_result(path) for path in (out / "results").glob("*-seed*.json")]) == 4
     for run in (out / "runs").iterdir():
         assert json.loads((run / "run.json").read_text())["finished"], run
         assert "resumed" not in json.loads((run / "run.json").read_text())

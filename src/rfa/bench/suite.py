@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from rfa.checks import check_range, require
-from rfa.models import PRESETS, DotProductAttentionConfig
+from rfa.models import PRESETS, FilterAttentionConfig
 from rfa.progress import Stage, StageProgress
 from rfa.training.environment import cpu_name, environment
 
@@ -126,7 +126,7 @@ def _training_cases(
 
 
 def _is_filter(name: str) -> bool:
-    return not isinstance(PRESETS[name], DotProductAttentionConfig)
+    return isinstance(PRESETS[name], FilterAttentionConfig)
 
 
 def run(
