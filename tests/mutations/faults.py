@@ -104,7 +104,7 @@ KERNELS = [
              "the longest lag of a table", "ops/test_filter_attention_values.py"),
     Mutation("ops/cpu/kernels/product_path.h", "(CAUSAL ? 2 : 1) * KEY_BLOCK", "1 * KEY_BLOCK",
              "gates of keys have no gradient", "models/test_controls.py"),
-    Mutation("ops/phase_gradient.py", "across * real - along * imaginary", "across * real + along * imaginary",
+    Mutation("ops/phase_gradient.py", "along, imaginary, value=-1)", "along, imaginary, value=1)",
              "the quarter turn of a phase's gradient", "nn/test_clock.py"),
     Mutation("ops/cumulative.py", "tokens.sums(tokens.before(rate) *", "tokens.sums(tokens.sorted(rate) *",
              "a clock runs at the rate of the token that follows", "nn/test_clock.py"),

@@ -39,16 +39,15 @@ class _PhaseGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:  # type: ignore[no-untyped-def]
         states, frequency, times = ctx.saved_tensors
-        real, imaginary = states.chunk(2, dim=-1)
-        along, across = gradient.chunk(2, dim=-1)
-        slope = across * real - along * imaginary
-        if not all_finite(states):  # a poisoned state has no gradient
-            slope = slope.masked_fill(finite(states)[1][..., None], 0.0)
+        poisoned = None if all_finite(states) else finite(states)[1][..., None]  # such a state has no gradient
+        turned = states if poisoned is None else states.masked_fill(poisoned, 0.0)
+        real, imaginary = turned.chunk(2, dim=-1)
+        along, across = (gradient if poisoned is None else gradient.masked_fill(poisoned, 0.0)).chunk(2, dim=-1)
+        slope = torch.addcmul(across * real, along, imaginary, value=-1)
         if times.shape[0] == 1:
             slope = slope.sum(0, keepdim=True)
         of_times = of_frequency = None
-        if ctx.needs_input_grad[1]:
-            # in the precision of times: distant ones cancel down to lags
+        if ctx.needs_input_grad[1]:  # in the precision of times: distant ones cancel down to lags
             of_frequency = ctx.sign * (slope.to(times.dtype) * times[..., None]).sum((0, 2)).to(frequency.dtype)
         if ctx.needs_input_grad[2]:
             of_times = (slope @ frequency.to(slope.dtype)[:, :, None])[..., 0].sum_to_size(times.shape)
