@@ -68,7 +68,7 @@ def test_another_unit_of_time_is_another_number_for_each_rate(name):
         for layer in model.model.layers:
             attention, slopes = layer.attention, None
             held = getattr(attention, "dynamics", None) or attention.geometry
-            if name == "x3-rotation-riccati":  # gains at unit intervals, whose slopes are rates
+            if name[:3] in ("x3-", "c8-", "c10"):  # gains at unit intervals, whose slopes are rates
                 held, slopes = attention.geometry, attention.slopes() / unit
             for rate in ("frequency", "decay", "slopes"):
                 if getattr(held, rate, None) is not None:
@@ -82,6 +82,8 @@ def test_another_unit_of_time_is_another_number_for_each_rate(name):
                 attention.window *= int(unit)
             if name == "c3-yarn":
                 attention.yarn = attention.yarn._replace(train_length=int(unit) * attention.yarn.train_length)
+            if name == "x6-content-dynamics":  # all of each token's rates
+                held.bias.copy_(softplus_inverse(F.softplus(held.bias) / unit))
             if "raw_process_noise" in dict(held.named_parameters()):
                 held.raw_process_noise.copy_(softplus_inverse(F.softplus(held.raw_process_noise) / unit))
     assert_same(model(ids, times=unit * times).logits, expected, 1e-7)  # softplus inverse of numbers near 1e-8

@@ -15,6 +15,7 @@ from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
 
 from .by_hand import EXACT, assert_near, hidden, merged, perturb, softplus, states
+from .cached import SITUATIONS, build, read
 from .test_content import WHERE, whereabouts
 
 SIZE, HEADS = 16, 2
@@ -173,6 +174,17 @@ def test_masked_tokens_are_as_if_absent(name):
     found = layer(x, key_mask=mask, times=times)
     assert found.isfinite().all()
     torch.testing.assert_close(found[:, kept], expected, rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("name", ["clock", "clock, horizon", "clock of RoPER, gates", "clock of slopes", "content"])
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_chunks_are_the_whole(name, situation):
+    """Also where a segment that comes later has a smaller number: its clock moves no other."""
+    layer, x, given = build(name), hidden(length=9), SITUATIONS[situation]
+    kept = given.get("key_mask", torch.ones(2, 9, dtype=torch.bool))
+    with torch.no_grad():
+        whole, (pieces, _) = layer(x, **given), read(layer, x, **given)
+    torch.testing.assert_close(pieces[kept], whole[kept], rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("logit", [-1e4, 1e4])

@@ -54,7 +54,8 @@ class ContentDynamics(PositiveParameters):
         heads = len(frequency)
         check_rates("decay", decay, heads)
         ordered = frequency.is_meta or bool((frequency[:, ::2] >= 0).all())
-        require(paired(frequency) and ordered, "frequency", frequency.tolist(), "conjugate pairs (w, -w) with w >= 0")
+        if not (paired(frequency) and ordered):
+            require(False, "frequency", frequency.tolist(), "conjugate pairs (w, -w) with w >= 0")
         require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")
         decay = decay.clamp(min=SMALLEST)
         process_noise = (2 * decay * steady_state).clamp(min=SMALLEST**2)

@@ -144,11 +144,19 @@ class _Tokens(NamedTuple):
     def sums(self, step: Tensor) -> tuple[Tensor, Tensor]:
         """The sums of the steps at the tokens as keys and as queries: the step to an absent token is its own only."""
         if self.present is None:
-            total = step.cumsum(-1)
+            total = self._cumulative(step)
             return total, total
         counted = step.masked_fill(~self._present_as(step), 0.0)
-        total = counted.cumsum(-1)
+        total = self._cumulative(counted)
         return total, total + (step - counted)
+
+    def _cumulative(self, step: Tensor) -> Tensor:
+        """Sums that begin at 0 in each group. So a group that is read later changes no sum of the others."""
+        total = step.cumsum(-1)
+        if self.order is None:
+            return total
+        start = torch.where(self.first, torch.arange(self.first.shape[-1], device=step.device), 0).cummax(-1).values
+        return total - _take(total, start)
 
     def growth(self, remaining: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """`u_{l+1} = remaining_l u_l + added_l` at the tokens as keys and as queries, as `sums`."""
