@@ -12,7 +12,7 @@ import pytest
 import torch
 from scripts import ROOT, script
 
-from rfa.experiments import load_recall_recipe
+from rfa.experiments import load_recall_recipe, load_recipe
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -59,6 +59,22 @@ def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
     filled = module.written(page, tmp_path)
     assert filled.count("| b1 |") == 2 + 2 * len(tasks)
     assert module.written(filled, tmp_path) == filled
+
+
+def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
+    """And a file that lacks an entry is refused; the cheapest setting that meets all is that of the recipe."""
+    module = script("docs/context_record.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/context_record.py"
+    runs = module.read_pilot(module.PILOT)
+    recipe = load_recipe(ROOT / "recipes" / "context.yaml")
+    setting, spec = module.chosen(runs)["setting"], next(iter(recipe.runs)).spec
+    assert (setting["length"], setting["layers"]) == (spec.length, spec.model["num_hidden_layers"])
+    assert (setting["steps"], f"bpe:{setting['vocabulary']}") == (spec.max_steps, spec.tokenizer)
+    damaged = runs[0] | {"measures": runs[0]["measures"] | {"loss": None}}
+    (tmp_path / f"{runs[0]['run']}.json").write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match="is damaged"):
+        module.read_pilot(tmp_path)
 
 
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
