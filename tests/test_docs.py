@@ -77,6 +77,20 @@ def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
         module.read_pilot(tmp_path)
 
 
+def test_the_answers_of_the_evidence_are_those_of_the_records():
+    """And an answer follows from its interval: an aim inside leaves it open, without an interval nothing is tested."""
+    module, answers = script("docs/evidence_record.py"), script("docs/evidence_answers.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/evidence_record.py"
+    assert [answers.answer(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))] == [
+        answers.HOLDS,
+        answers.REFUTED,
+        answers.OPEN,
+        answers.NOT_TESTED,
+    ]
+    assert answers.answer(0.2, 0.3, aim=0.1, below=False) == answers.HOLDS
+
+
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
 def test_the_examples_of_the_readme_run(block):
     exec(compile(block, str(README), "exec"), {})
