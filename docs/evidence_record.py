@@ -71,6 +71,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim("x2 is better than ALiBi at 8 windows", partial(text, _X2, "b2-alibi", 1024), _PRIOR),
         Claim("Content gains (x4) are better than a forget gate with RoPE", partial(text, _X4, _FOX, 128), _CONTROLS),
         Claim("A forget gate makes RoPE better", partial(text, _FOX, "b1-rope", 128), _CONTROLS),
+        Claim("It is better than fixed slopes (c7)", partial(text, _FOX, "c7-rope-alibi-innovation", 128), _CONTROLS),
         Claim("The innovation step makes ALiBi better", partial(text, "c6-alibi-innovation", "b2-alibi", 128), _STEP),
         Claim("The innovation step makes RoPE better", partial(text, "c5-rope-innovation", "b1-rope", 128), _STEP),
         Claim(
@@ -132,7 +133,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
         Claim(
             "m2 recalls more than RoPE among corrupted keys",
-            partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 64),
+            partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512),
             _RECALL,
         ),
     ),
