@@ -171,7 +171,7 @@ def accuracies(task: str, model: str, length: int) -> dict[int, float]:
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
     """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
-    return _of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
+    return of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
 
 
 def learnt(task: str, model: str, against: str) -> Answer:
@@ -180,10 +180,11 @@ def learnt(task: str, model: str, against: str) -> Answer:
     for label in (model, against):
         own = [one for one in recall() if (one["task"], one["label"]) == (task, label)]
         found.append({one["seed"]: tokens for one in own if (tokens := tokens_until(one)) is not None})
-    return _of_seeds(*found, "{:,.0f}", below=True)
+    return of_seeds(*found, "{:,.0f}", below=True)
 
 
-def _of_seeds(own: Mapping[int, float], other: Mapping[int, float], form: str, below: bool) -> Answer:
+def of_seeds(own: Mapping[int, float], other: Mapping[int, float], form: str, below: bool) -> Answer:
+    """Whether a model's numbers, by seed, are below or above another's: the t interval of their paired difference."""
     seeds = sorted(own.keys() & other.keys())
     if not seeds:
         return Answer(NOT_TESTED, "no result yet")

@@ -6,8 +6,9 @@ import matplotlib.pyplot as plt
 from evidence_answers import Difference, accuracies, cells_of, novels, ratio, recall, series
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from rfa.report.figures import COLOURS
+from rfa.report.figures import COLOURS, PAGE
 from rfa.report.figures.style import MUTED, styled
 from rfa.report.statistics import compare, mean_and_interval, pairs_of
 
@@ -55,6 +56,13 @@ def _recall_column(length: int) -> Column:
     return found
 
 
+def _recall_panel() -> dict[tuple[str, str], tuple[Column, float]]:
+    """The panel of recall, where there is a record."""
+    if not recall():
+        return {}
+    return {("recall, 8 times as long", "wrong answers, less RoPE's"): (_recall_column(512), 0.0)}
+
+
 def _ends(value: float, half: float | None) -> tuple[float, ...]:
     return () if half is None else (value - half, value + half)
 
@@ -65,18 +73,21 @@ def drawing() -> Figure:
     columns = {
         ("text, in the window", "nats a token, less RoPE's"): (_text_column(128), 0.0),
         ("text, 8 windows", "nats a token, less RoPE's"): (_text_column(1024), 0.0),
+        **_recall_panel(),
         ("series, as trained", "squared error / RoPE's"): (_series_column("trained"), 1.0),
         ("series, 4 times as long", "squared error / RoPE's"): (_series_column("256 readings"), 1.0),
     }
-    if recall():
-        columns[("recall, 8 times as long", "wrong answers, less RoPE's")] = (_recall_column(512), 0.0)
-    figure, panels = plt.subplots(1, len(columns), figsize=(1.6 + 1.55 * len(columns), 2.9), sharey=True)
-    for panel, ((title, unit), (column, line)) in zip(panels, columns.items(), strict=True):
+    wide = -(-len(columns) // 2)
+    figure, grid = plt.subplots(2, wide, figsize=(PAGE, 5.2), sharey=True)
+    for panel in grid.flat[len(columns) :]:
+        panel.set_visible(False)
+    for ((title, unit), (column, line)), panel in zip(columns.items(), grid.flat, strict=False):
         panel.axvline(line, color="black", linewidth=0.8)
         panel.set(title=title, xlabel=unit)
+        panel.xaxis.set_major_locator(MaxNLocator(4))
         _draw(panel, column)
-    panels[0].set_yticks(range(len(DRAWN)), list(DRAWN))
-    panels[0].set_ylim(len(DRAWN) - 0.4, -0.6)
+    grid[0, 0].set_yticks(range(len(DRAWN)), list(DRAWN))
+    grid[0, 0].set_ylim(len(DRAWN) - 0.4, -0.6)
     return figure
 
 

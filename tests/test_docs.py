@@ -89,6 +89,9 @@ def test_the_answers_of_the_evidence_are_those_of_the_records():
         answers.NOT_TESTED,
     ]
     assert answers.answer(0.2, 0.3, aim=0.1, below=False) == answers.HOLDS
+    one, three, other = {0: 0.9}, {0: 0.9, 1: 0.8, 2: 0.9}, dict.fromkeys(range(3), 0.2)
+    assert answers.of_seeds(one, other, "{:.1f}", below=False) == (answers.NOT_TESTED, "0.9 against 0.2, one seed")
+    assert answers.of_seeds(three, other, "{:.1f}", below=False).answer == answers.HOLDS
 
 
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))
