@@ -1,8 +1,10 @@
 """The tables of docs/recall.md, from the record in results/recall: `python docs/recall_record.py`."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
+from rfa.experiments import load_recall_recipe
 from rfa.files import write_text_whole
 from rfa.report.layout import Table, markdown, replace_between
 from rfa.report.recall_tables import (
@@ -16,6 +18,8 @@ from rfa.report.recall_tables import (
 
 PAGE = Path(__file__).with_name("recall.md")
 RECORD = Path(__file__).parents[1] / "results" / "recall"
+RECIPE = Path(__file__).parents[1] / "recipes" / "recall.yaml"
+_UNKNOWN = "Not run yet."
 
 
 def tables(record: Path) -> dict[str, Table]:
@@ -30,18 +34,36 @@ def tables(record: Path) -> dict[str, Table]:
     return found
 
 
+def state(record: Path) -> str:
+    """How many runs of the recipe are done, and of which seeds."""
+    planned = load_recall_recipe(RECIPE).runs
+    results = read_recall_results(record) if record.is_dir() else []
+    if not results:
+        return f"No run of {len(planned)} is done."
+    seeds: dict[str, set[int]] = {}
+    for result in results:
+        seeds.setdefault(result["task"], set()).add(result["seed"])
+    of = "; ".join(f"{task}: {'seed' if len(of) == 1 else 'seeds'} {_listed(of)}" for task, of in seeds.items())
+    return f"{len(results)} of {len(planned)} runs are done ({of})."
+
+
+def _listed(seeds: set[int]) -> str:
+    return ", ".join(map(str, sorted(seeds)))
+
+
 def written(page: str, record: Path = RECORD) -> str:
-    """The page with the record's tables, each between its marks; as it is where there is no record.
+    """The page with the record's tables, each between its marks. A table without results says so.
 
     Raises:
         ValueError: for a page that lacks the marks of a table, or a damaged record.
     """
-    if not record.is_dir():
-        return page
-    for mark, table in tables(record).items():
-        text = markdown(replace(table, caption="", notes=()))
+    texts = {mark: _UNKNOWN for mark in re.findall(r"<!-- (.+?): docs/recall_record.py -->", page)}
+    if record.is_dir():
+        tables_of = tables(record).items()
+        texts |= {mark: markdown(replace(table, caption="", notes=())) for mark, table in tables_of}
+    for mark, text in {**texts, "state": state(record)}.items():
         begin, end = f"<!-- {mark}: docs/recall_record.py -->", f"<!-- end of {mark} -->"
-        page = replace_between(page, begin, end, f"\n{text}\n")
+        page = replace_between(page, begin, end, f"\n{text.strip()}\n")
     return page
 
 

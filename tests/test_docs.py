@@ -12,7 +12,7 @@ import pytest
 import torch
 from scripts import ROOT, script
 
-from rfa.experiments import load_recall_recipe
+from rfa.experiments import load_recall_recipe, load_recipe
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -59,6 +59,39 @@ def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
     filled = module.written(page, tmp_path)
     assert filled.count("| b1 |") == 2 + 2 * len(tasks)
     assert module.written(filled, tmp_path) == filled
+
+
+def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
+    """And a file that lacks an entry is refused; the cheapest setting that meets all is that of the recipe."""
+    module = script("docs/context_record.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/context_record.py"
+    runs = module.read_pilot(module.PILOT)
+    recipe = load_recipe(ROOT / "recipes" / "context.yaml")
+    setting, spec = module.chosen(runs)["setting"], next(iter(recipe.runs)).spec
+    assert (setting["length"], setting["layers"]) == (spec.length, spec.model["num_hidden_layers"])
+    assert (setting["steps"], f"bpe:{setting['vocabulary']}") == (spec.max_steps, spec.tokenizer)
+    damaged = runs[0] | {"measures": runs[0]["measures"] | {"loss": None}}
+    (tmp_path / f"{runs[0]['run']}.json").write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match="is damaged"):
+        module.read_pilot(tmp_path)
+
+
+def test_the_answers_of_the_evidence_are_those_of_the_records():
+    """And an answer follows from its interval: an aim inside leaves it open, without an interval nothing is tested."""
+    module, answers = script("docs/evidence_record.py"), script("docs/evidence_answers.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/evidence_record.py"
+    assert [answers.answer(*ends) for ends in ((-2, -1), (1, 2), (-1, 1), (None, None))] == [
+        answers.HOLDS,
+        answers.REFUTED,
+        answers.OPEN,
+        answers.NOT_TESTED,
+    ]
+    assert answers.answer(0.2, 0.3, aim=0.1, below=False) == answers.HOLDS
+    one, three, other = {0: 0.9}, {0: 0.9, 1: 0.8, 2: 0.9}, dict.fromkeys(range(3), 0.2)
+    assert answers.of_seeds(one, other, "{:.1f}", below=False) == (answers.NOT_TESTED, "0.9 against 0.2, one seed")
+    assert answers.of_seeds(three, other, "{:.1f}", below=False).answer == answers.HOLDS
 
 
 @pytest.mark.parametrize("block", BLOCK.findall(README.read_text("utf-8")))

@@ -1,0 +1,227 @@
+"""Measured differences and their answers, from the result files: what docs/evidence_record.py writes and draws.
+
+An answer is "holds" or "refuted" where every interval of a difference lies on one side, and "open" where one does not.
+A difference of a single seed is "within a seed" or "not tested".
+"""
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rfa.report.measurements import copying_gain, repeat_distance, retrieval_scores
+from rfa.report.recall_tables import read_recall_results, tokens_until
+from rfa.report.runs import by_label
+from rfa.report.series_tables import read_series_results
+from rfa.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
+from rfa.results import read_results
+
+ROOT = Path(__file__).parents[1]
+RECORDS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
+HOLDS, OPEN, REFUTED, NOT_TESTED = "holds", "open", "refuted", "not tested"
+_MINUS = "\N{MINUS SIGN}"
+Labelled = dict[str, list[Any]]
+Cells = Sequence[tuple[str, str]]  # column and part
+
+
+class Answer(NamedTuple):
+    """What is known of a claim.
+
+    answer: one of the words above.
+    number: the difference with its intervals, as text.
+    """
+
+    answer: str
+    number: str
+
+
+class Difference(NamedTuple):
+    """A difference to a baseline with the ends of its interval over seeds, which are None for one seed."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def answer(low: float | None, high: float | None, aim: float = 0.0, below: bool = True) -> str:
+    """Whether an interval lies below an aim: "holds", "refuted", or "open" where it holds the aim.
+
+    Args:
+        low, high: ends of the interval; None where there is none.
+        aim: the number to be compared with.
+        below: whether the claim is that the number is below the aim; otherwise above it.
+    """
+    if low is None or high is None:
+        return NOT_TESTED
+    if low <= aim <= high:
+        return OPEN
+    return HOLDS if (high < aim) == below else REFUTED
+
+
+def signed(value: float, digits: int = 3) -> str:
+    """A number with its sign."""
+    return f"{value:+.{digits}f}".replace("-", _MINUS)
+
+
+@functools.cache
+def novels() -> Labelled:
+    """The runs of the record of novels, by label."""
+    return by_label(read_results(RECORDS / "novels-small").runs)
+
+
+@functools.cache
+def series(name: str) -> list[dict[str, Any]]:
+    """The results of a record of series."""
+    return read_series_results(RECORDS / f"series-{name}")
+
+
+@functools.cache
+def recall() -> list[dict[str, Any]]:
+    """The results of the record of recall; none where there is no record."""
+    return read_recall_results(RECORDS / "recall") if (RECORDS / "recall").is_dir() else []
+
+
+def text(model: str, against: str, length: int) -> Answer:
+    """Whether a model has the lower perplexity by `blocks`, in nats a token, over seeds and over books."""
+    groups = novels()
+    runs, pairs = [run for each in groups.values() for run in each], pairs_of(groups[model], groups[against])
+    found = compare(pairs, length, "blocks").difference
+    if found is None or found.low is None or found.high is None:
+        raise ValueError(f"{model} and {against}: got no interval over books, expected one")
+    number = f"{signed(found.value)}{'' if found.half is None else f' ± {found.half:.3f}'}"
+    number += f" [{signed(found.low)}, {signed(found.high)}] nats"
+    if found.half is None:
+        within = verdict(found, seed_noise(runs, length, "blocks")) == WITHIN_A_SEED
+        return Answer(WITHIN_A_SEED if within else NOT_TESTED, f"{number}, one seed")
+    over_seeds = answer(found.value - found.half, found.value + found.half)
+    over_books = answer(found.low, found.high)
+    return Answer(over_seeds if over_seeds == over_books else OPEN, number)
+
+
+def copied(least: float) -> Answer:
+    """Whether the model that gains most from a repeated passage gains at least a share of perfect copying."""
+    runs = [run for each in novels().values() for run in each]
+    distance = repeat_distance(runs)
+    possible = None if distance is None else copying_gain(runs[0], "repeat", distance)
+    if distance is None or possible is None:
+        raise ValueError("record: got one without a repeated passage, expected one")
+    shares = {}
+    for label, of in novels().items():
+        scores = retrieval_scores(of, "repeat")
+        mean = mean_and_interval(scores.trials[scores.distances.index(distance)])
+        if mean.half is not None:
+            shares[label] = Mean(mean.value / possible, mean.half / possible)
+    label, most = max(shares.items(), key=lambda item: item[1].value + (item[1].half or 0.0))
+    half = most.half or 0.0
+    number = f"{100 * most.value:.1f} ± {100 * half:.1f} % (the most: {label})"
+    return Answer(answer(most.value - half, most.value + half, least, below=False), number)
+
+
+def cells_of(results: Sequence[Mapping[str, Any]], parts: Sequence[str], columns: Sequence[str]) -> Cells:
+    """The columns and parts of a record that are scored; all columns where none is named."""
+    found = [(column, part) for column, scored in results[0]["scores"].items() for part in scored if part in parts]
+    return [cell for cell in found if not columns or cell[0] in columns]
+
+
+def ratio(name: str, model: str, against: str, cells: Cells) -> Difference:
+    """The geometric mean, over cells of a record and over seeds, of ratios of squared errors, with its t interval."""
+    scores: dict[str, dict[int, float]] = {model: {}, against: {}}
+    for one in series(name):
+        if one["label"] in scores:
+            logs = [math.log(one["scores"][column][part]["mse"]) for column, part in cells]
+            scores[one["label"]][one["seed"]] = sum(logs) / len(logs)
+    own, other = scores[model], scores[against]
+    if len(other) == 1:  # a filter
+        other = dict.fromkeys(own, next(iter(other.values())))
+    mean = mean_and_interval([own[seed] - other[seed] for seed in own if seed in other])
+    ends = () if mean.half is None else (math.exp(mean.value - mean.half), math.exp(mean.value + mean.half))
+    return Difference(math.exp(mean.value), *ends)
+
+
+def errors(
+    name: str,
+    model: str,
+    against: str,
+    *,
+    parts: Sequence[str] = ("filter", "forecast"),
+    columns: Sequence[str] = (),
+    aim: float = 1.0,
+    worst: bool = False,
+) -> Answer:
+    """Whether a network's squared error over another's is below an aim: in the mean of columns, or in the worst one."""
+    cells = cells_of(series(name), parts, columns)
+    each = [ratio(name, model, against, [cell]) for cell in cells]
+    found = max(each, key=lambda one: one.value) if worst else ratio(name, model, against, cells)
+    if found.low is None or found.high is None:
+        raise ValueError(f"{model} and {against}: got one seed, expected an interval")
+    number = f"{found.value:.2f} ({found.low:.2f} to {found.high:.2f})"
+    if len(cells) > 1:
+        holding = sum(answer(one.low, one.high, aim) == HOLDS for one in each)
+        number += f", the worst of {len(cells)}" if worst else f"; in {holding} of {len(cells)} columns by itself"
+    return Answer(answer(found.low, found.high, aim), number)
+
+
+def accuracies(task: str, model: str, length: int) -> dict[int, float]:
+    """The accuracy in a task at a length, by seed."""
+    own = [one for one in recall() if (one["task"], one["label"]) == (task, model)]
+    return {one["seed"]: one["tests"][str(length)]["accuracy"] for one in own}
+
+
+def recalled(task: str, model: str, against: str, length: int) -> Answer:
+    """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
+    return of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
+
+
+def learnt(task: str, model: str, against: str) -> Answer:
+    """Whether a model needs fewer training tokens than another until 99 % of its answers are right."""
+    found: list[dict[int, float]] = []
+    for label in (model, against):
+        own = [one for one in recall() if (one["task"], one["label"]) == (task, label)]
+        found.append({one["seed"]: tokens for one in own if (tokens := tokens_until(one)) is not None})
+    return of_seeds(*found, "{:,.0f}", below=True)
+
+
+def of_seeds(own: Mapping[int, float], other: Mapping[int, float], form: str, below: bool) -> Answer:
+    """Whether a model's numbers, by seed, are below or above another's: the t interval of their paired difference."""
+    seeds = sorted(own.keys() & other.keys())
+    if not seeds:
+        return Answer(NOT_TESTED, "no result yet")
+    means = [sum(each[seed] for seed in seeds) / len(seeds) for each in (own, other)]
+    number = f"{form.format(means[0])} against {form.format(means[1])}"
+    found = mean_and_interval([own[seed] - other[seed] for seed in seeds])
+    if found.half is None:
+        return Answer(NOT_TESTED, f"{number}, one seed")
+    number += f", difference ± {form.format(found.half)}"
+    return Answer(answer(found.value - found.half, found.value + found.half, below=below), number)
+
+
+def filters(aim: float, peers: Sequence[str], kinds: Sequence[str] = ()) -> Answer:
+    """Whether the error of `robust_estimate` over the best peer's is below an aim, in the worst kind of errors.
+
+    Args:
+        aim: of the ratio.
+        peers: names of filters; the one with the least error over all seeds is the best.
+        kinds: of the errors; all by default.
+    """
+    lines = json.loads((BENCHMARKS / "filtering.json").read_text("utf-8"))["tracker"]
+    found: dict[str, Mean] = {}
+    for kind in dict.fromkeys(line["noise"] for line in lines):
+        of = {line["estimator"]: line["errors"] for line in lines if line["noise"] == kind}
+        best = min(peers, key=lambda name: sum(error**2 for error in of[name]))
+        if not kinds or kind in kinds:
+            found[kind] = mean_and_interval([mine / its for mine, its in zip(of["rfa"], of[best], strict=True)])
+    kind, most = max(found.items(), key=lambda item: item[1].value)
+    half = most.half or 0.0
+    number = f"{most.value:.3f} ± {half:.3f}" + (f", the worst of {len(found)} ({kind})" if len(found) > 1 else "")
+    return Answer(answer(most.value - half, most.value + half, aim), number)
+
+
+def cost(aim: float) -> Answer:
+    """Whether a training step of m2 at the paper's size takes less than so many times that of `b1-rope`, on CPUs."""
+    lines = map(json.loads, (BENCHMARKS / "bench.jsonl").read_text("utf-8").splitlines())
+    steps = [line for line in lines if (line["benchmark"], line["preset"]) == ("step", "m2-sc-rfa")]
+    mean = mean_and_interval(steps[-1]["ratios"])
+    half = mean.half or 0.0
+    return Answer(answer(mean.value - half, mean.value + half, aim), f"{mean.value:.2f} ± {half:.2f} times RoPE's")

@@ -1,0 +1,167 @@
+"""The table and the figure of docs/evidence.md, from the records: `python docs/evidence_record.py`."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from evidence_answers import NOT_TESTED, Answer, copied, cost, errors, filters, learnt, recalled, text
+from evidence_figure import drawing
+
+from rfa.files import write_text_whole
+from rfa.report.figures import save
+from rfa.report.layout import replace_between
+
+PAGE = Path(__file__).with_name("evidence.md")
+FIGURE = PAGE.with_name("figures") / "evidence.png"
+_BEGIN, _END = "<!-- answers: docs/evidence_record.py -->", "<!-- end of answers -->"
+_WOLF, _TUNED = "wolf", ("WoLF", "variational")
+_X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
+_X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
+
+
+class Claim(NamedTuple):
+    """What was asked, how it is answered, and the page that has the details."""
+
+    words: str
+    of: Callable[[], Answer]
+    page: str
+
+
+def _untested() -> Answer:
+    return Answer(NOT_TESTED, "no result yet")
+
+
+_TEXT, _DETAILS = "replication.md", "replication-details.md#"
+_WINDOW, _BEYOND, _VALUES, _ALIBI = (f"{_DETAILS}claim-{number}" for number in (3, 4, 11, 14))
+_STEP = f"{_DETAILS}the-innovation-step-costs-002-to-003-in-alibi-m2-and-x2"
+_PRIOR = f"{_DETAILS}the-priors-slope-helps"
+_CONTROLS = f"{_DETAILS}inside-the-theory-not-distinguishable-from-the-best-controls"
+_SERIES, _ROBUST = "series-record.md", "series-record.md#where-does-the-robust-weight-earn-its-place"
+_FILTERS, _RECALL, _SPEED = "filtering-benchmark.md", "recall.md", "performance.md"
+_TITLES = {
+    _TEXT: "text",
+    "replication-details.md": "text",
+    "context.md": "context",
+    "experiments.md": "experiments",
+    _SERIES: "series",
+    _FILTERS: "filters",
+    _RECALL: "recall",
+    _SPEED: "speed",
+}
+CLAIMS: dict[str, Sequence[Claim]] = {
+    "Long context": (
+        Claim("A filter uses a long context better than dot products", _untested, "context.md"),
+        Claim("Content clock, content dynamics, gated RoPER are better language models", _untested, "context.md"),
+        Claim("Real slow modes keep language models stable beyond the window", _untested, "context.md"),
+        Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
+    ),
+    "Text, small models that do not use their context": (
+        Claim("Some model copies a tenth of what it could from half a window before", partial(copied, 0.1), _TEXT),
+        Claim("m2 is better than RoPE in the window", partial(text, "m2-sc-rfa", "b1-rope", 128), _WINDOW),
+        Claim("m3 is better than RoPE in the window", partial(text, "m3-sc-rfa", "b1-rope", 128), _WINDOW),
+        Claim(
+            "m2 is better than RoPE in the window, both as released",
+            partial(text, _M2_RELEASED, "b1-rope-as-released", 128),
+            _WINDOW,
+        ),
+        Claim("m2 is better than RoPE at 8 windows", partial(text, "m2-sc-rfa", "b1-rope", 1024), _BEYOND),
+        Claim("m2 is better than ALiBi at 8 windows", partial(text, "m2-sc-rfa", "b2-alibi", 1024), _ALIBI),
+        Claim("A Riccati prior (x2) is better than m2's", partial(text, _X2, "m2-sc-rfa", 128), _PRIOR),
+        Claim("x2 is better than ALiBi at 8 windows", partial(text, _X2, "b2-alibi", 1024), _PRIOR),
+        Claim("Content gains (x4) are better than a forget gate with RoPE", partial(text, _X4, _FOX, 128), _CONTROLS),
+        Claim("A forget gate makes RoPE better", partial(text, _FOX, "b1-rope", 128), _CONTROLS),
+        Claim("It is better than fixed slopes (c7)", partial(text, _FOX, "c7-rope-alibi-innovation", 128), _CONTROLS),
+        Claim("The innovation step makes ALiBi better", partial(text, "c6-alibi-innovation", "b2-alibi", 128), _STEP),
+        Claim("The innovation step makes RoPE better", partial(text, "c5-rope-innovation", "b1-rope", 128), _STEP),
+        Claim(
+            "Turned values make m2 better",
+            partial(text, "m2-sc-rfa", "m2.4-no-value-rotation", 128),
+            _VALUES,
+        ),
+    ),
+    "Networks for irregular series (ratio of squared errors)": (
+        Claim("Turned values make a forget gate better", partial(errors, "oscillator", "c9", _FOX_SERIES), _SERIES),
+        Claim("The same on ETTh1", partial(errors, "etth1", "c9", _FOX_SERIES), _SERIES),
+        Claim(
+            "x2 is better than RoPE at four times the length",
+            partial(errors, "oscillator", "x2", "RoPE", columns=("256 readings",)),
+            _SERIES,
+        ),
+        Claim("x2 is better than the gate with turned values", partial(errors, "oscillator", "x2", "c9"), _SERIES),
+        Claim(
+            "x2 is within 5 % of the best robust filter everywhere",
+            partial(errors, "oscillator", "x2", _WOLF, aim=1.05, worst=True),
+            _SERIES,
+        ),
+        Claim(
+            "The same for a tracker",
+            partial(errors, "tracker", "x2", _WOLF, aim=1.05, columns=("trained",)),
+            "series-record.md#tracker",
+        ),
+        Claim("The innovation step helps x2", partial(errors, "oscillator", "x2", "x2 no innovation"), _SERIES),
+        Claim(
+            "A robust weight helps where training had wrong readings",
+            partial(errors, "contamination", "student-t", "dot product"),
+            _ROBUST,
+        ),
+        Claim(
+            "It helps forecasts where training had none",
+            partial(errors, "contamination", "student-t clean", "dot product clean", parts=("forecast",)),
+            _ROBUST,
+        ),
+        Claim(
+            "It helps at the readings where training had none",
+            partial(errors, "contamination", "student-t clean", "dot product clean", parts=("filter",)),
+            _ROBUST,
+        ),
+    ),
+    "Filters that are given the model (ratio of errors)": (
+        Claim("At most 5 % above tuned robust filters", partial(filters, 1.05, _TUNED), _FILTERS),
+        Claim(
+            "At most 2 % above Kalman where errors are Gaussian",
+            partial(filters, 1.02, ("Kalman",), ("Gaussian",)),
+            _FILTERS,
+        ),
+    ),
+    "Recall at 8 times the trained length (share of right answers)": (
+        Claim("Real slow modes help RoPE", partial(recalled, "recall", "b1-rope real", "b1-rope", 512), _RECALL),
+        Claim("They help x2", partial(recalled, "recall", f"{_X2_PLAIN} real", _X2_PLAIN, 512), _RECALL),
+        Claim("Turned values help a forget gate", partial(recalled, "recall", "x7-gated-roper", _FOX, 512), _RECALL),
+        Claim("x2 recalls more than ALiBi", partial(recalled, "recall", _X2_PLAIN, "b2-alibi", 512), _RECALL),
+        Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
+        Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
+        Claim(
+            "m2 recalls more than RoPE among corrupted keys",
+            partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512),
+            _RECALL,
+        ),
+    ),
+    "Cost": (
+        Claim("A training step takes less than twice RoPE's, on a CPU", partial(cost, 2.0), _SPEED),
+        Claim("The same on a GPU", _untested, _SPEED),
+    ),
+}
+
+
+def table() -> str:
+    """The table of answers in Markdown, and the links of its last column. A group's name has a row of its own."""
+    lines = ["| claim | answer | by how much | where |", "| --- | --- | --- | --- |"]
+    links: dict[str, str] = {}
+    for group, claims in CLAIMS.items():
+        lines.append(f"| **{group}** | | | |")
+        for claim in claims:
+            found, page = claim.of(), claim.page.partition("#")[0]
+            key = links.setdefault(claim.page, f"e{len(links) + 1}")
+            lines.append(f"| {claim.words} | {found.answer} | {found.number} | [{_TITLES[page]}][{key}] |")
+    return "\n".join([*lines, "", *(f"[{key}]: {page}" for page, key in links.items())])
+
+
+def written(page: str) -> str:
+    """The page with the table between its marks. Raises `ValueError` for a page without them."""
+    return replace_between(page, _BEGIN, _END, f"\n{table()}\n")
+
+
+if __name__ == "__main__":
+    write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
+    save(drawing(), FIGURE)
