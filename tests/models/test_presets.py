@@ -254,6 +254,10 @@ def test_models_of_different_presets_differ():
         ("m2-sc-rfa", {"slow_modes": "real"}),
         ("b1-rope", {"slow_modes": "real"}),
         ("c3-yarn", {"slow_modes": "real"}),
+        ("m2-sc-rfa", {"normalise_states": True}),
+        ("m2-sc-rfa", {"normalise_states": True, "aggregation": "routing"}),
+        ("c4-fox", {"normalise_states": True}),
+        ("x6-content-dynamics", {"normalise_states": True}),
     ],
     ids=str,
 )

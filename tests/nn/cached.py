@@ -40,6 +40,8 @@ LAYERS = {
     "yarn": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, yarn=Yarn(1000)),  # no text here is as long
     "forget gate": lambda: DotProductAttention(SIZE, HEADS, gates="forget"),
     "gains": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, gates="gain", slopes=alibi_slopes(HEADS)),
+    "unit states": lambda: RobustFilterAttention(SIZE, HEADS, prior="riccati", normalise_states=True),
+    "unit states of RoPE": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, normalise_states=True),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = (

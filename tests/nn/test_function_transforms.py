@@ -24,6 +24,7 @@ LAYERS = {
     "slopes": (DotProductAttention, {"slopes": RATES, "learn_slopes": True}),
     "window": (DotProductAttention, {"window": 3}),
     "forget": (DotProductAttention, {"gates": "forget"}),
+    "unit states": (RobustFilterAttention, {"normalise_states": True}),
     "gain": (DotProductAttention, {"gates": "gain", "slopes": RATES}),
 }
 

@@ -20,6 +20,7 @@ from .banks import DecayRates, FrequencyBank
 from .fields import CheckedFields
 
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
+_SHARED = ("normalise_states",)
 _PAIRED = ("paired_rope", "partitioned")
 
 
@@ -32,6 +33,7 @@ class AttentionConfig(CheckedFields, ABC):
         decay: of each head.
         rotate_values: rotate values too.
         innovation: return the step from the query's state toward the estimate instead of the estimate.
+        normalise_states: queries and keys of each head have a root mean square of one, times a learned scale.
         backend: of the operator.
     """
 
@@ -42,11 +44,16 @@ class AttentionConfig(CheckedFields, ABC):
     decay: DecayRates = _SPECTRAL
     rotate_values: bool = True
     innovation: bool = True
+    normalise_states: bool = False
     backend: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_backend(self.backend)
+
+    def shared_options(self) -> dict[str, Any]:
+        """The arguments of the layer that every kind has, where they differ from their defaults."""
+        return {name: value for name in _SHARED if (value := getattr(self, name))}
 
     @abstractmethod
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
@@ -134,6 +141,7 @@ class StateSpaceConfig(AttentionConfig):
             noise=self.noise,
             backend=self.backend,
             **self.options(heads),
+            **self.shared_options(),
             **options,
         )
 
@@ -157,7 +165,7 @@ class FilterAttentionConfig(StateSpaceConfig):
         horizon: time that is added to each lag at the start, in tokens; None for no horizon.
         learn_horizon: train the horizon.
         step: "learned", or "precision" for the innovation times a gain from the posterior precision.
-        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
+        frequencies, decay, rotate_values, innovation, normalise_states, backend: as in `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
     Raises:
@@ -206,7 +214,7 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Its likelihood has fixed Gaussian weights, Lyapunov variances, and no horizon.
 
     Args:
-        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
+        frequencies, decay, rotate_values, innovation, normalise_states, backend: as in `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
     Raises:

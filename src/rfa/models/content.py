@@ -21,7 +21,7 @@ class ContentAttentionConfig(AttentionConfig):
         steady_state: initial stationary variance of the process noise.
         frequencies, decay: where the dynamics of all tokens start.
         rotate_values: always True.
-        innovation, backend: as in `AttentionConfig`.
+        innovation, normalise_states, backend: as in `AttentionConfig`.
 
     Raises:
         ValueError: if values do not fit together.
@@ -56,5 +56,6 @@ class ContentAttentionConfig(AttentionConfig):
             weight=self.score,
             innovation=self.innovation,
             backend=self.backend,
+            **self.shared_options(),
             **options,
         )

@@ -33,8 +33,8 @@ class DotProductAttentionConfig(AttentionConfig):
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
-        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`. Decays multiply the weights
-            after the softmax.
+        frequencies, decay, rotate_values, innovation, normalise_states, backend: as in `AttentionConfig`. Decays
+            multiply the weights after the softmax.
 
     Raises:
         ValueError: if values do not fit together.
@@ -86,6 +86,7 @@ class DotProductAttentionConfig(AttentionConfig):
             clock=self.clock,
             rotary_map="as_released" if kind == "as_released" else "complex",
             backend=self.backend,
+            **self.shared_options(),
             **options,
         )
 

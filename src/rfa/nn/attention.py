@@ -16,6 +16,7 @@ from .cache import FilterLayer, check_cache, locate_tokens
 from .checks import check_backend, check_dropout, check_sizes, check_states
 from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
+from .state_options import StateScale
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]
@@ -42,6 +43,8 @@ class Attention(nn.Module, ABC):
             asked for by name is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
             passes, which rotation, decay and noise follow. Then there are no queries of their own.
+        normalise_states: queries and keys of each head have a root mean square of one, times a learned scale
+            (`StateScale`). Tied values are the normalised keys.
         num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
             saves parameters and projections; `num_heads`. Each head turns them by its own frequencies, so a cache is as
             large as without groups.
@@ -61,6 +64,7 @@ class Attention(nn.Module, ABC):
         causal: bool = True,
         dropout: float = 0.0,
         clock: Clock = "times",
+        normalise_states: bool = False,
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
@@ -68,6 +72,7 @@ class Attention(nn.Module, ABC):
         require(clock in get_args(Clock), "clock", clock, f"one of {get_args(Clock)}")
         self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
         self.marked = clock == "content"
+        self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
         check_dropout(dropout, backend)
@@ -155,15 +160,18 @@ class Attention(nn.Module, ABC):
 
     def queries(self, hidden_states: Float[Tensor, "batch queries hidden"]) -> QueryStates:
         """The queries of tokens."""
-        return split_heads(self.query_projection(hidden_states), self.num_heads)
+        return self._scaled(split_heads(self.query_projection(hidden_states), self.num_heads))
 
     def keys(self, hidden_states: Float[Tensor, "batch length hidden"]) -> HeadStates:
         """The keys of tokens, those of a group repeated for each of its heads."""
-        return self._of_groups(self.key_projection(hidden_states))
+        return self._scaled(self._of_groups(self.key_projection(hidden_states)))
 
     def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
         """The values of tokens, which are their keys where these are tied."""
         return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
+
+    def _scaled(self, states: Tensor) -> Tensor:
+        return states if self.state_scale is None else self.state_scale(states)
 
     def _of_groups(self, projected: Tensor) -> Tensor:
         states = split_heads(projected, self.num_key_value_heads)
