@@ -22,7 +22,12 @@ READERS = {
     "ours": read_config,
     "one file": lambda folder: RFAConfig.from_json_file(folder / "config.json"),
 }
-NEWER = {"clock": "times", "slow_modes": "rotate", "normalise_states": False}  # flat names that no old file has
+NEWER = {
+    "clock": "times",
+    "slow_modes": "rotate",
+    "normalise_states": False,
+    "taps": False,
+}  # flat names that no old file has
 SIZES = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "train_length": 8}
 
 

@@ -258,6 +258,8 @@ def test_models_of_different_presets_differ():
         ("m2-sc-rfa", {"normalise_states": True, "aggregation": "routing"}),
         ("c4-fox", {"normalise_states": True}),
         ("x6-content-dynamics", {"normalise_states": True}),
+        ("m2-sc-rfa", {"taps": True}),
+        ("c4-fox", {"taps": True}),
     ],
     ids=str,
 )

@@ -38,7 +38,7 @@ def linear(layer, x):
     return x @ oracle.as_array(layer.weight).T + oracle.as_array(layer.bias)
 
 
-def states(layer, x):
+def states(layer, x, times=None):
     """Queries, keys and values `(batch, heads, length, 2 d)`: each head's channels are consecutive."""
     batch, length, _ = x.shape
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
@@ -47,7 +47,23 @@ def states(layer, x):
     if layer.state_scale is not None:
         scale = softplus(layer.state_scale.raw_scale.detach())[:, None, None]
         q, k = (scale * s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) for s in (q, k))
+    if layer.taps is not None:
+        step = np.diff(np.arange(length) if times is None else oracle.as_array(times), prepend=0)[:, None]
+        share = 1 / (1 + np.exp(-oracle.as_array(x) @ parameter(layer.taps.weight).T - parameter(layer.taps.bias)))
+        omega = 0.0 if not hasattr(layer, "dynamics") else oracle.as_array(layer.dynamics()["frequency"])[:, None]
+        turn = np.exp(1j * omega * step)
+        k, v = (untapped - np.moveaxis(share, 2, 1)[..., None] * shifted(untapped, turn) for untapped in (k, v))
     return q, k, v
+
+
+def parameter(given):
+    return oracle.as_array(given.detach())
+
+
+def shifted(x, turn):
+    """The states of the tokens before, turned, in real channels."""
+    before = turn * oracle.as_complex(np.concatenate([0 * x[:, :, :1], x[:, :, :-1]], 2))
+    return np.concatenate([before.real, before.imag], -1)
 
 
 def merged(layer, estimate):

@@ -42,6 +42,11 @@ LAYERS = {
     "gains": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, gates="gain", slopes=alibi_slopes(HEADS)),
     "unit states": lambda: RobustFilterAttention(SIZE, HEADS, prior="riccati", normalise_states=True),
     "unit states of RoPE": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, normalise_states=True),
+    "taps": lambda: RobustFilterAttention(SIZE, HEADS, taps=True),
+    "taps, clock": lambda: RobustFilterAttention(SIZE, HEADS, prior="riccati", taps=True, clock="content"),
+    "taps of RoPER": lambda: DotProductAttention(
+        SIZE, HEADS, frequency=ROPE, rotate_values=True, gates="forget", taps=True
+    ),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = (

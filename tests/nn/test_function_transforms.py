@@ -25,6 +25,7 @@ LAYERS = {
     "window": (DotProductAttention, {"window": 3}),
     "forget": (DotProductAttention, {"gates": "forget"}),
     "unit states": (RobustFilterAttention, {"normalise_states": True}),
+    "taps": (RobustFilterAttention, {"taps": True, "learn_frequency": True}),
     "gain": (DotProductAttention, {"gates": "gain", "slopes": RATES}),
 }
 

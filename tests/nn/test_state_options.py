@@ -6,7 +6,12 @@ import torch
 from ops import oracle
 
 from rfa.dynamics import rotary_frequencies
+from rfa.models import preset
 from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention
+from rfa.ops.cumulative import clocked
+from rfa.ops.positions import checked_positions
+from rfa.ops.problem import Parameters, Problem
+from rfa.ops.reference import robust_weights
 
 from .by_hand import EXACT, assert_near, dot_product, hidden, merged, perturb, states
 from .cached import SITUATIONS
@@ -17,7 +22,7 @@ KINDS = {
     "filter": (RobustFilterAttention, {"decay": DECAY, "prior": "riccati"}),
     "dot product": (DotProductAttention, {"frequency": ROPE, "gates": "forget"}),
 }
-OPTIONS = {"unit states": {"normalise_states": True}}
+OPTIONS = {"unit states": {"normalise_states": True}, "taps": {"taps": True}}
 KEPT = {name: given for name, given in SITUATIONS.items() if name in ("default times", "irregular", "segments")}
 
 
@@ -73,6 +78,63 @@ def test_masked_tokens_are_as_if_absent(kind, option):
     torch.testing.assert_close(layer(x, key_mask=mask, times=times)[:, kept], expected, rtol=EXACT, atol=EXACT)
 
 
+def test_taps_of_a_filter_by_hand_at_irregular_times():
+    """The token before is turned by the time in between, values too unless they do not turn."""
+    for turns in (True, False):
+        layer, x = layer_of("filter", taps=True, rotate_values=turns), hidden()
+        times = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64)
+        q, k, turned = states(layer, x, times)
+        layer.dynamics.frequency, frequency = torch.zeros_like(layer.dynamics.frequency), layer.dynamics.frequency
+        v = turned if turns else states(layer, x, times)[2]
+        layer.dynamics.frequency = frequency
+        parameters = {key: value.detach() for key, value in layer.dynamics().items()}
+        options = {"prior": "riccati", "rotate_values": turns}
+        estimate, _ = oracle.filter_attention(q, k, v, times=times[None], **parameters, **options)
+        assert_near(layer(x, times=times), merged(layer, estimate - v), 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tap_reaches_over_a_boundary(kind):
+    """Segments, one of them in two parts, are as if alone."""
+    layer, x, segments = layer_of(kind, taps=True), hidden(), torch.tensor([[5, 5, 2, 2, 2, 5, 9]])
+    found = layer(x, segment_ids=segments.expand(2, -1))
+    for number in (5, 2, 9):
+        kept = (segments[0] == number).nonzero()[:, 0]
+        torch.testing.assert_close(found[:, kept], layer(x[:, kept], times=kept), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_taps_of_share_zero_are_the_layer_without(kind):
+    layer, x = layer_of(kind, taps=True), hidden()
+    plain = layer_of(kind)
+    plain.load_state_dict({name: p for name, p in layer.state_dict().items() if not name.startswith("taps.")})
+    torch.nn.init.zeros_(layer.taps.weight)
+    torch.nn.init.constant_(layer.taps.bias, -100.0)
+    torch.testing.assert_close(layer(x), plain(x), rtol=EXACT, atol=EXACT)
+
+
+def test_taps_and_a_clock_change_the_robust_weights():
+    """They are those of the tapped keys at the times of the clock."""
+    options = {"frequency": torch.zeros(HEADS, SIZE // HEADS), "clock": "content", "taps": True}
+    layer, x = layer_of("filter", prior="lyapunov", **options), hidden()
+    positions = checked_positions(2, 7, 7, x.device, None)
+    q, k, _ = (torch.from_numpy(s) for s in states(layer, x))
+    found = layer.robust_weights(x, positions)
+    expected = robust_weights(
+        q, k, Problem(Parameters(**layer.dynamics()), clocked(positions, layer.clock(x)), layer.options)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="taps: got True, expected False with content-dependent dynamics"):
+        ContentFilterAttention(SIZE, HEADS, taps=True)
+    with pytest.raises(ValueError, match="query_states: got 'queries of their own with marks'"):
+        layer_of("filter", taps=True)(hidden(), query_states=hidden(), query_times=torch.arange(7.0))
+    with pytest.raises(ValueError, match="taps: got True, expected False with dynamics='content'"):
+        preset("x6-content-dynamics", taps=True)
+
+
 def test_states_of_one_length():
     """Whatever the length of a token, and a state of zeros stays zero."""
     layer, x = layer_of("filter", normalise_states=True), hidden()
@@ -98,7 +160,7 @@ def test_half_precision_keeps_what_is_learned_whole():
         assert all(torch.equal(layer.bfloat16().get_parameter(name), p) for name, p in before.items())
 
 
-NAMES = ("state_scale",)
+NAMES = ("state_scale", "taps")
 
 
 def test_content_dynamics_take_them_too():

@@ -153,6 +153,13 @@ class RobustFilterAttention(Attention):
         frequency = dynamics["frequency"]
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
 
+    def transported(
+        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
+    ) -> tuple[HeadStates, HeadStates]:
+        """Turned by the frequencies; values only where they turn."""
+        phases = rotation_of_heads(self.dynamics()["frequency"], elapsed)
+        return turn(key, *phases), turn(value, *phases) if self.rotate_values else value
+
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
     ) -> Float[Tensor, "batch heads queries keys"]:
@@ -170,8 +177,8 @@ class RobustFilterAttention(Attention):
         """
         require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
         hidden_states = finite_where_absent(hidden_states, positions)
-        query, key = self.queries(hidden_states), self.keys(hidden_states)
-        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), positions, self.options))
+        query, (key, _, given) = self.queries(hidden_states), self.located_states(hidden_states, positions)
+        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), given["positions"], self.options))
 
     def estimate_with_cache(
         self,

@@ -1,12 +1,17 @@
-"""Options of the states of any layer: queries and keys of one length."""
+"""Options of the states of any layer: queries and keys of one length, and taps."""
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
-from .dynamics import PositiveParameters
+from rfa.ops.cumulative import predecessors
+from rfa.ops.positions import Positions
+
+from .dynamics import FullPrecision, PositiveParameters
 
 LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
+TAP_START = -4.0  # a = 0.018
 
 
 class StateScale(PositiveParameters):
@@ -35,3 +40,75 @@ class StateScale(PositiveParameters):
             square = states.to(dtype).square().mean(-1, keepdim=True)
             scale = self.positive(dtype)["scale"][:, None, None]
             return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
+
+
+class TokenGates(FullPrecision):
+    """Base of modules with a gate `1 / (1 + exp(-w_h . x_l - b_h))` of each token and head, in full precision.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+        start: the initial b. w starts at zero, so that at first no token differs from another.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, start: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size))
+        self.bias = nn.Parameter(torch.full((num_heads,), start))
+
+    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
+        """The gates of tokens, at least in float32."""
+        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+            return torch.sigmoid(logit).transpose(1, 2)
+
+
+class Taps(TokenGates):
+    """The share `a_l` of the token before that is taken from each key and value: `k_l - a_l T k_{l-1}`, as `v_l`.
+
+    This is the whitening of coloured measurement noise: if the error of a token holds `a` times that of the token
+    before it, the difference has a fresh error. The token before is the last one of the same segment that takes part.
+    Where there is none, nothing is taken. T is the rotation of the robust filter's states over the time in between,
+    without decay (of its values only where they turn). For dot products T is 1: states as they are before their turn.
+
+    Shares start at 0.018.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+
+    Source: Bryson and Henrikson 1968, of a constant share; the gates of the content are ours.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__(hidden_size, num_heads, TAP_START)
+
+
+def tapped(
+    states: Float[Tensor, "batch heads length channels"],
+    before: Float[Tensor, "batch heads length channels"],
+    share: Float[Tensor, "batch heads length"],
+) -> Float[Tensor, "batch heads length channels"]:
+    """States less a share of those before them, rounded once."""
+    return (states.to(share.dtype) - share[..., None] * before.to(share.dtype)).to(states.dtype)
+
+
+def states_before(
+    states: Float[Tensor, "batch heads keys channels"], positions: Positions
+) -> tuple[Float[Tensor, "batch heads queries channels"], Float[Tensor, "b h queries"]]:
+    """The state of the token before each query, zero where there is none, and the time since then in each head.
+
+    Args:
+        states: of all keys' tokens. The queries are the last of them.
+        positions: of the tokens.
+    """
+    of_keys, of_queries = positions.times_of_heads()
+    queries = of_queries.shape[-1]
+    if positions.key_groups is None:
+        last = slice(-1 - queries, -1)
+        return F.pad(states, (0, 0, 1, 0))[:, :, last], of_queries - F.pad(of_keys, (1, 0))[..., last]
+    index = predecessors(positions)[:, None]
+    first, index = index < 0, index.clamp(min=0)
+    before = torch.take_along_dim(states, index[..., None], dim=2).masked_fill(first[..., None], 0.0)
+    return before, of_queries - torch.take_along_dim(of_keys, index, dim=-1)
