@@ -22,12 +22,13 @@ READERS = {
     "ours": read_config,
     "one file": lambda folder: RFAConfig.from_json_file(folder / "config.json"),
 }
-NEWER = {
+NEWER = {  # flat names that no old file has
     "clock": "times",
     "slow_modes": "rotate",
     "normalise_states": False,
     "taps": False,
-}  # flat names that no old file has
+    "output_gain": False,
+}
 SIZES = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "train_length": 8}
 
 

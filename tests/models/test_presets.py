@@ -260,6 +260,9 @@ def test_models_of_different_presets_differ():
         ("x6-content-dynamics", {"normalise_states": True}),
         ("m2-sc-rfa", {"taps": True}),
         ("c4-fox", {"taps": True}),
+        ("m2-sc-rfa", {"output_gain": True}),
+        ("c4-fox", {"output_gain": True}),
+        ("x6-content-dynamics", {"output_gain": True}),
     ],
     ids=str,
 )

@@ -49,15 +49,16 @@ def states(layer, x, times=None):
         q, k = (scale * s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) for s in (q, k))
     if layer.taps is not None:
         step = np.diff(np.arange(length) if times is None else oracle.as_array(times), prepend=0)[:, None]
-        share = 1 / (1 + np.exp(-oracle.as_array(x) @ parameter(layer.taps.weight).T - parameter(layer.taps.bias)))
         omega = 0.0 if not hasattr(layer, "dynamics") else oracle.as_array(layer.dynamics()["frequency"])[:, None]
         turn = np.exp(1j * omega * step)
-        k, v = (untapped - np.moveaxis(share, 2, 1)[..., None] * shifted(untapped, turn) for untapped in (k, v))
+        k, v = (untapped - token_gates(layer.taps, x) * shifted(untapped, turn) for untapped in (k, v))
     return q, k, v
 
 
-def parameter(given):
-    return oracle.as_array(given.detach())
+def token_gates(gates, x):
+    """`1 / (1 + exp(-w_h.x - b_h))`, `(batch, heads, length, 1)`."""
+    logit = oracle.as_array(x) @ oracle.as_array(gates.weight.detach()).T + oracle.as_array(gates.bias.detach())
+    return np.moveaxis(1 / (1 + np.exp(-logit)), 2, 1)[..., None]
 
 
 def shifted(x, turn):
@@ -66,8 +67,10 @@ def shifted(x, turn):
     return np.concatenate([before.real, before.imag], -1)
 
 
-def merged(layer, estimate):
-    """The output projection of `(batch, heads, length, 2 d)`."""
+def merged(layer, estimate, x=None):
+    """The output projection of `(batch, heads, length, 2 d)`, times the gain of the tokens x if the layer has one."""
+    if x is not None and layer.output_gain is not None:
+        estimate = token_gates(layer.output_gain, x) * estimate
     batch, _, length, _ = estimate.shape
     return linear(layer.output_projection, np.moveaxis(estimate, 1, 2).reshape(batch, length, -1))
 
@@ -143,7 +146,7 @@ def dot_product(
                 if rotate_values:
                     carried = np.exp(1j * omega[h] * lag[:, None]) * carried
                 out[b, h, i] = weight @ carried - (v[b, h, i] if innovation else 0)
-    return merged(layer, np.concatenate([out.real, out.imag], -1))
+    return merged(layer, np.concatenate([out.real, out.imag], -1), x)
 
 
 def assert_near(actual, expected, tolerance=EXACT):

@@ -47,6 +47,7 @@ LAYERS = {
     "taps of RoPER": lambda: DotProductAttention(
         SIZE, HEADS, frequency=ROPE, rotate_values=True, gates="forget", taps=True
     ),
+    "output gain": lambda: RobustFilterAttention(SIZE, HEADS, output_gain=True),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = (

@@ -26,6 +26,7 @@ LAYERS = {
     "forget": (DotProductAttention, {"gates": "forget"}),
     "unit states": (RobustFilterAttention, {"normalise_states": True}),
     "taps": (RobustFilterAttention, {"taps": True, "learn_frequency": True}),
+    "output gain": (RobustFilterAttention, {"output_gain": True}),
     "gain": (DotProductAttention, {"gates": "gain", "slopes": RATES}),
 }
 

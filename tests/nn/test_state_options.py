@@ -22,7 +22,7 @@ KINDS = {
     "filter": (RobustFilterAttention, {"decay": DECAY, "prior": "riccati"}),
     "dot product": (DotProductAttention, {"frequency": ROPE, "gates": "forget"}),
 }
-OPTIONS = {"unit states": {"normalise_states": True}, "taps": {"taps": True}}
+OPTIONS = {"unit states": {"normalise_states": True}, "taps": {"taps": True}, "output gain": {"output_gain": True}}
 KEPT = {name: given for name, given in SITUATIONS.items() if name in ("default times", "irregular", "segments")}
 
 
@@ -37,7 +37,7 @@ def test_a_filter_by_hand(option):
     q, k, v = states(layer, x)
     parameters = {key: value.detach() for key, value in layer.dynamics().items()}
     estimate, _ = oracle.filter_attention(q, k, v, **parameters, prior="riccati")
-    assert_near(layer(x), merged(layer, estimate - v), 1e-9)
+    assert_near(layer(x), merged(layer, estimate - v, x), 1e-9)
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -126,6 +126,24 @@ def test_taps_and_a_clock_change_the_robust_weights():
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize(("logit", "share"), [(-100.0, 0.0), (100.0, 1.0)])
+def test_a_gain_of_one_takes_the_step_and_a_gain_of_zero_none(logit, share):
+    layer, x = layer_of("filter", output_gain=True), hidden()
+    torch.nn.init.zeros_(layer.output_gain.weight)
+    torch.nn.init.constant_(layer.output_gain.bias, logit)
+    plain = layer_of("filter")
+    plain.load_state_dict({name: p for name, p in layer.state_dict().items() if not name.startswith("output_gain.")})
+    bias = layer.output_projection.bias
+    torch.testing.assert_close(layer(x), share * (plain(x) - bias) + bias, rtol=EXACT, atol=EXACT)
+
+
+def test_the_gain_is_that_of_the_query():
+    """The tokens in another order, as queries of their own, have the same gains."""
+    layer, x = layer_of("filter", output_gain=True), hidden()
+    found = layer(x, query_states=x.flip(1), query_times=torch.arange(7.0).flip(0))
+    torch.testing.assert_close(found, layer(x).flip(1), rtol=EXACT, atol=EXACT)
+
+
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="taps: got True, expected False with content-dependent dynamics"):
         ContentFilterAttention(SIZE, HEADS, taps=True)
@@ -160,7 +178,7 @@ def test_half_precision_keeps_what_is_learned_whole():
         assert all(torch.equal(layer.bfloat16().get_parameter(name), p) for name, p in before.items())
 
 
-NAMES = ("state_scale", "taps")
+NAMES = ("state_scale", "taps", "output_gain")
 
 
 def test_content_dynamics_take_them_too():

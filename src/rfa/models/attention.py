@@ -20,7 +20,7 @@ from .banks import DecayRates, FrequencyBank
 from .fields import CheckedFields
 
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
-_SHARED = ("normalise_states", "taps")
+_SHARED = ("normalise_states", "taps", "output_gain")
 _PAIRED = ("paired_rope", "partitioned")
 
 
@@ -35,6 +35,7 @@ class AttentionConfig(CheckedFields, ABC):
         innovation: return the step from the query's state toward the estimate instead of the estimate.
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale.
         taps: a share of the token before, which depends on the content, is taken from keys and values.
+        output_gain: multiply each head's output by a gain from 0 to 1 that depends on the content.
         backend: of the operator.
     """
 
@@ -47,6 +48,7 @@ class AttentionConfig(CheckedFields, ABC):
     innovation: bool = True
     normalise_states: bool = False
     taps: bool = False
+    output_gain: bool = False
     backend: str = "auto"
 
     def __post_init__(self) -> None:
@@ -167,7 +169,8 @@ class FilterAttentionConfig(StateSpaceConfig):
         horizon: time that is added to each lag at the start, in tokens; None for no horizon.
         learn_horizon: train the horizon.
         step: "learned", or "precision" for the innovation times a gain from the posterior precision.
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, backend: as in `AttentionConfig`.
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+            `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
     Raises:
@@ -216,7 +219,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Its likelihood has fixed Gaussian weights, Lyapunov variances, and no horizon.
 
     Args:
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, backend: as in `AttentionConfig`.
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+            `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
     Raises:

@@ -21,7 +21,7 @@ class ContentAttentionConfig(AttentionConfig):
         steady_state: initial stationary variance of the process noise.
         frequencies, decay: where the dynamics of all tokens start.
         rotate_values: always True.
-        innovation, normalise_states, taps, backend: as in `AttentionConfig`.
+        innovation, normalise_states, taps, output_gain, backend: as in `AttentionConfig`.
 
     Raises:
         ValueError: if values do not fit together.

@@ -53,7 +53,7 @@ class RFAPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["RFABlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = {"dynamics", "geometry", "clock", "state_scale", "taps"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain"}  # noqa: RUF012
     _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
 
     @torch.no_grad()

@@ -33,8 +33,8 @@ class DotProductAttentionConfig(AttentionConfig):
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
-        frequencies, decay, rotate_values, innovation, normalise_states, taps, backend: as in `AttentionConfig`. Decays
-            multiply the weights after the softmax.
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+            `AttentionConfig`. Decays multiply the weights after the softmax.
 
     Raises:
         ValueError: if values do not fit together.

@@ -17,7 +17,7 @@ from .cache import FilterLayer, check_cache, locate_tokens
 from .checks import check_backend, check_dropout, check_sizes, check_states
 from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
-from .state_options import StateScale, Taps, states_before, tapped
+from .state_options import OutputGain, StateScale, Taps, states_before, tapped
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]
@@ -48,6 +48,7 @@ class Attention(nn.Module, ABC):
             (`StateScale`). Tied values are the normalised keys.
         taps: a share of the token before is taken from keys and values (`Taps`), before they are turned. A cache keeps
             keys and values without it too, and is twice as large. Then there are no queries of their own.
+        output_gain: each head's output is multiplied by a gain from 0 to 1 that the query's token sets (`OutputGain`).
         num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
             saves parameters and projections; `num_heads`. Each head turns them by its own frequencies, so a cache is as
             large as without groups.
@@ -69,6 +70,7 @@ class Attention(nn.Module, ABC):
         clock: Clock = "times",
         normalise_states: bool = False,
         taps: bool = False,
+        output_gain: bool = False,
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
@@ -76,6 +78,7 @@ class Attention(nn.Module, ABC):
         require(clock in get_args(Clock), "clock", clock, f"one of {get_args(Clock)}")
         self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
         self.taps = Taps(hidden_size, num_heads) if taps else None
+        self.output_gain = OutputGain(hidden_size, num_heads) if output_gain else None
         self.marked = clock == "content" or taps
         self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
@@ -144,7 +147,8 @@ class Attention(nn.Module, ABC):
                 queries = query_states.shape[1]
                 positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
         hidden_states = finite_where_absent(hidden_states, positions)
-        query = self.queries(hidden_states if query_states is None else query_states)
+        asking = hidden_states if query_states is None else query_states
+        query = self.queries(asking)
         layer = None if cache is None else cache.layer(layer_index)
         key, value, given = self.located_states(hidden_states, positions, layer)
         own = value
@@ -156,6 +160,8 @@ class Attention(nn.Module, ABC):
             estimate = self.estimate_with_cache(query, key, value, layer, **given)
         if self.innovation:
             estimate = estimate - own
+        if self.output_gain is not None:
+            estimate = self.output_gain(asking)[..., None] * estimate
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
 
     def located_states(

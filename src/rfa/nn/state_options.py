@@ -1,4 +1,4 @@
-"""Options of the states of any layer: queries and keys of one length, and taps."""
+"""Options of the states of any layer: queries and keys of one length, taps, and a gain on the output."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from rfa.ops.positions import Positions
 from .dynamics import FullPrecision, PositiveParameters
 
 LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
-TAP_START = -4.0  # a = 0.018
+TAP_START, GAIN_START = -4.0, 4.0  # a share of 0.018, a gain of 0.982
 
 
 class StateScale(PositiveParameters):
@@ -83,6 +83,24 @@ class Taps(TokenGates):
 
     def __init__(self, hidden_size: int, num_heads: int):
         super().__init__(hidden_size, num_heads, TAP_START)
+
+
+class OutputGain(TokenGates):
+    """The gain `g_l` by which each head's output at token l is multiplied before the output projection.
+
+    With the innovation step the output is the step from the token's value to the estimate, so `g` is the gain of a
+    Kalman filter, set by the content: 1 takes the estimate, 0 stays with the value. Without it, `g` shrinks the
+    estimate to zero, the head's prior mean. Gains start at 0.982.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+
+    Source: as a gate without the filter, the headwise gate of Qiu et al. 2025 (arXiv:2505.06708).
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__(hidden_size, num_heads, GAIN_START)
 
 
 def tapped(
