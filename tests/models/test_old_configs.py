@@ -28,6 +28,7 @@ NEWER = {  # flat names that no old file has
     "normalise_states": False,
     "taps": False,
     "output_gain": False,
+    "gated_heads": 1.0,
 }
 SIZES = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "train_length": 8}
 

@@ -263,6 +263,7 @@ def test_models_of_different_presets_differ():
         ("m2-sc-rfa", {"output_gain": True}),
         ("c4-fox", {"output_gain": True}),
         ("x6-content-dynamics", {"output_gain": True}),
+        ("c4-fox", {"gated_heads": 0.5}),
     ],
     ids=str,
 )

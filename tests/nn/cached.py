@@ -48,6 +48,9 @@ LAYERS = {
         SIZE, HEADS, frequency=ROPE, rotate_values=True, gates="forget", taps=True
     ),
     "output gain": lambda: RobustFilterAttention(SIZE, HEADS, output_gain=True),
+    "gates of some heads": lambda: DotProductAttention(
+        SIZE, HEADS, frequency=ROPE, gates="forget", clock="content", gated_heads=0.5
+    ),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = (

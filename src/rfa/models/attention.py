@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
-from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing
+from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, gated_of
 from rfa.nn.clock import Clock
 from rfa.nn.dynamics import LayerPrior, Noise
 from rfa.nn.filter_attention import Step
@@ -161,6 +161,7 @@ class FilterAttentionConfig(StateSpaceConfig):
     Args:
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token, and rotation, decay and uncertainty follow that clock.
+        gated_heads: share of the heads that have such a clock, the last ones. The others have the given times.
         score: the robust weight of a residual, "student_t" or "exponential".
         prior: the term of the lag in the score: "lyapunov", "riccati" or "flat".
         initial_slopes: "alibi" to start a Riccati prior at ALiBi's slopes; None for its own start.
@@ -189,9 +190,11 @@ class FilterAttentionConfig(StateSpaceConfig):
     learn_horizon: bool = False
     step: Step = "learned"
     clock: Clock = "times"
+    gated_heads: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
         check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
         riccati = self.prior == "riccati"
         require(
@@ -201,15 +204,22 @@ class FilterAttentionConfig(StateSpaceConfig):
 
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""
-        unread = super().without_effect()
+        unread = super().without_effect() | (set() if self.clock == "content" else {"gated_heads"})
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
+
+    def check_heads(self, hidden_size: int, heads: int) -> None:
+        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
+        super().check_heads(hidden_size, heads)
+        gated_of(self.gated_heads, heads)
 
     def options(self, heads: int) -> dict[str, Any]:
         """The layer's arguments beside those that both kinds have."""
         # head 0 is the slowest
         slopes = None if self.initial_slopes is None else alibi_slopes(heads).sort().values
         names = ("prior", "gate", "query_noise_in_bias", "horizon", "learn_horizon", "step", "clock")
-        return {"weight": self.score, "slopes": slopes, **{name: getattr(self, name) for name in names}}
+        gated = 1.0 if "gated_heads" in self.without_effect() else self.gated_heads
+        chosen: dict[str, Any] = {"weight": self.score, "slopes": slopes, "gated_heads": gated}
+        return chosen | {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

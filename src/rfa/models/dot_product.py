@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_turned_values
+from rfa.nn.checks import check_turned_values, gated_of
 from rfa.nn.clock import Clock
 from rfa.nn.dot_product_attention import Gates
 
@@ -33,6 +33,7 @@ class DotProductAttentionConfig(AttentionConfig):
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
+        gated_heads: share of the heads that have forget gates or such a clock, the last ones. The others have none.
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`. Decays multiply the weights after the softmax.
 
@@ -50,9 +51,13 @@ class DotProductAttentionConfig(AttentionConfig):
     prior: Literal["flat", "alibi", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
     learn_frequencies: bool = False
     clock: Clock = "times"
+    gated_heads: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
+        free = self.prior != "content_riccati" or self.gated_heads == 1
+        require(free, "gated_heads", self.gated_heads, "1 with prior='content_riccati'")
         alone = self.prior not in (*_RICCATI, "window") or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
         require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")
@@ -61,6 +66,16 @@ class DotProductAttentionConfig(AttentionConfig):
         check_turned_values(self.rotate_values, turns)
         free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
         require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
+
+    def without_effect(self) -> set[str]:
+        """Flat names of the fields without effect. There are gated heads with gates or a clock only."""
+        gated = self.clock == "content" or self.prior == "forget_gate"
+        return super().without_effect() | (set() if gated else {"gated_heads"})
+
+    def check_heads(self, hidden_size: int, heads: int) -> None:
+        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
+        super().check_heads(hidden_size, heads)
+        gated_of(self.gated_heads, heads)
 
     def has_head_dynamics(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
@@ -84,6 +99,7 @@ class DotProductAttentionConfig(AttentionConfig):
             rotate_values=self.rotate_values,
             innovation=self.innovation,
             clock=self.clock,
+            gated_heads=1.0 if "gated_heads" in self.without_effect() else self.gated_heads,
             rotary_map="as_released" if kind == "as_released" else "complex",
             backend=self.backend,
             **self.shared_options(),

@@ -14,7 +14,7 @@ from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
 
 from .cache import FilterLayer, check_cache, locate_tokens
-from .checks import check_backend, check_dropout, check_sizes, check_states
+from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
 from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
 from .state_options import OutputGain, StateScale, Taps, states_before, tapped
@@ -44,6 +44,8 @@ class Attention(nn.Module, ABC):
             asked for by name is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
             passes, which rotation, decay and noise follow. Then there are no queries of their own.
+        gated_heads: share of the heads that have forget gates or a content clock, the last ones. The others have gates
+            of one and the given times. It must give a whole number of heads.
         normalise_states: queries and keys of each head have a root mean square of one, times a learned scale
             (`StateScale`). Tied values are the normalised keys.
         taps: a share of the token before is taken from keys and values (`Taps`), before they are turned. A cache keeps
@@ -68,6 +70,7 @@ class Attention(nn.Module, ABC):
         causal: bool = True,
         dropout: float = 0.0,
         clock: Clock = "times",
+        gated_heads: float = 1.0,
         normalise_states: bool = False,
         taps: bool = False,
         output_gain: bool = False,
@@ -76,7 +79,8 @@ class Attention(nn.Module, ABC):
         super().__init__()
         check_sizes(hidden_size, num_heads)
         require(clock in get_args(Clock), "clock", clock, f"one of {get_args(Clock)}")
-        self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
+        self.gated_heads = gated_of(gated_heads, num_heads)
+        self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
         self.taps = Taps(hidden_size, num_heads) if taps else None
         self.output_gain = OutputGain(hidden_size, num_heads) if output_gain else None
         self.marked = clock == "content" or taps

@@ -108,6 +108,13 @@ def check_sizes(hidden_size: int, num_heads: int) -> None:
     require(fits, "hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
 
 
+def gated_of(share: float, heads: int) -> int:
+    """The number of heads with gates; `ValueError` unless the share gives a whole number from 1 on."""
+    count = round(share * heads) if 0 < share <= 1 else 0
+    require(count > 0 and abs(share * heads - count) < 1e-6, "gated_heads", share, f"a share of {heads} heads, above 0")
+    return count
+
+
 def check_rates(name: str, given: Tensor, heads: int) -> None:
     """Raise `ValueError` unless there is one finite number >= 0 a head."""
     require(tuple(given.shape) == (heads,), name, tuple(given.shape), f"shape {(heads,)}, one number a head")

@@ -128,6 +128,7 @@ class ContentFilterAttention(Attention):
         require(self.causal, "causal", False, "True: a token sets the dynamics of the time after it")
         require(not self.dropout, "dropout", self.dropout, "0 with content-dependent dynamics")
         require(self.clock is None, "clock", "content", "'times': each token sets all dynamics already")
+        require(self.gated_heads == num_heads, "gated_heads", "some", "1 with content-dependent dynamics")
         require(self.taps is None, "taps", True, "False with content-dependent dynamics")
         self.marked, self.weight = True, weight
         frequency, decay = bank(num_heads, self.modes, frequency, decay)

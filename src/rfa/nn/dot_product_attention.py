@@ -93,6 +93,8 @@ class DotProductAttention(Attention):
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
         require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
         require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
+        mixed = gates != "gain" and (gates is not None or self.clock is not None)
+        require(self.gated_heads == num_heads or mixed, "gated_heads", "some", "1 without forget gates or a clock")
         biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
         require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
         lone = window is None or (decay is None and not rotate_values)
@@ -112,7 +114,7 @@ class DotProductAttention(Attention):
                 check_rates("slopes", slopes, num_heads)
                 require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates='gain'")
                 start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
-            self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION, start)
+            self.gate_projection = NormalLinear(hidden_size, self.gated_heads, GATE_DEVIATION, start)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """The rates of a clock, and `log f` of each token and head, at least in float32."""
@@ -120,7 +122,8 @@ class DotProductAttention(Attention):
         if self.gate_projection is None:
             return marks
         logit = self.gate_projection(hidden_states).transpose(1, 2)
-        return marks | {"log_gate": F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))}
+        log_gate = F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))
+        return marks | {"log_gate": F.pad(log_gate, (0, 0, self.num_heads - self.gated_heads, 0))}
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
         """By the frequencies, where values turn."""

@@ -92,6 +92,7 @@ class RobustFilterAttention(Attention):
         require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
         check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
         if routed:
             check_routing(weight, backend)
