@@ -63,6 +63,7 @@ TABLE = {
     "c9-rotation-fox": (rope(), None, None),
     "c10-rotation-learned": (rope(), None, ALIBI[::-1]),
     "x7-gated-roper": (rope(), None, None),
+    "c12-kerple": (None, None, None),
     "c8-fox-clock": (rope(), None, ALIBI[::-1]),
     "x6-content-dynamics": (SC, decays(0.05, 2).clip(1e-6), None),
     "m1-rfa": (paired_rope(), decays(5 / 15 * 0.05, 2), None),  # T_train = 16
@@ -98,6 +99,7 @@ BASELINES = {
     "m2.6-pure-rotation": {"rotate_values": True, "innovation": True},
     "x3-rotation-riccati": {"rotate_values": True, "innovation": True, "learn_slopes": True},
     "c1-nope": {},
+    "c12-kerple": {"logarithmic": True},
     "c2-window": {"window": 16},
     "c3-yarn": {"yarn": Yarn(16)},
     "c4-fox": {"gates": "forget"},

@@ -106,6 +106,7 @@ def dot_product(
     decay=None,
     slopes=None,
     learn_slopes=False,
+    logarithmic=False,
     window=math.inf,
     gates=None,
     yarn=None,
@@ -122,6 +123,9 @@ def dot_product(
     mu = np.zeros(heads) if decay is None else oracle.as_array(decay)
     slope = np.zeros(heads) if slopes is None else oracle.as_array(slopes)
     slope = riccati_slopes(layer) if learn_slopes else slope
+    power = [np.zeros(heads)] * 2
+    if logarithmic:
+        power = [softplus(getattr(layer.logarithmic, name).detach()) for name in ("raw_exponent", "raw_rate")]
     log_gate = np.zeros((batch, length, heads))
     log_gain = np.zeros((batch, length, heads))
     if gates is not None:
@@ -138,6 +142,7 @@ def dot_product(
                 turned = np.exp(-1j * turn_sign * turning[h] * lag[:, None]) * k[b, h, : i + 1]
                 score = warmth**2 * (turned @ q[b, h, i].conj()).real / np.sqrt(2 * modes) - slope[h] * lag
                 score += [log_gate[b, j + 1 : i + 1, h].sum() for j in range(i + 1)]
+                score -= power[0][h] * np.log(1 + power[1][h] * lag)
                 score += log_gain[b, : i + 1, h]
                 score[lag >= window] = -np.inf
                 weight = np.exp(score - score.max())

@@ -27,6 +27,7 @@ LAYERS = {
     "unit states": (RobustFilterAttention, {"normalise_states": True}),
     "taps": (RobustFilterAttention, {"taps": True, "learn_frequency": True}),
     "output gain": (RobustFilterAttention, {"output_gain": True}),
+    "logarithmic": (DotProductAttention, {"logarithmic": True}),
     "gain": (DotProductAttention, {"gates": "gain", "slopes": RATES}),
 }
 

@@ -26,10 +26,10 @@ class DotProductAttentionConfig(AttentionConfig):
     """Dot-product attention. The defaults are `b1-rope`.
 
     Args:
-        prior: the term of the lag in the score: "flat", "alibi", "window" (keys farther than the training length are
-            invisible), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati" (slopes
-            from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content, without
-            decay). Both Riccati priors start at ALiBi's slopes.
+        prior: the term of the lag in the score: "flat", "alibi", "kerple" (a learned logarithmic bias), "window" (keys
+            farther than the training length are invisible), "forget_gate" (the Forgetting Transformer's gates of the
+            tokens in between), "riccati" (slopes from learned noises, without decay), or "content_riccati" (Kalman
+            gains that depend on the content, without decay). Both Riccati priors start at ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
@@ -48,7 +48,7 @@ class DotProductAttentionConfig(AttentionConfig):
     decay: DecayRates = _NO_DECAY
     rotate_values: bool = False
     innovation: bool = False
-    prior: Literal["flat", "alibi", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
+    prior: Literal["flat", "alibi", "kerple", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
     learn_frequencies: bool = False
     clock: Clock = "times"
     gated_heads: float = 1.0
@@ -93,6 +93,7 @@ class DotProductAttentionConfig(AttentionConfig):
             slopes=self._slopes(heads),
             learn_slopes=self.prior == "riccati",
             learn_frequency=self.learn_frequencies,
+            logarithmic=self.prior == "kerple",
             window=train_length if self.prior == "window" else None,
             gates=_GATES.get(self.prior),
             yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,

@@ -17,7 +17,7 @@ from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache import FilterLayer
 from .checks import check_rates, check_turned_values
 from .dynamics import HeadDynamics
-from .geometry import Geometry, rotate_as_released
+from .geometry import Geometry, LogarithmicBias, rotate_as_released
 from .projections import NormalLinear
 from .yarn import Yarn
 
@@ -39,6 +39,7 @@ class DotProductAttention(Attention):
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
         learn_frequency: the frequencies are parameters.
+        logarithmic: KERPLE's bias, whose two numbers a head are learned (`LogarithmicBias`).
         window: only keys of lags below it take part, in units of time; None for all.
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
             `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). "gain"
@@ -66,6 +67,7 @@ class DotProductAttention(Attention):
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
         learn_frequency: bool = False,
+        logarithmic: bool = False,
         window: int | None = None,
         gates: Gates | None = None,
         yarn: Yarn | None = None,
@@ -95,8 +97,9 @@ class DotProductAttention(Attention):
         require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
         mixed = gates != "gain" and (gates is not None or self.clock is not None)
         require(self.gated_heads == num_heads or mixed, "gated_heads", "some", "1 without forget gates or a clock")
-        biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
-        require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
+        biases = [slopes is not None and gates != "gain", gates is not None, window is not None, logarithmic]
+        require(sum(biases) < 2, "slopes, gates, window, logarithmic", biases, "one of them")
+        self.logarithmic = LogarithmicBias(num_heads) if logarithmic else None
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
@@ -207,6 +210,7 @@ class DotProductAttention(Attention):
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         masked = positions.key_groups is not None or (self.causal if apart else queries not in (1, keys))
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
+        biased = biased or self.logarithmic is not None
         beyond = self.window is not None and not (positions.uniform and keys <= self.window)
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
@@ -214,6 +218,7 @@ class DotProductAttention(Attention):
         """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
+        gates |= {"logarithmic": None if self.logarithmic is None else self.logarithmic()}
         options = {"causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
         return {**geometry, **gates, **options}
 
