@@ -266,6 +266,7 @@ def test_models_of_different_presets_differ():
         ("c4-fox", {"output_gain": True}),
         ("x6-content-dynamics", {"output_gain": True}),
         ("c4-fox", {"gated_heads": 0.5}),
+        ("c4-fox", {"prior": "channel_gate"}),
     ],
     ids=str,
 )

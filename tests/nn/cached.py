@@ -52,6 +52,7 @@ LAYERS = {
         SIZE, HEADS, frequency=ROPE, gates="forget", clock="content", gated_heads=0.5
     ),
     "logarithmic": lambda: DotProductAttention(SIZE, HEADS, logarithmic=True),
+    "gates of channels": lambda: DotProductAttention(SIZE, HEADS, gates="channel"),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = (
@@ -61,6 +62,7 @@ UNTURNED = (
     "forget gate",
     "content",
     "logarithmic",
+    "gates of channels",
 )  # without frequencies, or with phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)

@@ -28,6 +28,7 @@ LAYERS = {
     "taps": (RobustFilterAttention, {"taps": True, "learn_frequency": True}),
     "output gain": (RobustFilterAttention, {"output_gain": True}),
     "logarithmic": (DotProductAttention, {"logarithmic": True}),
+    "channel": (DotProductAttention, {"gates": "channel"}),
     "gain": (DotProductAttention, {"gates": "gain", "slopes": RATES}),
 }
 

@@ -9,14 +9,14 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_turned_values, gated_of
+from rfa.nn.checks import check_channel_gates, check_turned_values, gated_of
 from rfa.nn.clock import Clock
 from rfa.nn.dot_product_attention import Gates
 
 from .attention import AttentionConfig
 from .banks import DecayRates, FrequencyBank
 
-_GATES: dict[str, Gates] = {"forget_gate": "forget", "content_riccati": "gain"}
+_GATES: dict[str, Gates] = {"forget_gate": "forget", "channel_gate": "channel", "content_riccati": "gain"}
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
 _RICCATI = ("riccati", "content_riccati")
 
@@ -28,8 +28,9 @@ class DotProductAttentionConfig(AttentionConfig):
     Args:
         prior: the term of the lag in the score: "flat", "alibi", "kerple" (a learned logarithmic bias), "window" (keys
             farther than the training length are invisible), "forget_gate" (the Forgetting Transformer's gates of the
-            tokens in between), "riccati" (slopes from learned noises, without decay), or "content_riccati" (Kalman
-            gains that depend on the content, without decay). Both Riccati priors start at ALiBi's slopes.
+            tokens in between), "channel_gate" (the same for each channel, without rotation and decay, dense), "riccati"
+            (slopes from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content,
+            without decay). Both Riccati priors start at ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
@@ -48,7 +49,16 @@ class DotProductAttentionConfig(AttentionConfig):
     decay: DecayRates = _NO_DECAY
     rotate_values: bool = False
     innovation: bool = False
-    prior: Literal["flat", "alibi", "kerple", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
+    prior: Literal[
+        "flat",
+        "alibi",
+        "kerple",
+        "window",
+        "forget_gate",
+        "channel_gate",
+        "riccati",
+        "content_riccati",
+    ] = "flat"
     learn_frequencies: bool = False
     clock: Clock = "times"
     gated_heads: float = 1.0
@@ -56,8 +66,11 @@ class DotProductAttentionConfig(AttentionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
-        free = self.prior != "content_riccati" or self.gated_heads == 1
-        require(free, "gated_heads", self.gated_heads, "1 with prior='content_riccati'")
+        free = self.prior not in ("content_riccati", "channel_gate") or self.gated_heads == 1
+        require(free, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
+        if self.prior == "channel_gate":
+            still = self.frequencies.kind == "none" and self.decay.kind == "none" and self.clock == "times"
+            check_channel_gates(still, self.backend)
         alone = self.prior not in (*_RICCATI, "window") or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
         require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")

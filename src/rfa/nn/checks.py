@@ -54,6 +54,12 @@ def check_routing(weight: str, backend: str) -> None:
         require(given in served, name, given, f"one of {served} with aggregation='routing'")
 
 
+def check_channel_gates(plain: bool, backend: str) -> None:
+    """Raise `ValueError` where gates of channels meet what mixes channels, or a backend that lacks them."""
+    require(plain, "gates", "channel", "no frequencies, no decay and clock='times' with it")
+    require(backend in ("auto", "reference"), "backend", backend, "'auto' or 'reference' with gates of channels")
+
+
 def check_turned_values(rotate_values: bool, turns: bool) -> None:
     """Raise `ValueError` where dot products would turn values by frequencies that cannot turn them back."""
     require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")

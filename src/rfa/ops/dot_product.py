@@ -116,12 +116,13 @@ class _CumulativeGates(NamedTuple):
 def _cumulative_gates(log_gate: Tensor, gains: bool, positions: Positions) -> _CumulativeGates:
     """`-sum_{l <= i} log f_l` of the present keys of a group; with gains `log K_j` is added at the keys."""
     log_gate = log_gate.to(time_dtype(log_gate.device))
-    sums = _forgotten(log_gate, positions)
+    sums = forgotten(log_gate, positions)
     gain = torch.log(-torch.expm1(log_gate.clamp(max=-LEAST_GAIN))) if gains else None
     return _CumulativeGates(sums if gain is None else sums + gain, sums)
 
 
-def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
+def forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
+    """`-sum_{l <= i} log f_l` of the present keys of a group, `(batch, heads, keys)`."""
     present = positions.present()
     if present is not None:
         log_gate = log_gate.masked_fill(~present[:, None], 0.0)
