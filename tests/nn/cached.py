@@ -40,6 +40,19 @@ LAYERS = {
     "yarn": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, yarn=Yarn(1000)),  # no text here is as long
     "forget gate": lambda: DotProductAttention(SIZE, HEADS, gates="forget"),
     "gains": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, gates="gain", slopes=alibi_slopes(HEADS)),
+    "unit states": lambda: RobustFilterAttention(SIZE, HEADS, prior="riccati", normalise_states=True),
+    "unit states of RoPE": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, normalise_states=True),
+    "taps": lambda: RobustFilterAttention(SIZE, HEADS, taps=True),
+    "taps, clock": lambda: RobustFilterAttention(SIZE, HEADS, prior="riccati", taps=True, clock="content"),
+    "taps of RoPER": lambda: DotProductAttention(
+        SIZE, HEADS, frequency=ROPE, rotate_values=True, gates="forget", taps=True
+    ),
+    "output gain": lambda: RobustFilterAttention(SIZE, HEADS, output_gain=True),
+    "gates of some heads": lambda: DotProductAttention(
+        SIZE, HEADS, frequency=ROPE, gates="forget", clock="content", gated_heads=0.5
+    ),
+    "logarithmic": lambda: DotProductAttention(SIZE, HEADS, logarithmic=True),
+    "gates of channels": lambda: DotProductAttention(SIZE, HEADS, gates="channel"),
     "as released": lambda: DotProductAttention(SIZE, HEADS, frequency=ROPE, rotary_map="as_released"),
 }
 UNTURNED = (
@@ -48,6 +61,8 @@ UNTURNED = (
     "learned slopes",
     "forget gate",
     "content",
+    "logarithmic",
+    "gates of channels",
 )  # without frequencies, or with phases of their own
 IRREGULAR = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0, 7.5, 9.0], dtype=torch.float64)
 CHUNKS = (4, 1, 1, 2, 1)

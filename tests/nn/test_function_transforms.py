@@ -24,6 +24,11 @@ LAYERS = {
     "slopes": (DotProductAttention, {"slopes": RATES, "learn_slopes": True}),
     "window": (DotProductAttention, {"window": 3}),
     "forget": (DotProductAttention, {"gates": "forget"}),
+    "unit states": (RobustFilterAttention, {"normalise_states": True}),
+    "taps": (RobustFilterAttention, {"taps": True, "learn_frequency": True}),
+    "output gain": (RobustFilterAttention, {"output_gain": True}),
+    "logarithmic": (DotProductAttention, {"logarithmic": True}),
+    "channel": (DotProductAttention, {"gates": "channel"}),
     "gain": (DotProductAttention, {"gates": "gain", "slopes": RATES}),
 }
 

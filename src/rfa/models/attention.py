@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
-from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing
+from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, gated_of
 from rfa.nn.clock import Clock
 from rfa.nn.dynamics import LayerPrior, Noise
 from rfa.nn.filter_attention import Step
@@ -20,6 +20,7 @@ from .banks import DecayRates, FrequencyBank
 from .fields import CheckedFields
 
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
+_SHARED = ("normalise_states", "taps", "output_gain")
 _PAIRED = ("paired_rope", "partitioned")
 
 
@@ -32,6 +33,9 @@ class AttentionConfig(CheckedFields, ABC):
         decay: of each head.
         rotate_values: rotate values too.
         innovation: return the step from the query's state toward the estimate instead of the estimate.
+        normalise_states: queries and keys of each head have a root mean square of one, times a learned scale.
+        taps: a share of the token before, which depends on the content, is taken from keys and values.
+        output_gain: multiply each head's output by a gain from 0 to 1 that depends on the content.
         backend: of the operator.
     """
 
@@ -42,11 +46,18 @@ class AttentionConfig(CheckedFields, ABC):
     decay: DecayRates = _SPECTRAL
     rotate_values: bool = True
     innovation: bool = True
+    normalise_states: bool = False
+    taps: bool = False
+    output_gain: bool = False
     backend: str = "auto"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_backend(self.backend)
+
+    def shared_options(self) -> dict[str, Any]:
+        """The arguments of the layer that every kind has, where they differ from their defaults."""
+        return {name: value for name in _SHARED if (value := getattr(self, name))}
 
     @abstractmethod
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> Attention:
@@ -134,6 +145,7 @@ class StateSpaceConfig(AttentionConfig):
             noise=self.noise,
             backend=self.backend,
             **self.options(heads),
+            **self.shared_options(),
             **options,
         )
 
@@ -149,6 +161,7 @@ class FilterAttentionConfig(StateSpaceConfig):
     Args:
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token, and rotation, decay and uncertainty follow that clock.
+        gated_heads: share of the heads that have such a clock, the last ones. The others have the given times.
         score: the robust weight of a residual, "student_t" or "exponential".
         prior: the term of the lag in the score: "lyapunov", "riccati" or "flat".
         initial_slopes: "alibi" to start a Riccati prior at ALiBi's slopes; None for its own start.
@@ -157,7 +170,8 @@ class FilterAttentionConfig(StateSpaceConfig):
         horizon: time that is added to each lag at the start, in tokens; None for no horizon.
         learn_horizon: train the horizon.
         step: "learned", or "precision" for the innovation times a gain from the posterior precision.
-        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+            `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
     Raises:
@@ -176,9 +190,11 @@ class FilterAttentionConfig(StateSpaceConfig):
     learn_horizon: bool = False
     step: Step = "learned"
     clock: Clock = "times"
+    gated_heads: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
         check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
         riccati = self.prior == "riccati"
         require(
@@ -188,15 +204,22 @@ class FilterAttentionConfig(StateSpaceConfig):
 
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""
-        unread = super().without_effect()
+        unread = super().without_effect() | (set() if self.clock == "content" else {"gated_heads"})
         return unread | {"steady_state"} if self.prior == "flat" or self.initial_slopes is not None else unread
+
+    def check_heads(self, hidden_size: int, heads: int) -> None:
+        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
+        super().check_heads(hidden_size, heads)
+        gated_of(self.gated_heads, heads)
 
     def options(self, heads: int) -> dict[str, Any]:
         """The layer's arguments beside those that both kinds have."""
         # head 0 is the slowest
         slopes = None if self.initial_slopes is None else alibi_slopes(heads).sort().values
         names = ("prior", "gate", "query_noise_in_bias", "horizon", "learn_horizon", "step", "clock")
-        return {"weight": self.score, "slopes": slopes, **{name: getattr(self, name) for name in names}}
+        gated = 1.0 if "gated_heads" in self.without_effect() else self.gated_heads
+        chosen: dict[str, Any] = {"weight": self.score, "slopes": slopes, "gated_heads": gated}
+        return chosen | {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,7 +229,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Its likelihood has fixed Gaussian weights, Lyapunov variances, and no horizon.
 
     Args:
-        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`.
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+            `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
 
     Raises:

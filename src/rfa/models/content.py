@@ -21,7 +21,7 @@ class ContentAttentionConfig(AttentionConfig):
         steady_state: initial stationary variance of the process noise.
         frequencies, decay: where the dynamics of all tokens start.
         rotate_values: always True.
-        innovation, backend: as in `AttentionConfig`.
+        innovation, normalise_states, taps, output_gain, backend: as in `AttentionConfig`.
 
     Raises:
         ValueError: if values do not fit together.
@@ -38,6 +38,7 @@ class ContentAttentionConfig(AttentionConfig):
         check_dynamics("lyapunov", self.steady_state, "constant")
         kind = self.frequencies.kind
         require(kind in ("partitioned", "paired_rope"), "frequencies", kind, "'partitioned' or 'paired_rope'")
+        require(not self.taps, "taps", True, "False with dynamics='content'")
         require(self.rotate_values, "rotate_values", False, "True with dynamics='content'")
 
     def has_head_dynamics(self) -> bool:
@@ -56,5 +57,6 @@ class ContentAttentionConfig(AttentionConfig):
             weight=self.score,
             innovation=self.innovation,
             backend=self.backend,
+            **self.shared_options(),
             **options,
         )

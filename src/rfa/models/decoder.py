@@ -16,6 +16,8 @@ from rfa.ops.positions import Positions
 
 from .configuration import DecoderConfig
 
+_FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
+
 
 class RFABlock(GradientCheckpointingLayer):
     """`x + attention(norm(x))`, then `x + feed_forward(norm(x))`."""
@@ -53,7 +55,7 @@ class RFAPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["RFABlock"]  # noqa: RUF012
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
-    _keep_in_fp32_modules_strict = {"dynamics", "geometry", "clock"}  # noqa: RUF012
+    _keep_in_fp32_modules_strict = _FULL_PRECISION
     _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
 
     @torch.no_grad()

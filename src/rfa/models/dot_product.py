@@ -9,14 +9,14 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
-from rfa.nn.checks import check_turned_values
+from rfa.nn.checks import check_channel_gates, check_turned_values, gated_of
 from rfa.nn.clock import Clock
 from rfa.nn.dot_product_attention import Gates
 
 from .attention import AttentionConfig
 from .banks import DecayRates, FrequencyBank
 
-_GATES: dict[str, Gates] = {"forget_gate": "forget", "content_riccati": "gain"}
+_GATES: dict[str, Gates] = {"forget_gate": "forget", "channel_gate": "channel", "content_riccati": "gain"}
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
 _RICCATI = ("riccati", "content_riccati")
 
@@ -26,15 +26,17 @@ class DotProductAttentionConfig(AttentionConfig):
     """Dot-product attention. The defaults are `b1-rope`.
 
     Args:
-        prior: the term of the lag in the score: "flat", "alibi", "window" (keys farther than the training length are
-            invisible), "forget_gate" (the Forgetting Transformer's gates of the tokens in between), "riccati" (slopes
-            from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content, without
-            decay). Both Riccati priors start at ALiBi's slopes.
+        prior: the term of the lag in the score: "flat", "alibi", "kerple" (a learned logarithmic bias), "window" (keys
+            farther than the training length are invisible), "forget_gate" (the Forgetting Transformer's gates of the
+            tokens in between), "channel_gate" (the same for each channel, without rotation and decay, dense), "riccati"
+            (slopes from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content,
+            without decay). Both Riccati priors start at ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
-        frequencies, decay, rotate_values, innovation, backend: as in `AttentionConfig`. Decays multiply the weights
-            after the softmax.
+        gated_heads: share of the heads that have forget gates or such a clock, the last ones. The others have none.
+        frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
+            `AttentionConfig`. Decays multiply the weights after the softmax.
 
     Raises:
         ValueError: if values do not fit together.
@@ -47,12 +49,28 @@ class DotProductAttentionConfig(AttentionConfig):
     decay: DecayRates = _NO_DECAY
     rotate_values: bool = False
     innovation: bool = False
-    prior: Literal["flat", "alibi", "window", "forget_gate", "riccati", "content_riccati"] = "flat"
+    prior: Literal[
+        "flat",
+        "alibi",
+        "kerple",
+        "window",
+        "forget_gate",
+        "channel_gate",
+        "riccati",
+        "content_riccati",
+    ] = "flat"
     learn_frequencies: bool = False
     clock: Clock = "times"
+    gated_heads: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
+        free = self.prior not in ("content_riccati", "channel_gate") or self.gated_heads == 1
+        require(free, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
+        if self.prior == "channel_gate":
+            still = self.frequencies.kind == "none" and self.decay.kind == "none" and self.clock == "times"
+            check_channel_gates(still, self.backend)
         alone = self.prior not in (*_RICCATI, "window") or self.decay.kind == "none"
         require(alone, "decay", self.decay.kind, f"'none' for dot products with prior={self.prior!r}")
         require(self.prior != "window" or not self.rotate_values, "rotate_values", True, "False with prior='window'")
@@ -61,6 +79,16 @@ class DotProductAttentionConfig(AttentionConfig):
         check_turned_values(self.rotate_values, turns)
         free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
         require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
+
+    def without_effect(self) -> set[str]:
+        """Flat names of the fields without effect. There are gated heads with gates or a clock only."""
+        gated = self.clock == "content" or self.prior == "forget_gate"
+        return super().without_effect() | (set() if gated else {"gated_heads"})
+
+    def check_heads(self, hidden_size: int, heads: int) -> None:
+        """Raise `ValueError` if the number of heads or modes of a model does not fit."""
+        super().check_heads(hidden_size, heads)
+        gated_of(self.gated_heads, heads)
 
     def has_head_dynamics(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
@@ -78,14 +106,17 @@ class DotProductAttentionConfig(AttentionConfig):
             slopes=self._slopes(heads),
             learn_slopes=self.prior == "riccati",
             learn_frequency=self.learn_frequencies,
+            logarithmic=self.prior == "kerple",
             window=train_length if self.prior == "window" else None,
             gates=_GATES.get(self.prior),
             yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
             rotate_values=self.rotate_values,
             innovation=self.innovation,
             clock=self.clock,
+            gated_heads=1.0 if "gated_heads" in self.without_effect() else self.gated_heads,
             rotary_map="as_released" if kind == "as_released" else "complex",
             backend=self.backend,
+            **self.shared_options(),
             **options,
         )
 

@@ -55,6 +55,7 @@ PRESETS: MappingProxyType[str, AttentionConfig] = MappingProxyType(
         "c8-fox-clock": DotProductAttentionConfig(prior="riccati", clock="content"),
         "c9-rotation-fox": _GATED_ROPER,
         "c10-rotation-learned": DotProductAttentionConfig(prior="riccati", rotate_values=True, learn_frequencies=True),
+        "c12-kerple": DotProductAttentionConfig(frequencies=_NO_ROTATION, prior="kerple"),
     }
 )
 
@@ -92,6 +93,7 @@ _SUMMARIES = {
     "c8-fox-clock": "b1 with learned slopes on x5's clock, which makes a forget gate of them",
     "c9-rotation-fox": "x7 under its older name",
     "c10-rotation-learned": "b1 with values turned too, learned frequencies and learned slopes, started at ALiBi's",
+    "c12-kerple": "dot product with KERPLE's logarithmic bias",
 }
 
 

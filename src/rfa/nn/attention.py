@@ -4,6 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import Any, get_args
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
@@ -13,9 +14,10 @@ from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
 
 from .cache import FilterLayer, check_cache, locate_tokens
-from .checks import check_backend, check_dropout, check_sizes, check_states
+from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
 from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
+from .state_options import OutputGain, StateScale, Taps, states_before, tapped
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]
@@ -42,6 +44,13 @@ class Attention(nn.Module, ABC):
             asked for by name is refused.
         clock: "times", the given times; or "content", a `ContentClock`: the tokens say how fast the time of each head
             passes, which rotation, decay and noise follow. Then there are no queries of their own.
+        gated_heads: share of the heads that have forget gates or a content clock, the last ones. The others have gates
+            of one and the given times. It must give a whole number of heads.
+        normalise_states: queries and keys of each head have a root mean square of one, times a learned scale
+            (`StateScale`). Tied values are the normalised keys.
+        taps: a share of the token before is taken from keys and values (`Taps`), before they are turned. A cache keeps
+            keys and values without it too, and is twice as large. Then there are no queries of their own.
+        output_gain: each head's output is multiplied by a gain from 0 to 1 that the query's token sets (`OutputGain`).
         num_key_value_heads: groups of heads share keys and values before these are turned (Ainslie et al. 2023), which
             saves parameters and projections; `num_heads`. Each head turns them by its own frequencies, so a cache is as
             large as without groups.
@@ -61,13 +70,21 @@ class Attention(nn.Module, ABC):
         causal: bool = True,
         dropout: float = 0.0,
         clock: Clock = "times",
+        gated_heads: float = 1.0,
+        normalise_states: bool = False,
+        taps: bool = False,
+        output_gain: bool = False,
         num_key_value_heads: int | None = None,
     ):
         super().__init__()
         check_sizes(hidden_size, num_heads)
         require(clock in get_args(Clock), "clock", clock, f"one of {get_args(Clock)}")
-        self.clock = ContentClock(hidden_size, num_heads) if clock == "content" else None
-        self.marked = clock == "content"
+        self.gated_heads = gated_of(gated_heads, num_heads)
+        self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
+        self.taps = Taps(hidden_size, num_heads) if taps else None
+        self.output_gain = OutputGain(hidden_size, num_heads) if output_gain else None
+        self.marked = clock == "content" or taps
+        self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
         check_backend(backend)
         check_dropout(dropout, backend)
@@ -134,14 +151,10 @@ class Attention(nn.Module, ABC):
                 queries = query_states.shape[1]
                 positions = checked_positions(batch, queries, length, device, times, query_times, key_mask)
         hidden_states = finite_where_absent(hidden_states, positions)
-        query = self.queries(hidden_states if query_states is None else query_states)
-        key = self.keys(hidden_states)
-        value = self.values(hidden_states, key)
-        layer, marks = None if cache is None else cache.layer(layer_index), self.marks(hidden_states)
-        marks = marks if layer is None else layer.update_marks(marks)
-        if (rate := marks.pop("rate", None)) is not None:
-            positions = clocked(positions, rate)
-        given: dict[str, Any] = {"positions": positions, **marks}
+        asking = hidden_states if query_states is None else query_states
+        query = self.queries(asking)
+        layer = None if cache is None else cache.layer(layer_index)
+        key, value, given = self.located_states(hidden_states, positions, layer)
         own = value
         if query_states is not None:
             own = given["own"] = self.values(query_states, self.keys(query_states))
@@ -151,19 +164,53 @@ class Attention(nn.Module, ABC):
             estimate = self.estimate_with_cache(query, key, value, layer, **given)
         if self.innovation:
             estimate = estimate - own
+        if self.output_gain is not None:
+            estimate = self.output_gain(asking)[..., None] * estimate
         return self.output_projection(merge_heads(estimate.to(value.dtype)))
+
+    def located_states(
+        self,
+        hidden_states: Float[Tensor, "batch length hidden"],
+        positions: Positions,
+        cached: FilterLayer | None = None,
+    ) -> tuple[HeadStates, HeadStates, dict[str, Any]]:
+        """Keys and values of tokens, and what `estimate` is given beside states: positions by the clock, and marks."""
+        key = self.keys(hidden_states)
+        value = self.values(hidden_states, key)
+        marks = self.marks(hidden_states)
+        if self.taps is not None:
+            marks["untapped"] = torch.cat([key, value], dim=-1)
+        marks = marks if cached is None else cached.update_marks(marks)
+        if (rate := marks.pop("rate", None)) is not None:
+            positions = clocked(positions, rate)
+        if self.taps is not None:
+            before, elapsed = states_before(marks.pop("untapped"), positions)
+            key_before, value_before = before.chunk(2, dim=-1)
+            key_before, value_before = self.transported(key_before, value_before, elapsed)
+            share = self.taps(hidden_states)
+            key, value = tapped(key, key_before, share), tapped(value, value_before, share)
+        return key, value, {"positions": positions, **marks}
+
+    def transported(
+        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
+    ) -> tuple[HeadStates, HeadStates]:
+        """Keys and values of tokens after a time in each head, for taps; here they stay as they are."""
+        return key, value
 
     def queries(self, hidden_states: Float[Tensor, "batch queries hidden"]) -> QueryStates:
         """The queries of tokens."""
-        return split_heads(self.query_projection(hidden_states), self.num_heads)
+        return self._scaled(split_heads(self.query_projection(hidden_states), self.num_heads))
 
     def keys(self, hidden_states: Float[Tensor, "batch length hidden"]) -> HeadStates:
         """The keys of tokens, those of a group repeated for each of its heads."""
-        return self._of_groups(self.key_projection(hidden_states))
+        return self._scaled(self._of_groups(self.key_projection(hidden_states)))
 
     def values(self, hidden_states: Float[Tensor, "batch length hidden"], key: HeadStates) -> HeadStates:
         """The values of tokens, which are their keys where these are tied."""
         return key if self.value_projection is None else self._of_groups(self.value_projection(hidden_states))
+
+    def _scaled(self, states: Tensor) -> Tensor:
+        return states if self.state_scale is None else self.state_scale(states)
 
     def _of_groups(self, projected: Tensor) -> Tensor:
         states = split_heads(projected, self.num_key_value_heads)

@@ -54,6 +54,12 @@ def check_routing(weight: str, backend: str) -> None:
         require(given in served, name, given, f"one of {served} with aggregation='routing'")
 
 
+def check_channel_gates(plain: bool, backend: str) -> None:
+    """Raise `ValueError` where gates of channels meet what mixes channels, or a backend that lacks them."""
+    require(plain, "gates", "channel", "no frequencies, no decay and clock='times' with it")
+    require(backend in ("auto", "reference"), "backend", backend, "'auto' or 'reference' with gates of channels")
+
+
 def check_turned_values(rotate_values: bool, turns: bool) -> None:
     """Raise `ValueError` where dot products would turn values by frequencies that cannot turn them back."""
     require(turns or not rotate_values, "rotate_values", rotate_values, "frequencies that turn values")
@@ -106,6 +112,13 @@ def check_sizes(hidden_size: int, num_heads: int) -> None:
     """Raise `ValueError` unless the heads share the model's size evenly."""
     fits = num_heads >= 1 and hidden_size >= 1 and hidden_size % num_heads == 0
     require(fits, "hidden_size", hidden_size, f"a multiple of num_heads = {num_heads}")
+
+
+def gated_of(share: float, heads: int) -> int:
+    """The number of heads with gates; `ValueError` unless the share gives a whole number from 1 on."""
+    count = round(share * heads) if 0 < share <= 1 else 0
+    require(count > 0 and abs(share * heads - count) < 1e-6, "gated_heads", share, f"a share of {heads} heads, above 0")
+    return count
 
 
 def check_rates(name: str, given: Tensor, heads: int) -> None:

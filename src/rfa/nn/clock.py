@@ -25,18 +25,22 @@ class ContentClock(FullPrecision):
     Args:
         hidden_size: d_model.
         num_heads: H.
+        gated: the number of heads with a clock of their own, the last ones; None for all. The others have rate 1.
 
     Source: appendix E.6, of which this is the case of one common factor for decay, rotation and noise.
     """
 
-    def __init__(self, hidden_size: int, num_heads: int):
+    def __init__(self, hidden_size: int, num_heads: int, gated: int | None = None):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size))
-        self.bias = nn.Parameter(softplus_inverse(torch.ones(num_heads)))
+        gated = num_heads if gated is None else gated
+        self.ungated = num_heads - gated
+        self.weight = nn.Parameter(torch.zeros(gated, hidden_size))
+        self.bias = nn.Parameter(softplus_inverse(torch.ones(gated)))
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The rates of tokens, at least in float32."""
         dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
         with torch.autocast(hidden_states.device.type, enabled=False):
             logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
-            return F.softplus(logit).clamp(min=LEAST_RATE).transpose(1, 2)
+            rate = F.softplus(logit).clamp(min=LEAST_RATE).transpose(1, 2)
+            return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)

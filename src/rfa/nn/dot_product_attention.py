@@ -9,21 +9,22 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.dynamics import riccati_log_gain, rotation_of_heads, turn
+from rfa.ops.channel_gates import channel_gated_attention
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache import FilterLayer
-from .checks import check_rates, check_turned_values
+from .checks import check_channel_gates, check_rates, check_turned_values
 from .dynamics import HeadDynamics
-from .geometry import Geometry, rotate_as_released
-from .projections import NormalLinear
+from .geometry import Geometry, LogarithmicBias, rotate_as_released
+from .projections import NormalLinear, split_heads
 from .yarn import Yarn
 
 RotaryMap = Literal["complex", "as_released"]
-Gates = Literal["forget", "gain"]
-LogGates = Float[Tensor, "batch heads keys"]
+Gates = Literal["forget", "gain", "channel"]
+LogGates = Float[Tensor, "batch heads keys *channels"]
 GATE_DEVIATION = 0.02  # of the gates' initial weights, whose bias starts at 0 in forget gates (Lin et al. 2025)
 
 
@@ -39,11 +40,15 @@ class DotProductAttention(Attention):
         learn_slopes: the slopes are those of a Riccati prior without decay, `-log(1 - K)` at unit intervals, whose
             noises sigma^2 and eta^2 are learned and start where the slopes are the given ones.
         learn_frequency: the frequencies are parameters.
+        logarithmic: KERPLE's bias, whose two numbers a head are learned (`LogarithmicBias`).
         window: only keys of lags below it take part, in units of time; None for all.
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
             `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). "gain"
             adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement noise
             depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
+            "channel" multiplies the product of each channel in a score by `prod_{l = j + 1 .. i} f_l` of a gate of each
+            token, head and channel (`rfa.ops.channel_gates`). These gates start at `exp(-r)`, with r from 1 to 1 / 256.
+            It needs neither frequencies nor decay nor a clock, and the reference backend.
         yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).
         innovation: return the correction toward the estimate, not the estimate.
@@ -66,6 +71,7 @@ class DotProductAttention(Attention):
         slopes: Float[Tensor, " heads"] | None = None,
         learn_slopes: bool = False,
         learn_frequency: bool = False,
+        logarithmic: bool = False,
         window: int | None = None,
         gates: Gates | None = None,
         yarn: Yarn | None = None,
@@ -93,8 +99,13 @@ class DotProductAttention(Attention):
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
         require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
         require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
-        biases = [slopes is not None and gates != "gain", gates is not None, window is not None]
-        require(sum(biases) < 2, "slopes, gates, window", biases, "one of them")
+        mixed = gates not in ("gain", "channel") and (gates is not None or self.clock is not None)
+        require(self.gated_heads == num_heads or mixed, "gated_heads", "some", "1 without forget gates or a clock")
+        if gates == "channel":
+            check_channel_gates(frequency is None and decay is None and self.clock is None, backend)
+        biases = [slopes is not None and gates != "gain", gates is not None, window is not None, logarithmic]
+        require(sum(biases) < 2, "slopes, gates, window, logarithmic", biases, "one of them")
+        self.logarithmic = LogarithmicBias(num_heads) if logarithmic else None
         lone = window is None or (decay is None and not rotate_values)
         require(lone, "window", window, "no decay and rotate_values=False with it")
         self.window, self.yarn, self.learn_slopes = window, yarn, learn_slopes
@@ -112,15 +123,22 @@ class DotProductAttention(Attention):
                 check_rates("slopes", slopes, num_heads)
                 require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates='gain'")
                 start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
-            self.gate_projection = NormalLinear(hidden_size, num_heads, GATE_DEVIATION, start)
+            size = self.gated_heads
+            if gates == "channel":
+                rates = torch.logspace(0, -8, 2 * self.modes, 2.0, device="cpu")
+                size, start = 2 * hidden_size, -torch.log(torch.expm1(rates)).repeat(num_heads)
+            self.gate_projection = NormalLinear(hidden_size, size, GATE_DEVIATION, start)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """The rates of a clock, and `log f` of each token and head, at least in float32."""
         marks = super().marks(hidden_states)
         if self.gate_projection is None:
             return marks
-        logit = self.gate_projection(hidden_states).transpose(1, 2)
-        return marks | {"log_gate": F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))}
+        logit = self.gate_projection(hidden_states)
+        logit = split_heads(logit, self.num_heads) if self.gates == "channel" else logit.transpose(1, 2)
+        log_gate = F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))
+        ungated = self.num_heads - self.gated_heads
+        return marks | {"log_gate": F.pad(log_gate, (0, 0, ungated, 0)) if ungated else log_gate}
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
         """By the frequencies, where values turn."""
@@ -151,7 +169,13 @@ class DotProductAttention(Attention):
         apart = own is not None
         scale = None if self.yarn is None else self.yarn.scale(positions)
         plain = self._plain(positions, apart)
-        if self.window is not None or scale is not None or plain or self.rotary_map == "as_released":
+        if (
+            self.window is not None
+            or scale is not None
+            or plain
+            or self.rotary_map == "as_released"
+            or self.gates == "channel"
+        ):
             of_keys, of_queries = positions.times_of_heads()
             query = self._turn(query, of_queries, scale)  # an absent key has no time, but its query has
             key_scale = scale[:, :1].expand(-1, key.shape[2]) if apart and scale is not None else scale
@@ -204,6 +228,7 @@ class DotProductAttention(Attention):
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         masked = positions.key_groups is not None or (self.causal if apart else queries not in (1, keys))
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
+        biased = biased or self.logarithmic is not None
         beyond = self.window is not None and not (positions.uniform and keys <= self.window)
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
@@ -211,6 +236,7 @@ class DotProductAttention(Attention):
         """The operator's arguments beside states and positions."""
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
+        gates |= {"logarithmic": None if self.logarithmic is None else self.logarithmic()}
         options = {"causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
         return {**geometry, **gates, **options}
 
@@ -229,6 +255,8 @@ class DotProductAttention(Attention):
     ) -> Tensor:
         """Attention over turned states. `apart`: the queries are not tokens of the keys."""
         twice, dropout = self.backend == "reference", self._dropout()
+        if self.gates == "channel" and log_gate is not None:
+            return channel_gated_attention(query, key, value, positions=positions, log_gate=log_gate, dropout=dropout)
         if self._plain(positions, apart):
             causal = self.causal and query.shape[2] > 1
             return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)

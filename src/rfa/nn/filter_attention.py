@@ -92,6 +92,7 @@ class RobustFilterAttention(Attention):
         require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
         check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
         if routed:
             check_routing(weight, backend)
@@ -153,6 +154,13 @@ class RobustFilterAttention(Attention):
         frequency = dynamics["frequency"]
         return rotation_of_heads(frequency, of_keys), rotation_of_heads(frequency, of_queries + ahead)
 
+    def transported(
+        self, key: HeadStates, value: HeadStates, elapsed: Float[Tensor, "b h length"]
+    ) -> tuple[HeadStates, HeadStates]:
+        """Turned by the frequencies; values only where they turn."""
+        phases = rotation_of_heads(self.dynamics()["frequency"], elapsed)
+        return turn(key, *phases), turn(value, *phases) if self.rotate_values else value
+
     def robust_weights(
         self, hidden_states: Float[Tensor, "batch length hidden"], positions: Positions
     ) -> Float[Tensor, "batch heads queries keys"]:
@@ -170,8 +178,8 @@ class RobustFilterAttention(Attention):
         """
         require(self.aggregation == "consensus", "aggregation", self.aggregation, "'consensus' for robust weights")
         hidden_states = finite_where_absent(hidden_states, positions)
-        query, key = self.queries(hidden_states), self.keys(hidden_states)
-        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), positions, self.options))
+        query, (key, _, given) = self.queries(hidden_states), self.located_states(hidden_states, positions)
+        return robust_weights(query, key, Problem(Parameters(**self.dynamics()), given["positions"], self.options))
 
     def estimate_with_cache(
         self,

@@ -1,4 +1,4 @@
-"""The fixed numbers of a baseline's heads, ALiBi's slopes among them, and the map of the released RoPE code."""
+"""The numbers of a baseline's heads, as ALiBi's slopes and KERPLE's bias, and the map of the released RoPE code."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from rfa.dynamics import rotation
 
 from .checks import check_frequencies, check_rates
-from .dynamics import FullPrecision
+from .dynamics import FullPrecision, PositiveParameters
 
 
 def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
@@ -66,3 +66,29 @@ class Geometry(FullPrecision):
             self.frequency = nn.Parameter(frequency.clone())
         else:
             self.register_buffer("frequency", frequency)
+
+
+class LogarithmicBias(PositiveParameters):
+    """KERPLE's bias `-r1 log(1 + r2 tau)`, by which weights fall as a power of the lag, `(1 + r2 tau)^-r1`.
+
+    Both numbers of each head are learned and positive. They start at random as published, r1 between 0 and 2 and r2
+    between 0 and 1, neither below 0.01. The paper keeps them positive by a bound, and this module by softplus.
+
+    Without decay the Lyapunov prior of the robust filter has this form: `-beta log(sigma^2 tau + eta^2 + sigma_0^2)`
+    has `r1 = beta` and `r2 = sigma^2 / (eta^2 + sigma_0^2)`, up to a constant.
+
+    Args:
+        num_heads: H.
+
+    Source: Chi et al. 2022 (arXiv:2205.09921), the logarithmic kernel.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.hold("exponent", (2 * torch.rand(num_heads)).clamp(min=0.01))
+        self.hold("rate", torch.rand(num_heads).clamp(min=0.01))
+
+    def forward(self) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
+        """r1, without unit, and r2, per unit of time."""
+        held = self.positive(next(self.parameters()).dtype)
+        return held["exponent"], held["rate"]

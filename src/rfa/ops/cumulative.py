@@ -109,6 +109,25 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
     return positions._replace(clock=(key, _last(query, queries)), uniform=False)
 
 
+def predecessors(positions: Positions) -> Tensor:
+    """The index among the keys of the last present token before each query in its group, -1 where there is none.
+
+    Args:
+        positions: of tokens. The queries are the last of the keys' tokens.
+
+    Returns:
+        `(b, queries)`, int64.
+    """
+
+    def find() -> tuple[Tensor, ...]:
+        tokens = _tokens(positions)
+        number = torch.arange(1, positions.key_times.shape[-1] + 1, device=tokens.times.device)
+        before = tokens.restored(tokens.before(number.expand(tokens.elapsed.shape[0], 1, -1)))
+        return (_last(before[:, 0], positions.query_times.shape[-1]).to(torch.int64) - 1,)
+
+    return positions.once("predecessors", find)[0]
+
+
 class _Tokens(NamedTuple):
     """The tokens of a sequence, group after group, `(b, length)` each.
 

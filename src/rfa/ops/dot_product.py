@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
@@ -14,6 +15,8 @@ from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, row_bl
 from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
 from .transforms import scaled_dot_product_attention
+
+LogarithmicBias = tuple[Tensor, Tensor]  # r1 and r2, each `(heads,)`
 
 LEAST_GAIN = 1.2e-38  # the smallest normal number of float32, the dtype of the gates
 
@@ -29,6 +32,7 @@ def decayed_dot_product_attention(
     slopes: Tensor | None = None,
     log_gate: Tensor | None = None,
     gains: bool = False,
+    logarithmic: LogarithmicBias | None = None,
     rotate_values: bool = False,
     causal: bool = True,
     dropout: float = 0.0,
@@ -47,6 +51,8 @@ def decayed_dot_product_attention(
             the keys from j + 1 to i of a segment that take part. The queries are the last of the keys. None for none.
         gains: the gates are `f = 1 - K` of Kalman gains, and `G_ij` holds `log K_j` too: the weight that a Kalman
             filter gives to a past observation where its gains depend on the content.
+        logarithmic: r1 and r2 > 0 of a bias `-r1 log(1 + r2 tau)`; None for none. It is no difference of two numbers of
+            query and key, so that fused backends have it at times 0, 1, 2, ... only, from tables.
         rotate_values: values are turned too, and the estimate back (RoPER).
         causal: key j takes part in query i when `t_j <= t_i`; always so with gates.
         dropout: share of the weights that become 0, by the reference only.
@@ -56,15 +62,30 @@ def decayed_dot_product_attention(
         `(batch, heads, queries, 2 d)`; zeros for a query that sees no key.
 
     Raises:
-        ValueError: where a backend asked for by name does not serve such states.
+        ValueError: where a backend asked for by name does not serve such states or such a bias.
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
     kernel = backend_for(backend, query, value, dropout=dropout > 0).kernel
+    if logarithmic is not None and (log_gate is not None or not positions.uniform):
+        dense = "'auto' or 'reference' with a logarithmic bias beside gates or at other times than 0, 1, 2, ..."
+        require(backend in ("auto", "reference"), "backend", backend, dense)
+        kernel = None
     with torch.autocast(query.device.type, enabled=False):
         gates = None if log_gate is None else _cumulative_gates(log_gate, gains, positions)
         if kernel is None or not key.shape[2]:
             estimate = _dense(
-                query, key, value, positions, frequency, decay, slopes, gates, rotate_values, causal, dropout
+                query,
+                key,
+                value,
+                positions,
+                frequency,
+                decay,
+                slopes,
+                gates,
+                logarithmic,
+                rotate_values,
+                causal,
+                dropout,
             )
         else:
             estimate, _ = attend(
@@ -74,7 +95,7 @@ def decayed_dot_product_attention(
                 value,
                 frequency=frequency,
                 positions=positions,
-                prior=_prior(query, decay, slopes, gates, positions),
+                prior=_prior(query, decay, slopes, gates, logarithmic, positions),
                 causal=causal,
                 score_kind="dot_product",
                 rotate_values=rotate_values,
@@ -95,12 +116,13 @@ class _CumulativeGates(NamedTuple):
 def _cumulative_gates(log_gate: Tensor, gains: bool, positions: Positions) -> _CumulativeGates:
     """`-sum_{l <= i} log f_l` of the present keys of a group; with gains `log K_j` is added at the keys."""
     log_gate = log_gate.to(time_dtype(log_gate.device))
-    sums = _forgotten(log_gate, positions)
+    sums = forgotten(log_gate, positions)
     gain = torch.log(-torch.expm1(log_gate.clamp(max=-LEAST_GAIN))) if gains else None
     return _CumulativeGates(sums if gain is None else sums + gain, sums)
 
 
-def _forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
+def forgotten(log_gate: Tensor, positions: Positions) -> Tensor:
+    """`-sum_{l <= i} log f_l` of the present keys of a group, `(batch, heads, keys)`."""
     present = positions.present()
     if present is not None:
         log_gate = log_gate.masked_fill(~present[:, None], 0.0)
@@ -116,6 +138,7 @@ def _prior(
     decay: Tensor | None,
     slopes: Tensor | None,
     gates: _CumulativeGates | None,
+    logarithmic: LogarithmicBias | None,
     positions: Positions,
 ) -> LagTables | SeparablePath:
     """`E = exp(-mu tau)` and the bias, as tables over the lag or as a path whose third row is the bias."""
@@ -128,7 +151,11 @@ def _prior(
     bound = torch.zeros(heads, device=device)
     if positions.uniform and gates is None:
         lag = torch.arange(positions.key_times.shape[-1], dtype=dtype, device=device).expand(heads, -1)
-        tables = torch.stack([decay_kernel(decay[:, None], lag), -slope[:, None] * lag, torch.zeros_like(lag)])
+        bias = -slope[:, None] * lag
+        if logarithmic is not None:
+            exponent, rate = (x.to(dtype)[:, None] for x in logarithmic)
+            bias = bias - BITS * exponent * torch.log1p(rate * lag)
+        tables = torch.stack([decay_kernel(decay[:, None], lag), bias, torch.zeros_like(lag)])
         return LagTables(tables.to(torch.float32), coefficient, bound)
     zeros = torch.zeros_like(coefficient)
     scalars = torch.stack([coefficient, zeros, zeros, zeros + 1, zeros, zeros])
@@ -155,6 +182,7 @@ def _dense(
     decay: Tensor | None,
     slopes: Tensor | None,
     gates: _CumulativeGates | None,
+    logarithmic: LogarithmicBias | None,
     rotate_values: bool,
     causal: bool,
     dropout: float,
@@ -183,6 +211,9 @@ def _dense(
         bias = torch.zeros_like(lag)
         if slopes is not None:
             bias = bias - slopes[:, None, None] * lag
+        if logarithmic is not None:
+            exponent, rate = (x.to(lag.dtype)[:, None, None] for x in logarithmic)
+            bias = bias - exponent * torch.log1p(rate * lag)
         if gates is not None:
             own = gates.of_queries[:, :, first + rows.start : first + rows.stop, None]
             between = gates.of_keys[:, :, None] - own

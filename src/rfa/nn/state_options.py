@@ -1,0 +1,132 @@
+"""Options of the states of any layer: queries and keys of one length, taps, and a gain on the output."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rfa.ops.cumulative import predecessors
+from rfa.ops.positions import Positions
+
+from .dynamics import FullPrecision, PositiveParameters
+
+LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
+TAP_START, GAIN_START = -4.0, 4.0  # a share of 0.018, a gain of 0.982
+
+
+class StateScale(PositiveParameters):
+    """`s_h x / sqrt(mean(x^2) + 1e-6)`, the mean over the `2 d` channels of a state of head h.
+
+    Queries and keys share the scale `s_h > 0`, which starts at 1. For dot products `1 / s_h^2` is a temperature: a
+    score is `s_h^2` times `sqrt(2 d)` times a cosine. For the robust filter `s_h` is the scale of all distances, which
+    the noises are compared with.
+
+    Args:
+        num_heads: H.
+
+    Source: Henry et al. 2020 (arXiv:2010.04245), who divide by the Euclidean norm and learn one scale.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.hold("scale", torch.ones(num_heads))
+
+    def forward(
+        self, states: Float[Tensor, "batch heads length channels"]
+    ) -> Float[Tensor, "batch heads length channels"]:
+        """The states, rounded once to their own dtype."""
+        dtype = torch.promote_types(states.dtype, torch.float32)
+        with torch.autocast(states.device.type, enabled=False):
+            square = states.to(dtype).square().mean(-1, keepdim=True)
+            scale = self.positive(dtype)["scale"][:, None, None]
+            return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
+
+
+class TokenGates(FullPrecision):
+    """Base of modules with a gate `1 / (1 + exp(-w_h . x_l - b_h))` of each token and head, in full precision.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+        start: the initial b. w starts at zero, so that at first no token differs from another.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int, start: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size))
+        self.bias = nn.Parameter(torch.full((num_heads,), start))
+
+    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
+        """The gates of tokens, at least in float32."""
+        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
+            return torch.sigmoid(logit).transpose(1, 2)
+
+
+class Taps(TokenGates):
+    """The share `a_l` of the token before that is taken from each key and value: `k_l - a_l T k_{l-1}`, as `v_l`.
+
+    This is the whitening of coloured measurement noise: if the error of a token holds `a` times that of the token
+    before it, the difference has a fresh error. The token before is the last one of the same segment that takes part.
+    Where there is none, nothing is taken. T is the rotation of the robust filter's states over the time in between,
+    without decay (of its values only where they turn). For dot products T is 1: states as they are before their turn.
+
+    Shares start at 0.018.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+
+    Source: Bryson and Henrikson 1968, of a constant share; the gates of the content are ours.
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__(hidden_size, num_heads, TAP_START)
+
+
+class OutputGain(TokenGates):
+    """The gain `g_l` by which each head's output at token l is multiplied before the output projection.
+
+    With the innovation step the output is the step from the token's value to the estimate, so `g` is the gain of a
+    Kalman filter, set by the content: 1 takes the estimate, 0 stays with the value. Without it, `g` shrinks the
+    estimate to zero, the head's prior mean. Gains start at 0.982.
+
+    Args:
+        hidden_size: d_model.
+        num_heads: H.
+
+    Source: as a gate without the filter, the headwise gate of Qiu et al. 2025 (arXiv:2505.06708).
+    """
+
+    def __init__(self, hidden_size: int, num_heads: int):
+        super().__init__(hidden_size, num_heads, GAIN_START)
+
+
+def tapped(
+    states: Float[Tensor, "batch heads length channels"],
+    before: Float[Tensor, "batch heads length channels"],
+    share: Float[Tensor, "batch heads length"],
+) -> Float[Tensor, "batch heads length channels"]:
+    """States less a share of those before them, rounded once."""
+    return (states.to(share.dtype) - share[..., None] * before.to(share.dtype)).to(states.dtype)
+
+
+def states_before(
+    states: Float[Tensor, "batch heads keys channels"], positions: Positions
+) -> tuple[Float[Tensor, "batch heads queries channels"], Float[Tensor, "b h queries"]]:
+    """The state of the token before each query, zero where there is none, and the time since then in each head.
+
+    Args:
+        states: of all keys' tokens. The queries are the last of them.
+        positions: of the tokens.
+    """
+    of_keys, of_queries = positions.times_of_heads()
+    queries = of_queries.shape[-1]
+    if positions.key_groups is None:
+        last = slice(-1 - queries, -1)
+        return F.pad(states, (0, 0, 1, 0))[:, :, last], of_queries - F.pad(of_keys, (1, 0))[..., last]
+    index = predecessors(positions)[:, None]
+    first, index = index < 0, index.clamp(min=0)
+    before = torch.take_along_dim(states, index[..., None], dim=2).masked_fill(first[..., None], 0.0)
+    return before, of_queries - torch.take_along_dim(of_keys, index, dim=-1)

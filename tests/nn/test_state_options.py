@@ -1,0 +1,188 @@
+"""Options of the states of any layer, by hand in numpy, with gradients, masks, segments and bad input."""
+
+import numpy as np
+import pytest
+import torch
+from ops import oracle
+
+from rfa.dynamics import rotary_frequencies
+from rfa.models import preset
+from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention
+from rfa.ops.cumulative import clocked
+from rfa.ops.positions import checked_positions
+from rfa.ops.problem import Parameters, Problem
+from rfa.ops.reference import robust_weights
+
+from .by_hand import EXACT, assert_near, dot_product, hidden, merged, perturb, states
+from .cached import SITUATIONS
+
+SIZE, HEADS = 16, 2
+DECAY, ROPE = torch.tensor([0.05, 0.3]), rotary_frequencies(HEADS, SIZE // HEADS)
+KINDS = {
+    "filter": (RobustFilterAttention, {"decay": DECAY, "prior": "riccati"}),
+    "dot product": (DotProductAttention, {"frequency": ROPE, "gates": "forget"}),
+}
+OPTIONS = {"unit states": {"normalise_states": True}, "taps": {"taps": True}, "output gain": {"output_gain": True}}
+KEPT = {name: given for name, given in SITUATIONS.items() if name in ("default times", "irregular", "segments")}
+
+
+def layer_of(kind, dtype=torch.float64, **options):
+    build, chosen = KINDS[kind]
+    return perturb(build(SIZE, HEADS, **{**chosen, **options})).to(dtype)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_a_filter_by_hand(option):
+    layer, x = layer_of("filter", **OPTIONS[option]), hidden()
+    q, k, v = states(layer, x)
+    parameters = {key: value.detach() for key, value in layer.dynamics().items()}
+    estimate, _ = oracle.filter_attention(q, k, v, **parameters, prior="riccati")
+    assert_near(layer(x), merged(layer, estimate - v, x), 1e-9)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_dot_products_by_hand(option):
+    layer, x = layer_of("dot product", **OPTIONS[option]), hidden()
+    assert_near(layer(x), dot_product(layer, x, frequency=ROPE, gates="forget"), 1e-6)  # float32 frequencies
+
+
+@pytest.mark.parametrize("situation", KEPT)
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_the_fused_backend(kind, option, situation):
+    """float32 on the fused kernel against the dense form in float64, for the input and every parameter."""
+    single = layer_of(kind, torch.float32, backend="cpu", **OPTIONS[option])
+    double = layer_of(kind, backend="reference", **OPTIONS[option])
+    double.load_state_dict(single.state_dict())
+    found, x, given = [], hidden(length=9, dtype=torch.float32), KEPT[situation]
+    for layer in (single, double):
+        dtype = layer.query_projection.weight.dtype
+        start = x.detach().clone().to(dtype).requires_grad_()
+        layer(start, **given).mul(hidden(seed=9, length=9).to(dtype)).sum().backward()
+        found.append({"input": start.grad, **{name: p.grad for name, p in layer.named_parameters()}})
+    for name, exact in found[1].items():
+        scale = max(1.0, float(exact.abs().max()))
+        assert float((found[0][name] - exact).abs().max()) / scale < 1e-4, name  # float32 sums over 9 x 9 pairs
+        assert exact.abs().max() > 0 or name == "key_projection.bias", name
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_masked_tokens_are_as_if_absent(kind, option):
+    layer, x, kept = layer_of(kind, **OPTIONS[option]), hidden(), [1, 2, 5, 6]
+    mask = torch.zeros(2, 7, dtype=torch.bool)
+    mask[:, kept] = True
+    x[:, 0] = torch.nan  # what an absent token holds does not matter
+    times = torch.tensor([50.0, 1, 2, -9, 1e6, 5, 6], dtype=torch.float64)
+    expected = layer(x[:, kept], times=torch.tensor(kept))
+    torch.testing.assert_close(layer(x, key_mask=mask, times=times)[:, kept], expected, rtol=EXACT, atol=EXACT)
+
+
+def test_taps_of_a_filter_by_hand_at_irregular_times():
+    """The token before is turned by the time in between, values too unless they do not turn."""
+    for turns in (True, False):
+        layer, x = layer_of("filter", taps=True, rotate_values=turns), hidden()
+        times = torch.tensor([0.0, 0.5, 0.7, 2.0, 2.5, 4.0, 7.0], dtype=torch.float64)
+        q, k, turned = states(layer, x, times)
+        layer.dynamics.frequency, frequency = torch.zeros_like(layer.dynamics.frequency), layer.dynamics.frequency
+        v = turned if turns else states(layer, x, times)[2]
+        layer.dynamics.frequency = frequency
+        parameters = {key: value.detach() for key, value in layer.dynamics().items()}
+        options = {"prior": "riccati", "rotate_values": turns}
+        estimate, _ = oracle.filter_attention(q, k, v, times=times[None], **parameters, **options)
+        assert_near(layer(x, times=times), merged(layer, estimate - v), 1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_tap_reaches_over_a_boundary(kind):
+    """Segments, one of them in two parts, are as if alone."""
+    layer, x, segments = layer_of(kind, taps=True), hidden(), torch.tensor([[5, 5, 2, 2, 2, 5, 9]])
+    found = layer(x, segment_ids=segments.expand(2, -1))
+    for number in (5, 2, 9):
+        kept = (segments[0] == number).nonzero()[:, 0]
+        torch.testing.assert_close(found[:, kept], layer(x[:, kept], times=kept), rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_taps_of_share_zero_are_the_layer_without(kind):
+    layer, x = layer_of(kind, taps=True), hidden()
+    plain = layer_of(kind)
+    plain.load_state_dict({name: p for name, p in layer.state_dict().items() if not name.startswith("taps.")})
+    torch.nn.init.zeros_(layer.taps.weight)
+    torch.nn.init.constant_(layer.taps.bias, -100.0)
+    torch.testing.assert_close(layer(x), plain(x), rtol=EXACT, atol=EXACT)
+
+
+def test_taps_and_a_clock_change_the_robust_weights():
+    """They are those of the tapped keys at the times of the clock."""
+    options = {"frequency": torch.zeros(HEADS, SIZE // HEADS), "clock": "content", "taps": True}
+    layer, x = layer_of("filter", prior="lyapunov", **options), hidden()
+    positions = checked_positions(2, 7, 7, x.device, None)
+    q, k, _ = (torch.from_numpy(s) for s in states(layer, x))
+    found = layer.robust_weights(x, positions)
+    expected = robust_weights(
+        q, k, Problem(Parameters(**layer.dynamics()), clocked(positions, layer.clock(x)), layer.options)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("logit", "share"), [(-100.0, 0.0), (100.0, 1.0)])
+def test_a_gain_of_one_takes_the_step_and_a_gain_of_zero_none(logit, share):
+    layer, x = layer_of("filter", output_gain=True), hidden()
+    torch.nn.init.zeros_(layer.output_gain.weight)
+    torch.nn.init.constant_(layer.output_gain.bias, logit)
+    plain = layer_of("filter")
+    plain.load_state_dict({name: p for name, p in layer.state_dict().items() if not name.startswith("output_gain.")})
+    bias = layer.output_projection.bias
+    torch.testing.assert_close(layer(x), share * (plain(x) - bias) + bias, rtol=EXACT, atol=EXACT)
+
+
+def test_the_gain_is_that_of_the_query():
+    """The tokens in another order, as queries of their own, have the same gains."""
+    layer, x = layer_of("filter", output_gain=True), hidden()
+    found = layer(x, query_states=x.flip(1), query_times=torch.arange(7.0).flip(0))
+    torch.testing.assert_close(found, layer(x).flip(1), rtol=EXACT, atol=EXACT)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="taps: got True, expected False with content-dependent dynamics"):
+        ContentFilterAttention(SIZE, HEADS, taps=True)
+    with pytest.raises(ValueError, match="query_states: got 'queries of their own with marks'"):
+        layer_of("filter", taps=True)(hidden(), query_states=hidden(), query_times=torch.arange(7.0))
+    with pytest.raises(ValueError, match="taps: got True, expected False with dynamics='content'"):
+        preset("x6-content-dynamics", taps=True)
+
+
+def test_states_of_one_length():
+    """Whatever the length of a token, and a state of zeros stays zero."""
+    layer, x = layer_of("filter", normalise_states=True), hidden()
+    scale = torch.nn.functional.softplus(layer.state_scale.raw_scale)
+    for found in (layer.queries(x), layer.keys(100 * x)):
+        length = found.square().mean(-1).sqrt()
+        torch.testing.assert_close(length, scale[:, None].expand_as(length), rtol=1e-3, atol=0)  # the added 1e-6
+    layer.state_scale(torch.zeros(1, HEADS, 1, SIZE, requires_grad=True)).sum().backward()
+    assert layer.state_scale.raw_scale.grad.isfinite().all()
+
+
+def test_tied_values_are_the_normalised_keys():
+    layer, x = layer_of("filter", normalise_states=True, tie_key_value=True, innovation=False), hidden(length=1)
+    expected = merged(layer, layer.keys(x).detach().numpy())  # the only key weighs one
+    assert_near(layer(x), expected)
+
+
+def test_half_precision_keeps_what_is_learned_whole():
+    for options in OPTIONS.values():
+        layer = layer_of("filter", torch.float32, **options)
+        before = {name: p.clone() for name, p in layer.named_parameters() if name.split(".")[0] in NAMES}
+        assert before
+        assert all(torch.equal(layer.bfloat16().get_parameter(name), p) for name, p in before.items())
+
+
+NAMES = ("state_scale", "taps", "output_gain")
+
+
+def test_content_dynamics_take_them_too():
+    x = hidden(dtype=torch.float32)
+    plain, unit = (ContentFilterAttention(SIZE, HEADS, normalise_states=on) for on in (False, True))
+    unit.load_state_dict(plain.state_dict(), strict=False)
+    np.testing.assert_array_less(1e-3, (plain(x) - unit(x)).abs().max().item())
