@@ -44,7 +44,7 @@ def states(layer, x, times=None):
     projections = (layer.query_projection, layer.key_projection, layer.value_projection)
     split = (linear(p, oracle.as_array(x)).reshape(batch, length, layer.num_heads, -1) for p in projections)
     q, k, v = (np.moveaxis(s, 2, 1) for s in split)
-    if layer.state_scale is not None:
+    if getattr(layer, "state_scale", None) is not None:
         scale = softplus(layer.state_scale.raw_scale.detach())[:, None, None]
         q, k = (scale * s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) for s in (q, k))
     if layer.taps is not None:
