@@ -47,7 +47,7 @@ def states(layer, x, times=None):
     if getattr(layer, "state_scale", None) is not None:
         scale = softplus(layer.state_scale.raw_scale.detach())[:, None, None]
         q, k = (scale * s / np.sqrt((s**2).mean(-1, keepdims=True) + 1e-6) for s in (q, k))
-    if layer.taps is not None:
+    if getattr(layer, "taps", None) is not None:
         step = np.diff(np.arange(length) if times is None else oracle.as_array(times), prepend=0)[:, None]
         omega = 0.0 if not hasattr(layer, "dynamics") else oracle.as_array(layer.dynamics()["frequency"])[:, None]
         turn = np.exp(1j * omega * step)
