@@ -78,6 +78,9 @@ def test_another_unit_of_time_is_another_number_for_each_rate(name):
                 observed = float(noises["key_noise"][0] + noises["noise_floor"][0])  # equal in all heads at the start
                 noise = process_noise_of_slope(slopes, torch.zeros_like(slopes), observed)
                 attention.dynamics.raw_process_noise.copy_(softplus_inverse(noise))
+            if name == "c12-kerple":
+                rate = F.softplus(attention.logarithmic.raw_rate) / unit
+                attention.logarithmic.raw_rate.copy_(softplus_inverse(rate))
             if name == "c2-window":
                 attention.window *= int(unit)
             if name == "c3-yarn":

@@ -129,7 +129,7 @@ KERNELS = [
              "heads without a clock stand still", "nn/test_gated_heads.py"),
     Mutation("ops/dot_product.py", "bias = bias - BITS * exponent", "bias = bias - exponent",
              "nats and bits of the logarithmic bias", "nn/test_logarithmic_bias.py"),
-    Mutation("ops/channel_gates.py", " - own[:, :, rows, None]", " - sums[:, :, rows, None]",
+    Mutation("ops/channel_gates.py", "- own[:, :, rows, None]", "- sums[:, :, rows, None]",
              "gates of channels with a cache", "nn/test_cache.py"),
     Mutation("models/banks.py", "< 2 * math.pi", "< math.pi",
              "modes of half a turn stay", "models/test_presets.py"),

@@ -77,11 +77,12 @@ def test_masked_tokens_and_other_segments_are_as_if_absent():
 
 
 def test_blocks_of_rows_are_the_whole(monkeypatch):
-    layer, x = layer_of(), hidden()
+    layer, x, one = layer_of(), hidden(length=37), torch.zeros(2, 37, dtype=torch.long)
     expected = layer(x).detach()
+    torch.testing.assert_close(layer(x, segment_ids=one), expected, rtol=EXACT, atol=EXACT)  # pair by pair
     monkeypatch.setattr("rfa.ops.dense._SCORES", 1)  # one row at a time without gradients
     with torch.no_grad():
-        torch.testing.assert_close(layer(x), expected, rtol=EXACT, atol=EXACT)
+        torch.testing.assert_close(layer(x, segment_ids=one), expected, rtol=EXACT, atol=EXACT)
 
 
 def test_a_new_layer_forgets_at_many_rates():

@@ -11,6 +11,8 @@ from .dense import DenseRows, dropped, finite, masked_softmax, row_blocks, sees_
 from .dot_product import forgotten
 from .positions import Positions
 
+BLOCK = 8  # rows whose pairs of a query and a key of their own are formed one by one
+
 
 def channel_gated_attention(
     query: Tensor, key: Tensor, value: Tensor, *, positions: Positions, log_gate: Tensor, dropout: float = 0.0
@@ -18,7 +20,9 @@ def channel_gated_attention(
     """`out_i = sum_j softmax_j(sum_n q_in k_jn exp(sum_{l = j + 1 .. i} log f_ln) / sqrt(2 d)) v_j` over keys j <= i.
 
     The exponential of each pair and channel is formed as it is: no factor overflows, and fast gates lose no digits. It
-    costs O(N^2 d) memory where gradients are asked for, and bounded memory without. There is no fused kernel.
+    costs O(N^2 d) memory where gradients are asked for, and bounded memory without. Sequences without segments, padding
+    and cache form it for pairs in a block of 8 only. Pairs of a block and the keys before it have two factors, the
+    gates up to the block's first token and those from there on, neither above 1. There is no fused kernel.
 
     Args:
         query, key, value: `(batch, heads, length, 2 d)`.
@@ -43,13 +47,31 @@ def channel_gated_attention(
         sums = forgotten(of_channels, positions).unflatten(1, (heads, channels)).mT
         own = sums[:, :, k.shape[2] - q.shape[2] :]
 
+        def in_blocks(rows: slice) -> DenseRows:
+            seen = slice(0, rows.stop)
+            first = sums[:, :, rows.start, None]
+            of_rows = (first - sums[:, :, rows]).to(dtype).exp() * q[:, :, rows]
+            before = (sums[:, :, : rows.start] - first).to(dtype).exp() * k[:, :, : rows.start]
+            within = positions.rows(rows).keys(rows).visible(True)
+            score = torch.cat([of_rows @ before.mT / math.sqrt(channels), pairs(rows, rows, within)], dim=-1)
+            visible = positions.rows(rows).keys(seen).visible(True)
+            unknown = poisoned[0][:, :, rows] | sees_any(visible, (poisoned[1] | poisoned[2])[:, :, seen])
+            return DenseRows(score, visible, lambda weights: dropped(weights, dropout) @ v[:, :, seen], unknown)
+
+        def pairs(rows: slice, keys: slice, visible: Tensor) -> Tensor:
+            between = sums[:, :, None, keys] - own[:, :, rows, None]
+            remaining = between.masked_fill(~visible[:, None, :, :, None], 0.0).to(dtype).exp()
+            return (q[:, :, rows, None] * k[:, :, None, keys] * remaining).sum(-1) / math.sqrt(channels)
+
         def dense_rows(rows: slice) -> DenseRows:
             visible = positions.rows(rows).visible(True)
-            between = sums[:, :, None] - own[:, :, rows, None]
-            remaining = between.masked_fill(~visible[:, None, :, :, None], 0.0).to(dtype).exp()
-            score = (q[:, :, rows, None] * k[:, :, None] * remaining).sum(-1) / math.sqrt(channels)
+            score = pairs(rows, slice(0, k.shape[2]), visible)
             unknown = poisoned[0][:, :, rows] | sees_any(visible, poisoned[1] | poisoned[2])
             return DenseRows(score, visible, lambda weights: dropped(weights, dropout) @ v, unknown)
 
+        if positions.key_groups is None and q.shape[2] == k.shape[2]:
+            starts = range(0, max(1, q.shape[2]), BLOCK)
+            blocks = [slice(start, min(start + BLOCK, q.shape[2])) for start in starts]
+            return masked_softmax(blocks, in_blocks)[0].to(query.dtype)
         blocks = row_blocks(q.shape[0], heads * channels, q.shape[2], k.shape[2])
         return masked_softmax(blocks, dense_rows)[0].to(query.dtype)
