@@ -171,7 +171,10 @@ def accuracies(task: str, model: str, length: int) -> dict[int, float]:
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
     """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
-    return of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
+    found = of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
+    fails = [one["label"] for one in recall() if one["task"] == task and tokens_until(one) is None]
+    unlearnt = [label for label in (model, against) if label in fails]
+    return found._replace(number=", ".join([found.number, *(f"not learnt by {label}" for label in unlearnt)]))
 
 
 def learnt(task: str, model: str, against: str) -> Answer:

@@ -17,6 +17,7 @@ FIGURE = PAGE.with_name("figures") / "evidence.png"
 _BEGIN, _END = "<!-- answers: docs/evidence_record.py -->", "<!-- end of answers -->"
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
+_X5_PLAIN = "x5-content-clock no-innovation"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
 
@@ -128,6 +129,8 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim("Real slow modes help RoPE", partial(recalled, "recall", "b1-rope real", "b1-rope", 512), _RECALL),
         Claim("They help x2", partial(recalled, "recall", f"{_X2_PLAIN} real", _X2_PLAIN, 512), _RECALL),
         Claim("Turned values help a forget gate", partial(recalled, "recall", "x7-gated-roper", _FOX, 512), _RECALL),
+        Claim("A content clock helps x2", partial(recalled, "recall", _X5_PLAIN, _X2_PLAIN, 512), _RECALL),
+        Claim("It is better than a forget gate", partial(recalled, "recall", "c8-fox-clock", _FOX, 512), _RECALL),
         Claim("x2 recalls more than ALiBi", partial(recalled, "recall", _X2_PLAIN, "b2-alibi", 512), _RECALL),
         Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),

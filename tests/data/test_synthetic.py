@@ -245,3 +245,9 @@ def test_a_seed_gives_the_same_sequences():
 def test_impossible_sizes_are_named(make, message):
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         make()
+
+
+def test_a_question_at_the_time_of_a_value_is_refused():
+    with pytest.raises(ValueError, match="lag: got 37, expected no whole number with jitter=0"):
+        TimedRecall(lag=37, jitter=0)
+    TimedRecall(lag=37.5, jitter=0)

@@ -201,3 +201,26 @@ def test_riccati_slopes_are_learned_as_dynamics():
 def test_choices_that_exclude_each_other(name, change, message):
     with pytest.raises(ValueError, match=message):
         preset(name, **{**SIZES, **change})
+
+
+def test_noises_beside_content_dynamics_are_learned_as_dynamics():
+    """Their map of the content is a projection, and learns as one."""
+    model = small("x6-content-dynamics").train()
+    groups = {group["name"]: {id(p) for p in group["params"]} for group in make_optimizer(model, 1e-3).param_groups}
+    for layer in model.model.layers:
+        dynamics = layer.attention.dynamics
+        raw = {id(p) for name, p in dynamics.named_parameters() if name.startswith("raw_")}
+        assert len(raw) == 4
+        assert raw <= groups["dynamics"]
+        assert {id(dynamics.weight), id(dynamics.bias)} <= groups["features"]
+
+
+@pytest.mark.parametrize("name", ["x5-content-clock", "x6-content-dynamics", "c8-fox-clock"])
+def test_an_empty_batch(name):
+    assert logits(small(name), tokens()[:0]).shape == (0, 9, SIZES["vocab_size"])
+
+
+@pytest.mark.parametrize("name", ["c1-nope", "c4-fox"])
+def test_a_clock_that_nothing_follows_is_refused(name):
+    with pytest.raises(ValueError, match="clock: got 'content', expected 'times' where nothing depends on the lag"):
+        preset(name, clock="content")

@@ -12,6 +12,7 @@ from ops import oracle
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
 from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention, Yarn
+from rfa.nn.clock import LEAST_RATE
 
 from .small import FILTERS, NAMES, small, tokens
 
@@ -142,7 +143,7 @@ def by_the_given_times(attention):
     """A layer whose content clock, if it has one, starts again; clocks are the subject of tests/nn/test_clock.py."""
     if attention.clock is not None:
         torch.nn.init.zeros_(attention.clock.weight)
-        torch.nn.init.constant_(attention.clock.bias, math.log(math.e - 1))
+        torch.nn.init.constant_(attention.clock.bias, math.log(math.expm1(1 - LEAST_RATE)))
     return attention
 
 
@@ -289,7 +290,8 @@ def frequencies(attention):
     return oracle.as_array(held.detach())
 
 
-ROTATING = [name for name in NAMES if PRESETS[name].frequencies.kind != "none" and name != "x6-content-dynamics"]
+LEARNED = ("x6-content-dynamics", "c10-rotation-learned")
+ROTATING = [name for name in NAMES if PRESETS[name].frequencies.kind != "none" and name not in LEARNED]
 
 
 @pytest.mark.parametrize("name", ROTATING)
@@ -306,5 +308,8 @@ def test_real_slow_modes_turn_at_least_once_in_training_or_not_at_all(name):
 def test_slow_modes_without_effect_are_refused():
     with pytest.raises(ValueError, match="slow_modes: got 'real', expected nothing: it has no effect in b2-alibi"):
         preset("b2-alibi", slow_modes="real")
+    for name in LEARNED:
+        with pytest.raises(ValueError, match="slow_modes: got 'real', expected 'rotate' where frequencies are learned"):
+            preset(name, slow_modes="real")
     with pytest.raises(ValueError, match="slow_modes: got 'slow'"):
         preset("b1-rope", slow_modes="slow")

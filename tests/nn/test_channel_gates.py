@@ -107,7 +107,7 @@ def test_bad_input_is_refused():
     for changes, message in (
         ({"frequencies": "rope"}, "gates: got 'channel', expected no frequencies"),
         ({"decay": "spectral"}, "gates: got 'channel', expected no frequencies"),
-        ({"clock": "content"}, "gates: got 'channel', expected no frequencies"),
+        ({"clock": "content"}, "clock: got 'content', expected 'times' where nothing depends on the lag"),
         ({"backend": "cpu"}, "backend: got 'cpu', expected 'auto' or 'reference' with gates of channels"),
         ({"gated_heads": 0.5}, "gated_heads: got 0.5, expected 1 with prior='channel_gate'"),
     ):

@@ -10,6 +10,7 @@ from shapes import only_our_own_checks
 
 from rfa.dynamics import rotary_frequencies
 from rfa.nn import DotProductAttention, RobustFilterAttention, alibi_slopes
+from rfa.nn.clock import LEAST_RATE
 from rfa.nn.projections import merge_heads
 from rfa.ops.dot_product import decayed_dot_product_attention
 from rfa.ops.positions import checked_positions
@@ -44,7 +45,7 @@ def without_clock(layer, name, rate=None):
     """The same layer by the given times, its clock left out or set to one rate."""
     if rate is not None:
         torch.nn.init.zeros_(layer.clock.weight)
-        torch.nn.init.constant_(layer.clock.bias, float(np.log(np.expm1(rate))))
+        torch.nn.init.constant_(layer.clock.bias, float(np.log(np.expm1(rate - LEAST_RATE))))
     other = layer_of(name, layer.query_projection.weight.dtype, clock="times")
     other.load_state_dict({n: x for n, x in layer.state_dict().items() if not n.startswith("clock.")})
     return other
@@ -53,7 +54,7 @@ def without_clock(layer, name, rate=None):
 def clock_by_hand(layer, x, times):
     """t_i = sum over l < i of rate_l (T_{l+1} - T_l), `(batch, heads, length)`."""
     x, weight, bias = (oracle.as_array(part) for part in (x, layer.clock.weight, layer.clock.bias))
-    rate = softplus(x @ weight.T + bias)
+    rate = softplus(x @ weight.T + bias) + LEAST_RATE
     steps = rate[:, :-1] * np.diff(times, axis=-1)[..., None]
     return np.concatenate([np.zeros_like(rate[:, :1]), steps.cumsum(1)], 1).transpose(0, 2, 1)
 
@@ -210,6 +211,7 @@ def test_half_precision_keeps_the_clock_whole():
 def test_bad_input_is_refused():
     for options, expected in (
         ({"clock": "misspelt"}, "clock: got 'misspelt'"),
+        ({"causal": False, "frequency": ROPE}, "clock: got 'content', expected 'times' with causal=False"),
         ({"window": 3, "frequency": ROPE}, "clock: got 'content', expected 'times' with a window"),
         ({"rotary_map": "as_released", "frequency": ROPE}, "clock: got 'content'"),
     ):
@@ -217,5 +219,5 @@ def test_bad_input_is_refused():
             DotProductAttention(SIZE, HEADS, **{"clock": "content", **options})
     with pytest.raises(ValueError, match="clock: got 'content', expected 'times' with aggregation"):
         RobustFilterAttention(SIZE, HEADS, clock="content", aggregation="routing")
-    with pytest.raises(ValueError, match="query_states: got 'queries of their own with marks'"):
+    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):
         layer_of("riccati")(hidden(), query_states=hidden(), query_times=torch.arange(7.0))

@@ -147,7 +147,7 @@ def test_the_gain_is_that_of_the_query():
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="taps: got True, expected False with content-dependent dynamics"):
         ContentFilterAttention(SIZE, HEADS, taps=True)
-    with pytest.raises(ValueError, match="query_states: got 'queries of their own with marks'"):
+    with pytest.raises(ValueError, match="query_states: got 'queries of their own with gates, taps"):
         layer_of("filter", taps=True)(hidden(), query_states=hidden(), query_times=torch.arange(7.0))
     with pytest.raises(ValueError, match="taps: got True, expected False with dynamics='content'"):
         preset("x6-content-dynamics", taps=True)

@@ -76,7 +76,9 @@ def test_noise_of_seeds_covers_differences_of_equal_models():
         (0.010, None, (0.004, 0.016), 0.014, "within a seed"),
         (0.020, None, (0.004, 0.036), 0.014, ""),
         (0.020, None, (-0.004, 0.036), 0.014, "open"),
-        (0.020, None, (None, None), None, ""),
+        (0.020, None, (None, None), None, "one seed"),
+        (0.020, None, (0.010, 0.036), None, "one seed"),
+        (0.020, None, (None, None), 0.014, ""),
     ],
 )
 def test_verdict(value, half, books, noise, expected):

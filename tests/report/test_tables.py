@@ -108,7 +108,7 @@ def test_differences():
     for place, cell in enumerate(table.rows[0][3:]):
         expected = 3.5 - 0.1 * place - (4.1 + 0.1 * place)  # seed 1 of both
         assert (cell.value, *cell.interval) == near(expected, expected, expected)  # the same in every book
-        assert (cell.error, cell.remark) == (None, "")  # no two models have three seeds: no noise is known
+        assert (cell.error, cell.remark) == (None, "one seed")  # no two models have three seeds
     uneven = result("x3", 1, loss=3.5)
     uneven["evaluations"]["blocks"]["books"]["emma"]["16"] = [40 * 9.0, 40]
     (cell,) = [each[3] for each in difference_table([*RUNS, uneven], resamples=200).rows if each[0] == "x3"]

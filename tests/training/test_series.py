@@ -20,7 +20,7 @@ class Line(nn.Module):
         super().__init__()
         self.a, self.b = (nn.Parameter(torch.tensor(x)) for x in (0.5, -0.1))
 
-    def head_dynamics(self):
+    def sde_parameters(self):
         return {}
 
     def forward(self, times, values):

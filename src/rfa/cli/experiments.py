@@ -129,7 +129,8 @@ def _small_experiment(
             planned, write = experiments.load_recall_recipe(recipe), write_recall_report
             finished, make = experiments.finished_recall_result, experiments.run_recall_recipe
     if dry_run:
-        for run in planned.runs:
+        chosen = experiments.selected_names([run.name for run in planned.runs], only)
+        for run in (run for run in planned.runs if run.name in chosen):
             there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
             console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
         return

@@ -138,7 +138,7 @@ def read_many_series(
             files, dates in one file and numbers in another, or different channels.
     """
     found: dict[str, SeriesTable] = {}
-    files = _files(paths)
+    files = table_files(paths)
     for path in files:
         table = _read_csv(path)
         channels = _channels(table, path, time, values, ("series", series))
@@ -163,7 +163,12 @@ def read_many_series(
     return {name: one.in_unit(first.unit) for name, one in found.items()}
 
 
-def _files(paths: Iterable[str | Path]) -> list[Path]:
+def table_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files themselves, and all `*.csv` of folders in the order of their names.
+
+    Raises:
+        ValueError: for no path, or a folder without such a file.
+    """
     found: list[Path] = []
     for path in map(Path, paths):
         inside = sorted(path.glob("*.csv")) if path.is_dir() else [path]

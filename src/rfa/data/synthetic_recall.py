@@ -186,6 +186,8 @@ class TimedRecall(SyntheticTask):
         check_sizes(self, "questions", "values")
         require(0 < self.lag <= MOST, "lag", self.lag, f"a time above 0, at most {MOST}")
         require(0 <= self.jitter < 1, "jitter", self.jitter, "a number from 0, below 1")
+        apart = self.jitter > 0 or self.lag % 1 > 0
+        require(apart, "lag", self.lag, "no whole number with jitter=0: a question would stand at a value's time")
 
     @property
     def vocabulary(self) -> int:

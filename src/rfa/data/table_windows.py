@@ -1,6 +1,6 @@
 """Windows of a long table of readings: rows dropped at random, readings made wrong, later rows to forecast."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
@@ -58,10 +58,6 @@ class TableSetting:
         least = self.dropped if self.dropped_least is None else self.dropped_least
         require(0 <= least <= self.dropped, "dropped_least", least, f"a share up to dropped = {self.dropped}")
         require(self.size >= 0, "size", self.size, "at least 0")
-
-    def changed(self, **changes: object) -> "TableSetting":
-        """The same with other values of some fields."""
-        return replace(self, **changes)  # type: ignore[arg-type]
 
     def batch(self, series: int, generator: torch.Generator, split: Split = "train") -> SeriesBatch:
         """Windows at random places of a split. The rows seen may reach back into the split before it.

@@ -59,7 +59,7 @@ def robust_fit(
             break
         before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
         again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-        found = find_parameters(model, kept, known, known if len(known) == len(start) else again, max_steps)
+        found = find_parameters(model, kept, known, again, max_steps)
         values = found.values
     assert found is not None
     return RobustFit(found, readings, kept)

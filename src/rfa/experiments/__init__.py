@@ -1,7 +1,7 @@
 """Recipes: several training runs, their evaluations, and one result file for each run."""
 
 from .claims import ClaimedOutcome
-from .plan import RunState, measured_on, states
+from .plan import RunState, measured_on, selected_names, states
 from .reading import RecipeError, recipe_kind
 from .recall_recipe import RecallRecipe, load_recall_recipe
 from .recall_runner import finished_recall_result, run_recall_recipe
@@ -32,5 +32,6 @@ __all__ = [
     "run_recipe",
     "run_series_recipe",
     "seconds_of",
+    "selected_names",
     "states",
 ]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from rfa.checks import check_range, require
-from rfa.data.series_table import SeriesTable, read_many_series
+from rfa.data.series_table import SeriesTable, read_many_series, table_files
 from rfa.files import sha256, whole_name, write_text_whole
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.training.trainer import quiet_transformers
@@ -106,13 +106,12 @@ def read_training_data(request: NetworkRequest) -> TrainingData:
     gap = sorted(table.gap for table in series)[len(series) // 2]
     rows = round(_HORIZONS * horizon / gap)
     context = request.context or min(max(rows, _LEAST_CONTEXT), _MOST_CONTEXT)
-    files = [file for path in map(Path, request.files) for file in (path.glob("*.csv") if path.is_dir() else [path])]
     return TrainingData(
         series=series,
         split=split,
         context=context,
         horizon=horizon,
-        digests={str(file): sha256(file) for file in sorted(files)},
+        digests={str(file): sha256(file) for file in sorted(table_files(request.files))},
     )
 
 

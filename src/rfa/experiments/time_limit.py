@@ -1,13 +1,13 @@
 """A limit of time for all runs of a call: it stops between two parts of the work, or after a step of training."""
 
-import math
 import re
 import time
 
 from rfa.progress import Stage, StageProgress
 
 _UNITS = {"h": 3600, "m": 60, "s": 1}
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
+_LONGEST = 1e9  # seconds, thirty years
 
 
 class TimeIsUp(Exception):
@@ -70,6 +70,6 @@ def seconds_of(duration: str) -> float:
     seconds = (
         sum(int(n) * unit for n, unit in zip(found.groups(default="0"), _UNITS.values(), strict=True)) if found else 0
     )
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds <= _LONGEST:
         raise ValueError(f"for: got {duration!r:.40}, expected a duration such as 9m, 90s or 1h30m")
     return float(seconds)

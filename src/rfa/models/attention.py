@@ -16,7 +16,7 @@ from rfa.nn.dynamics import LayerPrior, Noise
 from rfa.nn.filter_attention import Step
 from rfa.ops.problem import Weight
 
-from .banks import DecayRates, FrequencyBank
+from .banks import DecayRates, FrequencyBank, check_slow_modes
 from .fields import CheckedFields
 
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
@@ -121,6 +121,7 @@ class StateSpaceConfig(AttentionConfig):
         super().__post_init__()
         kind = self.frequencies.kind
         require(kind not in ("as_released", "yarn"), "frequencies", kind, "score='dot_product' with it")
+        check_slow_modes(self.frequencies, self.learn_frequencies)
         paired = kind != "rope" or not self.learn_frequencies
         require(paired, "learn_frequencies", True, "frequencies='paired_rope' or 'partitioned' with it")
 
@@ -201,6 +202,8 @@ class FilterAttentionConfig(StateSpaceConfig):
             riccati or self.initial_slopes is None, "initial_slopes", self.initial_slopes, "prior='riccati' with it"
         )
         check_filter({**vars(self), "aggregation": "consensus"})
+        moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
+        require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
 
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""

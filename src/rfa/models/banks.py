@@ -89,3 +89,9 @@ class DecayRates(CheckedFields):
             return torch.zeros(heads, dtype=torch.float32)
         damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
         return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
+
+
+def check_slow_modes(bank: FrequencyBank, learned: bool) -> None:
+    """Raise `ValueError` for real slow modes where frequencies are learned: after one step they would turn again."""
+    fixed = bank.slow_modes == "rotate" or not learned
+    require(fixed, "slow_modes", bank.slow_modes, "'rotate' where frequencies are learned, or learn_frequencies=False")

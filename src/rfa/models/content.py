@@ -10,6 +10,7 @@ from rfa.nn.checks import check_dynamics
 from rfa.ops.problem import Weight
 
 from .attention import AttentionConfig
+from .banks import check_slow_modes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class ContentAttentionConfig(AttentionConfig):
         kind = self.frequencies.kind
         require(kind in ("partitioned", "paired_rope"), "frequencies", kind, "'partitioned' or 'paired_rope'")
         require(not self.taps, "taps", True, "False with dynamics='content'")
+        check_slow_modes(self.frequencies, learned=True)
         require(self.rotate_values, "rotate_values", False, "True with dynamics='content'")
 
     def has_head_dynamics(self) -> bool:

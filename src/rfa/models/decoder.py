@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rfa.nn import HeadDynamics, NormalLinear
+from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
 from rfa.ops.positions import Positions
 
@@ -82,6 +83,14 @@ class RFAPreTrainedModel(PreTrainedModel):
         blocks = (module for module in self.modules() if isinstance(module, RFABlock))
         found = {block.layer_index: getattr(block.attention, "dynamics", None) for block in blocks}
         return {index: dynamics for index, dynamics in found.items() if isinstance(dynamics, HeadDynamics)}
+
+    def sde_parameters(self) -> list[nn.Parameter]:
+        """The learned dynamics and noises, which an optimiser treats apart (appendix F)."""
+        blocks = (module for module in self.modules() if isinstance(module, RFABlock))
+        held = [getattr(block.attention, "dynamics", None) for block in blocks]
+        found = [p for dynamics in held if isinstance(dynamics, HeadDynamics) for p in dynamics.parameters()]
+        content = [dynamics for dynamics in held if isinstance(dynamics, ContentDynamics)]  # its map is a projection
+        return found + [p for each in content for name, p in each.named_parameters() if name.startswith("raw_")]
 
     def add_blocks(self, config: DecoderConfig) -> None:
         """Make the decoder's modules: a linear map, the blocks, a norm and a linear map."""

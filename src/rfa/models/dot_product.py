@@ -14,7 +14,7 @@ from rfa.nn.clock import Clock
 from rfa.nn.dot_product_attention import Gates
 
 from .attention import AttentionConfig
-from .banks import DecayRates, FrequencyBank
+from .banks import DecayRates, FrequencyBank, check_slow_modes
 
 _GATES: dict[str, Gates] = {"forget_gate": "forget", "channel_gate": "channel", "content_riccati": "gain"}
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
@@ -66,6 +66,10 @@ class DotProductAttentionConfig(AttentionConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
+        lag = (
+            self.prior in ("alibi", "riccati", "kerple") or self.frequencies.kind != "none" or self.decay.kind != "none"
+        )
+        require(lag or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
         free = self.prior not in ("content_riccati", "channel_gate") or self.gated_heads == 1
         require(free, "gated_heads", self.gated_heads, f"1 with prior={self.prior!r}")
         if self.prior == "channel_gate":
@@ -77,6 +81,7 @@ class DotProductAttentionConfig(AttentionConfig):
         turns = self.frequencies.kind not in ("none", "as_released", "yarn")
         require(turns or not self.learn_frequencies, "learn_frequencies", True, "frequencies that turn states with it")
         check_turned_values(self.rotate_values, turns)
+        check_slow_modes(self.frequencies, self.learn_frequencies)
         free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
         require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
 

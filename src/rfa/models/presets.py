@@ -14,8 +14,8 @@ from .flat import FLAT_NAMES
 _NO_ROTATION, _PARTITIONED = FrequencyBank(kind="none"), FrequencyBank(kind="partitioned")
 _DECAYED = DecayRates(damping=0.05, zero_heads=0)
 _M2 = FilterAttentionConfig()
-# an ablation of m2: it keeps m2's innovation step
 _X2 = replace(_M2, prior="riccati", initial_slopes="alibi")
+# an ablation of m2: it keeps m2's innovation step
 _ROPER = DotProductAttentionConfig(frequencies=_PARTITIONED, rotate_values=True, innovation=True)
 
 _GATED_ROPER = DotProductAttentionConfig(prior="forget_gate", rotate_values=True)

@@ -21,6 +21,7 @@ from .state_options import OutputGain, StateScale, Taps, states_before, tapped
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]
+_MARKS = "gates, taps or a content clock"  # in messages
 Marks = Float[Tensor, "batch heads keys ..."]  # what each token says about the time after it
 Phases = Float[Tensor, "b heads length modes"]
 Rotation = tuple[Phases, Phases]  # cosine and sine
@@ -83,6 +84,7 @@ class Attention(nn.Module, ABC):
         self.clock = ContentClock(hidden_size, num_heads, self.gated_heads) if clock == "content" else None
         self.taps = Taps(hidden_size, num_heads) if taps else None
         self.output_gain = OutputGain(hidden_size, num_heads) if output_gain else None
+        require(causal or clock == "times", "clock", clock, "'times' with causal=False: a token sets the time after it")
         self.marked = clock == "content" or taps
         self.state_scale = StateScale(num_heads) if normalise_states else None
         self.hidden_size, self.num_heads, self.innovation = hidden_size, num_heads, innovation
@@ -138,7 +140,11 @@ class Attention(nn.Module, ABC):
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
-        without = {"past_key_values": cache is not None, "segment_ids": segment_ids is not None, "marks": self.marked}
+        without = {
+            "past_key_values": cache is not None,
+            "segment_ids": segment_ids is not None,
+            "gates, taps or a content clock": self.marked,
+        }
         self._check_queries(query_states, query_times, positions, [name for name, given in without.items() if given])
         beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
         for name, value in beside.items() if positions is not None else ():

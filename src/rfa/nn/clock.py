@@ -14,13 +14,13 @@ LEAST_RATE = 1e-6  # so that two tokens never stand at the same time
 
 
 class ContentClock(FullPrecision):
-    """`rate_l = softplus(w_h . x_l + b_h)` of each token and head, the speed of the head's clock until the next token.
+    """`rate_l = softplus(w_h . x_l + b_h) + 1e-6`: the speed of each head's clock from token l to the next one.
 
     The time of token i in a head is `t_i = sum_{l < i} rate_l (T_{l+1} - T_l)`, with the given times T, which are 0, 1,
     2, ... for text. All dynamics of the head follow that clock: rotation, decay and uncertainty.
 
-    w begins at zero and b where the rate is 1, so that at first the clock shows the given times. Rates below 1e-6 count
-    as 1e-6. Parameters and rates are in full precision.
+    w begins at zero and b where the rate is 1, so that at first the clock shows the given times. Parameters and rates
+    are in full precision.
 
     Args:
         hidden_size: d_model.
@@ -35,12 +35,12 @@ class ContentClock(FullPrecision):
         gated = num_heads if gated is None else gated
         self.ungated = num_heads - gated
         self.weight = nn.Parameter(torch.zeros(gated, hidden_size))
-        self.bias = nn.Parameter(softplus_inverse(torch.ones(gated)))
+        self.bias = nn.Parameter(softplus_inverse(torch.ones(gated) - LEAST_RATE))
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The rates of tokens, at least in float32."""
         dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
         with torch.autocast(hidden_states.device.type, enabled=False):
             logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
-            rate = F.softplus(logit).clamp(min=LEAST_RATE).transpose(1, 2)
+            rate = (F.softplus(logit) + LEAST_RATE).transpose(1, 2)
             return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)

@@ -134,9 +134,12 @@ class DotProductAttention(Attention):
         marks = super().marks(hidden_states)
         if self.gate_projection is None:
             return marks
-        logit = self.gate_projection(hidden_states)
+        weight, bias = self.gate_projection.weight, self.gate_projection.bias
+        dtype = torch.promote_types(torch.promote_types(hidden_states.dtype, weight.dtype), torch.float32)
+        with torch.autocast(hidden_states.device.type, enabled=False):  # its sums over tokens are not of half precision
+            logit = F.linear(hidden_states.to(dtype), weight.to(dtype), bias.to(dtype))
         logit = split_heads(logit, self.num_heads) if self.gates == "channel" else logit.transpose(1, 2)
-        log_gate = F.logsigmoid(logit.to(torch.promote_types(logit.dtype, torch.float32)))
+        log_gate = F.logsigmoid(logit)
         ungated = self.num_heads - self.gated_heads
         return marks | {"log_gate": F.pad(log_gate, (0, 0, ungated, 0)) if ungated else log_gate}
 

@@ -246,7 +246,7 @@ def cumulative_at_queries(weights: RiccatiWeights, positions: Positions) -> Tens
     if not positions.key_times.shape[-1]:
         return cumulative.new_zeros(*cumulative.shape[:2], positions.query_times.shape[-1])
     key, found = positions.once("last keys", lambda: _last_keys(positions))
-    batch = max(key.shape[0], cumulative.shape[0])
+    (batch,) = torch.broadcast_shapes(key.shape[:1], cumulative.shape[:1])
     index = key[:, None, :].expand(batch, cumulative.shape[1], -1)
     of_queries = cumulative.expand(batch, -1, -1).gather(-1, index)
     return torch.where(found[:, None, :], of_queries, 0.0)

@@ -71,7 +71,9 @@ def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     lengths = lengths_of(own)
     rows: list[list[Cell]] = []
     for label, runs in _by_label(own).items():
-        cells: list[Cell] = [label, str(len(runs))]
+        scored = [run for run in runs if run["tests"]]
+        lost = len(runs) - len(scored)
+        cells: list[Cell] = [label, f"{len(scored)}, {lost} stopped" if lost else str(len(runs))]
         for length in lengths:
             found = [run["tests"][str(length)]["accuracy"] for run in runs if str(length) in run["tests"]]
             cells.append(interval_cell(found, 3, level))
@@ -102,7 +104,8 @@ def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
                 found[run["task"]].append(run["tests"][str(length)]["accuracy"])
         rows.append((label, *(interval_cell(found[task], 2, level) for task in tasks)))
     note = f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval."
-    return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), (note,))
+    notes = (note, *_faults(results))
+    return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), notes)
 
 
 def learning_table(results: Results, task: str, level: float = 0.95) -> Table:

@@ -136,16 +136,19 @@ def _column(books: LossByBook, order: Sequence[str], column: int) -> np.ndarray:
     return np.array([books[book][column] for book in order], dtype=np.float64)
 
 
-OPEN, WITHIN_A_SEED = "open", "within a seed"
+OPEN, WITHIN_A_SEED, ONE_SEED = "open", "within a seed", "one seed"
 
 
 def verdict(found: Difference, noise: float | None) -> str:
-    """What a difference leaves undecided: "open" if an interval holds 0, "within a seed", or nothing.
+    """What a difference leaves undecided: "open" if an interval holds 0, "within a seed", "one seed", or nothing.
 
     Args:
         found: the difference.
-        noise: as from `seed_noise`; it counts for a difference of a single seed only.
+        noise: as from `seed_noise`; it counts for a difference of a single seed only. Where it is not known, a single
+            seed decides nothing.
     """
+    if found.half is None and noise is None:
+        return ONE_SEED
     if found.half is None and noise is not None and abs(found.value) <= noise:
         return WITHIN_A_SEED
     over_seeds = found.half is not None and abs(found.value) <= found.half

@@ -18,6 +18,7 @@ from .series import SeriesTraining
 from .steps import train_steps
 
 _CHUNK = 32  # sequences scored at once
+_TRIES = 100  # batches, until one has a question
 _HELD_OUT_SEED = 30_260_000
 
 
@@ -91,7 +92,11 @@ def train_on_task(
             progress(step, training.steps)
 
     def draw_loss(generator: torch.Generator) -> Tensor:
-        return functional.cross_entropy(*_answers(model, task.sample(training.batch_size, training.length, generator)))
+        for _ in range(_TRIES):
+            batch = task.sample(training.batch_size, training.length, generator)
+            if bool((batch.labels != NOT_ASKED).any()):
+                return functional.cross_entropy(*_answers(model, batch))
+        raise ValueError(f"task: got {_TRIES} batches of {task} without a question, expected one at least")
 
     train_steps(
         model,

@@ -37,15 +37,14 @@ def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: b
     """Adam without weight decay. The SDE's parameters have half the rate, no momentum, and `eps = 1e-7`.
 
     Args:
-        model: its learned `head_dynamics` form the second group, if it has any.
+        model: its `sde_parameters` form the second group, if it has any.
         learning_rate: peak rate of the first group.
         one_group: no second group, as in the paper's released code.
 
     Returns:
         The optimiser, its groups named "features" and "dynamics".
     """
-    sde_modules = () if one_group else model.head_dynamics().values()
-    dynamics = {id(p) for module in sde_modules for p in module.parameters()}
+    dynamics = {id(p) for p in ([] if one_group else model.sde_parameters())}
     features = [p for p in model.parameters() if p.requires_grad and id(p) not in dynamics]
     groups: list[dict] = [{"params": features, "lr": learning_rate, "name": "features"}]
     if dynamics:

@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from rfa.ops.dot_product import decayed_dot_product_attention
+from rfa.ops.positions import checked_positions
+
 from ..problems import assert_same, attend, problem
 
 KEYS = 64
@@ -25,3 +28,18 @@ def test_lags_before_a_gap_inside_a_chunk(prior, absent):
         options["key_mask"] = mask
     exact, rough = attend(inputs, "reference", **options), attend(inputs, "cpu", **options)
     assert_same(rough, exact, "cpu")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_dot_products_have_a_gradient_at_a_decay_of_zero(causal):
+    inputs, times = problem(5, keys=KEYS, modes=8), torch.arange(KEYS, dtype=torch.float64) ** 1.1
+    positions, found = checked_positions(2, KEYS, KEYS, times.device, times), []
+    for backend, dtype in (("cpu", torch.float32), ("reference", torch.float64)):
+        decay = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+        states = [inputs[name].to(dtype) for name in ("query", "key", "value")]
+        options = {"positions": positions, "slopes": torch.full((2,), 0.1), "causal": causal, "backend": backend}
+        out = decayed_dot_product_attention(*states, decay=decay, **options)
+        (out.double() * inputs["value"].cos()).sum().backward()
+        found.append(decay.grad)
+    assert found[1].abs().min() > 1
+    torch.testing.assert_close(*found, rtol=1e-4, atol=0)  # sums of float32 over 64 x 64 pairs

@@ -11,11 +11,11 @@ namespace rfa {
 // What `SeparablePath` is for filters. There are no variances, so u and w stay zero, and E is 1 where nothing decays.
 template <bool CAUSAL> class ProductPath {
  public:
-  // The numbers of one query: M and C (rfa/ops/prior.py), and their gradients.
+  // The numbers of one query: its time, M and C (rfa/ops/prior.py), and their gradients.
   struct QueryRow {
-    double decay_sum, bias_sum;
+    double time, decay_sum, bias_sum;
     Doubles grad_decay_sum{}, grad_bias_sum{};
-    QueryRow(double m, double c) : decay_sum(m), bias_sum(c) {}
+    QueryRow(double t, double m, double c) : time(t), decay_sum(m), bias_sum(c) {}
   };
 
   explicit ProductPath(const Task& task, bool backward)
@@ -24,6 +24,7 @@ template <bool CAUSAL> class ProductPath {
         decay_sums_(padded_),
         bias_sums_(padded_),
         key_bias_(padded_),
+        times_(CAUSAL ? 0 : padded_),
         column_sums_(backward ? 3 * KEY_BLOCK : 0),
         decay_(KEY_BLOCK),
         bias_(KEY_BLOCK),
@@ -33,6 +34,7 @@ template <bool CAUSAL> class ProductPath {
     std::copy_n(p.key_path + row * p.keys, p.keys, static_cast<double*>(decay_sums_));
     std::copy_n(p.key_path + (2 * each + row) * p.keys, p.keys, static_cast<double*>(bias_sums_));
     std::copy_n(p.key_bias + row * p.keys, p.keys, static_cast<float*>(key_bias_));
+    if (!CAUSAL) std::copy_n(task.key_times(), p.keys, static_cast<double*>(times_));
     query_decay_sums_ = p.query_path + row * p.queries;
     query_bias_sums_ = p.query_path + (2 * each + row) * p.queries;
     const auto first = query_decay_sums_[0];
@@ -59,7 +61,7 @@ template <bool CAUSAL> class ProductPath {
 
   QueryRow row(int64_t i) const {
     i = std::min(i, task_.p.queries - 1);
-    return {query_decay_sums_[i], query_bias_sums_[i]};
+    return {task_.query_times()[i], query_decay_sums_[i], query_bias_sums_[i]};
   }
 
   // E, b and w with `n` keys from `start` on.
@@ -87,18 +89,14 @@ template <bool CAUSAL> class ProductPath {
       if (CAUSAL) {  // C_i >= C_j: the same at the key
         row.grad_bias_sum -= grad_bias;
       } else {
-        const Doubles grad_bias_sum = widen(choose(between(row, start + j) < 0.0f, -bias, bias));
+        const Doubles grad_bias_sum = widen(choose(ahead(row, start + j), -bias, bias));
         row.grad_bias_sum -= grad_bias_sum;
         add_to(column_sums_ + KEY_BLOCK + j, grad_bias_sum);
       }
     }
-    if (!decays_) return;
     for (int64_t j = 0; j < n; j += LANES) {
       Floats decay = load(grads.decay + j) * load(decay_ + j);
-      if (!CAUSAL) {
-        const Floats apart = narrow(row.decay_sum - load(decay_sums_ + start + j));
-        decay = choose(apart < 0.0f, -decay, decay);
-      }
+      if (!CAUSAL) decay = choose(ahead(row, start + j), -decay, decay);
       const Doubles grad_decay_sum = widen(decay);
       row.grad_decay_sum -= grad_decay_sum;
       add_to(column_sums_ + j, grad_decay_sum);
@@ -128,6 +126,11 @@ template <bool CAUSAL> class ProductPath {
   void finish(double* scalars) { std::fill_n(scalars + 1, 5, 0.0); }
 
  private:
+  // Where keys are the later ones. Where nothing decays M does not tell.
+  RFA_INLINE_MEMBER Ints ahead(const QueryRow& row, int64_t j) const {
+    return narrow(row.time - load(times_ + j)) < 0.0f;
+  }
+
   // C_i - C_j
   RFA_INLINE_MEMBER Floats between(const QueryRow& row, int64_t j) const {
     return narrow(row.bias_sum - load(bias_sums_ + j));
@@ -137,6 +140,7 @@ template <bool CAUSAL> class ProductPath {
   int64_t padded_;
   Buffer<double> decay_sums_, bias_sums_;
   Buffer<float> key_bias_;
+  Buffer<double> times_;  // only where keys may lie ahead
   Buffer<double> column_sums_;  // of one block of keys: gradients of M, C and the bias
   Buffer<float> decay_, bias_, weight_;  // one query with a block of keys
   const double *query_decay_sums_, *query_bias_sums_;
