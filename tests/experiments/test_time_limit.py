@@ -124,8 +124,8 @@ def test_another_version(tmp_path, out, evaluated, monkeypatch, clock):
     with pytest.raises(ValueError, match=said):
         run_recipe(planned, out)
     assert contents(out) == before
-    run_recipe(planned, out, other_version=True, only=NAMES[:1])
-    assert read_result(out / "results" / f"{NAMES[0]}.json")["versions"] == [old, f"{here['rfa']} abc"]
+    run_recipe(planned, out, other_version=True, only=NAMES[:1])  # `evaluated` says "elsewhere"
+    assert read_result(out / "results" / f"{NAMES[0]}.json")["versions"] == [old, "elsewhere", f"{here['rfa']} abc"]
     with pytest.raises(ValueError, match=said):  # a finished run counts too
         run_recipe(planned, out)
     assert run_recipe(planned, out, only=NAMES[:1]).done == (NAMES[0],)  # nothing to do

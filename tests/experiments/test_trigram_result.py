@@ -1,10 +1,13 @@
 """The trigram's file of a recipe: the tokens of its runs, the targets of its results."""
 
+import json
+
 import numpy as np
 
 from rfa.data import prepare
 from rfa.evaluation import Trigram
 from rfa.experiments import load_recipe, run_recipe
+from rfa.experiments.trigram_result import is_of_another_text
 from rfa.results import read_result, read_results, read_trigram
 from rfa.training import seen_blocks
 
@@ -52,6 +55,23 @@ def test_it_is_made_for_a_record_that_has_none_and_only_then(tmp_path, out, eval
     run_recipe(planned, out, only=[NAMES[0]])
     assert path.read_bytes() == before
     assert evaluated == NAMES[:1]
+
+
+def test_one_of_another_text_or_evaluation_is_made_anew(tmp_path, out):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    path, spec = out / "results" / "trigram.json", planned.resolved(planned.runs[0])
+    text = prepare(spec.data, spec.tokenizer, spec.split_by)
+    assert not is_of_another_text(planned, text, out)
+    found = json.loads(path.read_text("utf-8"))
+    rows = next(iter(found["evaluations"].values()))["rows"]
+    for damaged in (
+        {**found, "data": {**found["data"], "fingerprint": "0"}},
+        {**found, "evaluations": {name: {"rows": rows[:-1]} for name in found["evaluations"]}},
+        {},
+    ):
+        path.write_text(json.dumps(damaged), "utf-8")
+        assert is_of_another_text(planned, text, out)
 
 
 def test_blocks_of_two_tokens_have_no_trigram(tmp_path, out, evaluated):

@@ -21,7 +21,7 @@ _ALONE = ("by_position", "passkey", "attention")  # entries of a result that are
 def evaluated_in_parts(
     run: RunFolder, asked: Mapping[str, Any], progress: StageProgress, limited: bool
 ) -> dict[str, Any]:
-    """What `rfa.evaluation.full_evaluation` returns.
+    """What `rfa.evaluation.full_evaluation` returns, and with parts the "environments" in which they were made.
 
     Args:
         run: the folder of a trained run.
@@ -33,6 +33,7 @@ def evaluated_in_parts(
     if not limited and not (run.path / _FOLDER).is_dir():
         return evaluation.full_evaluation(run.path, **asked, progress=progress)
     whole: dict[str, Any] = {}
+    environments = []
     for name, part in _parts(asked):
         path = run.path / _FOLDER / f"{name}.json"
         found = _finished(path, part)
@@ -42,7 +43,8 @@ def evaluated_in_parts(
         given = {entry: value for entry, value in found.items() if value is not None or entry not in whole}
         evaluations = {**whole.get("evaluations", {}), **found["evaluations"]}
         whole = {**whole, **given, "evaluations": evaluations}
-    return whole
+        environments.append(found["environment"])
+    return {**whole, "environments": environments}
 
 
 def delete_parts(run: RunFolder) -> None:

@@ -39,6 +39,8 @@ def make_result(
         evaluated: the evaluation from `rfa.evaluation.full_evaluation`.
         tried: content of run.json of the trial of each learning rate.
     """
+    evaluated = dict(evaluated)
+    parts = [{"environment": made} for made in evaluated.pop("environments", [evaluated.get("environment")])]
     measured, lines = record["result"], read_metrics(folder)
     speed = measured["tokens_per_second"]
     return {
@@ -53,7 +55,7 @@ def make_result(
         **_entry(recipe, run),
         "learning_rate": run.spec.learning_rate,
         "trials": {str(rate): loss if math.isfinite(loss) else None for rate, loss in losses_of(tried).items()},
-        "versions": versions_of(*tried.values(), record, {"environment": environment()}),
+        "versions": versions_of(*tried.values(), record, *parts, {"environment": environment()}),
         "training": {
             "valid_perplexity": measured["valid_perplexity"],
             "tokens": measured["tokens"],
@@ -82,7 +84,7 @@ def versions_of(*made: Mapping[str, Any]) -> list[str]:
         made: contents of run.json or of results.
     """
     environments = [one for each in made for one in (each.get("environment", {}), *each.get("resumed", []))]
-    named = [f"{one.get('rfa')}{f' {commit}' if (commit := one.get('commit')) else ''}" for one in environments]
+    named = [f"{one.get('rfa')}{f' {commit}' if (commit := one.get('commit')) else ''}" for one in environments if one]
     return list(dict.fromkeys(named))
 
 

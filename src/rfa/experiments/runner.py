@@ -32,7 +32,7 @@ from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result
 from .time_limit import TimeIsUp, TimeLimit
-from .trigram_result import lacks_trigram, write_trigram
+from .trigram_result import is_of_another_text, lacks_trigram, write_trigram
 
 _PAUSE = 2.0  # seconds between looks at trials that other processes make
 
@@ -137,7 +137,7 @@ def _run_all(
     if waiting or lacks_trigram(recipe, out):
         text = _check_text(recipe, waiting[0] if waiting else recipe.runs[0], begun, report)
         _check_machine(recipe, waiting, report)
-        if lacks_trigram(recipe, out):
+        if lacks_trigram(recipe, out) or is_of_another_text(recipe, text, out):
             write_trigram(recipe, text, out)
     write_planned(out, Planned(name=recipe.name, title=recipe.title, runs=[run.name for run in recipe.runs]))
     going = True

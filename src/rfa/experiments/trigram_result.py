@@ -1,5 +1,6 @@
 """The trigram of a recipe: trained on the tokens of its runs, scored on their targets, written beside their results."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,24 @@ from .recipe import Recipe
 def lacks_trigram(recipe: Recipe, out: Path) -> bool:
     """Whether the recipe's folder has no file of a trigram yet. Blocks of two tokens have none."""
     return recipe.runs[0].spec.length >= ORDER and not _path(out).exists()
+
+
+def is_of_another_text(recipe: Recipe, text: PreparedData, out: Path) -> bool:
+    """Whether the file of the trigram is damaged, or of another text or evaluation than the recipe's."""
+    if not _path(out).exists():
+        return False
+    try:
+        found = json.loads(_path(out).read_text("utf-8"))
+        lengths = {name: [row["length"] for row in one["rows"]] for name, one in found["evaluations"].items()}
+        same = found["data"] == _fingerprints(text)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return True
+    plan = recipe.evaluation
+    return not same or lengths != {name: list(plan.lengths) for name in plan.protocols}
+
+
+def _fingerprints(text: PreparedData) -> dict[str, str]:
+    return {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]}
 
 
 def _path(out: Path) -> Path:
@@ -54,7 +73,6 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         by_position=plan.by_position,
         passkey=plan.passkey,
     )
-    fingerprints = {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]}
     result: dict[str, Any] = {
         "format": RESULT_FORMAT,
         "recipe": recipe.name,
@@ -63,7 +81,7 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         "tokens": blocks.size,
         "vocabulary": vocabulary,
         "seed": spec.seed,
-        "data": fingerprints,
+        "data": _fingerprints(text),
         "fingerprint": text.fingerprints["test"],
         "environment": environment(),
         "valid_perplexity": _valid_perplexity(trigram, np.asarray(text.streams["valid"]), spec),
