@@ -113,6 +113,14 @@ def take(
 _LARGEST = 1e9  # of a recipe's numbers
 
 
+def check_rates(rates: Sequence[Any], faults: Faults) -> bool:
+    """Whether these are learning rates to try; a fault is recorded where they are not."""
+    fits = bool(rates) and all(isinstance(rate, float) and 0 < rate < 1 for rate in rates)
+    if not fits:
+        faults.add("rates", f"got {rates!r:.80}, expected numbers between 0 and 1")
+    return fits
+
+
 def check_seeds(seeds: Sequence[Any], faults: Faults) -> None:
     """Record a fault unless the seeds are different whole numbers, at least one."""
     whole = all(isinstance(seed, int) and not isinstance(seed, bool) and 0 <= seed < 2**31 for seed in seeds)

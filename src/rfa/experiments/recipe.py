@@ -12,7 +12,7 @@ from rfa.evaluation import PROTOCOLS
 from rfa.models import PRESETS
 from rfa.training import TrainingSpec
 
-from .reading import Faults, read_yaml, take
+from .reading import Faults, check_rates, read_yaml, take
 
 _RECIPE = {
     "name": str, "title": str, "training": dict, "rates": list, "runs": list, "evaluation": dict, "keep_models": bool,
@@ -172,9 +172,9 @@ def _rates(given: Mapping[str, Any], training: Mapping[str, Any], faults: Faults
     if "rates" not in given:
         return ()
     rates = given["rates"]
-    if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
-        faults.add("rates", f"got {rates!r:.80}, expected numbers between 0 and 1")
-    elif len(set(rates)) < len(rates):
+    if not check_rates(rates, faults):
+        return ()
+    if len(set(rates)) < len(rates):
         faults.add("rates", f"got {rates!r:.80}, expected each once")
     elif "learning_rate" in training:
         faults.add("training", "learning_rate: not here, expected rates alone")

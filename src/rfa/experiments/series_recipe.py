@@ -12,7 +12,7 @@ from rfa.models.flat import FLAT_NAMES
 from rfa.training.series import SeriesTraining
 
 from .known_filters import FILTERS
-from .reading import Faults, built, check_seeds, read_yaml, take
+from .reading import Faults, built, check_rates, check_seeds, read_yaml, take
 from .recipe import NAME
 from .series_contestants import NETWORKS, Setting, check_network
 
@@ -136,8 +136,7 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
     if "seed" in given.get("training", {}):
         faults.add("training", "seed: not here, expected seeds at the top")
     rates = given.get("rates", [training.learning_rate])
-    if not rates or not all(isinstance(rate, float) and 0 < rate < 1 for rate in rates):
-        faults.add("rates", f"got {rates!r}, expected numbers between 0 and 1")
+    check_rates(rates, faults)
     contestants = [SeriesContestant(label) for label in given.get("filters", [])]
     for contestant in contestants:
         if not isinstance(contestant.label, str):

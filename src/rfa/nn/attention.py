@@ -143,7 +143,7 @@ class Attention(nn.Module, ABC):
         without = {
             "past_key_values": cache is not None,
             "segment_ids": segment_ids is not None,
-            "gates, taps or a content clock": self.marked,
+            _MARKS: self.marked,
         }
         self._check_queries(query_states, query_times, positions, [name for name, given in without.items() if given])
         beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from .dynamics import FullPrecision, softplus_inverse
+from .projections import full_precision_linear
 
 Clock = Literal["times", "content"]
 LEAST_RATE = 1e-6  # so that two tokens never stand at the same time
@@ -39,8 +40,6 @@ class ContentClock(FullPrecision):
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The rates of tokens, at least in float32."""
-        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
-            rate = (F.softplus(logit) + LEAST_RATE).transpose(1, 2)
-            return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)
+        logit = full_precision_linear(hidden_states, self.weight, self.bias)
+        rate = (F.softplus(logit) + LEAST_RATE).transpose(1, 2)
+        return F.pad(rate, (0, 0, self.ungated, 0), value=1.0)

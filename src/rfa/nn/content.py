@@ -29,6 +29,7 @@ from .dynamics import (
     bank,
     softplus_inverse,
 )
+from .projections import full_precision_linear
 
 Rates = Float[Tensor, "batch heads keys rates"]
 
@@ -72,9 +73,7 @@ class ContentDynamics(PositiveParameters):
 
     def rates(self, hidden_states: Tensor) -> Tensor:
         """Decay, process noise and the positive frequencies of tokens, `(batch, heads, length, 2 + modes / 2)`."""
-        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            rates = F.softplus(F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype)))
+        rates = F.softplus(full_precision_linear(hidden_states, self.weight, self.bias))
         return rates.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
     def forward(self, rates: Tensor) -> tuple[TokenDynamics, Noises]:

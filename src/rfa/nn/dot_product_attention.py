@@ -19,7 +19,7 @@ from .cache import FilterLayer
 from .checks import check_channel_gates, check_rates, check_turned_values
 from .dynamics import HeadDynamics
 from .geometry import Geometry, LogarithmicBias, rotate_as_released
-from .projections import NormalLinear, split_heads
+from .projections import NormalLinear, full_precision_linear, split_heads
 from .yarn import Yarn
 
 RotaryMap = Literal["complex", "as_released"]
@@ -134,10 +134,7 @@ class DotProductAttention(Attention):
         marks = super().marks(hidden_states)
         if self.gate_projection is None:
             return marks
-        weight, bias = self.gate_projection.weight, self.gate_projection.bias
-        dtype = torch.promote_types(torch.promote_types(hidden_states.dtype, weight.dtype), torch.float32)
-        with torch.autocast(hidden_states.device.type, enabled=False):  # its sums over tokens are not of half precision
-            logit = F.linear(hidden_states.to(dtype), weight.to(dtype), bias.to(dtype))
+        logit = full_precision_linear(hidden_states, self.gate_projection.weight, self.gate_projection.bias)
         logit = split_heads(logit, self.num_heads) if self.gates == "channel" else logit.transpose(1, 2)
         log_gate = F.logsigmoid(logit)
         ungated = self.num_heads - self.gated_heads

@@ -3,6 +3,8 @@
 import math
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from rfa.ops.positions import Positions
@@ -32,6 +34,15 @@ class NormalLinear(nn.Linear):
         if self.start is not None:
             with torch.no_grad():
                 self.bias.copy_(torch.tensor(self.start, dtype=torch.float32))
+
+
+def full_precision_linear(
+    states: Float[Tensor, "batch length size"], weight: Float[Tensor, "outputs size"], bias: Float[Tensor, " outputs"]
+) -> Float[Tensor, "batch length outputs"]:
+    """`W x + b` at least in float32, under autocast too: what sums over tokens are formed of."""
+    dtype = torch.promote_types(torch.promote_types(states.dtype, weight.dtype), torch.float32)
+    with torch.autocast(states.device.type, enabled=False):
+        return F.linear(states.to(dtype), weight.to(dtype), bias.to(dtype))
 
 
 def complex_deviation(fan_in: int, fan_out: int) -> float:

@@ -9,6 +9,7 @@ from rfa.ops.cumulative import predecessors
 from rfa.ops.positions import Positions
 
 from .dynamics import FullPrecision, PositiveParameters
+from .projections import full_precision_linear
 
 LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
 TAP_START, GAIN_START = -4.0, 4.0  # a share of 0.018, a gain of 0.982
@@ -58,10 +59,7 @@ class TokenGates(FullPrecision):
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The gates of tokens, at least in float32."""
-        dtype = torch.promote_types(hidden_states.dtype, self.weight.dtype)
-        with torch.autocast(hidden_states.device.type, enabled=False):
-            logit = F.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
-            return torch.sigmoid(logit).transpose(1, 2)
+        return torch.sigmoid(full_precision_linear(hidden_states, self.weight, self.bias)).transpose(1, 2)
 
 
 class Taps(TokenGates):

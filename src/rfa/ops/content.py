@@ -108,7 +108,9 @@ class ContentPath(NamedTuple):
 
     def rotations(self) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Cosine and sine of the phases at keys and at queries, `(batch, heads, length, modes)` each."""
-        return _cosine_and_sine(self.at_keys.phase.mT), self.of_queries()
+        of_queries = self.of_queries()
+        same = self.at_keys.phase is self.at_queries.phase
+        return of_queries if same else _cosine_and_sine(self.at_keys.phase.mT), of_queries
 
     def of_queries(self) -> tuple[Tensor, Tensor]:
         """Those at queries alone."""

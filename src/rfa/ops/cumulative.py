@@ -66,10 +66,6 @@ class CumulativeDynamics(NamedTuple):
     variance: Tensor
     phase: Tensor
 
-    def last(self, length: int) -> "CumulativeDynamics":
-        """The sums of the last tokens."""
-        return CumulativeDynamics(*(_last(x, length) for x in self))
-
 
 def cumulative_dynamics(
     dynamics: TokenDynamics, positions: Positions
@@ -86,10 +82,11 @@ def cumulative_dynamics(
     decay, phase = rate * elapsed, frequency * elapsed[:, None]
     remaining = torch.exp(-2 * decay) * tokens.follows[:, None]
     added = process_noise * accumulated_variance(rate, elapsed)
-    of_keys, of_queries = zip(tokens.sums(decay), tokens.growth(remaining, added), tokens.sums(phase), strict=True)
-    key, query = (CumulativeDynamics(*map(tokens.restored, each)) for each in (of_keys, of_queries))
     queries = positions.query_times.shape[-1]
-    return key, query.last(queries), _last(tokens.restored(tokens.times), queries)
+    sums = tokens.sums(decay), tokens.growth(remaining, added), tokens.sums(phase)
+    at_keys, at_queries = zip(*(tokens.placed(each, queries) for each in sums), strict=True)
+    times = _last(tokens.restored(tokens.times), queries)
+    return CumulativeDynamics(*at_keys), CumulativeDynamics(*at_queries), times
 
 
 def clocked(positions: Positions, rate: Tensor) -> Positions:
@@ -102,11 +99,8 @@ def clocked(positions: Positions, rate: Tensor) -> Positions:
         rate: of each token, `(batch, heads, keys)`, in units of the head's time per unit of the common time.
     """
     tokens = _tokens(positions)
-    key, query = tokens.sums(tokens.before(rate) * tokens.elapsed[:, None])
-    queries, key, query = positions.query_times.shape[-1], tokens.restored(key), tokens.restored(query)
-    if tokens.present is None and key.shape[-1] == queries:
-        query = key  # one and the same, for those who compute something of it
-    return positions._replace(clock=(key, _last(query, queries)), uniform=False)
+    sums = tokens.sums(tokens.before(rate) * tokens.elapsed[:, None])
+    return positions._replace(clock=tokens.placed(sums, positions.query_times.shape[-1]), uniform=False)
 
 
 def predecessors(positions: Positions) -> Tensor:
@@ -155,6 +149,11 @@ class _Tokens(NamedTuple):
     def restored(self, x: Tensor) -> Tensor:
         """`x` `(b, ..., length)` in the order of the sequence."""
         return x if self.restore is None else _take(x, self.restore)
+
+    def placed(self, sums: tuple[Tensor, Tensor], queries: int) -> tuple[Tensor, Tensor]:
+        """Sums at all keys and at the last tokens, the queries, in the order of the sequence; one tensor if alike."""
+        key = self.restored(sums[0])
+        return key, _last(key if sums[1] is sums[0] else self.restored(sums[1]), queries)
 
     def before(self, x: Tensor) -> Tensor:
         """`x` `(b, ..., length)` of the sequence at the last present token before each token in its group, sorted."""

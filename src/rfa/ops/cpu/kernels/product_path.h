@@ -1,8 +1,8 @@
 // The prior of dot products at any times: the decay E and the bias of each pair from numbers at its key and its query.
 #pragma once
 #include <algorithm>
-#include <vector>
 
+#include "decay_range.h"
 #include "functions.h"
 #include "problem.h"
 
@@ -43,20 +43,12 @@ template <bool CAUSAL> class ProductPath {
               std::any_of(decay_sums_ + 0, decay_sums_ + p.keys, differs);
     std::fill_n(static_cast<float*>(decay_), KEY_BLOCK, 1.0f);
     std::fill_n(static_cast<float*>(weight_), KEY_BLOCK, 0.0f);
-    for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
-      const double* sums = decay_sums_ + start;
-      const auto ends = std::minmax_element(sums, sums + std::min(KEY_BLOCK, p.keys - start));
-      least_.push_back(*ends.first), most_.push_back(*ends.second);
-    }
+    range_ = DecayRange(decay_sums_ + 0, p.keys);
   }
 
   // Whether E <= FAR between n queries and a block of keys.
   bool decayed(int64_t first, int64_t n, int64_t start, float) const {
-    if (!decays_) return false;
-    const int64_t last = std::min(first + n, task_.p.queries);
-    const auto ends = std::minmax_element(query_decay_sums_ + std::min(first, last - 1), query_decay_sums_ + last);
-    const double apart = std::max(*ends.first - most_[start / KEY_BLOCK], least_[start / KEY_BLOCK] - *ends.second);
-    return apart >= 27.725887;  // -log FAR
+    return decays_ && range_.far(query_decay_sums_, task_.p.queries, first, n, start);
   }
 
   QueryRow row(int64_t i) const {
@@ -145,7 +137,7 @@ template <bool CAUSAL> class ProductPath {
   Buffer<float> decay_, bias_, weight_;  // one query with a block of keys
   const double *query_decay_sums_, *query_bias_sums_;
   bool decays_;
-  std::vector<double> least_, most_;  // M of each block of keys
+  DecayRange range_{nullptr, 0};
 };
 
 }  // namespace rfa

@@ -2,8 +2,8 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <vector>
 
+#include "decay_range.h"
 #include "functions.h"
 #include "problem.h"
 
@@ -53,22 +53,14 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
     query_noise_ = task.scalar(4), bias_factor_ = task.scalar(5);
     gate_ = task.p.gate;
     least_effective_ = task.p.score_kind == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
-    for (int64_t start = 0; start < task.p.keys; start += KEY_BLOCK) {
-      const double* decay_sum = key_ + start;
-      const auto ends = std::minmax_element(decay_sum, decay_sum + std::min(KEY_BLOCK, task.p.keys - start));
-      least_.push_back(*ends.first), most_.push_back(*ends.second);
-    }
+    range_ = DecayRange(key_ + 0, task.p.keys);
   }
 
   // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.
   bool decayed(int64_t first, int64_t n, int64_t start, float reach) const {
     const float divisor = gate_ ? std::max(floor_ + query_noise_, least_effective_) : 1.0f;
     const float widest = inverse_freedom_ / divisor;
-    if (!(reach * widest * FAR < 1e-6f * unit_)) return false;
-    const int64_t last = std::min(first + n, task_.p.queries);
-    const auto ends = std::minmax_element(query_ + std::min(first, last - 1), query_ + last);
-    const double apart = std::max(*ends.first - most_[start / KEY_BLOCK], least_[start / KEY_BLOCK] - *ends.second);
-    return apart >= 27.725887;  // -log FAR
+    return reach * widest * FAR < 1e-6f * unit_ && range_.far(query_, task_.p.queries, first, n, start);
   }
 
   QueryRow row(int64_t i) const {
@@ -319,7 +311,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
   const double* query_;
   float unit_, inverse_freedom_, key_noise_, floor_, query_noise_, bias_factor_, least_effective_;
   bool gate_;
-  std::vector<double> least_, most_;  // M of each block of keys
+  DecayRange range_{nullptr, 0};
   Doubles inverse_freedom_sum_{}, key_noise_sum_{}, floor_sum_{}, query_noise_sum_{}, bias_factor_sum_{};
 };
 
