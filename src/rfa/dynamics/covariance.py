@@ -7,6 +7,7 @@ Riccati equation. Noise that depends on the time since a key has a solution in c
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -142,8 +143,7 @@ def riccati_log_gain(
     half = 0.5 * (1 - contraction * root.square())
     above = log_g + torch.log(torch.hypot(half, root) + half)
     logit = torch.where(small, below, above)  # K = y / (1 + y) = sigmoid(log y)
-    zero = torch.zeros_like(logit)
-    return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)
+    return F.logsigmoid(logit), F.logsigmoid(-logit)
 
 
 class TimeDependentNoise(NamedTuple):

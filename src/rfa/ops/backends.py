@@ -266,9 +266,11 @@ def attend(
             rotation = rotation_tables(frequency, positions, kernel.phases)
         if learned:  # in float32: phases are sums over the gradients of states, which half precision would round
             query, key, value = (states.to(torch.float32) for states in (query, key, value))
-            query = with_phase_gradient(query, frequency, of_queries, inverse=True)
-            key = with_phase_gradient(key, frequency, of_keys, inverse=True)
-            value = with_phase_gradient(value, frequency, of_keys, inverse=True) if rotate_values else value
+            (query,) = with_phase_gradient([query], frequency, of_queries, inverse=True)
+            if rotate_values:
+                key, value = with_phase_gradient([key, value], frequency, of_keys, inverse=True)
+            else:
+                (key,) = with_phase_gradient([key], frequency, of_keys, inverse=True)
     inputs = kernel_inputs(
         query,
         key,
@@ -285,7 +287,7 @@ def attend(
     )
     estimate, log_sum = kernel.attention(inputs)
     if frequency is not None and learned and rotate_values:
-        estimate = with_phase_gradient(estimate, frequency, of_queries)
+        (estimate,) = with_phase_gradient([estimate], frequency, of_queries)
     if rotation is not None and by_autograd and rotate_values:
         estimate = turned(estimate, rotation.of_queries)
     return estimate, log_sum

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_type_hints
 import torch
 from torch import Tensor
 
-from rfa.dynamics import rotation, rotation_of_heads, time_dtype
+from rfa.dynamics import rotation_of_heads, time_dtype
 
 from .positions import Positions
 from .prior import LagTables, SeparablePath
@@ -173,23 +173,18 @@ class Rotation(NamedTuple):
 
 def torch_phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32."""
-    cos, sin = (part.to(torch.float32) for part in rotation(frequency, times))
+    cos, sin = (part.to(torch.float32) for part in rotation_of_heads(frequency, times))
     return cos, sin
 
 
 def rotation_tables(frequency: Tensor, positions: Positions, phases: Phases = torch_phases) -> Rotation:
     """The tables by which a kernel turns states into the common frame and the estimate out of it."""
-    if positions.clock is not None:
-        at_keys, at_queries = positions.clock
-        key = tuple(part.to(torch.float32) for part in rotation_of_heads(frequency, at_keys))
-        if at_queries is at_keys:
-            return Rotation(*key, *key)
-        return Rotation(*key, *(part.to(torch.float32) for part in rotation_of_heads(frequency, at_queries)))
-    key = phases(frequency, positions.key_times)
-    if positions.uniform:
-        first = positions.key_times.shape[-1] - positions.query_times.shape[-1]
+    at_keys, at_queries = positions.times_of_heads()
+    key = phases(frequency, at_keys)
+    if at_queries is at_keys or positions.uniform:
+        first = at_keys.shape[-1] - at_queries.shape[-1]
         return Rotation(*key, *(part[..., first:, :] for part in key))
-    return Rotation(*key, *phases(frequency, positions.query_times))
+    return Rotation(*key, *phases(frequency, at_queries))
 
 
 class Kernel(NamedTuple):
@@ -198,7 +193,7 @@ class Kernel(NamedTuple):
     Fields:
         attention: the inputs to the estimate `(batch, heads, queries, value channels)` and to `log2 sum_j 2^z`, float64
             `(batch, heads, queries)`, -inf where no key is seen.
-        phases: `(frequency, times)` to cosine and sine.
+        phases: `(frequency, times)` to cosine and sine; times `(b, 1 or heads, length)`.
     """
 
     attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]

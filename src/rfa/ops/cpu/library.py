@@ -111,7 +111,7 @@ class PhasesProblem(ctypes.Structure):
     """See kernels/phases.h."""
 
     _fields_ = (
-        *((name, _integer) for name in ("batch", "heads", "length", "modes", "threads")),
+        *((name, _integer) for name in ("batch", "heads", "length", "modes", "time_heads", "threads")),
         *((name, _pointer) for name in ("times", "frequency", "cos", "sin")),
     )
 

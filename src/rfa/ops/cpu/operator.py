@@ -38,9 +38,12 @@ def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
 
 @_operator("phases", "(Tensor frequency, Tensor times) -> (Tensor, Tensor)")
 def phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32, each within 1e-7."""
+    """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32, each within 1e-7.
+
+    Times are `(b, 1 or heads, length)`.
+    """
     cos, sin = _phases(frequency, times)
-    problem = PhasesProblem(*cos.shape, torch.get_num_threads())
+    problem = PhasesProblem(*cos.shape, times.shape[1], torch.get_num_threads())
     in_double = times.to(torch.float64).contiguous(), frequency.to(torch.float64).contiguous()
     problem.times, problem.frequency = (tensor.data_ptr() for tensor in in_double)
     problem.cos, problem.sin = cos.data_ptr(), sin.data_ptr()
@@ -50,7 +53,7 @@ def phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.register_fake("rfa::cpu_phases")
 def _phases(frequency, times):
-    shape = (times.shape[0], frequency.shape[0], times.shape[1], frequency.shape[1])
+    shape = (times.shape[0], frequency.shape[0], times.shape[2], frequency.shape[1])
     return frequency.new_empty(shape, dtype=torch.float32), frequency.new_empty(shape, dtype=torch.float32)
 
 

@@ -14,10 +14,11 @@ RFA_INLINE void turn(const float* x, const float* cos, const float* sin, float s
   }
   const int64_t modes = n / 2;
   int64_t m = 0;
-  for (; m + LANES <= modes; m += LANES) {
-    const Floats c = load(cos + m), s = load(sin + m) * sign, re = load(x + m), im = load(x + modes + m);
-    store(y + m, c * re - s * im);
-    store(y + modes + m, s * re + c * im);
+  for (; m + REGISTER <= modes; m += REGISTER) {
+    const auto at = [m](const float* p) { return load_register<FloatRegister>(p + m); };
+    const FloatRegister c = at(cos), s = at(sin) * sign, re = at(x), im = at(x + modes);
+    store_register(y + m, c * re - s * im);
+    store_register(y + modes + m, s * re + c * im);
   }
   for (; m < modes; m++) {
     const float c = cos[m], s = sin[m] * sign, re = x[m], im = x[modes + m];

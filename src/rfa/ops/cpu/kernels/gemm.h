@@ -1,5 +1,6 @@
 // Products of small tiles held in registers: C (+)= A B, contraction of any length.
 #pragma once
+#include "flush.h"
 #include "vector.h"
 
 namespace rfa {
@@ -54,6 +55,7 @@ __attribute__((noinline)) static void scores(const float* a, int64_t rows, const
 // C (rows x columns) += A B, A[i, k] = a[i * row + k * column], B row-major.
 __attribute__((noinline)) static void accumulate(const float* a, int64_t row, int64_t column, const float* b, float* c, int64_t rows,
                               int64_t columns, int64_t contraction) {
+  [[maybe_unused]] const FlushDenormals flush;  // weights times decays often are
   for (int64_t j = 0; j < columns; j += COLUMNS)
     for (int64_t i = 0; i < rows; i += ROWS)
       tile<true>(a + i * row, row, column, b + j, columns, c + i * columns + j, columns, contraction);

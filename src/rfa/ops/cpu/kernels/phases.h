@@ -8,8 +8,8 @@
 namespace rfa {
 
 struct PhasesProblem {
-  int64_t batch, heads, length, modes, threads;
-  const double *times, *frequency;  // (batch, length) and (heads, modes)
+  int64_t batch, heads, length, modes, time_heads, threads;
+  const double *times, *frequency;  // (batch, time_heads, length), time_heads 1 or heads; (heads, modes)
   float *cos, *sin;                 // (batch, heads, length, modes)
 };
 
@@ -36,7 +36,8 @@ RFA_INLINE void cos_sin(Floats quarter, Floats x, Floats* cos, Floats* sin) {
 // One head of one sample, some rows at a time; short loops as in score.h.
 static inline void head_phases(const PhasesProblem& p, int64_t index) {
   constexpr int64_t ROWS_AT_ONCE = 16;
-  const double *times = p.times + index / p.heads * p.length, *given = p.frequency + index % p.heads * p.modes;
+  const int64_t row = p.time_heads > 1 ? index : index / p.heads;
+  const double *times = p.times + row * p.length, *given = p.frequency + index % p.heads * p.modes;
   const int64_t padded = round_up(p.modes, LANES), most = ROWS_AT_ONCE * padded;
   Buffer<double> frequency(padded);
   Buffer<float> cosines(most), sines(most);  // first the quarter turns and the rest

@@ -74,6 +74,7 @@ template <int64_t SCORE>
 RFA_INLINE Floats weigh(Pairs pairs, RowOfScores row, VisibleKeys seen, const float* key_norms, const int32_t* mask,
                         float* tile) {
   score_row<SCORE>(pairs, row, seen.keys, key_norms, tile);
+  [[maybe_unused]] const FlushDenormals flush;
   Floats total = all(0.0f);
   int64_t j = 0;
   for (; j < seen.clear; j += LANES) {
@@ -149,17 +150,20 @@ RFA_INLINE void row_gradients(Pairs pairs, RowOfScores row, Mean mean, VisibleKe
   alignas(64) float logs[KEY_BLOCK], weights[KEY_BLOCK];
   exponents<SCORE>(pairs, row, n, key_norms, dots, logs, weights);
   Floats norm{}, coefficient{};
-  for (int64_t j = 0; j < n; j += LANES) {
-    Floats weight = exp2(load(weights + j));
-    if (j >= seen.clear) weight = keep(weight, load(mask + j));
-    const Floats value = load(values + j), decay = load(pairs.decay + j);
-    Floats apart = decay * value - mean.part;
-    if (mean.rest != 0.0f) apart += all(mean.rest);
-    const Floats z = weight * apart;
-    coefficient += z * load(logs + j);
-    store(values + j, weight * decay);
-    store(grads.bias + j, z);
-    store(grads.decay + j, weight * value * BITS);
+  {
+    [[maybe_unused]] const FlushDenormals flush;
+    for (int64_t j = 0; j < n; j += LANES) {
+      Floats weight = exp2(load(weights + j));
+      if (j >= seen.clear) weight = keep(weight, load(mask + j));
+      const Floats value = load(values + j), decay = load(pairs.decay + j);
+      Floats apart = decay * value - mean.part;
+      if (mean.rest != 0.0f) apart += all(mean.rest);
+      const Floats z = weight * apart;
+      coefficient += z * load(logs + j);
+      store(values + j, weight * decay);
+      store(grads.bias + j, z);
+      store(grads.decay + j, weight * value * BITS);
+    }
   }
   if (SCORE == DOT_PRODUCT) {
     for (int64_t j = 0; j < n; j += LANES) {

@@ -160,18 +160,21 @@ RFA_INLINE DoubleRegister half(FloatRegister x, int which) {
 RFA_INLINE Floats narrow(Doubles x) { return {join(x.a, x.b), join(x.c, x.d)}; }
 RFA_INLINE Doubles widen(Floats x) { return {half(x.a, 0), half(x.a, 1), half(x.b, 0), half(x.b, 1)}; }
 
-RFA_INLINE float sum(Floats x) {
-  const FloatRegister both = x.a + x.b;
-  float total = both[0];
-  for (int i = 1; i < REGISTER; i++) total += both[i];
-  return total;
+// The sum of a register's numbers: its halves are added until two are left.
+template <class T, int N> struct Register {
+  typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+template <class T, int N> RFA_INLINE T sum_of(typename Register<T, N>::type x) {
+  if constexpr (N == 2) {
+    return x[0] + x[1];
+  } else {
+    typename Register<T, N / 2>::type halves[2];
+    std::memcpy(halves, &x, sizeof x);
+    return sum_of<T, N / 2>(halves[0] + halves[1]);
+  }
 }
-RFA_INLINE double sum(Doubles x) {
-  const DoubleRegister all_four = (x.a + x.b) + (x.c + x.d);
-  double total = all_four[0];
-  for (int i = 1; i < REGISTER / 2; i++) total += all_four[i];
-  return total;
-}
+RFA_INLINE float sum(Floats x) { return sum_of<float, REGISTER>(x.a + x.b); }
+RFA_INLINE double sum(Doubles x) { return sum_of<double, REGISTER / 2>((x.a + x.b) + (x.c + x.d)); }
 RFA_INLINE float largest(Floats x) {
   float most = x.a[0];
   for (int i = 0; i < REGISTER; i++) {
