@@ -146,3 +146,22 @@ def test_gradients_of_a_tiny_noise_beside_a_large_one_stay_in_range():
     by_r, by_noise = torch.autograd.grad(log_gain + log_rest, (r, sigma2))
     assert by_r.item() == pytest.approx(1 / 5.8e-36, rel=1e-5)
     assert by_noise.item() == pytest.approx(-1 / 639.0, rel=1e-5)
+
+
+def test_gradients_where_the_stationary_variance_is_the_measurement_noise():
+    """There `c = g`, and the argument of the hyperbolic sine is 0."""
+    numbers = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.5, 1.0, 1.0, 1.0)]
+    assert torch.autograd.gradcheck(riccati_gain, numbers)
+    log_gain, log_rest = riccati_log_gain(*numbers)
+    for found, wanted in zip(torch.autograd.grad(log_gain, numbers), gradients_of_log_gain(), strict=True):
+        assert float(found) == pytest.approx(wanted, rel=1e-12)
+    assert float(log_gain.exp() + log_rest.exp()) == pytest.approx(1.0, rel=1e-15)
+
+
+def gradients_of_log_gain():
+    """Of log K by mu, sigma^2, r and dt at (0.5, 1, 1, 1): `d log y = (dg (1 + y) / y - dc) / (y + g / y)`, y^2 = g."""
+    e = math.exp(-1.0)
+    g = 1 - e
+    y = math.sqrt(g)
+    of_g, of_c = (2 * (e - g), g, -g, e), (2 * e, 0.0, 0.0, e)
+    return [(a * (1 + y) / y - b) / (2 * y) / (1 + y) for a, b in zip(of_g, of_c, strict=True)]

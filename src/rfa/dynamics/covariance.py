@@ -7,7 +7,6 @@ Riccati equation. Noise that depends on the time since a key has a solution in c
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
@@ -112,6 +111,10 @@ def riccati_log_gain(
     """`log K` and `log(1 - K)` of `riccati_gain`. Both are finite, and accurate where the gain is near 0 or 1.
 
     With `c = 1 - F^2` and `g = q / r`, `y = x / r` is the root of `y^2 + y (c - g) - g = 0`, and `K = y / (1 + y)`.
+    The roots are y and `-g / y`, so `y - g / y = g - c`, and
+
+        log y = 1/2 log g + asinh((sqrt(g) - c / sqrt(g)) / 2).
+
     Only ratios and square roots of the noises are formed, never a product or a square. Value and gradient are
     therefore accurate down to the smallest normal number. A noise of zero counts as that number and has no gradient.
     Without process noise the gain is tiny; without measurement noise it is nearly 1.
@@ -124,26 +127,17 @@ def riccati_log_gain(
         `(log K, log(1 - K))`, both <= 0.
     """
     smallest = torch.finfo(interval.dtype).tiny if smallest is None else smallest
-    r = measurement_noise.clamp(min=smallest)
-    noise, grown = process_noise.clamp(min=smallest), accumulated_variance(decay, interval)
+    noise, r = process_noise.clamp(min=smallest), measurement_noise.clamp(min=smallest)
+    grown = accumulated_variance(decay, interval)
     contraction = -torch.expm1(-2 * decay * interval)
     log_g = noise.log() + grown.log() - r.log()
-    roots = noise.sqrt(), grown.sqrt(), r.sqrt()
-    small = roots[0] * (roots[1] / roots[2]) < 1
-    # g < 1: compute y itself, in the form without cancellation
-    q, w, m = (torch.where(small, root, 1.0) for root in roots)
-    root = q * (w / m)
-    half = 0.5 * (contraction - root.square())
-    falling = half > 0
-    both = torch.hypot(half, root) + torch.where(falling, half, -half)
-    below = torch.where(falling, log_g - both.log(), both.log())
-    # g >= 1: y / g is the root of z^2 + z (c / g - 1) - 1 / g = 0
-    q, w, m = (torch.where(small, 1.0, root) for root in roots)
-    root = (m / w) / q  # in this order the gradient divides only by roots that are not small beside m
-    half = 0.5 * (1 - contraction * root.square())
-    above = log_g + torch.log(torch.hypot(half, root) + half)
-    logit = torch.where(small, below, above)  # K = y / (1 + y) = sigmoid(log y)
-    return F.logsigmoid(logit), F.logsigmoid(-logit)
+    root = grown.sqrt() * (noise.sqrt() / r.sqrt())
+    half = 0.5 * (root - contraction / root)
+    sign = torch.where(half < 0, -1.0, 1.0)
+    # asinh, whose gradient in PyTorch squares its argument
+    logit = 0.5 * log_g + sign * (sign * half + torch.hypot(half, torch.ones_like(half))).log()
+    zero = torch.zeros_like(logit)
+    return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)
 
 
 class TimeDependentNoise(NamedTuple):

@@ -5,6 +5,7 @@ and J the quarter turn, `dL / dtheta = s <dL/dy, J y> = s <dL/dx, J x>`: J and a
 inner products. So the states on one side of the rotation and their own gradient are enough.
 """
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -44,7 +45,7 @@ class _PhaseGradient(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
         frequency, times, *states = ctx.saved_tensors
-        slope = sum(map(_slope, states, gradients))
+        slope = functools.reduce(torch.add, map(_slope, states, gradients))
         if times.shape[0] == 1:
             slope = slope.sum(0, keepdim=True)
         of_times = of_frequency = None

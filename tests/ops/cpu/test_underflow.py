@@ -110,3 +110,15 @@ def test_what_is_no_number_is_not_hidden(name, bad, weight, prior, timed):
     others = slice(0, 40) if name != "value" else slice(0, 0)  # 0 times NaN is NaN, in the dense computation too
     assert bool(output[0, 1, others].isfinite().all())
     assert bool(output[0, 0].isfinite().all())
+
+
+def test_denormal_weights_are_flushed_and_the_mode_of_the_thread_stays():
+    """A denormal number costs 100 cycles. A sum over values that all are denormal is 0, in the kernel alone."""
+    inputs = problem(3, batch=1, keys=LENGTH, modes=4, dtype=torch.float32)
+    least = torch.finfo(torch.float32).tiny
+    inputs["value"] = torch.full_like(inputs["value"], least / 8)
+    inputs["frequency"].zero_()
+    output, _ = attend(inputs, "cpu")
+    assert output.eq(0).all()
+    assert float(torch.tensor(least) / 8) > 0
+    assert (torch.full((10_000,), least) / 8).gt(0).all()
