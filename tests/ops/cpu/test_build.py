@@ -227,7 +227,7 @@ def test_the_wheel_holds_the_sources():
     """Hatchling takes every file of the package that git does not ignore; nothing in its settings leaves one out."""
     root = TESTS.parent
     settings = (root / "pyproject.toml").read_text("utf-8")
-    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/rfa", "src/rfa_command.py"]\n\n' in settings
+    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/rfa"]\n\n' in settings
     assert "exclude" not in settings.replace("extend-exclude", "")
     sources = sorted(build.SOURCES.iterdir())
     assert {path.suffix for path in sources} == {".h", ".cpp"}
