@@ -68,7 +68,7 @@ def _triton_kernel() -> Kernel:
 
 
 def _cpu_missing() -> str | None:
-    from .cpu.build import BuildError
+    from .cpu.compiler import BuildError
     from .cpu.library import library
 
     try:
