@@ -1,6 +1,6 @@
 """The command `rfa`, also as `python -m rfa`. Ctrl-C ends it with one line, also during the import of PyTorch.
 
-The command line is imported in a function: a KeyboardInterrupt during that import would print a traceback, or a library
+The libraries are imported in a function: a KeyboardInterrupt during that import would print a traceback, or a library
 would catch it.
 """
 
@@ -18,6 +18,9 @@ def main() -> None:
         signal.signal(signal.SIGINT, _stop)
     try:
         from rfa.cli import main as command
+
+        if _runs_a_command(sys.argv[1:]):
+            import rfa.models  # noqa: F401 - PyTorch and transformers, seconds
     except MissingExtra as error:
         sys.exit(_said(f"rfa: {error}\n", 2))
 
@@ -26,6 +29,11 @@ def main() -> None:
         command()
     except KeyboardInterrupt:  # between restoring the handler and the command installing its own
         _stop()
+
+
+def _runs_a_command(arguments: list[str]) -> bool:
+    """Whether these arguments ask for more than help or the completion of a shell."""
+    return bool(arguments) and not arguments[0].startswith("-") and "--help" not in arguments
 
 
 def _said(line: str, status: int) -> int:
