@@ -11,7 +11,7 @@ STAMP  := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all lint typecheck clean
+.PHONY: help setup wheel demo test test-all lint typecheck clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install -qq --no-compile --editable '.[dev]'
 	@$(BIN)/rfa doctor >/dev/null  # compiles the kernels, for which the first test or run would wait
 	@touch $@
+
+wheel: setup  ## build dist/: the source distribution, and a wheel with compiled kernels for this kind of machine
+	@HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(BIN)/python -m build
 
 demo: setup  ## train four small models, print perplexity over context length, draw the figure in demo-results/
 	@$(BIN)/rfa demo --out demo-results --overwrite

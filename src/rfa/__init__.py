@@ -1,17 +1,56 @@
-"""Robust Filter Attention: self-attention as robust, precision-weighted state estimation."""
+"""Robust Filter Attention: self-attention as robust, precision-weighted state estimation.
+
+`import rfa` loads neither PyTorch nor anything else. Each public name is loaded when it is first asked for.
+"""
 
 import importlib
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from rfa import models as models  # registers the model with transformers' Auto classes
-from rfa.ops import robust_filter_attention, tensor_filter_attention
+from rfa.auto_classes import register
 from rfa.version import __version__
 
-__all__ = ["__version__", "models", "robust_filter_attention", "tensor_filter_attention"]
+if TYPE_CHECKING:
+    from rfa import data, dynamics, estimation, evaluation, models, nn, ops, training
+    from rfa.models import RFAConfig, RFATimeSeriesConfig
+    from rfa.ops import robust_filter_attention, tensor_filter_attention
+
+__all__ = [
+    "RFAConfig",
+    "RFATimeSeriesConfig",
+    "__version__",
+    "data",
+    "dynamics",
+    "estimation",
+    "evaluation",
+    "models",
+    "nn",
+    "ops",
+    "robust_filter_attention",
+    "tensor_filter_attention",
+    "training",
+]
+
+_FOLDERS = {
+    "RFAConfig": "models",
+    "RFATimeSeriesConfig": "models",
+    "robust_filter_attention": "ops",
+    "tensor_filter_attention": "ops",
+}
+
+register()
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Load `rfa.estimation` when it is first used, so that `import rfa` stays fast."""
-    if name == "estimation":
-        return importlib.import_module("rfa.estimation")
-    raise AttributeError(f"module 'rfa' has no attribute {name!r}")
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used."""
+    if name not in __all__:
+        raise AttributeError(f"module 'rfa' has no attribute {name!r}")
+    module = importlib.import_module(f"rfa.{_FOLDERS.get(name, name)}")
+    if name in _FOLDERS:
+        globals()[name] = getattr(module, name)
+        return globals()[name]
+    return module
+
+
+def __dir__() -> list[str]:
+    """All public names, loaded or not."""
+    return sorted({*globals(), *__all__})

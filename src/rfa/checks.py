@@ -1,4 +1,19 @@
-"""Checks of arguments, for all folders: a message names the argument, what was given and what was expected."""
+"""Checks of arguments and of what is installed, for all folders. A message says what was given and what is expected."""
+
+import importlib.util
+
+PACKAGE = "robust-filter-attention"
+_MODULES = {
+    "hf": ("accelerate", "huggingface_hub", "safetensors", "tokenizers", "transformers"),
+    "train": ("datasets", "pydantic", "rich", "tensorboard", "typer", "yaml"),
+    "report": ("jinja2", "matplotlib", "PIL"),
+    "series": ("pandas", "scipy"),
+}
+EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
+
+
+class MissingExtra(ModuleNotFoundError):
+    """An optional library is not installed. The message is one line that says how to install it."""
 
 
 def require(condition: bool, name: str, given: object, expected: str) -> None:
@@ -11,3 +26,23 @@ def check_range(name: str, given: float | int, least: float | int, most: float |
     """Raise `ValueError` unless a number lies between two others."""
     require(given >= least, name, given, f"at least {least}")
     require(given <= most, name, given, f"at most {most}")
+
+
+def installed(module: str) -> bool:
+    """Whether a library can be imported. It is not imported for the answer."""
+    return importlib.util.find_spec(module) is not None
+
+
+def needs(*modules: str) -> None:
+    """Check that optional libraries are installed, before they are imported.
+
+    Args:
+        modules: names of `EXTRAS`.
+
+    Raises:
+        MissingExtra: with the `pip install` that brings the first one that is missing.
+    """
+    for module in modules:
+        if not installed(module):
+            mend = f"pip install '{PACKAGE}[{EXTRAS[module]}]'"
+            raise MissingExtra(f"{module} is not installed: {mend}", name=module)

@@ -277,4 +277,17 @@ RECORD = [
              "perfect copying foresees a passage", "report/test_tables.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD]
+PACKAGE = [
+    Mutation("auto_classes.py", "        sys.meta_path.insert(0, _Waiting())", "        pass",
+             "transformers, imported later, does not know the model", "test_import.py"),
+    Mutation("auto_classes.py", "        _add(sys.modules[MAPPING])", "        pass",
+             "transformers, imported before, does not know the model", "test_import.py"),
+    Mutation("ops/cpu/build.py", "can.issuperset(TARGETS[target]) and path", "path",
+             "kernels for registers that the processor lacks", "ops/cpu/test_prebuilt.py"),
+    Mutation("ops/cpu/compiler.py", "if target is None or part", "if target or part",
+             "the kernels of a wheel name an OpenMP of their own", "ops/cpu/test_prebuilt.py"),
+    Mutation("cli/console.py", "            said = time.monotonic()", "            pass",
+             "a line of progress for every step", "test_console.py"),
+]  # fmt: skip
+
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD, *PACKAGE]

@@ -76,7 +76,8 @@ def test_ctrl_c_while_libraries_are_imported(tmp_path, answer):
     sources = Path(training.__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{sources}"}
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); " + entry_point()
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", program, "doctor"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "rfa: stopped\n")
 
 

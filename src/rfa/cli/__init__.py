@@ -5,6 +5,10 @@ for runs are in `runs.py`, for recipes and result files in `experiments.py`, for
 for this machine in `machine.py`.
 """
 
+from rfa.checks import needs
+
+needs("rich", "typer")
+
 from . import runs  # noqa: I001 (the help lists commands in the order of these imports)
 from . import experiments
 from . import forecast

@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 from typer.core import TyperCommand, TyperGroup
 
+from rfa.checks import MissingExtra
+
 
 class LongNames(TyperGroup):
     """Commands of which some have names of two words, such as `forecast train`."""
@@ -26,7 +28,6 @@ app = typer.Typer(
     cls=LongNames,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     help="Robust Filter Attention: language models whose attention is a robust filter, and forecasts of series.",
     epilog="Start with: rfa demo",
 )
@@ -111,7 +112,7 @@ def main() -> None:
         if not error.format_message():  # no command was given, and the help was printed
             sys.exit(2)
         _fail(error.format_message())
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingExtra) as error:
         if os.environ.get("RFA_DEBUG"):
             raise
         _fail(str(error))

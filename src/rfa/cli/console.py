@@ -1,8 +1,9 @@
 """Results and progress on a terminal: tables, progress bars, and numbers in words."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich import progress as rich_progress
@@ -20,7 +21,7 @@ _STAGES = {
     "evaluation": "evaluating",
     "by_position": "by position",
 }
-_LINE_SECONDS = 60.0  # between lines of progress if there is no terminal
+LINE_SECONDS = 10.0  # at least, between lines of progress if there is no terminal
 
 
 def evaluation_table(result: Mapping[str, Any]) -> Table:
@@ -150,16 +151,21 @@ def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[..., None]]:
-    """Progress bars on standard error. The yielded function takes a description, the amount done and the total.
+    """Progress on standard error. The yielded function takes a description, the amount done and the total.
 
-    If standard error is no terminal, as in the log of a batch job, a line is printed every minute, and the bars are
-    printed at the end.
+    If standard error is no terminal, as in a pipe or the log of a batch job, there is a line now and then and no bar.
     """
+    console = Console(stderr=True)
+    with _bars(console) if console.is_terminal else nullcontext(_lines(console)) as bar:
+        yield bar
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[Callable[..., None]]:
     description = rich_progress.TextColumn("{task.description}", markup=False)
     columns = rich_progress.BarColumn(), rich_progress.MofNCompleteColumn(), rich_progress.TimeRemainingColumn()
-    progress = rich_progress.Progress(description, *columns, console=Console(stderr=True))
+    progress = rich_progress.Progress(description, *columns, console=console)
     tasks: dict[str, Any] = {}
-    said = time.monotonic()
 
     def bar(description: str, done: int, total: int, key: str | None = None) -> None:
         key = key or description
@@ -168,13 +174,21 @@ def progress_bars() -> Iterator[Callable[..., None]]:
         if key not in tasks:
             tasks[key] = progress.add_task(description, total=total)
         progress.update(tasks[key], completed=done, total=total, description=description)
-        nonlocal said
-        if not progress.console.is_terminal and time.monotonic() - said > _LINE_SECONDS:
-            said = time.monotonic()
-            progress.console.print(f"{description}: {done}/{total}", highlight=False, markup=False, soft_wrap=True)
 
     try:
         yield bar
     finally:
         if tasks:
             progress.stop()
+
+
+def _lines(console: Console) -> Callable[..., None]:
+    said = -math.inf
+
+    def line(description: str, done: int, total: int, key: str | None = None) -> None:
+        nonlocal said
+        if time.monotonic() - said >= LINE_SECONDS:
+            said = time.monotonic()
+            console.print(f"{description}: {done}/{total}", highlight=False, markup=False, soft_wrap=True)
+
+    return line

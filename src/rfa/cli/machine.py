@@ -96,6 +96,7 @@ def doctor() -> None:
         **environment(),
         "devices": ", ".join(devices),
         "backends": ", ".join(available_backends()),
+        "kernels": _kernels(),
         "cache": cache_folder(),
     }
     for name, value in found.items():
@@ -112,3 +113,15 @@ def doctor() -> None:
     for name in PRESETS:
         presets.add_row(name, describe(name))
     console.print(presets)
+
+
+def _kernels() -> str:
+    """Where the kernels of the CPU come from, in words. They are compiled for the answer where the wheel has none."""
+    from rfa.ops.backends import missing
+
+    if missing("cpu") is not None:
+        return "none for the CPU"
+    from rfa.ops.cpu.build import describe_library
+    from rfa.ops.cpu.library import library
+
+    return describe_library(library())

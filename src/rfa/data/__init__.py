@@ -1,5 +1,9 @@
 """Corpora, their splits, tokenizers, and blocks of tokens."""
 
+from rfa.checks import needs
+
+needs("transformers")
+
 from rfa.files import cache_folder
 
 from .corpora import Corpus, is_path, load_corpus, load_documents

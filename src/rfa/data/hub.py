@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import huggingface_hub
 
+from rfa.checks import needs
+
 from .documents import Document
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ def hub_splits(dataset: HubDataset, alternatives: str) -> dict[str, tuple[Docume
     Raises:
         ValueError: if it is not cached and cannot be downloaded. The message names alternatives.
     """
+    needs("datasets")
     import datasets
 
     unreachable = _unreachable()

@@ -1,5 +1,9 @@
 """Series in CSV files: times of any unit or dates, several channels, gaps, and clear words about what is wrong."""
 
+from rfa.checks import needs
+
+needs("pandas")
+
 import re
 import warnings
 from collections.abc import Iterable

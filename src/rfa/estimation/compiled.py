@@ -1,7 +1,8 @@
 """The compiled Kalman filter and smoother: a loop over times in C++, in float64, linear in time and memory.
 
-`kernels/` has the sources. They are compiled on first use and kept in the cache, as those of `rfa.ops.cpu`. Where there
-is no compiler, where gradients are wanted, or off the CPU, the filter runs in PyTorch (`kalman.py`).
+`kernels/` has the sources. A wheel may bring them compiled; otherwise they are compiled on first use and kept in the
+cache, as those of `rfa.ops.cpu`. Where neither is possible, where gradients are wanted, or off the CPU, the filter runs
+in PyTorch (`kalman.py`).
 """
 
 import ctypes
@@ -13,7 +14,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rfa.ops.cpu.build import BuildError, compiled_library
+from rfa.ops.cpu.build import load_library
+from rfa.ops.cpu.compiler import BuildError
 from rfa.ops.transforms import transformed
 
 from .grid import check_gaps
@@ -68,8 +70,8 @@ _SIZES = {"filter_problem": FilterProblem, "lags": LagsProblem, "likelihood_prob
 def library() -> ctypes.CDLL | None:
     """The compiled filters, or None where they cannot be compiled or loaded."""
     try:
-        loaded = ctypes.CDLL(str(compiled_library(SOURCES)))
-    except (BuildError, OSError):
+        loaded = load_library(SOURCES)
+    except BuildError:
         return None
     for name, problem in _SIZES.items():
         size = getattr(loaded, f"rfa_{name}_size")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rfa.checks import require
+from rfa.checks import needs, require
 
 from .readings_problem import StateMoments
 from .series_estimate import SeriesEstimate
@@ -103,12 +103,14 @@ class Diagnostics:
 
     def to_pandas(self) -> Any:
         """The table of tests as a pandas DataFrame."""
+        needs("pandas")
         import pandas as pd
 
         return pd.DataFrame.from_dict(self.table, orient="index", columns=["statistic", "p_value"])
 
     def plot(self) -> Any:
         """A figure of matplotlib: the innovations over time, their distribution, quantiles and correlation."""
+        needs("matplotlib")
         import matplotlib.pyplot as plt
 
         e, count = np.sort(self.innovations), len(self.innovations)

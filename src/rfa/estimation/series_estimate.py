@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from rfa.checks import require
+from rfa.checks import needs, require
 
 from .readings_problem import FilteredReadings, ReadingsProblem, StateMoments
 from .series import like
@@ -118,6 +118,7 @@ class SeriesEstimate:
         Its columns are `value`, `mean`, `variance`, `lower`, `upper`, `weight`, `outlier`, `innovation`, the states,
         and `sensor` where sensors have names.
         """
+        needs("pandas")
         import pandas as pd
 
         lower, upper = self.interval(probability)
@@ -138,6 +139,7 @@ class SeriesEstimate:
         Returns:
             The axes.
         """
+        needs("matplotlib")
         import matplotlib.pyplot as plt
 
         if axes is None:

@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.distributions import Distribution, Normal, StudentT
 
+from rfa.checks import needs
+
 
 class ForecastScores(NamedTuple):
     """Means over the targets that are there.
@@ -113,6 +115,7 @@ def central_interval(
     if isinstance(distribution, Normal):
         half = scale * math.sqrt(2) * torch.erfinv(torch.tensor(level, dtype=torch.float64)).to(scale)
     else:
+        needs("scipy")
         from scipy.special import stdtrit
 
         half = scale * _with_scipy(lambda df: stdtrit(df, (1 + level) / 2), distribution.df)  # type: ignore[attr-defined]
@@ -129,6 +132,7 @@ def _cumulative(distribution: Distribution, z: Tensor) -> Tensor:
     """The standard distribution function."""
     if isinstance(distribution, Normal):
         return torch.special.ndtr(z)
+    needs("scipy")
     from scipy.special import stdtr
 
     return _with_scipy(stdtr, distribution.df.expand(z.shape), z)  # type: ignore[attr-defined]

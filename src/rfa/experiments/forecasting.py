@@ -1,5 +1,9 @@
 """Forecasts of a CSV file: what is asked for, and the files and the figure that are written."""
 
+from rfa.checks import needs
+
+needs("pandas")
+
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

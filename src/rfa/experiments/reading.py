@@ -1,5 +1,9 @@
 """Read YAML, check its keys and types, and collect all faults before one error is raised."""
 
+from rfa.checks import needs
+
+needs("yaml")
+
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

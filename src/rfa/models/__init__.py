@@ -1,5 +1,9 @@
 """The configuration, the decoder and the presets."""
 
+from rfa.checks import needs
+
+needs("transformers")
+
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
@@ -13,10 +17,11 @@ from .time_series import RFAForTimeSeries, TimeSeriesOutput
 from .time_series_config import RFATimeSeriesConfig
 from .time_series_data import TimeSeriesCollator
 
-AutoConfig.register("rfa", RFAConfig)
+# `rfa.auto_classes` has announced the configurations, hence exist_ok
+AutoConfig.register("rfa", RFAConfig, exist_ok=True)
 AutoModel.register(RFAConfig, RFAModel)
 AutoModelForCausalLM.register(RFAConfig, RFAForCausalLM)
-AutoConfig.register("rfa_time_series", RFATimeSeriesConfig)
+AutoConfig.register("rfa_time_series", RFATimeSeriesConfig, exist_ok=True)
 AutoModel.register(RFATimeSeriesConfig, RFAForTimeSeries)
 
 __all__ = [

@@ -7,13 +7,12 @@ from typing import Any, get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformers.cache_utils import Cache
 
 from rfa.checks import require
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
 
-from .cache import FilterLayer, check_cache, locate_tokens
+from .cache import Cache, FilterLayer, check_cache, locate_tokens
 from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
 from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads

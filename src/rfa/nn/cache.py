@@ -2,19 +2,24 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
 
+from rfa.checks import installed, needs
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, checked_positions, first_time
 from rfa.ops.prior import DecodingCache
 from rfa.ops.transforms import readable
 
 from .buffer import Buffer
+
+if TYPE_CHECKING or installed("transformers"):
+    from transformers.cache_utils import Cache, CacheLayerMixin
+else:  # layers work without a cache
+    Cache = CacheLayerMixin = object
 
 
 class FilterLayer(CacheLayerMixin):
@@ -151,6 +156,7 @@ class FilterCache(Cache):
     """
 
     def __init__(self) -> None:
+        needs("transformers")
         super().__init__(layer_class_to_replicate=FilterLayer)
         self._forget_times()
 

@@ -21,7 +21,7 @@ from .phase_gradient import with_phase_gradient
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Problem
-from .transforms import forward_mode, refuse_forward_mode, transformed
+from .transforms import constant_for_compiler, forward_mode, refuse_forward_mode, transformed
 
 
 class Backend(NamedTuple):
@@ -68,7 +68,7 @@ def _triton_kernel() -> Kernel:
 
 
 def _cpu_missing() -> str | None:
-    from .cpu.build import BuildError
+    from .cpu.compiler import BuildError
     from .cpu.library import library
 
     try:
@@ -104,7 +104,7 @@ def _missing(name: str) -> str | None:
     return BACKENDS[name].missing()
 
 
-@torch.compiler.assume_constant_result  # which looks through a cache, and would trace the compiler's call
+@constant_for_compiler  # which looks through a cache, and would trace the compiler's call
 def missing(name: str) -> str | None:
     """Why a backend cannot run on this machine, or None. The CPU's kernels are compiled for the answer, once."""
     return _missing(name)

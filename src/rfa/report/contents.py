@@ -1,5 +1,9 @@
 """The figures that belong to results, in their order on the page."""
 
+from rfa.checks import needs
+
+needs("matplotlib")
+
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple

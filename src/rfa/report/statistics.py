@@ -5,6 +5,10 @@ the difference is open. A difference of a single seed has no interval over seeds
 seeds.
 """
 
+from rfa.checks import needs
+
+needs("scipy")
+
 import functools
 import itertools
 import math

@@ -4,6 +4,10 @@
 `folder.py` reads all results of a recipe. `evaluation` and `experiments` write them, `report` reads them.
 """
 
+from rfa.checks import needs
+
+needs("pydantic")
+
 from .files import (
     PLANNED,
     TRIGRAM,

@@ -1,5 +1,9 @@
 """Training runs on transformers' Trainer."""
 
+from rfa.checks import needs
+
+needs("accelerate", "tensorboard", "transformers")
+
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .train import TRAINED_ON, OutOfTime, Stopped, resume, train

@@ -1,56 +1,54 @@
-"""The kernels, compiled for this machine on first use and kept in the cache."""
+"""The kernels of this machine: those that the wheel has, or compiled on first use and kept in the cache."""
 
 import contextlib
+import ctypes
 import functools
 import hashlib
-import os
 import platform
-import shlex
-import shutil
-import subprocess
+import sys
 import tempfile
 from pathlib import Path
-from subprocess import PIPE, STDOUT
 from typing import BinaryIO
 
-from rfa.files import cache_folder, cached_file, write_text_whole
+from rfa.files import cache_folder, cached_file
+
+from .compiler import MEND, TARGETS, BuildError, compile_library, compiler_version, find_compiler, flags
 
 SOURCES = Path(__file__).parent / "kernels"
-MEND = "install a C++17 compiler (g++ or clang++) or name one in CXX"
+USUAL = "20 to 110 s"  # on one core of 2023
 
 
-class BuildError(RuntimeError):
-    """The kernels cannot be compiled here. The message is one line that says why, and what to do."""
-
-
-def find_compiler() -> list[str]:
-    """`$CXX`, arguments included, or the first of g++, clang++ and c++.
-
-    Raises:
-        BuildError: if there is none.
-    """
-    named = shlex.split(os.environ.get("CXX", ""))
-    for command in [named] if named else [["g++"], ["clang++"], ["c++"]]:
-        if found := shutil.which(command[0]):
-            return [found, *command[1:]]
-    raise BuildError(f"no C++ compiler: got {' '.join(named) or 'none of g++, clang++, c++'}; {MEND}")
-
-
-def flags(version: str) -> list[str]:
-    """Compiler flags for the widest vectors of this machine. Not -ffast-math: NaN and roundings must stay.
+def load_library(sources: Path = SOURCES) -> ctypes.CDLL:
+    """The shared library of a folder of sources: the wheel's for this processor, or one compiled here.
 
     Args:
-        version: what the compiler says of itself.
+        sources: a folder of `.cpp` files and their headers. By default the kernels of the operator.
+
+    Raises:
+        BuildError: if there is none and it cannot be compiled, or if it cannot be loaded.
     """
-    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
-    numbers = ["-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
-    order = [] if "clang" in version else ["-fschedule-insns", "-fsched-pressure", "-Wno-psabi"]
-    return ["-std=c++17", "-O3", native, *numbers, *order, "-fopenmp", "-fPIC"]
+    if (prebuilt := prebuilt_library(sources)) is not None:
+        with contextlib.suppress(OSError):  # a PyTorch without OpenMP: then by a compiler that has its own
+            return ctypes.CDLL(str(prebuilt))
+    path = compiled_library(sources)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(f"{path} cannot be loaded: {error}") from None
 
 
-@functools.cache
-def _version(*compiler: str) -> str:
-    return subprocess.run([*compiler, "--version"], capture_output=True, text=True, errors="replace").stdout
+def describe_library(library: ctypes.CDLL) -> str:
+    """In words, where a loaded library comes from."""
+    path = Path(library._name)
+    return f"prebuilt for {path.stem}" if path.parent.name == "prebuilt" else f"compiled for this machine, {path}"
+
+
+def prebuilt_library(sources: Path) -> Path | None:
+    """The library of the widest registers that the wheel has and this processor can run, or None."""
+    can = set(_processor().split())
+    libraries = {target: sources.parent / "prebuilt" / f"{target}.so" for target in TARGETS}
+    fit = [path for target, path in libraries.items() if can.issuperset(TARGETS[target]) and path.is_file()]
+    return fit[0] if fit else None
 
 
 @functools.cache
@@ -78,35 +76,12 @@ def compiled_library(sources: Path | None = None) -> Path:
 
 
 def _compiled(compiler: list[str], sources: Path, folder: Path, name: str) -> Path:
-    return cached_file(folder / name, lambda file: _compile(compiler, sources, file, folder))
+    def write(file: BinaryIO) -> None:
+        of = sources.parent.name
+        print(f"rfa: compiling kernels ({of}) for this machine, once; usually {USUAL}", file=sys.stderr, flush=True)
+        file.write(compile_library(compiler, sources, folder))
 
-
-def _compile(compiler: list[str], sources: Path, file: BinaryIO, folder: Path) -> None:
-    command = [*compiler, *flags(_version(*compiler))]
-    with tempfile.TemporaryDirectory() as scratch:
-        objects = {source: Path(scratch) / f"{source.stem}.o" for source in sorted(sources.glob("*.cpp"))}
-        library = Path(scratch) / "kernels.so"
-        _run({folder / f"{source.stem}.log": ([*command, "-c", str(source)], made) for source, made in objects.items()})
-        _run({folder / "link.log": ([*command, "-shared", *map(str, objects.values())], library)})
-        file.write(library.read_bytes())
-
-
-def _run(commands: dict[Path, tuple[list[str], Path]]) -> None:
-    """Run all commands at once, each of which makes a file. The output of one that fails is in its log."""
-    with contextlib.ExitStack() as stack:  # ends what still runs where one fails, or at an interrupt
-        running = []
-        for log, (command, made) in commands.items():
-            whole = [*command, "-o", str(made)]
-            process = subprocess.Popen(whole, stdout=PIPE, stderr=STDOUT, text=True, errors="replace")
-            stack.enter_context(process)
-            stack.callback(process.terminate)
-            running.append((process, whole, made, log))
-        for process, whole, made, log in running:
-            said, _ = process.communicate()
-            if process.returncode or not made.is_file():
-                write_text_whole(log, " ".join(whole) + "\n" + said)
-                lines = said.strip().splitlines() or [f"exit status {process.returncode}"]
-                raise BuildError(f"{whole[0]} failed: {lines[-1]} (log: {log}); {MEND}")
+    return cached_file(folder / name, write)
 
 
 def _key(compiler: list[str], sources: Path | None = None) -> str:
@@ -114,7 +89,7 @@ def _key(compiler: list[str], sources: Path | None = None) -> str:
     digest = hashlib.sha256()
     for source in sorted((sources or SOURCES).iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
-    version = _version(*compiler)
+    version = compiler_version(*compiler)
     digest.update("\0".join([*compiler, version, *flags(version), platform.machine(), _processor()]).encode())
     return digest.hexdigest()[:16]
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs, ScoreKind
-from .build import BuildError, compiled_library
+from .build import load_library
+from .compiler import BuildError
 
 SCORE_KINDS = get_args(ScoreKind)
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
@@ -118,19 +119,15 @@ class PhasesProblem(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels.
+    """The kernels, loaded.
 
     Raises:
         BuildError: if they cannot be compiled or loaded here.
     """
-    path = compiled_library()
-    try:
-        loaded = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise BuildError(f"{path} cannot be loaded: {error}") from None
+    loaded = load_library()
     loaded.rfa_problem_size.restype = _integer
     if loaded.rfa_problem_size() != ctypes.sizeof(KernelProblem):
-        raise BuildError(f"{path} does not match this version of rfa; delete it")
+        raise BuildError(f"{loaded._name} does not match this version of rfa; delete it")
     return loaded
 
 

@@ -1,5 +1,9 @@
 """Figures in one style: the theory from its closed forms, and measurements from result files."""
 
+from rfa.checks import needs
+
+needs("matplotlib")
+
 from .comparison import differences, retrieval, speed_over_length
 from .forecast import ForecastPanel, forecast_panels
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training

@@ -1,5 +1,9 @@
 """The report's self-contained HTML page: facts about the runs, tables, figures, and an explorer of one head."""
 
+from rfa.checks import needs
+
+needs("jinja2", "PIL")
+
 import base64
 import hashlib
 import io
