@@ -19,7 +19,9 @@ from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
 from .decoder import RFAPreTrainedModel
+from .packing import PACKING, NewTokens, packed_segments
 
+_KNOWN = {"output_hidden_states", "cache_position", *PACKING}
 NOT_SCORED = -100  # transformers' loss ignores this label
 
 
@@ -45,7 +47,8 @@ class RFAModel(RFAPreTrainedModel):
         times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
         segment_ids: Int[Tensor, "batch keys"] | None = None,
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
-        **kwargs: object,
+        position_ids: Int[Tensor, "*p length"] | None = None,
+        **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
         _refuse_unknown(kwargs)
@@ -71,6 +74,8 @@ class RFAModel(RFAPreTrainedModel):
         key_mask = _key_mask(attention_mask, batch, cached + length)
         # gradient checkpointing takes the cache away from the layers: it would be filled twice
         kept = None if self.gradient_checkpointing and self.training else past_key_values
+        tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
+        segment_ids = packed_segments(tokens, segment_ids, {"position_ids": position_ids, **kwargs})
         positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, kept)
 
         hidden_states = self.run_blocks(embedded, positions, past_key_values)
@@ -103,7 +108,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         logits_to_keep: int | Int[Tensor, " kept"] = 0,
         num_items_in_batch: int | Int[Tensor, ""] | None = None,
-        **kwargs: object,
+        position_ids: Int[Tensor, "*p length"] | None = None,
+        **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """Logits, and the loss where labels are given.
 
@@ -120,11 +126,15 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             inputs_embeds: embeddings instead of `input_ids`.
             logits_to_keep: the number of last positions, or the indices of positions; 0 is all.
             num_items_in_batch: what the summed loss is divided by, from the Trainer; by default the scored tokens.
-            kwargs: only `output_hidden_states` and `return_dict`, as in transformers.
+            position_ids: of the new tokens, `(length,)` or `(batch, length)`. Numbers that count up by one change
+                nothing: the estimate depends on differences of times. Where they restart, at 0 or at the row's first
+                one, a packed document begins. Others are refused; positions that are real times are `times`.
+            kwargs: `output_hidden_states`, `return_dict`, and what transformers' collators say of packed
+                documents: `seq_idx`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`.
 
         Raises:
-            ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments or
-                times that do not fit.
+            ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments,
+                positions or times that do not fit.
         """
         outputs = self.model(
             input_ids,
@@ -134,6 +144,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             times,
             segment_ids,
             inputs_embeds,
+            position_ids,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
@@ -164,6 +175,9 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = FilterCache()
         else:
             cast(Any, super())._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None: positions that count up say nothing new, so none are made at each step."""
 
     def prepare_inputs_for_generation(
         self,
@@ -197,9 +211,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
 def _refuse_unknown(given: dict[str, object]) -> None:
     """Raise `ValueError` for an unknown argument. Without this a misspelt argument would have no effect."""
     for name, value in given.items():
-        if name not in ("output_hidden_states", "cache_position") and value is not None and value is not False:
-            hint = ", expected times (real numbers, any unit)" if name == "position_ids" else ""
-            raise ValueError(f"{name}: not an argument of this model{hint}")
+        if name not in _KNOWN and value is not None and value is not False:
+            raise ValueError(f"{name}: not an argument of this model")
 
 
 def _check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
