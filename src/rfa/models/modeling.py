@@ -69,6 +69,8 @@ class RFAModel(RFAPreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = FilterCache()
         past_key_values = check_cache(past_key_values)
+        if past_key_values is not None and not torch.compiler.is_compiling():
+            past_key_values.hold_for(self)
         batch, length = embedded.shape[:2]
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         key_mask = _key_mask(attention_mask, batch, cached + length)
@@ -167,13 +169,16 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Let `generate` decode with a `FilterCache` unless the caller chooses another cache, refused later."""
-        dynamic = (
-            generation_config.cache_implementation in (None, "dynamic") and generation_config.use_cache is not False
-        )
-        if dynamic and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = FilterCache()
+        """Let `generate` decode with a `FilterCache`, of a fixed size with `cache_implementation="static"`."""
+        implementation, given = generation_config.cache_implementation, model_kwargs.get("past_key_values")
+        served = implementation in (None, "dynamic", "static")
+        require(served, "cache_implementation", implementation, "None, 'dynamic' or 'static'")
+        if given is None and generation_config.use_cache is not False:
+            limit = max(kwargs.get("max_cache_length", args[-1] if args else 0), generation_config.max_cache_len or 0)
+            model_kwargs["past_key_values"] = FilterCache(limit if implementation == "static" else None)
         else:
+            if given is not None:
+                model_kwargs["past_key_values"] = check_cache(given)
             cast(Any, super())._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:

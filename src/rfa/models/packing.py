@@ -60,8 +60,8 @@ def packed_segments(
         Segments of all keys; None for a single one.
 
     Raises:
-        ValueError: for positions that are neither, for lengths that do not add up, or for arguments that disagree. Under
-            `torch.compile` values are not compared.
+        ValueError: for positions that are neither, for lengths that do not add up, or for arguments that disagree.
+            Under `torch.compile` values are not compared.
     """
     given = {name: given[name] for name in PACKING if given.get(name) is not None}
     if not given:
