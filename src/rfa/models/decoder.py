@@ -1,6 +1,8 @@
 """The decoder that all models share: pre-norm blocks of attention and a feed-forward network, and their weights."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -9,15 +11,45 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 
 from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
 from rfa.ops.positions import Positions
+from rfa.ops.weights import joined, recorded_weights
 
 from .configuration import DecoderConfig
 
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
+
+
+@dataclass
+class DecoderOutput(BaseModelOutputWithPast):
+    """The decoder's output.
+
+    Fields:
+        attentions: of each layer, `(batch, heads, queries, keys)`: weights after the softmax, before decay and dropout.
+            Each row sums to one, or to zero where a query sees no key.
+        log_precisions: of each layer, `(batch, heads, queries)`: the log precision of each token's estimate, which is
+            less the more uncertain the model is; -inf where a query sees no key. None where weights are not precisions.
+    """
+
+    log_precisions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class LanguageModelOutput(CausalLMOutputWithPast):
+    """The output of the language model; `attentions` and `log_precisions` as in `DecoderOutput`."""
+
+    log_precisions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class MaskedModelOutput(MaskedLMOutput):
+    """The output of the masked language model; `attentions` and `log_precisions` as in `DecoderOutput`."""
+
+    log_precisions: tuple[Tensor, ...] | None = None
 
 
 class RFABlock(GradientCheckpointingLayer):
@@ -106,16 +138,21 @@ class RFAPreTrainedModel(PreTrainedModel):
         positions: Positions,
         past_key_values: Cache | None = None,
         watch: Callable[[RFABlock, Tensor], None] | None = None,
+        weights: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """Final hidden states of embedded tokens, whose parts have variance `1 / hidden_size`.
 
-        `watch` is called with each block and its input.
+        `watch` is called with each block and its input. Each block's attention weights and their log sums join
+        `weights`, by the reference backend.
         """
         # in the embedding's precision: under autocast the residual stream would be of half precision else
         hidden_states = self.input_projection(embedded).to(embedded.dtype)
         for layer in self.layers:
             if watch is not None:
                 watch(cast(RFABlock, layer), hidden_states)
-            # by keyword, for gradient checkpointing to find the cache
-            hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
+            with nullcontext() if weights is None else recorded_weights() as rows:
+                # by keyword, for gradient checkpointing to find the cache
+                hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
+            if weights is not None and rows is not None:
+                weights.append(joined(rows, positions.visible(cast(RFABlock, layer).attention.causal)))
         return self.output_projection(self.norm(hidden_states))

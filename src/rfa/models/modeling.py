@@ -7,7 +7,6 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
@@ -18,7 +17,7 @@ from rfa.nn.checks import check_ids, check_states
 from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
-from .decoder import RFAPreTrainedModel
+from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
 from .packing import PACKING, NewTokens, packed_segments
 
 _KNOWN = {"output_hidden_states", "cache_position", *PACKING}
@@ -48,8 +47,9 @@ class RFAModel(RFAPreTrainedModel):
         segment_ids: Int[Tensor, "batch keys"] | None = None,
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         position_ids: Int[Tensor, "*p length"] | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> DecoderOutput:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
         _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
@@ -80,8 +80,23 @@ class RFAModel(RFAPreTrainedModel):
         segment_ids = packed_segments(tokens, segment_ids, {"position_ids": position_ids, **kwargs})
         positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, kept)
 
-        hidden_states = self.run_blocks(embedded, positions, past_key_values)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        weights = self._weights_to_record(output_attentions)
+        hidden_states = self.run_blocks(embedded, positions, past_key_values, weights=weights)
+        output = DecoderOutput(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        if weights is not None:
+            output.attentions = tuple(of_layer for of_layer, _ in weights)
+            if self.config.attention.has_precision():
+                output.log_precisions = tuple(log_sum for _, log_sum in weights)
+        return output
+
+    def _weights_to_record(self, wanted: bool | None) -> list[tuple[Tensor, Tensor]] | None:
+        """An empty list where attention weights are wanted, by the argument or else by the configuration."""
+        if not (self.config.output_attentions if wanted is None else wanted):
+            return None
+        compiled = torch.compiler.is_compiling() or (self.gradient_checkpointing and self.training)
+        expected = "False under torch.compile and in gradient checkpointing"
+        require(not compiled, "output_attentions", True, expected)
+        return []
 
 
 class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
@@ -111,8 +126,9 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Int[Tensor, " kept"] = 0,
         num_items_in_batch: int | Int[Tensor, ""] | None = None,
         position_ids: Int[Tensor, "*p length"] | None = None,
+        output_attentions: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> LanguageModelOutput:
         """Logits, and the loss where labels are given.
 
         Args:
@@ -131,6 +147,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             position_ids: of the new tokens, `(length,)` or `(batch, length)`. Numbers that count up by one change
                 nothing: the estimate depends on differences of times. Where they restart, at 0 or at the row's first
                 one, a packed document begins. Others are refused; positions that are real times are `times`.
+            output_attentions: also return the attention weights of each layer, and the log precision of each token's
+                estimate (`DecoderOutput`). The slower reference backend computes them, in O(N^2) memory.
             kwargs: `output_hidden_states`, `return_dict`, and what transformers' collators say of packed
                 documents: `seq_idx`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`.
 
@@ -147,6 +165,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             segment_ids,
             inputs_embeds,
             position_ids,
+            output_attentions,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
@@ -159,11 +178,13 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
             )
-        return CausalLMOutputWithPast(
+        return LanguageModelOutput(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            log_precisions=outputs.log_precisions,
         )
 
     def _prepare_cache_for_generation(
