@@ -1,12 +1,20 @@
 """The configuration, the decoder and the presets."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
 from .banks import DecayRates, FrequencyBank
 from .configuration import RFAConfig
 from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
+from .heads import RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification
 from .modeling import RFAForCausalLM, RFAModel
 from .presets import PRESETS, describe, preset
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
@@ -16,6 +24,9 @@ from .time_series_data import TimeSeriesCollator
 AutoConfig.register("rfa", RFAConfig)
 AutoModel.register(RFAConfig, RFAModel)
 AutoModelForCausalLM.register(RFAConfig, RFAForCausalLM)
+AutoModelForMaskedLM.register(RFAConfig, RFAForMaskedLM)
+AutoModelForSequenceClassification.register(RFAConfig, RFAForSequenceClassification)
+AutoModelForTokenClassification.register(RFAConfig, RFAForTokenClassification)
 AutoConfig.register("rfa_time_series", RFATimeSeriesConfig)
 AutoModel.register(RFATimeSeriesConfig, RFAForTimeSeries)
 
@@ -29,7 +40,10 @@ __all__ = [
     "FrequencyBank",
     "RFAConfig",
     "RFAForCausalLM",
+    "RFAForMaskedLM",
+    "RFAForSequenceClassification",
     "RFAForTimeSeries",
+    "RFAForTokenClassification",
     "RFAModel",
     "RFATimeSeriesConfig",
     "RoutingAttentionConfig",

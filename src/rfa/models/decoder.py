@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 
+from rfa.checks import require
 from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
@@ -80,6 +81,9 @@ class RFABlock(GradientCheckpointingLayer):
         return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
 
 
+_HEADS = ("lm_head", "score")  # of language models and classifiers
+
+
 class RFAPreTrainedModel(PreTrainedModel):
     """Weights and their initialisation."""
 
@@ -97,7 +101,8 @@ class RFAPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:  # the head of a classifier has none
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):  # also the head's weight, which then gives logits of unit variance
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.LayerNorm):
@@ -109,6 +114,25 @@ class RFAPreTrainedModel(PreTrainedModel):
             initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
             for name, tensor in module.state_dict().items():
                 initialization.copy_(tensor, initial[name])
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """The model of a checkpoint, as in transformers, but the decoder must be complete.
+
+        Raises:
+            ValueError: where the checkpoint lacks parameters of the decoder or has others. transformers would draw the
+                missing ones at random with a warning. A head may be new. With `output_loading_info` the caller judges.
+        """
+        loaded = cast(Any, super()).from_pretrained(*args, output_loading_info=True, **kwargs)
+        if output_loading_info:
+            return loaded
+        model, info = loaded
+        for fault, found in (("without", info["missing_keys"]), ("with the unknown", info["unexpected_keys"])):
+            names = sorted(name for name in found if name.split(".")[0] not in _HEADS)
+            given = f"a checkpoint {fault} {', '.join(names[:3])}{', ...' * (len(names) > 3)} ({len(names)} in all)"
+            expected = f"the parameters of {cls.__name__} in this version and configuration"
+            require(not names, "checkpoint", given, expected)
+        return model
 
     def head_dynamics(self) -> dict[int, HeadDynamics]:
         """The dynamics of each layer by the layer's index. Layers without dynamics of their heads are left out."""

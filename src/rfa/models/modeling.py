@@ -65,7 +65,7 @@ class RFAModel(RFAPreTrainedModel):
             check_states("inputs_embeds", cast(Tensor, inputs_embeds), self.config.hidden_size, self.input_projection)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
-            use_cache = self.config.use_cache and not torch.is_grad_enabled()
+            use_cache = self.config.use_cache and self.config.causal and not torch.is_grad_enabled()
         if use_cache and past_key_values is None:
             past_key_values = FilterCache()
         past_key_values = check_cache(past_key_values)
@@ -107,6 +107,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: RFAConfig):
+        require(config.causal, "causal", config.causal, "True for a causal language model; else RFAForMaskedLM")
         super().__init__(config)
         self.model = RFAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
@@ -174,7 +175,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             vocabulary = self.config.vocab_size
-            _check_labels(labels, logits, vocabulary)
+            check_labels(labels, logits, vocabulary)
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
             )
@@ -241,7 +242,8 @@ def _refuse_unknown(given: dict[str, object]) -> None:
             raise ValueError(f"{name}: not an argument of this model")
 
 
-def _check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
+def check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
+    """Raise `ValueError` unless there is one label a token, of the vocabulary or not scored."""
     given, shape = isinstance(labels, Tensor), tuple(logits.shape[:2])
     require(given, "labels", type(labels).__name__, f"a tensor of integers {shape}")
     fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
