@@ -1,10 +1,13 @@
 """Generation: a cache is only a shortcut."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
 from cover import cover
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
 from rfa.nn import FilterCache
 
@@ -114,20 +117,87 @@ def test_crop_and_go_on(name):
         assert_same(decode(model, ids, (1, 5), cache), model(ids, use_cache=False).logits[:, 3:])
 
 
-@pytest.mark.parametrize(
-    "kind", ["StaticCache", "DynamicCache", "offloaded"], ids=["fixed size", "raw keys", "raw keys, offloaded"]
-)
-def test_other_caches_are_refused(kind):
-    """Empty places of a static cache would take part as keys; raw keys would be turned again at every token."""
+@cover(1, name=PATHS, use_cache=[True, False])
+def test_a_cache_of_fixed_size_is_no_cache(name, use_cache):
+    """All memory is reserved at once, and no step takes more."""
+    model, ids = small(name), tokens(length=5)
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    made = model.generate(ids, cache_implementation="static", return_dict_in_generate=True, **options)
+    assert torch.equal(made.sequences, model.generate(ids, use_cache=use_cache, **options))
+    cache = made.past_key_values
+    assert cache.get_max_length() == 5 + NEW - 1
+    for layer in cache.layers:
+        assert layer.get_max_length() == 5 + NEW - 1
+        assert {buffer._storage.shape[2] for buffer in layer._buffers()} == {5 + NEW - 1}
+    with pytest.raises(ValueError, match=r"past_key_values: got 10 tokens, expected at most 9, its max_length"):
+        model(ids[:, :1], past_key_values=cache)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_an_empty_cache_of_transformers_becomes_ours(kind):
+    """In place: a loop that keeps its own object goes on with it."""
+    model, ids = small("m2-sc-rfa"), tokens()
+    made = {"dynamic": lambda: DynamicCache(config=model.config), "static": lambda: StaticCache(model.config, 9)}
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+        cache = made[kind]()
+        assert_same(decode(model, ids, (4, 1, 4), cache), expected)
+        assert isinstance(cache, FilterCache)
+        assert cache.get_max_length() == (9 if kind == "static" else -1)
+    options = {"max_new_tokens": NEW, "do_sample": False}
+    whole = model.generate(ids[:, :5], **options)
+    assert torch.equal(model.generate(ids[:, :5], past_key_values=made[kind](), **options), whole)
+
+
+def test_caches_with_raw_keys_are_refused():
     model, ids = small("m2-sc-rfa"), tokens(length=5)
-    given = {
-        "StaticCache": {"cache_implementation": "static"},
-        "DynamicCache": {"past_key_values": DynamicCache()},
-        "offloaded": {"cache_implementation": "offloaded"},
-    }[kind]
-    expected = "StaticCache" if kind == "StaticCache" else "DynamicCache"
-    with pytest.raises(ValueError, match=f"past_key_values: got {expected}, expected a FilterCache"):
-        model.generate(ids, max_new_tokens=3, **given)
+    states = torch.zeros(2, 4, 3, 16)
+    filled = DynamicCache()
+    filled.update(states, states, 0)
+    expected = "a FilterCache, or an empty DynamicCache or StaticCache"
+    for cache, held in ((filled, "3 tokens"), (DynamicCache(config=model.config, offloading=True), "offloaded")):
+        with pytest.raises(ValueError, match=rf"^past_key_values: got DynamicCache \({held}\), expected {expected}"):
+            model.generate(ids, past_key_values=cache, max_new_tokens=3)
+    for implementation in ("offloaded", "quantized"):
+        with pytest.raises(
+            ValueError, match=rf"^cache_implementation: got '{implementation}', expected None, 'dynamic'"
+        ):
+            model.generate(ids, cache_implementation=implementation, max_new_tokens=3)
+
+
+def test_caches_of_another_model_are_refused():
+    model, other, ids = small("m2-sc-rfa"), small("m2-sc-rfa", seed=1), tokens()
+    cache = FilterCache()
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+        with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens, expected"):
+            other(ids[:, :1], past_key_values=cache)
+        for again in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
+            assert_same(model(ids[:, :1], past_key_values=again).logits, model(tokens_after(ids)).logits[:, -1:])
+        cache.reset()
+        assert_same(other(ids, past_key_values=cache).logits, other(ids).logits)
+
+
+def tokens_after(ids):
+    return torch.cat([ids, ids[:, :1]], 1)
+
+
+@pytest.mark.parametrize("number", [0, -2, -100, 3])
+def test_crop_is_that_of_transformers(number):
+    """Of transformers' own cache: the numbers that it refuses, and the tokens that remain."""
+    own, theirs, ids = FilterCache(), DynamicCache(), tokens()
+    states = torch.zeros(2, 4, 9, 16)
+    theirs.update(states, states, 0)
+    with torch.no_grad():
+        small("m2-sc-rfa")(ids, past_key_values=own)
+    if number > 0:
+        for cache in (own, theirs):
+            with pytest.raises(ValueError, match=str(number)):
+                cache.crop(number)
+    else:
+        own.crop(number)
+        theirs.crop(number)
+        assert own.get_seq_length() == theirs.get_seq_length()
 
 
 @cover(1, name=PATHS, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])

@@ -13,8 +13,10 @@ from cover import cover, some
 from transformers import AutoConfig
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, preset
+from rfa.models.configuration import VERSION
 from rfa.models.flat import FLAT_NAMES, KINDS, flat_record
 from rfa.training.saved_files import read_config
+from rfa.version import __version__
 
 OLD = json.loads((Path(__file__).parent / "old_configs" / "presets.json").read_text("utf-8"))
 READERS = {
@@ -79,7 +81,7 @@ def test_flat_and_nested_records_say_the_same(name):
     """For readers of result files, which are of either form."""
     old = OLD[name]["config"]
     flat = flat_record(preset(name, **SIZES).to_diff_dict())
-    newer = {"attention_dropout": 0.0, "num_key_value_heads": None, **NEWER}
+    newer = {"attention_dropout": 0.0, "num_key_value_heads": None, "causal": True, VERSION: __version__, **NEWER}
     assert {key: old[key] for key in flat if key in old} | newer == flat
     assert {"prior", "damping"} <= flat.keys()
     assert flat_record(old) == old

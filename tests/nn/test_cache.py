@@ -96,8 +96,11 @@ def test_times_of_one_row_may_become_those_of_each():
 
 
 def test_another_cache_is_refused():
-    with pytest.raises(ValueError, match="past_key_values: got DynamicCache, expected a FilterCache"):
-        build("defaults")(hidden(), past_key_values=DynamicCache())
+    states = torch.zeros(2, 4, 3, 16)
+    filled = DynamicCache()
+    filled.update(states, states, 0)
+    with pytest.raises(ValueError, match=r"past_key_values: got DynamicCache \(3 tokens\), expected a FilterCache"):
+        build("defaults")(hidden(), past_key_values=filled)
 
 
 @cover(1, name=["defaults", "b2"], later=["moved", "default"])

@@ -4,13 +4,21 @@ from rfa.checks import needs
 
 needs("transformers")
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
 from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
 from .banks import DecayRates, FrequencyBank
 from .configuration import RFAConfig
 from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
+from .heads import RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification
 from .modeling import RFAForCausalLM, RFAModel
 from .presets import PRESETS, describe, preset
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
@@ -21,6 +29,9 @@ from .time_series_data import TimeSeriesCollator
 AutoConfig.register("rfa", RFAConfig, exist_ok=True)
 AutoModel.register(RFAConfig, RFAModel)
 AutoModelForCausalLM.register(RFAConfig, RFAForCausalLM)
+AutoModelForMaskedLM.register(RFAConfig, RFAForMaskedLM)
+AutoModelForSequenceClassification.register(RFAConfig, RFAForSequenceClassification)
+AutoModelForTokenClassification.register(RFAConfig, RFAForTokenClassification)
 AutoConfig.register("rfa_time_series", RFATimeSeriesConfig, exist_ok=True)
 AutoModel.register(RFATimeSeriesConfig, RFAForTimeSeries)
 
@@ -34,7 +45,10 @@ __all__ = [
     "FrequencyBank",
     "RFAConfig",
     "RFAForCausalLM",
+    "RFAForMaskedLM",
+    "RFAForSequenceClassification",
     "RFAForTimeSeries",
+    "RFAForTokenClassification",
     "RFAModel",
     "RFATimeSeriesConfig",
     "RoutingAttentionConfig",

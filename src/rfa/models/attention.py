@@ -82,6 +82,10 @@ class AttentionConfig(CheckedFields, ABC):
         """Whether the layer has parameters of the SDE for each head."""
         return True
 
+    def has_precision(self) -> bool:
+        """Whether the sum of a query's weights is the precision of its estimate (appendix E.2)."""
+        return False
+
     def without_effect(self) -> set[str]:
         """Flat names of the fields that have no effect with the values of the other fields."""
         unread = {"slow_modes"} if self.frequencies.kind == "none" else set()
@@ -204,6 +208,10 @@ class FilterAttentionConfig(StateSpaceConfig):
         check_filter({**vars(self), "aggregation": "consensus"})
         moves = self.prior != "flat" or self.frequencies.kind != "none" or self.decay.kind != "none"
         require(moves or self.clock == "times", "clock", self.clock, "'times' where nothing depends on the lag")
+
+    def has_precision(self) -> bool:
+        """Whether weights are precisions: Riccati weights and weights without a variance are not."""
+        return self.prior == "lyapunov"
 
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. A flat prior has no variance, and initial slopes set their own."""

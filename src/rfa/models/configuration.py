@@ -14,11 +14,13 @@ from transformers import PreTrainedConfig
 from rfa.checks import check_range, require
 from rfa.nn import Attention
 from rfa.nn.checks import check_dropout
+from rfa.version import __version__
 
 from .attention import AttentionConfig, FilterAttentionConfig
 from .fields import kind_in_words
 from .flat import FLAT_NAMES, change, from_flat, read_attention
 
+VERSION = "rfa_version"  # the field of a file that holds the version of the package that wrote it
 _WRONG_KIND = re.compile(r"Field '(\w+)' ")  # the beginning of `strict`'s message
 _SIZES = {  # limits beyond every machine; larger values would overflow in other libraries, or never finish
     "vocab_size": (1, 2**31 - 1),
@@ -130,15 +132,16 @@ class DecoderConfig(PreTrainedConfig):
         return self.attention.has_head_dynamics()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields for JSON. Attention is a nested object."""
-        return {**super().to_dict(), "attention": self.attention.to_dict()}
+        """All fields for JSON. Attention is a nested object; the version is that of this package."""
+        return {**super().to_dict(), "attention": self.attention.to_dict(), VERSION: __version__}
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """The configuration of a `config.json`. Files of older versions, with flat names for attention, are read too.
 
         Raises:
-            ValueError: for an unknown value, kind or field of attention, or values that do not fit together.
+            ValueError: for an unknown value, kind or field of attention, values that do not fit together, or a file of
+                a newer version.
         """
         given = dict(config_dict)
         if "attention" not in given:
@@ -162,6 +165,7 @@ class DecoderConfig(PreTrainedConfig):
 def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
     """The constructor's arguments, with attention as an object of its class."""
     given = dict(given)
+    _check_version(given.pop(VERSION, __version__))
     attention = given.get("attention")
     if attention is not None and not isinstance(attention, AttentionConfig):
         given["attention"] = read_attention(attention)
@@ -172,6 +176,13 @@ def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:
         for name in sorted(flat.keys() & start.without_effect()) if cls.refuses_idle_fields else ():
             raise ValueError(f"{name}: got {flat[name]!r}, expected nothing: it has no effect in this attention")
     return given if start is None else {**given, "attention": start}
+
+
+def _check_version(given: object) -> None:
+    """Raise `ValueError` for a file of a newer minor version: it may have fields that would be ignored here."""
+    found, installed = ([int(x) for x in re.findall(r"\d+", str(version))[:2]] for version in (given, __version__))
+    expected = f"at most {__version__}, the installed version: pip install --upgrade robust-filter-attention"
+    require(len(found) == 2 and found <= installed, VERSION, given, expected)
 
 
 @with_value_errors
@@ -188,6 +199,8 @@ class RFAConfig(DecoderConfig):
         num_key_value_heads: groups of heads share keys and values; by default each head has its own.
         attention_dropout: share of the attention weights that training drops; it needs the reference backend.
         train_length: tokens of a training block, T_train.
+        causal: tokens see earlier tokens only. Off for a bidirectional encoder, as `RFAForMaskedLM` is; then there is
+            no cache, and attention cannot have gates, taps or a content clock.
         layer_norm_eps, use_cache: as elsewhere in transformers.
         attention: an `AttentionConfig` of any kind, such as `FilterAttentionConfig`, or the dictionary from its
             `to_dict`.
@@ -202,6 +215,7 @@ class RFAConfig(DecoderConfig):
 
     vocab_size: int = 50257
     train_length: int = 512
+    causal: bool = True
     use_cache: bool = True
     tie_word_embeddings: bool = True
     pad_token_id: int | None = None
@@ -211,3 +225,7 @@ class RFAConfig(DecoderConfig):
     def length_in_training(self) -> int:
         """The training length, in tokens."""
         return self.train_length
+
+    def layer_options(self) -> dict[str, Any]:
+        """The options of every attention layer that differ from their defaults."""
+        return super().layer_options() | ({} if self.causal else {"causal": False})

@@ -47,6 +47,10 @@ class ContentAttentionConfig(AttentionConfig):
         """Whether the layer has parameters of the SDE for each head. Its SDE is that of each token."""
         return False
 
+    def has_precision(self) -> bool:
+        """Whether the sum of a query's weights is the precision of its estimate, as in the isotropic filter."""
+        return True
+
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> ContentFilterAttention:
         """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
         frequency, decay = self.bank(hidden_size, heads, train_length)

@@ -1,7 +1,9 @@
 """The decoder that all models share: pre-norm blocks of attention and a feed-forward network, and their weights."""
 
 from collections.abc import Callable
-from typing import cast
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -9,15 +11,46 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast, MaskedLMOutput
 
+from rfa.checks import require
 from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
 from rfa.ops.positions import Positions
+from rfa.ops.weights import joined, recorded_weights
 
 from .configuration import DecoderConfig
 
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
+
+
+@dataclass
+class DecoderOutput(BaseModelOutputWithPast):
+    """The decoder's output.
+
+    Fields:
+        attentions: of each layer, `(batch, heads, queries, keys)`: weights after the softmax, before decay and dropout.
+            Each row sums to one, or to zero where a query sees no key.
+        log_precisions: of each layer, `(batch, heads, queries)`: the log precision of each token's estimate, which is
+            less the more uncertain the model is; -inf where a query sees no key. None where weights are not precisions.
+    """
+
+    log_precisions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class LanguageModelOutput(CausalLMOutputWithPast):
+    """The output of the language model; `attentions` and `log_precisions` as in `DecoderOutput`."""
+
+    log_precisions: tuple[Tensor, ...] | None = None
+
+
+@dataclass
+class MaskedModelOutput(MaskedLMOutput):
+    """The output of the masked language model; `attentions` and `log_precisions` as in `DecoderOutput`."""
+
+    log_precisions: tuple[Tensor, ...] | None = None
 
 
 class RFABlock(GradientCheckpointingLayer):
@@ -48,6 +81,9 @@ class RFABlock(GradientCheckpointingLayer):
         return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
 
 
+_HEADS = ("lm_head", "score")  # of language models and classifiers
+
+
 class RFAPreTrainedModel(PreTrainedModel):
     """Weights and their initialisation."""
 
@@ -65,7 +101,8 @@ class RFAPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:  # the head of a classifier has none
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):  # also the head's weight, which then gives logits of unit variance
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         elif isinstance(module, nn.LayerNorm):
@@ -77,6 +114,25 @@ class RFAPreTrainedModel(PreTrainedModel):
             initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
             for name, tensor in module.state_dict().items():
                 initialization.copy_(tensor, initial[name])
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
+        """The model of a checkpoint, as in transformers, but the decoder must be complete.
+
+        Raises:
+            ValueError: where the checkpoint lacks parameters of the decoder or has others. transformers would draw the
+                missing ones at random with a warning. A head may be new. With `output_loading_info` the caller judges.
+        """
+        loaded = cast(Any, super()).from_pretrained(*args, output_loading_info=True, **kwargs)
+        if output_loading_info:
+            return loaded
+        model, info = loaded
+        for fault, found in (("without", info["missing_keys"]), ("with the unknown", info["unexpected_keys"])):
+            names = sorted(name for name in found if name.split(".")[0] not in _HEADS)
+            given = f"a checkpoint {fault} {', '.join(names[:3])}{', ...' * (len(names) > 3)} ({len(names)} in all)"
+            expected = f"the parameters of {cls.__name__} in this version and configuration"
+            require(not names, "checkpoint", given, expected)
+        return model
 
     def head_dynamics(self) -> dict[int, HeadDynamics]:
         """The dynamics of each layer by the layer's index. Layers without dynamics of their heads are left out."""
@@ -106,16 +162,21 @@ class RFAPreTrainedModel(PreTrainedModel):
         positions: Positions,
         past_key_values: Cache | None = None,
         watch: Callable[[RFABlock, Tensor], None] | None = None,
+        weights: list[tuple[Tensor, Tensor]] | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """Final hidden states of embedded tokens, whose parts have variance `1 / hidden_size`.
 
-        `watch` is called with each block and its input.
+        `watch` is called with each block and its input. Each block's attention weights and their log sums join
+        `weights`, by the reference backend.
         """
         # in the embedding's precision: under autocast the residual stream would be of half precision else
         hidden_states = self.input_projection(embedded).to(embedded.dtype)
         for layer in self.layers:
             if watch is not None:
                 watch(cast(RFABlock, layer), hidden_states)
-            # by keyword, for gradient checkpointing to find the cache
-            hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
+            with nullcontext() if weights is None else recorded_weights() as rows:
+                # by keyword, for gradient checkpointing to find the cache
+                hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
+            if weights is not None and rows is not None:
+                weights.append(joined(rows, positions.visible(cast(RFABlock, layer).attention.causal)))
         return self.output_projection(self.norm(hidden_states))

@@ -7,7 +7,6 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers import GenerationConfig, GenerationMixin
 from transformers.cache_utils import Cache
-from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
@@ -18,8 +17,10 @@ from rfa.nn.checks import check_ids, check_states
 from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
-from .decoder import RFAPreTrainedModel
+from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
+from .packing import PACKING, NewTokens, packed_segments
 
+_KNOWN = {"output_hidden_states", "cache_position", *PACKING}
 NOT_SCORED = -100  # transformers' loss ignores this label
 
 
@@ -45,8 +46,10 @@ class RFAModel(RFAPreTrainedModel):
         times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
         segment_ids: Int[Tensor, "batch keys"] | None = None,
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
-        **kwargs: object,
-    ) -> BaseModelOutputWithPast:
+        position_ids: Int[Tensor, "*p length"] | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> DecoderOutput:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
         _refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
@@ -62,19 +65,38 @@ class RFAModel(RFAPreTrainedModel):
             check_states("inputs_embeds", cast(Tensor, inputs_embeds), self.config.hidden_size, self.input_projection)
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
-            use_cache = self.config.use_cache and not torch.is_grad_enabled()
+            use_cache = self.config.use_cache and self.config.causal and not torch.is_grad_enabled()
         if use_cache and past_key_values is None:
             past_key_values = FilterCache()
         past_key_values = check_cache(past_key_values)
+        if past_key_values is not None and not torch.compiler.is_compiling():
+            past_key_values.hold_for(self)
         batch, length = embedded.shape[:2]
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         key_mask = _key_mask(attention_mask, batch, cached + length)
         # gradient checkpointing takes the cache away from the layers: it would be filled twice
         kept = None if self.gradient_checkpointing and self.training else past_key_values
+        tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
+        segment_ids = packed_segments(tokens, segment_ids, {"position_ids": position_ids, **kwargs})
         positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, kept)
 
-        hidden_states = self.run_blocks(embedded, positions, past_key_values)
-        return BaseModelOutputWithPast(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        weights = self._weights_to_record(output_attentions)
+        hidden_states = self.run_blocks(embedded, positions, past_key_values, weights=weights)
+        output = DecoderOutput(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        if weights is not None:
+            output.attentions = tuple(of_layer for of_layer, _ in weights)
+            if self.config.attention.has_precision():
+                output.log_precisions = tuple(log_sum for _, log_sum in weights)
+        return output
+
+    def _weights_to_record(self, wanted: bool | None) -> list[tuple[Tensor, Tensor]] | None:
+        """An empty list where attention weights are wanted, by the argument or else by the configuration."""
+        if not (self.config.output_attentions if wanted is None else wanted):
+            return None
+        compiled = torch.compiler.is_compiling() or (self.gradient_checkpointing and self.training)
+        expected = "False under torch.compile and in gradient checkpointing"
+        require(not compiled, "output_attentions", True, expected)
+        return []
 
 
 class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
@@ -85,6 +107,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
 
     def __init__(self, config: RFAConfig):
+        require(config.causal, "causal", config.causal, "True for a causal language model; else RFAForMaskedLM")
         super().__init__(config)
         self.model = RFAModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size)
@@ -103,8 +126,10 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         logits_to_keep: int | Int[Tensor, " kept"] = 0,
         num_items_in_batch: int | Int[Tensor, ""] | None = None,
-        **kwargs: object,
-    ) -> CausalLMOutputWithPast:
+        position_ids: Int[Tensor, "*p length"] | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> LanguageModelOutput:
         """Logits, and the loss where labels are given.
 
         Args:
@@ -120,11 +145,17 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             inputs_embeds: embeddings instead of `input_ids`.
             logits_to_keep: the number of last positions, or the indices of positions; 0 is all.
             num_items_in_batch: what the summed loss is divided by, from the Trainer; by default the scored tokens.
-            kwargs: only `output_hidden_states` and `return_dict`, as in transformers.
+            position_ids: of the new tokens, `(length,)` or `(batch, length)`. Numbers that count up by one change
+                nothing: the estimate depends on differences of times. Where they restart, at 0 or at the row's first
+                one, a packed document begins. Others are refused; positions that are real times are `times`.
+            output_attentions: also return the attention weights of each layer, and the log precision of each token's
+                estimate (`DecoderOutput`). The slower reference backend computes them, in O(N^2) memory.
+            kwargs: `output_hidden_states`, `return_dict`, and what transformers' collators say of packed
+                documents: `seq_idx`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`.
 
         Raises:
-            ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments or
-                times that do not fit.
+            ValueError: for an unknown argument, ids or labels outside the vocabulary, or labels, a mask, segments,
+                positions or times that do not fit.
         """
         outputs = self.model(
             input_ids,
@@ -134,6 +165,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             times,
             segment_ids,
             inputs_embeds,
+            position_ids,
+            output_attentions,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
@@ -142,28 +175,36 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             vocabulary = self.config.vocab_size
-            _check_labels(labels, logits, vocabulary)
+            check_labels(labels, logits, vocabulary)
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
             )
-        return CausalLMOutputWithPast(
+        return LanguageModelOutput(
             loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            log_precisions=outputs.log_precisions,
         )
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Let `generate` decode with a `FilterCache` unless the caller chooses another cache, refused later."""
-        dynamic = (
-            generation_config.cache_implementation in (None, "dynamic") and generation_config.use_cache is not False
-        )
-        if dynamic and model_kwargs.get("past_key_values") is None:
-            model_kwargs["past_key_values"] = FilterCache()
+        """Let `generate` decode with a `FilterCache`, of a fixed size with `cache_implementation="static"`."""
+        implementation, given = generation_config.cache_implementation, model_kwargs.get("past_key_values")
+        served = implementation in (None, "dynamic", "static")
+        require(served, "cache_implementation", implementation, "None, 'dynamic' or 'static'")
+        if given is None and generation_config.use_cache is not False:
+            limit = max(kwargs.get("max_cache_length", args[-1] if args else 0), generation_config.max_cache_len or 0)
+            model_kwargs["past_key_values"] = FilterCache(limit if implementation == "static" else None)
         else:
+            if given is not None:
+                model_kwargs["past_key_values"] = check_cache(given)
             cast(Any, super())._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+    def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
+        """None: positions that count up say nothing new, so none are made at each step."""
 
     def prepare_inputs_for_generation(
         self,
@@ -197,12 +238,12 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
 def _refuse_unknown(given: dict[str, object]) -> None:
     """Raise `ValueError` for an unknown argument. Without this a misspelt argument would have no effect."""
     for name, value in given.items():
-        if name not in ("output_hidden_states", "cache_position") and value is not None and value is not False:
-            hint = ", expected times (real numbers, any unit)" if name == "position_ids" else ""
-            raise ValueError(f"{name}: not an argument of this model{hint}")
+        if name not in _KNOWN and value is not None and value is not False:
+            raise ValueError(f"{name}: not an argument of this model")
 
 
-def _check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
+def check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
+    """Raise `ValueError` unless there is one label a token, of the vocabulary or not scored."""
     given, shape = isinstance(labels, Tensor), tuple(logits.shape[:2])
     require(given, "labels", type(labels).__name__, f"a tensor of integers {shape}")
     fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape

@@ -12,7 +12,8 @@ from rfa.checks import require
 from rfa.ops.cumulative import clocked
 from rfa.ops.positions import Positions, checked_positions
 
-from .cache import Cache, FilterLayer, check_cache, locate_tokens
+from .cache import Cache, check_cache, locate_tokens
+from .cache_layer import FilterLayer
 from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
 from .clock import Clock, ContentClock
 from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads

@@ -17,10 +17,11 @@ class Buffer:
 
     Args:
         dim: the dimension that grows, counted from the front.
+        room: the most entries, for which room is made at the first append; None for no limit.
     """
 
-    def __init__(self, dim: int):
-        self.dim, self.length = dim, 0
+    def __init__(self, dim: int, room: int | None = None):
+        self.dim, self.room, self.length = dim, room, 0
         self._storage: Tensor | None = None
         self._owned = False
 
@@ -30,8 +31,14 @@ class Buffer:
         return None if self._storage is None else self._storage.narrow(self.dim, 0, self.length)
 
     def append(self, new: Tensor) -> Tensor:
-        """Write `new` behind the other entries, and return all of them; at first that is `new` itself."""
+        """Write `new` behind the other entries, and return all of them; at first that is `new` itself.
+
+        Raises:
+            ValueError: for more entries than there is room for.
+        """
         start, length = self.length, self.length + new.shape[self.dim]
+        if self.room is not None and length > self.room:
+            raise ValueError(f"past_key_values: got {length} tokens, expected at most {self.room}, its max_length")
         storage = self._storage
         if storage is None or start == 0:
             storage, self._owned = new.narrow(self.dim, 0, 0), False
@@ -48,7 +55,7 @@ class Buffer:
 
     def _with_room(self, written: Tensor, needed: int) -> Tensor:
         shape = list(written.shape)
-        shape[self.dim] = needed + max(_SPARE, needed // 2)
+        shape[self.dim] = needed + max(_SPARE, needed // 2) if self.room is None else self.room
         storage = written.new_empty(shape)
         storage.narrow(self.dim, 0, written.shape[self.dim]).copy_(written)
         return storage

@@ -1,150 +1,25 @@
-"""The cache of a decoder: states in the common frame, turned once when they enter, and the times of all tokens."""
+"""The cache of a decoder: a `FilterLayer` for each of its layers, and the times of all tokens."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
-from rfa.checks import installed, needs
+from rfa.checks import check_range, installed, needs
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, checked_positions, first_time
-from rfa.ops.prior import DecodingCache
 from rfa.ops.transforms import readable
 
-from .buffer import Buffer
+from .cache_layer import FilterLayer
 
 if TYPE_CHECKING or installed("transformers"):
-    from transformers.cache_utils import Cache, CacheLayerMixin
+    from transformers.cache_utils import Cache, DynamicCache, StaticCache
 else:  # layers work without a cache
-    Cache = CacheLayerMixin = object
-
-
-class FilterLayer(CacheLayerMixin):
-    """The cache of one layer: keys and values of earlier tokens in the frame, and squared norms of the keys.
-
-    A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good; `FilterCache` knows t_0. Marks
-    are what each token says about the time after it: a forget gate, the rate of a clock, or dynamics. The layer may
-    keep its dynamics here, and the operator its tables. Parameters may change only while the cache is empty.
-    """
-
-    is_compileable = False
-    is_croppable = True
-    is_sliding = False
-
-    def __init__(self) -> None:  # the base class would set attributes that are properties here
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._keys, self._values, self._key_norms = Buffer(2), Buffer(2), Buffer(2)
-        self._marks: dict[str, Buffer] = {}
-        self.decoding = DecodingCache()
-        self.dynamics: dict[str, Any] | None = None
-
-    @property
-    def keys(self) -> Tensor | None:  # type: ignore[override]
-        """`(batch, heads, keys, 2 d)`, in the frame."""
-        return self._keys.filled
-
-    @property
-    def values(self) -> Tensor | None:  # type: ignore[override]
-        """`(batch, heads, keys, 2 d)`, in the frame where values turn."""
-        return self._values.filled
-
-    @property
-    def key_norms(self) -> Tensor | None:
-        """`|k|^2` of the keys as they are stored, `(batch, heads, keys)` in float32 or float64."""
-        return self._key_norms.filled
-
-    @property
-    def is_initialized(self) -> bool:  # type: ignore[override]
-        """Whether anything has entered since the last reset."""
-        return self.keys is not None
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Do nothing: the first states that enter become the buffers."""
-
-    def update(  # type: ignore[override]
-        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
-    ) -> tuple[Tensor, Tensor]:
-        """Let states in the frame enter, and return all keys and values.
-
-        Raises:
-            ValueError: for a shape, dtype or device other than the cache's.
-        """
-        for name, new, held in (("keys", key_states, self.keys), ("values", value_states, self.values)):
-            if held is not None and held.shape[2] and _kind(new) != _kind(held):
-                raise ValueError(f"past_key_values: got {name} of {_kind(held)}, expected {_kind(new)}, the input's")
-        norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
-        self.decoding.key_norm = self._key_norms.append(norms)
-        return self._keys.append(key_states), self._values.append(value_states)
-
-    def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Let the marks of new tokens enter, `(batch, heads, length, ...)` each, and return those of all keys."""
-        return {name: self._marks.setdefault(name, Buffer(2)).append(mark) for name, mark in marks.items()}
-
-    def _buffers(self) -> list[Buffer]:
-        return [self._keys, self._values, self._key_norms, *self._marks.values()]
-
-    def get_seq_length(self) -> int:
-        """The number of keys."""
-        return self._keys.length
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """The number of keys that this number of further queries sees, and the first one's index."""
-        return self.get_seq_length() + query_length, 0
-
-    def get_max_length(self) -> int:
-        """No limit: -1 in transformers' words."""
-        return -1
-
-    def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last `-tokens_to_remove` keys; if none is left, this is `reset`.
-
-        Raises:
-            ValueError: for a positive number, as transformers' own caches do.
-        """
-        if tokens_to_remove > 0:
-            raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
-        length = self.get_seq_length() + tokens_to_remove
-        if length <= 0:
-            return self.reset()
-        for buffer in self._buffers():
-            buffer.crop(length)
-
-    def offload(self) -> None:
-        """Move keys and values to the CPU; call `prefetch` before more tokens enter."""
-        for buffer in (self._keys, self._values):
-            buffer.change(Tensor.cpu)
-
-    def prefetch(self) -> None:
-        """Move keys and values back to the device of the norms."""
-        for buffer in (self._keys, self._values):
-            buffer.change(lambda x: x.to(cast(Tensor, self.key_norms).device))
-
-    def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
-        """Row i becomes what row `beam_idx[i]` was."""
-        self._select(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Each row `repeats` times."""
-        if self.keys is not None:
-            self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
-
-    def batch_select_indices(self, indices: Int[Tensor, " rows"] | Bool[Tensor, " rows"]) -> None:
-        """Only the rows at these indices, or where a mask is True."""
-        if self.keys is not None:
-            self._select(torch.arange(self.keys.shape[0], device=indices.device)[indices])
-
-    def _select(self, rows: Tensor) -> None:
-        def take(x: Tensor) -> Tensor:
-            return x.index_select(0, rows.to(x.device))
-
-        for buffer in self._buffers():
-            buffer.change(take)
+    Cache = DynamicCache = StaticCache = object
 
 
 class FilterCache(Cache):
@@ -153,11 +28,22 @@ class FilterCache(Cache):
     It has one `FilterLayer` for each decoder layer, made when it is first needed. All layers share the times of the
     tokens: they count from one origin, the first key of a row that takes part, in float64. A new token costs a rotation
     of its own query, key and value and one pass over the keys. Earlier states are neither turned again nor copied.
+
+    Args:
+        max_length: the most tokens. Memory for all of them is reserved once, when the first token enters, and more
+            tokens are refused. None for no limit: memory then grows by half at a time.
+
+    Raises:
+        ValueError: for a limit below one token.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_length: int | None = None) -> None:
         needs("transformers")
         super().__init__(layer_class_to_replicate=FilterLayer)
+        if max_length is not None:
+            check_range("max_length", max_length, 1, 2**31 - 1)
+        self.max_length = max_length
+        self._model: weakref.ref[nn.Module] | None = None
         self._forget_times()
 
     def _forget_times(self) -> None:
@@ -168,8 +54,29 @@ class FilterCache(Cache):
     def layer(self, index: int) -> FilterLayer:
         """The cache of the decoder layer at `index`."""
         while len(self.layers) <= index:
-            self.layers.append(FilterLayer())
+            self.layers.append(FilterLayer(self.max_length))
         return cast(FilterLayer, self.layers[index])
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """The most tokens of any layer; -1 for no limit, as in transformers."""
+        return -1 if self.max_length is None else self.max_length
+
+    def hold_for(self, model: nn.Module) -> None:
+        """Note whose tokens these are.
+
+        Raises:
+            ValueError: where another model has filled the cache: its states would be read with other parameters.
+        """
+        held = None if self._model is None else self._model()
+        if held is not model:
+            if held is not None and self.get_seq_length():
+                given = f"a cache of another model with {self.get_seq_length()} tokens"
+                raise ValueError(f"past_key_values: got {given}, expected an empty one or this model's own")
+            self._model = weakref.ref(model)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For `pickle`, which cannot store whose tokens these are."""
+        return {**self.__dict__, "_model": None}
 
     def locate(
         self,
@@ -285,12 +192,23 @@ def locate_tokens(
 
 
 def check_cache(given: Cache | None) -> FilterCache | None:
-    """The cache, or a `ValueError` for any other one: raw keys would have to be turned again at every token."""
-    if given is not None and not isinstance(given, FilterCache):
-        raise ValueError(f"past_key_values: got {type(given).__name__}, expected a FilterCache")
-    return given
+    """The cache. An empty one of transformers becomes a `FilterCache` itself, so that its owner holds the tokens.
 
+    A `DynamicCache` gets no limit, a `StaticCache` its own.
 
-def _kind(x: Tensor) -> str:
-    batch, heads, _, channels = x.shape
-    return f"batch {batch}, {heads} heads, {channels} channels, {x.dtype} on {x.device}"
+    Raises:
+        ValueError: for any other cache: raw keys would have to be turned again at every token.
+    """
+    if given is None or isinstance(given, FilterCache):
+        return given
+    kind, offloaded = type(given), getattr(given, "offloading", False)
+    empty = kind in (DynamicCache, StaticCache) and not offloaded and not given.get_seq_length()
+    if not empty:
+        held = "offloaded" if offloaded else f"{int(given.get_seq_length())} tokens"
+        expected = "a FilterCache, or an empty DynamicCache or StaticCache"
+        raise ValueError(f"past_key_values: got {kind.__name__} ({held}), expected {expected}")
+    limit = given.get_max_length() if kind is StaticCache else None
+    given.__dict__.clear()
+    given.__class__ = FilterCache
+    FilterCache.__init__(cast(FilterCache, given), limit)
+    return cast(FilterCache, given)

@@ -16,7 +16,7 @@ from rfa.ops.positions import Positions
 from rfa.ops.problem import Weight
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
-from .cache import FilterLayer
+from .cache_layer import FilterLayer
 from .checks import check_rates, paired
 from .dynamics import (
     INVERSE_TEMPERATURE,

@@ -15,7 +15,7 @@ from rfa.ops.positions import Positions
 from rfa.ops.transforms import scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
-from .cache import FilterLayer
+from .cache_layer import FilterLayer
 from .checks import check_channel_gates, check_rates, check_turned_values
 from .dynamics import HeadDynamics
 from .geometry import Geometry, LogarithmicBias, rotate_as_released

@@ -16,7 +16,7 @@ from rfa.ops.routing import gaussian_parameters, located_posterior_routing, rout
 from rfa.ops.transforms import transformed
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
-from .cache import FilterLayer
+from .cache_layer import FilterLayer
 from .checks import check_filter, check_routing
 from .dynamics import HeadDynamics, LayerPrior, Noise, bank
 from .projections import finite_where_absent

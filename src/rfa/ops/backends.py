@@ -22,6 +22,7 @@ from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Problem
 from .transforms import constant_for_compiler, forward_mode, refuse_forward_mode, transformed
+from .weights import recording
 
 
 class Backend(NamedTuple):
@@ -153,8 +154,10 @@ def backend_for(name: str, query: Tensor, value: Tensor, separable: bool = True,
     """The backend that serves these states; raises as `choose_backend`.
 
     Only the reference serves a prior that is not `separable`, that of time-dependent noise on irregular times,
-    `dropout`, and forward-mode differentiation.
+    `dropout`, and forward-mode differentiation. It runs wherever weights are recorded, whatever the name.
     """
+    if recording():  # a fused kernel has no weights
+        return BACKENDS["reference"]
     if dropout and name in ("auto", "reference"):  # layers refuse other names when they are built
         return BACKENDS["reference"]
     chosen = choose_backend(name, query.device, query.dtype, (query.shape[-1], value.shape[-1]))

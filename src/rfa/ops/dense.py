@@ -19,6 +19,7 @@ from rfa.dynamics import rotate, turn
 
 from .problem import Weight
 from .transforms import readable
+from .weights import record
 
 _SCORES = 2**24  # scores held at once where no gradient needs them: 64 MB in float32
 
@@ -63,6 +64,7 @@ def masked_softmax(
         # an empty row keeps its scores: a softmax over nothing but -inf is NaN, and so are its gradients
         empty = ~visible.any(-1, keepdim=True)
         score = score.masked_fill(~visible & ~empty, -torch.inf)
+        record(score)
         estimate = average(score.softmax(-1))
         unknown = poisoned if poisoned_values is None else poisoned_values
         if poisoned is not None and poisoned_values is not None:

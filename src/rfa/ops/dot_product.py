@@ -291,7 +291,9 @@ def windowed_attention(
         empty = ~visible.any(-1, keepdim=True)[:, None]
         states = query[:, :, rows], key[:, :, seen], value[:, :, seen]
         mask = visible[:, None] | empty
-        estimate = scaled_dot_product_attention(*states, second_derivatives, attn_mask=mask, dropout_p=dropout)
+        estimate = scaled_dot_product_attention(
+            *states, second_derivatives, first_key=seen.start, attn_mask=mask, dropout_p=dropout
+        )
         unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys[:, :, seen])
         estimates.append(fill_rows(estimate, unknown, empty))
     return torch.cat(estimates, dim=2)

@@ -13,6 +13,8 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
+from .weights import record, recording
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -75,19 +77,34 @@ def _has_numbers(x: Tensor) -> bool:
 
 
 def scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, second_derivatives: bool = False, **given: Any
+    query: Tensor, key: Tensor, value: Tensor, second_derivatives: bool = False, *, first_key: int = 0, **given: Any
 ) -> Tensor:
     """PyTorch's attention, by its formula where its kernels lack a derivative.
 
     The kernels have no tangents, and no gradient of a learned mask where a transform hides that it is learned. They
     have no second derivatives: with `second_derivatives` the slower formula serves wherever there is a gradient.
+    `first_key` is the index of the first key, for recorded weights.
     """
+    if recording():
+        record(_scores(query, key, **given), first_key)
     by_formula = transformed()
     if second_derivatives and torch.is_grad_enabled():
         inputs = (query, key, value, given.get("attn_mask"))
         by_formula = by_formula or any([x is not None and x.requires_grad for x in inputs])
     with sdpa_kernel(SDPBackend.MATH) if by_formula else nullcontext():
         return F.scaled_dot_product_attention(query, key, value, **given)
+
+
+def _scores(
+    query: Tensor, key: Tensor, *, attn_mask: Tensor | None = None, is_causal: bool = False, dropout_p: float = 0.0
+) -> Tensor:
+    """The scores of PyTorch's attention in nats, -inf where a key is not seen."""
+    score = query @ key.mT * query.shape[-1] ** -0.5
+    if is_causal:
+        attn_mask = torch.ones(score.shape[-2:], dtype=torch.bool, device=score.device).tril()
+    if attn_mask is None:
+        return score
+    return score.masked_fill(~attn_mask, -torch.inf) if attn_mask.dtype == torch.bool else score + attn_mask
 
 
 def transformable(

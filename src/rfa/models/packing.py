@@ -1,0 +1,189 @@
+"""What other tools say about packed sequences (positions, sequence numbers, lengths), as segments."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rfa.checks import require
+from rfa.ops.positions import check_device, check_flags, check_tensor
+from rfa.ops.transforms import readable
+
+LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
+LONGEST = ("max_length_q", "max_length_k")
+PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
+_TIMES = "times=... for real times"
+
+
+class NewTokens(NamedTuple):
+    """The tokens of a call.
+
+    Fields:
+        batch, length: their number of rows and of columns.
+        cached: the number of keys before them.
+        device: where they are.
+        key_mask: `(batch, cached + length)`, True for keys that take part; None where all do.
+    """
+
+    batch: int
+    length: int
+    cached: int
+    device: torch.device
+    key_mask: Tensor | None
+
+    @property
+    def present(self) -> Bool[Tensor, "batch length"]:
+        """Which of the new tokens take part."""
+        if self.key_mask is None:
+            return torch.ones(self.batch, self.length, dtype=torch.bool, device=self.device)
+        return self.key_mask[:, self.cached :]
+
+
+def packed_segments(
+    tokens: NewTokens, segment_ids: Int[Tensor, "batch keys"] | None, given: Mapping[str, Any]
+) -> Int[Tensor, "batch keys"] | None:
+    """The segments of a packed batch, from whichever of transformers' arguments describe it.
+
+    Positions that count up by one say nothing new: the estimate depends on differences of times alone. A position that
+    restarts, at 0 or at the row's first position, begins a segment. Other positions are refused: real times are the
+    argument `times`. `seq_idx` numbers the sequence of each token, and `cu_seq_lens_q` holds the tokens before each
+    sequence, and the number of all. Those arguments that are given must agree.
+
+    Args:
+        tokens: the new tokens.
+        segment_ids: segments of all keys as given, which count before everything else.
+        given: further arguments by the names in `PACKING`; None counts as not given.
+
+    Returns:
+        Segments of all keys; None for a single one.
+
+    Raises:
+        ValueError: for positions that are neither, for lengths that do not add up, or for arguments that disagree.
+            Under `torch.compile` values are not compared.
+    """
+    given = {name: given[name] for name in PACKING if given.get(name) is not None}
+    if not given:
+        return segment_ids
+    check_flags("segment_ids", segment_ids, tokens.batch, tokens.cached + tokens.length, tokens.device, integer=True)
+    found: dict[str, Tensor] = {} if segment_ids is None else {"segment_ids": segment_ids[:, tokens.cached :]}
+    if (numbers := given.get("seq_idx")) is not None:
+        found["seq_idx"] = _per_token("seq_idx", numbers, tokens)
+    for name in LENGTHS:
+        if (lengths := given.get(name)) is not None:
+            found[name] = _numbers_of_lengths(name, lengths, tokens)
+    for name in LONGEST:
+        if (longest := given.get(name)) is not None:
+            _check_longest(name, longest, given)
+    if (position_ids := given.get("position_ids")) is not None:
+        located = _per_token("position_ids", position_ids, tokens)
+        numbers = _numbers_of_positions(located, tokens, continues=segment_ids is None)
+        if not readable(numbers) or bool(numbers.any()):
+            found["position_ids"] = numbers
+    _check_agreement(found, tokens)
+    if segment_ids is not None or not found:
+        return segment_ids
+    name, numbers = next(iter(found.items()))
+    if tokens.cached:
+        several = not readable(numbers) or bool((numbers != numbers[:, :1]).any())
+        expected = "segment_ids of all tokens, cached ones included"
+        require(not several, name, f"several sequences after {tokens.cached} cached tokens", expected)
+        return None
+    return numbers.expand(tokens.batch, -1)
+
+
+def _per_token(name: str, given: object, tokens: NewTokens) -> Tensor:
+    """Integers `(batch, length)` of an argument that may have one row for all, or no dimension of rows."""
+    check_tensor(name, given)
+    assert isinstance(given, Tensor)
+    shape = (tokens.batch, tokens.length)
+    whole = not (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool)
+    require(whole, name, str(given.dtype), f"integers; {_TIMES}")
+    shapes = (shape, (1, tokens.length), (tokens.length,))
+    require(tuple(given.shape) in shapes, name, tuple(given.shape), f"shape {shape}, one number a new token")
+    check_device(name, given, tokens.device)
+    return given.expand(shape)
+
+
+def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bool) -> Tensor:
+    """Numbers 0, 1, 2, ... of the runs of positions `(batch, length)`; absent tokens belong to the run before them.
+
+    `continues`: the first run continues the cache, whose positions are known.
+    """
+    present, index = tokens.present, torch.arange(tokens.length, device=tokens.device)
+    offset = position_ids - index
+    # that of the last present token; of the first one where none is before
+    last = torch.where(present, index, -1).cummax(-1).values
+    first = present.int().argmax(-1, keepdim=True) if tokens.length else last
+    held = offset.gather(-1, torch.where(last < 0, first, last))
+    begins = torch.zeros_like(present)
+    begins[:, 1:] = held[:, 1:] != held[:, :-1]
+    if readable(position_ids, present) and tokens.length:
+        base = position_ids.gather(-1, first)
+        wrong = begins & (position_ids != 0) & (position_ids != base)
+        if bool(wrong.any()):
+            row, at = wrong.nonzero()[0].tolist()
+            pair = position_ids[row, at - 1 : at + 1].tolist()
+            expected = f"positions that count up by one, or restart at 0 or {int(base[row])}; {_TIMES}"
+            require(False, "position_ids", f"{pair[0]} followed by {pair[1]} (batch row {row})", expected)
+        if tokens.cached and continues:
+            _check_continued(offset.gather(-1, first)[:, 0], present.any(-1), tokens)
+    return begins.cumsum(-1)
+
+
+def _check_continued(offset: Tensor, counts: Tensor, tokens: NewTokens) -> None:
+    """The first positions continue those of the cached tokens, counted with or without padding before them."""
+    before = torch.zeros_like(offset)
+    if tokens.key_mask is not None:
+        cached = tokens.key_mask[:, : tokens.cached]
+        before = cached.int().argmax(-1)
+        counts = counts & cached.any(-1)
+    wrong = counts & (offset != tokens.cached) & (offset != tokens.cached - before)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        expected = f"{tokens.cached - int(before[row])}, which continues the cache, or segment_ids of all tokens"
+        require(False, "position_ids", f"{int(offset[row])} for the first new token (batch row {row})", expected)
+
+
+def _numbers_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
+    """The number of the sequence of each token `(1, length)`, from the tokens before each sequence."""
+    check_tensor(name, given)
+    assert isinstance(given, Tensor)
+    require(tokens.batch == 1, name, f"a batch of {tokens.batch}", "a batch of one row, which holds all sequences")
+    fits = given.dim() == 1 and len(given) > 1 and given.dtype in (torch.int32, torch.int64)
+    require(fits, name, f"{given.dtype} {tuple(given.shape)}", "integers (sequences + 1,)")
+    check_device(name, given, tokens.device)
+    if readable(given):
+        rises = bool((given.diff() >= 0).all()) and int(given[0]) == 0
+        expected = f"numbers that rise from 0 to {tokens.length}, the tokens of the batch"
+        require(rises and int(given[-1]) == tokens.length, name, given.tolist()[:16], expected)
+    index = torch.arange(tokens.length, device=tokens.device, dtype=given.dtype)
+    return torch.bucketize(index, given[1:].contiguous(), right=True)[None]
+
+
+def _check_longest(name: str, longest: object, given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` where a sequence is longer than the longest one is said to be."""
+    lengths = next((given[other] for other in LENGTHS if other in given), None)
+    require(lengths is not None, name, longest, "cu_seq_lens_q with it")
+    assert isinstance(lengths, Tensor)
+    if readable(lengths, longest if isinstance(longest, Tensor) else None):
+        most = int(lengths.diff().max())
+        require(int(longest) >= most, name, int(longest), f"at least {most}, the longest sequence")  # type: ignore[call-overload]
+
+
+def _check_agreement(found: Mapping[str, Tensor], tokens: NewTokens) -> None:
+    """Raise `ValueError` where two arguments let sequences begin at different tokens."""
+    if len(found) < 2 or not readable(*found.values()):
+        return
+    present = tokens.present
+    both = present[:, 1:] & present[:, :-1]  # padding belongs to no sequence
+    (name, first), *others = found.items()
+    expected = (first[:, 1:] != first[:, :-1]) & both
+    for other, numbers in others:
+        begins = (numbers[:, 1:] != numbers[:, :-1]) & both
+        if not torch.equal(begins, expected):
+            row = int((begins != expected).any(-1).nonzero()[0])
+            at, wanted = ((x[row].nonzero()[:, 0] + 1).tolist()[:16] for x in (begins, expected))
+            given = f"sequences that begin at {[0, *at]} (batch row {row})"
+            require(False, other, given, f"{[0, *wanted]}, as in {name}")

@@ -1,0 +1,153 @@
+"""The cache of one decoder layer: keys and values that were turned into the common frame when they entered."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from rfa.checks import installed
+from rfa.ops.prior import DecodingCache
+
+from .buffer import Buffer
+
+if TYPE_CHECKING or installed("transformers"):
+    from transformers.cache_utils import CacheLayerMixin
+else:  # layers work without a cache
+    CacheLayerMixin = object
+
+
+class FilterLayer(CacheLayerMixin):
+    """The cache of one layer: keys and values of earlier tokens in the frame, and squared norms of the keys.
+
+    A state that enters at time t has been turned by `exp(-i omega (t - t_0))` for good; `FilterCache` knows t_0. Marks
+    are what each token says about the time after it: a forget gate, the rate of a clock, or dynamics. The layer may
+    keep its dynamics here, and the operator its tables. Parameters may change only while the cache is empty.
+
+    Args:
+        max_length: the most tokens, for which memory is reserved when the first one enters; None for no limit.
+    """
+
+    is_compileable = False
+    is_croppable = True
+    is_sliding = False
+
+    def __init__(self, max_length: int | None = None) -> None:  # the base class would set what are properties here
+        self.max_length = max_length
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._keys, self._values, self._key_norms = (Buffer(2, self.max_length) for _ in range(3))
+        self._marks: dict[str, Buffer] = {}
+        self.decoding = DecodingCache()
+        self.dynamics: dict[str, Any] | None = None
+
+    @property
+    def keys(self) -> Tensor | None:  # type: ignore[override]
+        """`(batch, heads, keys, 2 d)`, in the frame."""
+        return self._keys.filled
+
+    @property
+    def values(self) -> Tensor | None:  # type: ignore[override]
+        """`(batch, heads, keys, 2 d)`, in the frame where values turn."""
+        return self._values.filled
+
+    @property
+    def key_norms(self) -> Tensor | None:
+        """`|k|^2` of the keys as they are stored, `(batch, heads, keys)` in float32 or float64."""
+        return self._key_norms.filled
+
+    @property
+    def is_initialized(self) -> bool:  # type: ignore[override]
+        """Whether anything has entered since the last reset."""
+        return self.keys is not None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Do nothing: the first states that enter become the buffers."""
+
+    def update(  # type: ignore[override]
+        self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
+    ) -> tuple[Tensor, Tensor]:
+        """Let states in the frame enter, and return all keys and values.
+
+        Raises:
+            ValueError: for a shape, dtype or device other than the cache's.
+        """
+        for name, new, held in (("keys", key_states, self.keys), ("values", value_states, self.values)):
+            if held is not None and held.shape[2] and _kind(new) != _kind(held):
+                raise ValueError(f"past_key_values: got {name} of {_kind(held)}, expected {_kind(new)}, the input's")
+        norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
+        self.decoding.key_norm = self._key_norms.append(norms)
+        return self._keys.append(key_states), self._values.append(value_states)
+
+    def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Let the marks of new tokens enter, `(batch, heads, length, ...)` each, and return those of all keys."""
+        return {
+            name: self._marks.setdefault(name, Buffer(2, self.max_length)).append(mark) for name, mark in marks.items()
+        }
+
+    def _buffers(self) -> list[Buffer]:
+        return [self._keys, self._values, self._key_norms, *self._marks.values()]
+
+    def get_seq_length(self) -> int:
+        """The number of keys."""
+        return self._keys.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """The number of keys that this number of further queries sees, and the first one's index."""
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        """The most tokens; -1 for no limit, as in transformers."""
+        return -1 if self.max_length is None else self.max_length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove the last `-tokens_to_remove` keys; if none is left, this is `reset`.
+
+        Raises:
+            ValueError: for a positive number, as transformers' own caches do.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
+        length = self.get_seq_length() + tokens_to_remove
+        if length <= 0:
+            return self.reset()
+        for buffer in self._buffers():
+            buffer.crop(length)
+
+    def offload(self) -> None:
+        """Move keys and values to the CPU; call `prefetch` before more tokens enter."""
+        for buffer in (self._keys, self._values):
+            buffer.change(Tensor.cpu)
+
+    def prefetch(self) -> None:
+        """Move keys and values back to the device of the norms."""
+        for buffer in (self._keys, self._values):
+            buffer.change(lambda x: x.to(cast(Tensor, self.key_norms).device))
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " rows"]) -> None:
+        """Row i becomes what row `beam_idx[i]` was."""
+        self._select(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row `repeats` times."""
+        if self.keys is not None:
+            self._select(torch.arange(self.keys.shape[0]).repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Int[Tensor, " rows"] | Bool[Tensor, " rows"]) -> None:
+        """Only the rows at these indices, or where a mask is True."""
+        if self.keys is not None:
+            self._select(torch.arange(self.keys.shape[0], device=indices.device)[indices])
+
+    def _select(self, rows: Tensor) -> None:
+        def take(x: Tensor) -> Tensor:
+            return x.index_select(0, rows.to(x.device))
+
+        for buffer in self._buffers():
+            buffer.change(take)
+
+
+def _kind(x: Tensor) -> str:
+    batch, heads, _, channels = x.shape
+    return f"batch {batch}, {heads} heads, {channels} channels, {x.dtype} on {x.device}"

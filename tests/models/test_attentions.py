@@ -1,0 +1,111 @@
+"""Attention weights and log precisions: they give the estimates of the fused kernels again."""
+
+import pytest
+import torch
+from cover import cover
+
+from rfa.models import PRESETS
+from rfa.nn import FilterCache
+from rfa.nn.cache import locate_tokens
+from rfa.nn.projections import merge_heads
+
+from .small import EXACT, NAMES, SIZES, assert_same, small, tokens
+
+PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 9])
+SEGMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 5, 5], [2, 2, 2, 2, 2, 2, 0, 0, 0]])
+GIVEN = {"plain": {}, "padding": {"attention_mask": PADDED}, "segments": {"segment_ids": SEGMENTS}}
+
+
+def seen(given):
+    """`(batch, queries, keys)`, by hand."""
+    visible = torch.ones(2, 9, 9).tril().bool()
+    if "attention_mask" in given:
+        visible = visible & PADDED.bool()[:, None]
+    if "segment_ids" in given:
+        visible = visible & (SEGMENTS[:, :, None] == SEGMENTS[:, None])
+    return visible
+
+
+@cover(1, name=NAMES, given=GIVEN)
+def test_rows_sum_to_one_over_the_keys_that_are_seen(name, given):
+    model, ids, given = small(name, train_length=4), tokens(), GIVEN[given]
+    output, plain = model(ids, output_attentions=True, **given), model(ids, **given)
+    assert_same(output.logits, plain.logits)
+    assert plain.attentions is plain.log_precisions is None
+    visible = seen(given)[:, None]
+    assert len(output.attentions) == SIZES["num_hidden_layers"]
+    for weights in output.attentions:
+        assert weights.shape == (2, 4, 9, 9)
+        assert not weights.masked_select(~visible).any()
+        torch.testing.assert_close(weights.sum(-1), visible.any(-1).float().expand(2, 4, 9))
+    assert (output.log_precisions is not None) == PRESETS[name].has_precision()
+    for log_precision in output.log_precisions or ():
+        assert log_precision.shape == (2, 4, 9)
+        assert torch.equal(log_precision == -torch.inf, ~visible.any(-1).expand(2, 4, 9))
+
+
+@pytest.mark.parametrize("name", ["b1-rope", "b2-alibi", "c4-fox", "c2-window"])
+def test_weights_times_values_are_the_estimate(name):
+    """Of a layer whose values neither turn nor decay, from its own output."""
+    model, ids = small(name, dtype=torch.float64, num_hidden_layers=1), tokens()
+    with torch.no_grad():
+        weights = model(ids, output_attentions=True).attentions[0]
+        layer, found = model.model.layers[0].attention, []
+        layer.register_forward_hook(lambda _, args, output: found.append((args[0], output)))
+        model(ids)
+        states, output = found[0]
+        values = layer.values(states, layer.keys(states))
+        assert_same(layer.output_projection(merge_heads(weights @ values)), output, EXACT)
+
+
+def test_weights_of_the_filter_by_its_formula():
+    """Robust weights to the power nu + 1, times the prior precision: their sum is the precision."""
+    model, ids = small("m2-sc-rfa", dtype=torch.float64), tokens()
+    block = model.model.layers[0]
+    output = model(ids, output_attentions=True, output_hidden_states=True)
+    attention, states = block.attention, block.attention_norm(output.hidden_states[0])
+    dynamics = {name: value[:, None, None] for name, value in attention.dynamics().items()}
+    lag = (torch.arange(9.0)[:, None] - torch.arange(9.0)).clamp(min=0).double()
+    decay = torch.exp(-dynamics["decay"] * lag)
+    mu = dynamics["decay"].double()
+    spread = torch.where(mu > 0, -torch.expm1(-2 * mu * lag) / (2 * mu).clamp(min=1e-30), lag)
+    variance = dynamics["process_noise"] * spread + dynamics["key_noise"] * decay**2 + dynamics["noise_floor"]
+    robust = attention.robust_weights(states, locate_tokens(2, 9, ids.device, None, None, None))
+    unnormalised = (robust ** (dynamics["robustness"] + 1) / variance) ** dynamics["inverse_temperature"]
+    unnormalised = unnormalised.tril()
+    total = unnormalised.sum(-1)
+    # the frequencies of the model are in float32
+    assert_same(output.attentions[0], (unnormalised / total[..., None]).to(torch.float64), 1e-6)
+    assert_same(output.log_precisions[0].double(), total.log(), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "x1-riccati", "b1-rope", "c2-window", "x6-content-dynamics"])
+def test_decoding_gives_the_rows_of_the_whole(name):
+    model, ids, cache = small(name, train_length=4), tokens(), FilterCache()
+    with torch.no_grad():
+        whole = model(ids, output_attentions=True)
+        model(ids[:, :6], past_key_values=cache)
+        rest = model(ids[:, 6:], past_key_values=cache, output_attentions=True)
+        made = model.generate(ids, max_new_tokens=2, output_attentions=True, return_dict_in_generate=True)
+    for row, expected in zip(rest.attentions, whole.attentions, strict=True):
+        assert_same(row, expected[:, :, 6:])
+    for row, expected in zip(rest.log_precisions or (), whole.log_precisions or (), strict=True):
+        assert_same(row, expected[:, :, 6:])
+    assert [step[0].shape for step in made.attentions] == [(2, 4, 9, 9), (2, 4, 1, 10)]
+
+
+def test_hidden_states_may_be_chosen():
+    """As in transformers: a number or several, negative ones from the end."""
+    model, ids = small("m2-sc-rfa"), tokens()
+    every = model(ids, output_hidden_states=True).hidden_states
+    chosen = model(ids, output_hidden_states=[0, -1]).hidden_states
+    assert [state is None for state in chosen] == [False, True, False]
+    assert torch.equal(chosen[0], every[0])
+    assert torch.equal(chosen[2], every[2])
+
+
+def test_what_cannot_be_recorded():
+    model, ids = small("m2-sc-rfa").train(), tokens()
+    model.gradient_checkpointing_enable()
+    with pytest.raises(ValueError, match=r"^output_attentions: got True, expected False under torch"):
+        model(ids, output_attentions=True)

@@ -1,0 +1,73 @@
+"""Checkpoints and configurations that do not fit: an error that names what is wrong, and no parameters at random."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rfa.models import RFAConfig, RFATimeSeriesConfig
+from rfa.version import __version__
+
+from .small import small
+
+
+@pytest.fixture
+def folder(tmp_path):
+    small("m2-sc-rfa").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def change(folder, function):
+    path = folder / "model.safetensors"
+    state = load_file(path)
+    function(state)
+    save_file(state, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("reader", [AutoModelForCausalLM, AutoModel, AutoModelForSequenceClassification])
+def test_parameters_that_are_missing(folder, reader):
+    name = "model.layers.1.attention.dynamics.raw_robustness"
+    change(folder, lambda state: state.pop(name))
+    with pytest.raises(
+        ValueError, match=r"^checkpoint: got .*without .*layers\.1\.attention\.dynamics\.raw_robustness"
+    ):
+        reader.from_pretrained(folder)
+    _, info = reader.from_pretrained(folder, output_loading_info=True)  # the caller judges
+    assert name.removeprefix("" if reader is not AutoModel else "model.") in info["missing_keys"]
+
+
+def test_parameters_that_are_unknown(folder):
+    change(folder, lambda state: state.update({"model.layers.0.attention.gate": state["model.norm.weight"].clone()}))
+    with pytest.raises(
+        ValueError, match=r"^checkpoint: .*with the unknown model\.layers\.0\.attention\.gate \(1 in all\)"
+    ):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_a_checkpoint_of_another_configuration(folder):
+    path = folder / "config.json"
+    record = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(record | {"num_hidden_layers": 3}), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"^checkpoint: got .*without model\.layers\.2\..*, \.\.\. \(\d\d in all\)"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("version", ["99.0.0", "0.99", "tomorrow"])
+def test_a_file_of_a_newer_version(folder, version):
+    path = folder / "config.json"
+    record = json.loads(path.read_text("utf-8"))
+    assert record["rfa_version"] == __version__
+    path.write_text(json.dumps(record | {"rfa_version": version}), encoding="utf-8")
+    for read in (AutoConfig, AutoModelForCausalLM):
+        with pytest.raises(
+            ValueError, match=f"^rfa_version: got '{version}', expected at most {__version__}, the inst"
+        ):
+            read.from_pretrained(folder)
+    with pytest.raises(ValueError, match=f"^rfa_version: got '{version}'"):
+        RFATimeSeriesConfig(rfa_version=version)
+
+
+@pytest.mark.parametrize("version", [f"{__version__}.post1", "0.0.1"])
+def test_other_versions_are_read(folder, version):
+    assert RFAConfig.from_dict({"rfa_version": version, "hidden_size": 64}).hidden_size == 64
