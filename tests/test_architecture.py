@@ -18,7 +18,7 @@ import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
 ORDER = ["files", "checks", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
-ORDER += ["evaluation", "report", "experiments", "bench", "cli"]
+ORDER += ["evaluation", "export", "report", "experiments", "bench", "cli"]
 LONGEST_FILE = 300
 
 
@@ -123,7 +123,7 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "bench"],
+    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "export", "bench"],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(f"rfa.{package}")

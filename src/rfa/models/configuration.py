@@ -18,6 +18,7 @@ from rfa.nn.checks import check_dropout
 from .attention import AttentionConfig, FilterAttentionConfig
 from .fields import kind_in_words
 from .flat import FLAT_NAMES, change, from_flat, read_attention
+from .remote_code import write_remote_code
 
 _WRONG_KIND = re.compile(r"Field '(\w+)' ")  # the beginning of `strict`'s message
 _SIZES = {  # limits beyond every machine; larger values would overflow in other libraries, or never finish
@@ -150,6 +151,16 @@ class DecoderConfig(PreTrainedConfig):
     def from_json_file(cls, json_file: str | PathLike[str]) -> Any:
         """The configuration of a file, as by `from_dict`."""
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
+
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write config.json, and beside it the files that `auto_map` names, if the configuration has this entry."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if getattr(self, "auto_map", None):
+            write_remote_code(Path(save_directory), self.model_type)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = None) -> None:
+        """Do nothing. transformers would copy the package's own files, which import each other, beside a model."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FLAT_NAMES:  # the assignment would have no effect, and nobody would notice

@@ -1,7 +1,7 @@
 """The decoder that all models share: pre-norm blocks of attention and a feed-forward network, and their weights."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from rfa.nn.dynamics import FullPrecision
 from rfa.ops.positions import Positions
 
 from .configuration import DecoderConfig
+from .remote_code import auto_map
 
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
 
@@ -77,6 +78,19 @@ class RFAPreTrainedModel(PreTrainedModel):
             initial = next(child for child in fresh.children() if type(child) is type(module)).state_dict()
             for name, tensor in module.state_dict().items():
                 initialization.copy_(tensor, initial[name])
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the model as transformers does, with the files that let it load without `import rfa`.
+
+        `AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)` loads it where the package is installed.
+        `rfa export` adds a tokenizer and a model card.
+        """
+        self.config.auto_map = auto_map(self.config.model_type)
+        return super().push_to_hub(*args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = None) -> None:
+        """Do nothing, as `DecoderConfig.register_for_auto_class`."""
 
     def head_dynamics(self) -> dict[int, HeadDynamics]:
         """The dynamics of each layer by the layer's index. Layers without dynamics of their heads are left out."""
