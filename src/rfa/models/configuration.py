@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import sys
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
@@ -132,6 +133,7 @@ class DecoderConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields for JSON. Attention is a nested object."""
+        _name_adapter_targets()  # peft asks for this dictionary just before it looks for the model type in its table
         return {**super().to_dict(), "attention": self.attention.to_dict()}
 
     @classmethod
@@ -168,6 +170,14 @@ class DecoderConfig(PreTrainedConfig):
         if name == "attention" and value is not None and not isinstance(value, AttentionConfig):
             value = read_attention(value)
         super().__setattr__(name, value)
+
+
+def _name_adapter_targets() -> None:
+    """Tell peft, if it is loaded, which layers LoRA adapts where the user names none: as in Llama, queries and values."""
+    if (table := sys.modules.get("peft.utils.constants")) is not None:
+        for model_type in ("rfa", "rfa_time_series"):
+            targets = table.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+            targets.setdefault(model_type, ["query_projection", "value_projection"])
 
 
 def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:

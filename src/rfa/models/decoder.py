@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
+from rfa.nn.projections import normal_projection
 from rfa.ops.positions import Positions
 
 from .configuration import DecoderConfig
@@ -31,7 +32,7 @@ class RFABlock(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.attention = config.build_attention()
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.feed_forward = nn.Sequential(NormalLinear(size, inner), nn.GELU(), NormalLinear(inner, size))
+        self.feed_forward = nn.Sequential(normal_projection(size, inner), nn.GELU(), normal_projection(inner, size))
 
     def forward(
         self,
@@ -62,8 +63,8 @@ class RFAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, NormalLinear):
-            module.reset_parameters()
+        if isinstance(module, nn.Linear) and hasattr(module, "deviation"):
+            NormalLinear.reset_parameters(cast(NormalLinear, module))
         elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             nn.init.zeros_(module.bias)
@@ -109,10 +110,10 @@ class RFAPreTrainedModel(PreTrainedModel):
     def add_blocks(self, config: DecoderConfig) -> None:
         """Make the decoder's modules: a linear map, the blocks, a norm and a linear map."""
         # tokens enter the residual stream with unit variance; with less, attention's output would dominate them
-        self.input_projection = NormalLinear(config.hidden_size, config.hidden_size, deviation=1.0)
+        self.input_projection = normal_projection(config.hidden_size, config.hidden_size, deviation=1.0)
         self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.output_projection = NormalLinear(config.hidden_size, config.hidden_size)
+        self.output_projection = normal_projection(config.hidden_size, config.hidden_size)
 
     def run_blocks(
         self,
