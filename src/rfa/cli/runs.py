@@ -31,14 +31,17 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a ru
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for runs, results and figure.png.")] = Path("rfa-demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
     series: Annotated[
         bool, typer.Option("--series", help="Instead: a series with gaps and wrong readings, in about a minute.")
     ] = False,
 ) -> None:
-    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length."""
+    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length.
+
+    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder.
+    """
     from rfa.experiments.demo import run_demo
 
     if series:

@@ -31,7 +31,7 @@ def export_run(
         run: a run folder, finished or with a checkpoint.
         out: the new folder, whole or absent.
         results: files of `rfa evaluate --json`, for the model card. The result of a recipe's run is found by itself:
-            `DIR/results/NAME.json` for `DIR/runs/NAME`.
+            `DIR/results/NAME.json` for `DIR/runs/NAME`, or for `DIR/NAME` of a demo.
         overwrite: replace a folder that an export wrote.
 
     Returns:
@@ -82,8 +82,9 @@ def _is_export(out: Path) -> bool:
 
 def _result_of_recipe(run: Path) -> Path | None:
     run = run.resolve()
-    path = run.parent.parent / "results" / f"{run.name}.json"
-    return path if run.parent.name == "runs" and path.is_file() else None
+    beside = run.parent.parent if run.parent.name == "runs" else run.parent  # the demo has no folder `runs`
+    path = beside / "results" / f"{run.name}.json"
+    return path if path.is_file() else None
 
 
 def _read(file: Path, about: dict[str, Any]) -> list[Evaluated]:

@@ -173,7 +173,7 @@ class DecoderConfig(PreTrainedConfig):
 
 
 def _name_adapter_targets() -> None:
-    """Tell peft, if it is loaded, which layers LoRA adapts where the user names none: as in Llama, queries and values."""
+    """Tell peft, if it is loaded, which layers LoRA adapts by default: queries and values, as in Llama."""
     if (table := sys.modules.get("peft.utils.constants")) is not None:
         for model_type in ("rfa", "rfa_time_series"):
             targets = table.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING

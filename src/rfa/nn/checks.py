@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
