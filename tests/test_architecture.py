@@ -29,7 +29,7 @@ ORDER = [
     "training",
     "results",
 ]
-ORDER += ["evaluation", "report", "experiments", "bench", "cli", "__main__"]
+ORDER += ["evaluation", "export", "report", "experiments", "bench", "cli", "__main__"]
 LONGEST_FILE = 300
 
 
@@ -134,7 +134,7 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "bench"],
+    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "export", "bench"],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(f"rfa.{package}")

@@ -9,6 +9,9 @@ from training.runs import MODEL, contents, ctrl_c, once, write_corpus
 
 from rfa.evaluation import evaluate
 from rfa.experiments import demo
+from rfa.report.layout import markdown
+from rfa.report.table_contents import listed_tables
+from rfa.results import read_results
 from rfa.training import RunFolder, Stopped
 
 
@@ -26,7 +29,9 @@ def test_demo(miniature):
     results = demo.run_demo(miniature, progress=lambda *step: seen.append(step))
     assert json.loads((miniature / "results.json").read_text()) == json.loads(json.dumps(results))
     assert (miniature / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(path.name for path in miniature.iterdir()) == sorted([*demo.MODELS, "results.json", "figure.png"])
+    assert sorted(path.name for path in miniature.iterdir()) == sorted(
+        [*demo.MODELS, "results", "results.json", "figure.png"]
+    )
     assert results["train_length"] == 8
     assert set(results["models"]) == {"b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa"}
     for name, model in results["models"].items():
@@ -40,6 +45,20 @@ def test_demo(miniature):
         for task in ("text", "training", "evaluation"):
             done, total = [step[1:] for step in seen if step[0] == (task, name, None)][-1]
             assert done == total > 0
+    assert_reported(miniature, results)
+
+
+def assert_reported(folder, results):
+    """`rfa report` finds each model that is finished, with the demo's own numbers."""
+    found = read_results(folder)
+    assert (found.missing, [run["preset"] for run in found.runs]) == ({}, list(results["models"]))
+    for run in found.runs:
+        model = results["models"][run["preset"]]
+        assert run["evaluations"]["blocks"]["rows"] == model["rows"]
+        assert run["training"]["parameters"] == model["record"]["result"]["parameters"]
+        assert [point["tokens"] for point in run["curve"]] == [tokens for tokens, _ in model["curve"]]
+    table = next(each for each in listed_tables(found.runs) if each.name == "table1-blocks").make()
+    assert all(name in markdown(table) for name in results["models"])
 
 
 @slow
@@ -76,6 +95,10 @@ def test_a_demo_that_was_stopped(miniature):
     whole = demo.run_demo(miniature.with_name("whole"))
     with pytest.raises(Stopped):
         demo.run_demo(miniature, progress=stop)
+    finished = json.loads((miniature / "results.json").read_text())
+    assert list(finished["models"]) == ["b1-rope"]
+    assert (miniature / "figure.png").exists()
+    assert_reported(miniature, finished)
     first = contents(miniature / "b1-rope")
     results = demo.run_demo(miniature, resume=True)
     assert contents(miniature / "b1-rope") == first

@@ -41,6 +41,7 @@ MANY: dict[str, Callable[[str], bool]] = {
     "--lengths": str.isdigit,
     "--only": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),
+    "--results": lambda value: not value.startswith("-"),
     "--set": lambda value: "=" in value and not value.startswith("-"),
     "--values": lambda value: not value.startswith("-"),
 }

@@ -1,4 +1,4 @@
-"""The commands for runs: demo, train, evaluate and generate."""
+"""The commands for runs: demo, train, evaluate, generate and export."""
 
 import json
 import os
@@ -31,14 +31,17 @@ OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a ru
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for runs, results.json and figure.png.")] = Path("rfa-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for runs, results and figure.png.")] = Path("rfa-demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
     overwrite: OverwriteOption = False,
     series: Annotated[
         bool, typer.Option("--series", help="Instead: a series with gaps and wrong readings, in about a minute.")
     ] = False,
 ) -> None:
-    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length."""
+    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length.
+
+    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder.
+    """
     from rfa.experiments.demo import run_demo
 
     if series:
@@ -211,3 +214,25 @@ def generate(
 
     sample = generate_text(run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
     sys.stdout.write(sample + "\n")
+
+
+@app.command(cls=ManyValues)
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="FOLDER")],
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Files of `rfa evaluate --json`, for the model card.", metavar="F ...")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write a run as a folder that transformers loads, with a model card of the run's own results.
+
+    `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` loads it without `import rfa`. The result of
+    a recipe's run is found without --results.
+    """
+    from rfa.export import export_run
+
+    shown = export_run(run, out, results=results or (), overwrite=overwrite)
+    console.print(f"model: {out}", highlight=False, soft_wrap=True)
+    said = ", ".join(map(str, shown)) or "none; `rfa evaluate RUN --json F` makes one, for --results F"
+    console.print(f"results on its card: {said}", highlight=False, soft_wrap=True)

@@ -1,7 +1,7 @@
 """The demo: train four small models on the standard library's text, and compare them over context length."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,13 @@ from rfa.evaluation import evaluate
 from rfa.files import write_text_whole
 from rfa.progress import Stage, StageProgress
 from rfa.report.figures import save, training_and_extrapolation
+from rfa.results import write_result
 from rfa.training import RunFolder, TrainingSpec, train
 from rfa.training import resume as resume_run
 from rfa.training.callbacks import read_metrics
+
+from .recipe import EvaluationPlan, PlannedRun, Recipe
+from .run_result import make_result
 
 MODELS = ("b1-rope", "b2-alibi", "m2-sc-rfa", "m3-sc-rfa")
 LENGTHS = (1, 2, 4, 8)  # times the training length
@@ -35,7 +39,9 @@ TEST_TOKENS = 2**15
 def run_demo(
     out: str | Path, *, overwrite: bool = False, resume: bool = False, progress: StageProgress | None = None
 ) -> dict[str, Any]:
-    """Train, evaluate, write `results.json` and `figure.png`.
+    """Train, evaluate, write `results.json`, `figure.png` and the result files that `rfa report` reads.
+
+    All of them are written again when a model is finished, so an interrupted demo has those of the finished models.
 
     Args:
         out: the folder of the demo, with a run folder for each model.
@@ -54,7 +60,7 @@ def run_demo(
     begun = any((out / name).exists() for name in MODELS)
     if out.exists() and not begun and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"out: {out} exists and is no demo's folder, expected a new or an empty one")
-    results: dict[str, Any] = {}
+    comparison: dict[str, Any] = {"train_length": SPEC["length"], "models": {}}
     for name in MODELS:
 
         def progress_of(stage: str, run: str = name) -> Callable[..., None]:
@@ -73,13 +79,38 @@ def run_demo(
         curve = [
             (line["tokens"], line["valid_perplexity"]) for line in read_metrics(folder) if "valid_perplexity" in line
         ]
-        results[name] = {"record": record, "curve": curve, "rows": evaluated["rows"]}
-    comparison = {"train_length": SPEC["length"], "models": results}
+        comparison["models"][name] = {"record": record, "curve": curve, "rows": evaluated["rows"]}
+        write_result(out / "results" / f"{name}.json", _result(spec, folder, record, evaluated, lengths))
+        _write_comparison(out, comparison)
+    return comparison
+
+
+def _write_comparison(out: Path, comparison: Mapping[str, Any]) -> None:
+    """Write `results.json` and the figure of the models in it."""
     write_text_whole(out / "results.json", json.dumps(comparison, indent=2) + "\n")
     figure = training_and_extrapolation(
-        {name: result["curve"] for name, result in results.items()},
-        {name: result["rows"] for name, result in results.items()},
-        SPEC["length"],
+        {name: model["curve"] for name, model in comparison["models"].items()},
+        {name: model["rows"] for name, model in comparison["models"].items()},
+        comparison["train_length"],
     )
     save(figure, out / "figure.png")
-    return comparison
+
+
+def _result(
+    spec: TrainingSpec,
+    folder: RunFolder,
+    record: Mapping[str, Any],
+    evaluated: Mapping[str, Any],
+    lengths: Sequence[int],
+) -> dict[str, Any]:
+    """The result file of one model: the demo as a recipe whose evaluation is shorter."""
+    run = PlannedRun(spec)
+    plan = EvaluationPlan(tuple(lengths), {"blocks": TEST_TOKENS})
+    recipe = Recipe(folder.path, "demo", "The demo", (run,), plan)
+    parts = {
+        "evaluations": {"blocks": {"rows": evaluated["rows"], "books": evaluated["books"]}},
+        **dict.fromkeys(("by_position", "passkey", "attention", "attention_summary")),
+        "fingerprint": evaluated["fingerprint"],
+        "environment": evaluated["environment"],
+    }
+    return make_result(recipe, run, folder, record, parts, {})

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import sys
 from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from rfa.version import __version__
 from .attention import AttentionConfig, FilterAttentionConfig
 from .fields import kind_in_words
 from .flat import FLAT_NAMES, change, from_flat, read_attention
+from .remote_code import write_remote_code
 
 VERSION = "rfa_version"  # the field of a file that holds the version of the package that wrote it
 _WRONG_KIND = re.compile(r"Field '(\w+)' ")  # the beginning of `strict`'s message
@@ -133,6 +135,7 @@ class DecoderConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         """All fields for JSON. Attention is a nested object; the version is that of this package."""
+        _name_adapter_targets()  # peft asks for this dictionary just before it looks for the model type in its table
         return {**super().to_dict(), "attention": self.attention.to_dict(), VERSION: __version__}
 
     @classmethod
@@ -154,12 +157,30 @@ class DecoderConfig(PreTrainedConfig):
         """The configuration of a file, as by `from_dict`."""
         return cls.from_dict(json.loads(Path(json_file).read_text(encoding="utf-8")))
 
+    def save_pretrained(self, save_directory: str | PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Write config.json, and beside it the files that `auto_map` names, if the configuration has this entry."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if getattr(self, "auto_map", None):
+            write_remote_code(Path(save_directory), self.model_type)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = None) -> None:
+        """Do nothing. transformers would copy the package's own files, which import each other, beside a model."""
+
     def __setattr__(self, name: str, value: object) -> None:
         if name in FLAT_NAMES:  # the assignment would have no effect, and nobody would notice
             raise ValueError(f"{name}: got {value!r}, expected an assignment to `attention`, whose field it is")
         if name == "attention" and value is not None and not isinstance(value, AttentionConfig):
             value = read_attention(value)
         super().__setattr__(name, value)
+
+
+def _name_adapter_targets() -> None:
+    """Tell peft, if it is loaded, which layers LoRA adapts by default: queries and values, as in Llama."""
+    if (table := sys.modules.get("peft.utils.constants")) is not None:
+        for model_type in ("rfa", "rfa_time_series"):
+            targets = table.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+            targets.setdefault(model_type, ["query_projection", "value_projection"])
 
 
 def _nested(cls: type[DecoderConfig], given: dict[str, Any]) -> dict[str, Any]:

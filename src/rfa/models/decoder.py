@@ -17,10 +17,12 @@ from rfa.checks import require
 from rfa.nn import HeadDynamics, NormalLinear
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
+from rfa.nn.projections import normal_projection
 from rfa.ops.positions import Positions
 from rfa.ops.weights import joined, recorded_weights
 
 from .configuration import DecoderConfig
+from .remote_code import auto_map
 
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
 
@@ -63,7 +65,7 @@ class RFABlock(GradientCheckpointingLayer):
         self.attention_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
         self.attention = config.build_attention()
         self.feed_forward_norm = nn.LayerNorm(size, eps=config.layer_norm_eps)
-        self.feed_forward = nn.Sequential(NormalLinear(size, inner), nn.GELU(), NormalLinear(inner, size))
+        self.feed_forward = nn.Sequential(normal_projection(size, inner), nn.GELU(), normal_projection(inner, size))
 
     def forward(
         self,
@@ -97,8 +99,8 @@ class RFAPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, NormalLinear):
-            module.reset_parameters()
+        if isinstance(module, nn.Linear) and hasattr(module, "deviation"):
+            NormalLinear.reset_parameters(cast(NormalLinear, module))
         elif isinstance(module, nn.Linear):  # the head; it shares the embedding's weight unless it is untied
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
             if module.bias is not None:  # the head of a classifier has none
@@ -134,6 +136,19 @@ class RFAPreTrainedModel(PreTrainedModel):
             require(not names, "checkpoint", given, expected)
         return model
 
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """Upload the model as transformers does, with the files that let it load without `import rfa`.
+
+        `AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)` loads it where the package is installed.
+        `rfa export` adds a tokenizer and a model card.
+        """
+        self.config.auto_map = auto_map(self.config.model_type)
+        return super().push_to_hub(*args, **kwargs)
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: object = None) -> None:
+        """Do nothing, as `DecoderConfig.register_for_auto_class`."""
+
     def head_dynamics(self) -> dict[int, HeadDynamics]:
         """The dynamics of each layer by the layer's index. Layers without dynamics of their heads are left out."""
         blocks = (module for module in self.modules() if isinstance(module, RFABlock))
@@ -151,10 +166,10 @@ class RFAPreTrainedModel(PreTrainedModel):
     def add_blocks(self, config: DecoderConfig) -> None:
         """Make the decoder's modules: a linear map, the blocks, a norm and a linear map."""
         # tokens enter the residual stream with unit variance; with less, attention's output would dominate them
-        self.input_projection = NormalLinear(config.hidden_size, config.hidden_size, deviation=1.0)
+        self.input_projection = normal_projection(config.hidden_size, config.hidden_size, deviation=1.0)
         self.layers = nn.ModuleList(RFABlock(config, index) for index in range(config.num_hidden_layers))
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.output_projection = NormalLinear(config.hidden_size, config.hidden_size)
+        self.output_projection = normal_projection(config.hidden_size, config.hidden_size)
 
     def run_blocks(
         self,

@@ -16,7 +16,7 @@ from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
 from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
 from .clock import Clock, ContentClock
-from .projections import NormalLinear, complex_deviation, finite_where_absent, merge_heads, split_heads
+from .projections import complex_deviation, finite_where_absent, merge_heads, normal_projection, split_heads
 from .state_options import OutputGain, StateScale, Taps, states_before, tapped
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
@@ -96,11 +96,11 @@ class Attention(nn.Module, ABC):
         self.modes, self.num_key_value_heads = hidden_size // num_heads, groups
         self.backend, self.causal, self.dropout = backend, causal, dropout
         deviation = complex_deviation(hidden_size, hidden_size)
-        self.query_projection = NormalLinear(hidden_size, 2 * hidden_size, deviation)
+        self.query_projection = normal_projection(hidden_size, 2 * hidden_size, deviation)
         shared_size = 2 * self.modes * groups
-        self.key_projection = NormalLinear(hidden_size, shared_size, deviation)
-        self.value_projection = None if tie_key_value else NormalLinear(hidden_size, shared_size, deviation)
-        self.output_projection = NormalLinear(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
+        self.key_projection = normal_projection(hidden_size, shared_size, deviation)
+        self.value_projection = None if tie_key_value else normal_projection(hidden_size, shared_size, deviation)
+        self.output_projection = normal_projection(2 * hidden_size, hidden_size, deviation * math.sqrt(0.5))
 
     def forward(
         self,

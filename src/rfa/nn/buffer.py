@@ -46,7 +46,8 @@ class Buffer:
         if torch.is_grad_enabled():
             storage, self._owned = torch.cat([written, new], dim=self.dim), False
         else:
-            same_mode = storage.is_inference() == torch.is_inference_mode_enabled()
+            # a compiler can ask neither, and a compiled function keeps to one mode
+            same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
             if not (self._owned and same_mode and length <= storage.shape[self.dim]):
                 storage, self._owned = self._with_room(written, length), True
             storage.narrow(self.dim, start, length - start).copy_(new)

@@ -101,7 +101,7 @@ class FilterCache(Cache):
             ValueError: for times, a mask or segments that do not fit, or times that differ from those in the cache.
         """
         keys = self.get_seq_length(layer_index) + length
-        cached = max((self.get_seq_length(index) for index in range(len(self.layers))), default=0)
+        cached = max([0, *(self.get_seq_length(index) for index in range(len(self.layers)))])
         if not cached:
             self._forget_times()
         given, origin = times, None

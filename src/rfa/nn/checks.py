@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +75,7 @@ def check_states(name: str, given: Tensor, size: int, projection: nn.Module) -> 
     Under autocast every dtype is allowed but float64, which autocast does not change.
     """
     require(isinstance(given, Tensor), name, type(given).__name__, "a tensor")
-    weight = cast(Tensor, projection.weight).dtype
+    weight = getattr(projection.weight, "dtype", None)  # a layer of torch.ao has a method there
     fits = given.dim() == 3 and given.shape[-1] == size and given.is_floating_point()
     if fits and given.dtype != weight and weight in _MULTIPLIED:  # others are quantised, whose layers know their input
         cast_to_each_other = torch.float64 not in (given.dtype, weight)

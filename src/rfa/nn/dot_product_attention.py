@@ -258,7 +258,8 @@ class DotProductAttention(Attention):
         if self.gates == "channel" and log_gate is not None:
             return channel_gated_attention(query, key, value, positions=positions, log_gate=log_gate, dropout=dropout)
         if self._plain(positions, apart):
-            causal = self.causal and query.shape[2] > 1
+            # a single query sees all keys; a bool even while lengths are symbols
+            causal = True if self.causal and query.shape[2] == key.shape[2] else False  # noqa: SIM210
             return scaled_dot_product_attention(query, key, value, twice, is_causal=causal, dropout_p=dropout)
         if self.window is not None:
             options: dict[str, Any] = {

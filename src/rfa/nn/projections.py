@@ -36,6 +36,16 @@ class NormalLinear(nn.Linear):
                 self.bias.copy_(torch.tensor(self.start, dtype=torch.float32))
 
 
+def normal_projection(in_features: int, out_features: int, deviation: float | None = None) -> nn.Linear:
+    """A `NormalLinear` whose type is `nn.Linear` itself: `torch.ao` quantises layers of exactly this type only.
+
+    It keeps the deviation, for `NormalLinear.reset_parameters`.
+    """
+    made: nn.Linear = NormalLinear(in_features, out_features, deviation)
+    made.__class__ = nn.Linear
+    return made
+
+
 def full_precision_linear(
     states: Float[Tensor, "batch length size"], weight: Float[Tensor, "outputs size"], bias: Float[Tensor, " outputs"]
 ) -> Float[Tensor, "batch length outputs"]:

@@ -91,7 +91,12 @@ def fill_rows(estimate: Tensor, poisoned: Tensor | None, empty: Tensor) -> Tenso
 
 
 def row_blocks(batch: int, heads: int, queries: int, keys: int) -> list[slice]:
-    """The query rows to compute at a time: all for autograd, blocks of bounded memory without it."""
+    """The query rows to compute at a time: all for autograd, blocks of bounded memory without it.
+
+    A recorded program has all rows in one block: it must serve other lengths too.
+    """
+    if not readable():
+        return [slice(0, queries)]
     rows = queries if torch.is_grad_enabled() else _SCORES // max(1, batch * heads * keys)
     rows = max(1, rows)
     return [slice(start, min(start + rows, queries)) for start in range(0, max(1, queries), rows)]

@@ -15,7 +15,7 @@ import rfa.version
 from rfa.files import write_text_whole
 from rfa.models.flat import flat_record
 
-from .schema import RESULT_FORMAT, check_result, check_trigram
+from .schema import RESULT_FORMAT, check_evaluation, check_result, check_trigram
 
 PLANNED = "recipe.json"
 TRIGRAM = "trigram.json"  # beside the results; no run has this name, because runs are named by their seed
@@ -34,6 +34,15 @@ def read_result(path: str | Path) -> dict[str, Any]:
         check_result(result)
 
     return _read_checked(Path(path), check)
+
+
+def read_evaluation(path: str | Path) -> dict[str, Any]:
+    """The contents of a file that `rfa evaluate --json` wrote.
+
+    Raises:
+        ValueError: as `read_result`.
+    """
+    return _read_checked(Path(path), check_evaluation)
 
 
 def read_trigram(folder: Path) -> dict[str, Any] | None:

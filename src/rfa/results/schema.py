@@ -198,6 +198,27 @@ class Result(TypedDict):
     attention_summary: NotRequired[AttentionSummary | None]
 
 
+class ProtocolRow(EvaluationRow):
+    """One context length of an evaluation by a protocol."""
+
+    protocol: str
+
+
+class EvaluationResult(TypedDict):
+    """What `rfa evaluate --json` writes."""
+
+    __pydantic_config__ = _CONFIG  # type: ignore[misc]
+    format: int
+    preset: str
+    seed: Count
+    train_length: Annotated[int, Field(ge=2, le=_LARGEST)]
+    parameters: Count
+    data: str
+    fingerprint: str
+    environment: dict[str, Any]
+    rows: list[ProtocolRow]
+
+
 class KeyLosses(TypedDict):
     """Losses in nats of the tokens of a probe's keys, at one distance."""
 
@@ -230,12 +251,18 @@ class TrigramResult(TypedDict):
 
 
 _RESULT: TypeAdapter[Result] = TypeAdapter(Result)
+_EVALUATION: TypeAdapter[EvaluationResult] = TypeAdapter(EvaluationResult)
 _TRIGRAM: TypeAdapter[TrigramResult] = TypeAdapter(TrigramResult)
 
 
 def check_result(result: Any) -> None:
     """Raise `ValueError` with the first fault and the number of the others."""
     _check(_RESULT, result)
+
+
+def check_evaluation(result: Any) -> None:
+    """As `check_result`, for what `rfa evaluate --json` writes."""
+    _check(_EVALUATION, result)
 
 
 def check_trigram(result: Any) -> None:
