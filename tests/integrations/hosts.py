@@ -14,7 +14,7 @@ def host(name, **fields):
     """A model in evaluation mode whose attention is far from uniform."""
     torch.manual_seed(0)
     if name == "gpt2":
-        config = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=128, **_ENDS | fields)
+        config = GPT2Config(**{"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128} | _ENDS | fields)
         model = GPT2LMHeadModel(config)
     else:
         kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}

@@ -60,7 +60,7 @@ def test_first_temperature_has_the_slope_of_the_dot_product():
         value = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
         query = query * 1e-4  # near a residual of 0
         share = rfa.robust_filter_attention(
-            query, key, value, frequency=torch.zeros(1, 2), rotate_values=False, causal=False, **given
+            query, key, value, frequency=torch.zeros(1, 2), rotate_values=False, causal=False, weight=weight, **given
         )[0, 0, 0, 0]
         slope = 0.3 * (step * 1e-4 - step**2 / 2)  # of q.k - |k|^2 / 2
         assert torch.logit(share).item() == pytest.approx(slope, rel=1e-3)
@@ -219,7 +219,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
         (bert, {}, "model: got 'BertModel', expected a decoder of transformers with LlamaAttention"),
         (crossed, {}, "model: got .*which is cross attention"),
         (partial(host, "qwen2", **WINDOW), {}, "model: got .*sliding window of 4"),
-        (partial(host, "llama", head_dim=7), {}, "model: got .*7 channels a head.*even"),
+        (partial(host, "gpt2", n_embd=28), {}, "model: got .*7 channels a head.*even"),
         (partial(host, "llama"), {"layers": [2]}, r"layers: got \[2\], expected some of \[0, 1\]"),
         (partial(host, "llama"), {"layers": []}, "layers: got"),
         (partial(host, "llama"), {"weight": "gaussian"}, "weight: got 'gaussian'"),
@@ -239,7 +239,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
             {},
             "frequency: got \"'host' with RoPE of type 'yarn'",
         ),
-        (partial(host, "llama", attention_dropout=0.1), {"backend": "cpu"}, "dropout: got"),
+        (partial(host, "llama", attention_dropout=0.1), {"backend": "cpu"}, "backend: got 'cpu'.*dropout"),
     ],
 )
 def test_what_is_not_served_is_refused_and_changes_nothing(model, options, message):
