@@ -1,8 +1,16 @@
 """Small decoders of transformers with random weights."""
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 _SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 _SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8}
@@ -14,8 +22,8 @@ def host(name, **fields):
     """A model in evaluation mode whose attention is far from uniform."""
     torch.manual_seed(0)
     if name == "gpt2":
-        config = GPT2Config(**{"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128} | _ENDS | fields)
-        model = GPT2LMHeadModel(config)
+        sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        model = GPT2LMHeadModel(GPT2Config(**sizes | _ENDS | fields))
     else:
         kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
         kinds["qwen3"] = (Qwen3Config, Qwen3ForCausalLM)

@@ -1,20 +1,19 @@
 """The attention "rfa" of transformers against its formula, the operator, and generation without a cache."""
 
-import types
-
 import pytest
 import torch
-from integrations.hosts import NAMES, host, tokens
-from integrations.test_replace_attention import generate, padded
+from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, GemmaConfig, GemmaForCausalLM, OlmoConfig, OlmoForCausalLM
 
 import rfa
+from integrations.hosts import NAMES, host, tokens
+from integrations.test_replace_attention import generate, padded
 from rfa.integrations import student_t_attention
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "eos_token_id": None, "bos_token_id": 0}
 OTHERS = {"olmo": (OlmoConfig, OlmoForCausalLM), "gemma": (GemmaConfig, GemmaForCausalLM)}
-LAYER = types.SimpleNamespace(is_causal=True)
+LAYER = nn.Identity()  # without `is_causal`, which then is True
 
 
 def model_of(name):
@@ -34,22 +33,18 @@ def states(queries=9):
 
 
 def test_it_is_its_formula_and_the_operator_without_rotation():
-    query, key, value = states(5)
+    query, key, value = states()
     got, weights = student_t_attention(LAYER, query, key, value, None, scaling=0.7)
     assert weights is None
-    with pytest.raises(ValueError, match="past_key_values"):
-        student_t_attention(LAYER, query, key, value, None)
-    query, key, value = states()
-    got, _ = student_t_attention(LAYER, query, key, value, None, scaling=0.7)
     key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     freedom = 4 * 8 / 2
     score = -0.7 * freedom / 2 * torch.log1p(torch.cdist(query, key).square() / freedom)
     earlier = torch.ones(9, 9).tril().bool()
     expected = score.masked_fill(~earlier, -torch.inf).softmax(-1) @ value
     torch.testing.assert_close(got.transpose(1, 2), expected, rtol=1e-4, atol=1e-5)
-    names = "decay process_noise key_noise query_noise noise_floor robustness inverse_temperature".split()
-    numbers = (0.0, 0.0, 0.0, 0.0, 1.0, 4.0, 0.7 * freedom / 10)
-    given = {name: torch.full((4,), number) for name, number in zip(names, numbers, strict=True)}
+    numbers = dict.fromkeys(("decay", "process_noise", "key_noise", "query_noise"), 0.0)
+    numbers |= {"noise_floor": 1.0, "robustness": 4.0, "inverse_temperature": 0.7 * freedom / 10}
+    given = {name: torch.full((4,), number) for name, number in numbers.items()}
     same = rfa.robust_filter_attention(query, key, value, frequency=torch.zeros(4, 4), **given)
     torch.testing.assert_close(got.transpose(1, 2), same, rtol=1e-4, atol=1e-5)
 
@@ -96,11 +91,12 @@ def test_it_is_chosen_by_name_and_trains(tmp_path):
 def test_other_attention_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         student_t_attention(LAYER, *states(), None, **options)
-    model = model_of("llama")
-    with pytest.raises(ValueError, match="attention_mask: got 'another mask'"):
-        generate(model, tokens(), cache_implementation="static")
-    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
-    windowed = host("qwen2", **window)
+
+
+def test_windows_and_caches_of_fixed_size_are_refused():
+    with pytest.raises(ValueError, match="past_key_values: got 'a cache of fixed size'"):
+        generate(model_of("llama"), tokens(), cache_implementation="static")
+    windowed = host("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=0)
     windowed.set_attn_implementation("rfa")
     with pytest.raises(ValueError, match="attention_mask: got 'another mask'"):
         windowed(tokens())

@@ -52,7 +52,6 @@ def test_it_is_the_reference(weight, prior, causal, rotate_values, kind, queries
     got, log_precision = flex_filter_attention(*states, **given, **options, return_log_precision=True)
     torch.testing.assert_close(got.double(), wanted, rtol=0, atol=1e-5)  # float32; estimates are about 1
     torch.testing.assert_close(log_precision.double(), precision, rtol=1e-5, atol=1e-5)
-    assert torch.equal(flex_filter_attention(*states, **given, **options), got)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -70,7 +69,7 @@ def test_one_token_and_no_key():
     states, given = problem(1, 1)
     got, log_precision = flex_filter_attention(*states, **given, return_log_precision=True)
     torch.testing.assert_close(got, states[2], rtol=1e-5, atol=1e-6)  # its own value
-    wanted, precision = expected(states, given)
+    _, precision = expected(states, given)
     torch.testing.assert_close(log_precision.double(), precision, rtol=1e-5, atol=1e-5)
     nothing = torch.zeros(2, 1, dtype=torch.bool)
     states[2].fill_(torch.nan)  # an absent token may hold anything
@@ -94,5 +93,5 @@ def test_gradients_and_float64_are_refused():
         flex_filter_attention(*states, **given)
     with torch.no_grad():
         assert flex_filter_attention(*states, **given).isfinite().all()
-        with pytest.raises(ValueError, match="query: got torch.float64, expected float32"):
+        with pytest.raises(ValueError, match=r"query: got torch\.float64, expected float32"):
             flex_filter_attention(*(x.double() for x in states), **{n: x.double() for n, x in given.items()})

@@ -4,14 +4,21 @@ from functools import partial
 
 import pytest
 import torch
-from cover import cover, slow
-from integrations.hosts import NAMES, host, tokens
+from cover import cover
 from safetensors.torch import load_model
 from shapes import only_our_own_checks
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GPT2Config, GPT2LMHeadModel
-from transformers import BertConfig, BertModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
 
 import rfa
+from integrations.hosts import NAMES, host, tokens
 from rfa.integrations import ReplacedAttention, replace_attention
 from rfa.integrations.replaced_attention import first_temperature
 
@@ -54,9 +61,9 @@ def test_first_temperature_has_the_slope_of_the_dot_product():
         step, key = 1e-3, torch.zeros(1, 1, 2, 4, dtype=torch.float64)
         key[..., 1, 0] = step  # its scalar product with the query is `step` larger
         query = torch.ones(1, 1, 1, 4, dtype=torch.float64)
-        numbers = [0.0, 0.0, 1.0, 1.0, 0.01, 4.0, beta]
-        names = "decay process_noise key_noise query_noise noise_floor robustness inverse_temperature".split()
-        given = {name: torch.tensor([number], dtype=torch.float64) for name, number in zip(names, numbers, strict=True)}
+        numbers = {"decay": 0.0, "process_noise": 0.0, "key_noise": 1.0, "query_noise": 1.0, "noise_floor": 0.01}
+        numbers |= {"robustness": 4.0, "inverse_temperature": beta}
+        given = {name: torch.tensor([number], dtype=torch.float64) for name, number in numbers.items()}
         value = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]], dtype=torch.float64)
         query = query * 1e-4  # near a residual of 0
         share = rfa.robust_filter_attention(
@@ -138,13 +145,14 @@ def test_a_layer_is_the_operator_on_the_models_states():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_few_steps_of_training_lower_the_loss(name):
     """Every parameter has a gradient, and gradient checkpointing changes none of them."""
-    model, ids = replaced(name, ALL, **({"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if name == "gpt2" else {})), tokens(4, 12)
+    dropout = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0) if name == "gpt2" else {}
+    model, ids = replaced(name, **dropout), tokens(4, 12)
     model.train()
     gradients = []
     for checkpointing in (False, True):
         model.zero_grad()
         if checkpointing:
-            model.gradient_checkpointing_enable()
+            model.activation_checkpointing_enable()
         model(ids, labels=ids).loss.backward()
         gradients.append({key: weight.grad.clone() for key, weight in model.named_parameters()})
     for key, gradient in gradients[0].items():

@@ -4,7 +4,8 @@ The import registers the attention "rfa" with transformers.
 """
 
 from .attention_interface import student_t_attention
+from .flex import flex_filter_attention
 from .replace_attention import replace_attention
 from .replaced_attention import ReplacedAttention
 
-__all__ = ["ReplacedAttention", "replace_attention", "student_t_attention"]
+__all__ = ["ReplacedAttention", "flex_filter_attention", "replace_attention", "student_t_attention"]

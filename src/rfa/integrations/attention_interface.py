@@ -1,4 +1,4 @@
-"""The attention "rfa" of transformers: Student-t weights for any decoder whose attention takes states after rotation."""
+"""The attention "rfa" of transformers: Student-t weights for decoders whose attention takes states after rotation."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Options, Parameters, Problem
 
-from .masks import read_mask
+from .masks import Mask, read_mask
 
 _OPTIONS = Options(
     causal=True,
@@ -34,7 +34,7 @@ def student_t_attention(
     query: Float[Tensor, "batch heads queries channels"],
     key: Float[Tensor, "batch groups keys channels"],
     value: Float[Tensor, "batch groups keys value_channels"],
-    attention_mask: Tensor | None,
+    attention_mask: Mask | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **kwargs: Any,

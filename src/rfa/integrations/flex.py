@@ -1,4 +1,4 @@
-"""The operator's forward pass by PyTorch's flex attention, for GPUs that Triton's kernels of this library do not serve."""
+"""The operator's forward pass by PyTorch's flex attention, for GPUs that the Triton kernels do not serve."""
 
 import functools
 import math
@@ -116,14 +116,14 @@ def flex_filter_attention(
     return (estimate.to(dtype), plain.lse) if return_log_precision else estimate.to(dtype)
 
 
-class _Scores(NamedTuple):
+class ScorePair(NamedTuple):
     """The functions that make scores: z, and `z + log E`."""
 
     plain: Score
     decayed: Score
 
 
-def _scores(query: Tensor, key: Tensor, problem: Problem) -> _Scores:
+def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
     """For states in the common frame. All numbers are buffers that flex attention captures."""
     parameters, positions, options = problem
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
@@ -164,7 +164,7 @@ def _scores(query: Tensor, key: Tensor, problem: Problem) -> _Scores:
     def decayed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return plain(score, b, h, i, j) + log_decay[h, (i + first - j).abs()]
 
-    return _Scores(plain, decayed)
+    return ScorePair(plain, decayed)
 
 
 def _riccati_buffers(path: SeparablePath, batch: int) -> tuple[Tensor, Tensor, Tensor]:

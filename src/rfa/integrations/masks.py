@@ -3,13 +3,12 @@
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rfa.checks import require
 
-Visible = Bool[Tensor, "b one queries all_keys"]  # True where a query sees a key
-Additive = Float[Tensor, "b one queries all_keys"]  # 0 where a query sees a key, a large negative number elsewhere
+Mask = Shaped[Tensor, "..."]  # two or four dimensions, see `read_mask`
 
 _EXPECTED = "padding, or packed sequences without a cache, under a causal mask"
 
@@ -26,9 +25,7 @@ class TokenFlags(NamedTuple):
     segment_ids: Int[Tensor, "batch keys"] | None = None
 
 
-def read_mask(
-    mask: Shaped[Tensor, "batch all_keys"] | Visible | Additive | None, batch: int, queries: int, keys: int
-) -> TokenFlags:
+def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFlags:
     """The key mask and the segments for which a causal operator sees what the mask shows.
 
     Args:

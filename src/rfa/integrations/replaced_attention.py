@@ -18,7 +18,7 @@ from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions, checked_positions
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
-from .masks import TokenFlags, read_mask
+from .masks import Mask, TokenFlags, read_mask
 
 
 class Host(NamedTuple):
@@ -124,7 +124,7 @@ class ReplacedAttention(nn.Module):
         self,
         hidden_states: Float[Tensor, "batch length hidden"],
         past_key_values: Cache | None = None,
-        attention_mask: Tensor | None = None,
+        attention_mask: Mask | None = None,
         position_ids: Int[Tensor, "b length"] | None = None,
         output_attentions: bool | None = False,
         **kwargs: object,
@@ -156,8 +156,7 @@ class ReplacedAttention(nn.Module):
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
             key, value = key[:, :, : cached + queries], value[:, :, : cached + queries]  # the rest is not filled yet
-        unmasked = attention_mask is None and past_key_values is None and position_ids is not None
-        if unmasked:
+        if attention_mask is None and past_key_values is None and position_ids is not None:
             flags = TokenFlags(None, find_packed_sequence_indices(position_ids.expand(batch, -1)))
         else:
             flags = read_mask(attention_mask, batch, queries, cached + queries)
