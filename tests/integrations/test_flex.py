@@ -1,11 +1,15 @@
 """The operator by flex attention against the float64 reference."""
 
+import sys
+from functools import partial
+
 import pytest
 import torch
 from cover import cover
 from torch.nn.attention.flex_attention import flex_attention
 
 import rfa
+from rfa.integrations import flex
 from rfa.integrations.flex import flex_filter_attention
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -86,10 +90,28 @@ def test_compiled_flex_attention_is_the_same():
     torch.testing.assert_close(same, flex_filter_attention(*states, **given))
 
 
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+def test_gradients_are_the_references(prior, monkeypatch):
+    """Flex attention refuses gradients on the CPU, but it has them: here the refusals are switched off."""
+    monkeypatch.setattr(sys.modules["torch.nn.attention.flex_attention"], "_validate_device", lambda *states: None)
+    monkeypatch.setattr(flex, "_check_gradients", lambda *tensors: None)
+    states, given = problem(9, 11)
+    given["decay"] = given["decay"] + 0.01
+    inputs = [x.requires_grad_() for x in (*states, *given.values())]
+    along = torch.randn(2, 3, 9, 16)
+    options = {"prior": prior, "key_mask": torch.rand(2, 11) > 0.2}
+    got, wanted = (
+        torch.autograd.grad((function(*states, **given, **options) * along).sum(), inputs)
+        for function in (flex_filter_attention, partial(rfa.robust_filter_attention, backend="reference"))
+    )
+    for one, other in zip(got, wanted, strict=True):
+        assert (one - other).norm() < 1e-4 * other.norm()  # float32, sums in another order
+
+
 def test_gradients_and_float64_are_refused():
     states, given = problem()
     given["decay"].requires_grad_()
-    with pytest.raises(ValueError, match="query: got 'states or parameters that need a gradient'"):
+    with pytest.raises(ValueError, match="query: got 'states or parameters on the CPU that need a gradient'"):
         flex_filter_attention(*states, **given)
     with torch.no_grad():
         assert flex_filter_attention(*states, **given).isfinite().all()

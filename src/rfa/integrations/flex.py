@@ -49,7 +49,7 @@ def flex_filter_attention(
     Float[Tensor, "batch heads queries value_channels"]
     | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
 ):
-    r"""`rfa.robust_filter_attention` at the times 0, 1, 2, ..., without gradients.
+    r"""`rfa.robust_filter_attention` at the times 0, 1, 2, ...
 
     Flex attention computes `s_ij = q~_i.k~_j` of the states in the common frame. A `score_mod` makes of it the score
 
@@ -64,6 +64,9 @@ def flex_filter_attention(
 
     It costs two calls of flex attention. Compiled, their memory is O(N). Not compiled, they hold all scores.
 
+    States and all parameters have gradients, as autograd takes them through flex attention, where it has any: it
+    refuses them on the CPU. They equal the reference's where that refusal is switched off. No GPU has run them yet.
+
     Args:
         query, key, value: as in `rfa.robust_filter_attention`, in float32, bfloat16 or float16. The computation is in
             float32: states rounded to half precision after the rotation would double the error of the estimate.
@@ -75,8 +78,7 @@ def flex_filter_attention(
         The filtered values in the query's dtype, and the log precision if it is asked for.
 
     Raises:
-        ValueError: as `rfa.robust_filter_attention`; for float64; or where a gradient would be needed. Flex attention
-            has none on the CPU, and this library has not tested the one on a GPU.
+        ValueError: as `rfa.robust_filter_attention`; for float64; or where a gradient is needed on the CPU.
 
     Source: section 3.2, algorithm 1; flex attention is Dong et al. 2024 (arXiv:2412.05496).
     """
@@ -86,9 +88,7 @@ def flex_filter_attention(
     options = Options(causal, weight, rotate_values, prior, True, False, return_log_precision)
     validate(query, key, value, parameters, options)
     require(query.dtype in HALF_AND_SINGLE, "query", query.dtype, "float32, bfloat16 or float16")
-    tensors = (query, key, value, *parameters.tensors().values())
-    needed = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    require(not needed, "query", "states or parameters that need a gradient", "a call under torch.no_grad()")
+    _check_gradients(query, key, value, *parameters.tensors().values())
     batch, _, queries, _ = query.shape
     positions = checked_positions(batch, queries, key.shape[2], query.device, None, None, key_mask, segment_ids)
     problem = Problem(parameters, positions, options)
@@ -114,6 +114,13 @@ def flex_filter_attention(
     if rotate_values:
         estimate = turned(estimate, of_queries)
     return (estimate.to(dtype), plain.lse) if return_log_precision else estimate.to(dtype)
+
+
+def _check_gradients(*tensors: Tensor) -> None:
+    on_cpu = all(x.device.type == "cpu" for x in tensors)
+    needed = on_cpu and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    expected = "a GPU, or a call under torch.no_grad(): flex attention has no gradient on the CPU"
+    require(not needed, "query", "states or parameters on the CPU that need a gradient", expected)
 
 
 class ScorePair(NamedTuple):
