@@ -148,7 +148,7 @@ class ReplacedAttention(nn.Module):
         cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(self.layer_idx))
         dynamics = self.dynamics()
         of_keys = self._phases(dynamics["frequency"][:: self.share], cached, queries)
-        of_queries = tuple(phases.repeat_interleave(self.share, 1) for phases in of_keys)
+        of_queries = tuple(self._of_all_heads(phases) for phases in of_keys)
         own = value
         query, key = _turned_back(query, of_queries), _turned_back(key, of_keys)
         if self.rotate_values:
@@ -164,8 +164,8 @@ class ReplacedAttention(nn.Module):
         options = self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
         estimate = located_filter_attention(
             query,
-            key.repeat_interleave(self.share, 1),
-            value.repeat_interleave(self.share, 1),
+            self._of_all_heads(key),
+            self._of_all_heads(value),
             Problem(Parameters(**dynamics), positions, options),
             backend=self.backend,
         )
@@ -173,8 +173,12 @@ class ReplacedAttention(nn.Module):
         if self.rotate_values:
             estimate = turn(estimate, *of_queries)
         if self.innovation:
-            estimate = estimate - own.repeat_interleave(self.share, 1)
+            estimate = estimate - self._of_all_heads(own)
         return self.host.output(self, merge_heads(estimate)), None
+
+    def _of_all_heads(self, states: Tensor) -> Tensor:
+        """States of the heads of keys, for each head that shares them."""
+        return states if self.share == 1 else states.repeat_interleave(self.share, 1)
 
     @staticmethod
     def _phases(frequency: Tensor, cached: int, length: int) -> tuple[Tensor, Tensor]:
