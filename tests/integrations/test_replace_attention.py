@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertModel,
+    DataCollatorWithFlattening,
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
@@ -105,10 +106,15 @@ def test_beams_crop_and_fixed_size_caches(name):
     assert torch.equal(generate(model, ids[:1], assistant_model=assistant), generate(model, ids[:1]))
 
 
-def test_a_cache_keeps_the_heads_of_the_keys():
-    model, cache = replaced("llama"), DynamicCache()
-    model(tokens(), past_key_values=cache)
-    assert cache.layers[1].keys.shape == cache.layers[1].values.shape == (2, 2, 9, 8)
+def test_a_cache_keeps_the_heads_of_the_keys_and_serves_again():
+    model, ids, cache = replaced("llama"), tokens(), DynamicCache()
+    generate(model, ids, past_key_values=cache)
+    assert cache.layers[1].keys.shape == cache.layers[1].values.shape == (2, 2, 14, 8)
+    with torch.no_grad():  # other parameters, after a reset
+        for layer in model.model.layers:
+            layer.self_attn.dynamics.raw_decay.add_(3.0)
+    cache.reset()
+    assert torch.equal(generate(model, ids, past_key_values=cache), generate(model, ids, use_cache=False))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -121,8 +127,20 @@ def test_packed_sequences_are_as_separate_ones(name, implementation):
         model.set_attn_implementation(implementation)
     position_ids = torch.cat([torch.arange(4), torch.arange(7)])[None]
     with torch.no_grad():
-        together = model(ids, position_ids=position_ids, use_cache=False).logits
-        apart = torch.cat([model(part, use_cache=False).logits for part in ids.split((4, 7), dim=1)], 1)
+        apart = torch.cat([model(part).logits for part in ids.split((4, 7), dim=1)], 1)
+        for use_cache in (False, True):  # with an empty cache transformers' own masks would forget the sequences
+            together = model(ids, position_ids=position_ids, use_cache=use_cache).logits
+            torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
+
+
+def test_the_collator_of_packed_sequences_works():
+    """All that it can hand over, in training."""
+    model, rows = replaced("qwen3"), [tokens(1, 4)[0], tokens(1, 7, seed=2)[0]]
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
+    batch = collator([{"input_ids": row.tolist()} for row in rows])
+    with torch.no_grad():
+        together = model(**batch).logits
+        apart = torch.cat([model(row[None]).logits for row in rows], 1)
     torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
 
 

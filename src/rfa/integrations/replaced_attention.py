@@ -16,6 +16,7 @@ from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
 from rfa.nn.projections import merge_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.prior import DecodingCache
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
 from .masks import Mask, TokenFlags, read_mask
@@ -133,9 +134,10 @@ class ReplacedAttention(nn.Module):
 
         Args:
             hidden_states: the tokens, already normalised.
-            past_key_values: any cache of transformers that keeps all keys; this call extends it.
+            past_key_values: any cache of transformers that keeps all keys; this call extends it. Parameters may change
+                only while it is empty.
             attention_mask: as the model makes it, see `read_mask`.
-            position_ids: where they start again, a packed sequence begins. Read where there is neither mask nor cache.
+            position_ids: where they start again, a packed sequence begins. Not read after a mask or cached tokens.
             output_attentions: refused; the fused operator has no weights.
             kwargs: what else the model passes, as the cosines of its own rotation: not used.
 
@@ -153,13 +155,14 @@ class ReplacedAttention(nn.Module):
         query, key = _turned_back(query, of_queries), _turned_back(key, of_keys)
         if self.rotate_values:
             value = _turned_back(value, of_keys)
+        tables = None
         if past_key_values is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
             key, value = key[:, :, : cached + queries], value[:, :, : cached + queries]  # the rest is not filled yet
-        if attention_mask is None and past_key_values is None and position_ids is not None:
+            tables = _tables(past_key_values.layers[self.layer_idx], new=not cached)
+        flags = read_mask(attention_mask, batch, queries, cached + queries)
+        if flags == (None, None) and not cached and position_ids is not None:
             flags = TokenFlags(None, find_packed_sequence_indices(position_ids.expand(batch, -1)))
-        else:
-            flags = read_mask(attention_mask, batch, queries, cached + queries)
         positions = self._positions(query, cached, flags)
         options = self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
         estimate = located_filter_attention(
@@ -167,6 +170,7 @@ class ReplacedAttention(nn.Module):
             self._of_all_heads(key),
             self._of_all_heads(value),
             Problem(Parameters(**dynamics), positions, options),
+            cache=tables,
             backend=self.backend,
         )
         assert isinstance(estimate, Tensor)
@@ -190,6 +194,13 @@ class ReplacedAttention(nn.Module):
     def _positions(query: Tensor, cached: int, flags: TokenFlags) -> Positions:
         batch, _, queries, _ = query.shape
         return checked_positions(batch, queries, cached + queries, query.device, None, None, *flags)
+
+
+def _tables(layer: Any, new: bool) -> DecodingCache:
+    """The tables of lags that stay with a layer of a cache, without which each token would make them again."""
+    if new or not hasattr(layer, "rfa_tables"):
+        layer.rfa_tables = DecodingCache()
+    return layer.rfa_tables
 
 
 def _turned_back(states: Tensor, phases: tuple[Tensor, ...]) -> Tensor:
