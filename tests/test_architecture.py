@@ -15,21 +15,9 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = [
-    "auto_classes",
-    "files",
-    "checks",
-    "progress",
-    "dynamics",
-    "ops",
-    "nn",
-    "models",
-    "estimation",
-    "data",
-    "training",
-    "results",
-]
-ORDER += ["evaluation", "export", "report", "experiments", "bench", "cli", "__main__"]
+ORDER = ["auto_classes", "files", "checks", "progress", "dynamics", "ops", "nn", "models", "integrations"]
+ORDER += ["estimation", "data", "training", "results", "evaluation", "export", "report", "experiments", "bench"]
+ORDER += ["cli", "__main__"]
 LONGEST_FILE = 300
 
 
@@ -134,7 +122,11 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
+<<<<<<< HEAD
     ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "export", "bench"],
+=======
+    ["dynamics", "ops", "nn", "models", "integrations", "data", "training", "results", "evaluation", "bench"],
+>>>>>>> h24-i
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(f"rfa.{package}")
@@ -184,7 +176,9 @@ def is_bare(hint: object) -> bool:
     return hint is torch.Tensor or any(is_bare(part) for part in typing.get_args(hint))
 
 
-@pytest.mark.parametrize("package", ["dynamics", "ops", "nn", "models", "estimation", "evaluation", "data"])
+@pytest.mark.parametrize(
+    "package", ["dynamics", "ops", "nn", "models", "integrations", "estimation", "evaluation", "data"]
+)
 def test_tensors_of_public_functions_have_shapes(package):
     module = importlib.import_module(f"rfa.{package}")
     public = {n: f for name in module.__all__ for n, f in methods(name, getattr(module, name)).items()}

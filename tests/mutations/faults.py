@@ -290,4 +290,42 @@ PACKAGE = [
              "a line of progress for every step", "test_console.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD, *PACKAGE]
+INTEGRATIONS = [
+    Mutation("integrations/masks.py", "else visible == 0", "else visible <= 0",
+             "all keys of an additive mask are seen", "integrations/test_masks.py"),
+    Mutation("integrations/masks.py", "key_mask = visible.any(1)", "key_mask = visible[:, -1]",
+             "only the last query says which keys take part", "integrations/test_masks.py"),
+    Mutation("integrations/masks.py", "bool(((seen & same) == visible).all())", "bool((seen & same).any())",
+             "a window counts as packed sequences", "integrations/test_masks.py"),
+    Mutation("integrations/replaced_attention.py", "new=not cached)", "new=False)",
+             "tables of older parameters", "integrations/test_replace_attention.py"),
+    Mutation("integrations/replaced_attention.py", 'torch.arange(cached, cached + length', 'torch.arange(0, length',
+             "tokens after a cache begin at time 0 again", "integrations/test_replace_attention.py"),
+    Mutation("integrations/replaced_attention.py", 'dynamics["frequency"][:: self.share]',
+             'dynamics["frequency"][: len(dynamics["frequency"]) // self.share]',
+             "heads of keys take the frequencies of other heads", "integrations/test_replace_attention.py"),
+    Mutation("integrations/replaced_attention.py", "and not cached and", "and past_key_values is None and",
+             "packed sequences run together beside an empty cache", "integrations/test_replace_attention.py"),
+    Mutation("integrations/replaced_attention.py", "modes * variance / (2 * exponent)", "modes * variance / exponent",
+             "scores begin twice as steep", "integrations/test_replace_attention.py"),
+    Mutation("integrations/replace_attention.py", "return -rotary[0]", "return rotary[0]",
+             "states turn the other way", "integrations/test_replace_attention.py"),
+    Mutation("integrations/replace_attention.py", "factor == 1 and", "factor > 0 and",
+             "RoPE with a factor is taken without it", "integrations/test_replace_attention.py"),
+    Mutation("integrations/attention_interface.py", "* freedom / (2 * (", "* freedom / ((",
+             "scores twice as steep", "integrations/test_attention_interface.py"),
+    Mutation("integrations/attention_interface.py", "flags = read_mask(attention_mask, batch, queries, keys)",
+             "flags = read_mask(None, batch, queries, keys)",
+             "padding takes part", "integrations/test_attention_interface.py"),
+    Mutation("integrations/flex.py", "(decayed.lse - plain.lse)", "(plain.lse - plain.lse)",
+             "estimates are not decayed", "integrations/test_flex.py"),
+    Mutation("integrations/flex.py", "torch.log2(1 + w * r * UNIT)", "torch.log2(1 + w * r)",
+             "the unit of the tables", "integrations/test_flex.py"),
+    Mutation("integrations/flex.py", "lag = (i + first - j).abs()", "lag = (i - j).abs()",
+             "fewer queries than keys stand at the first times", "integrations/test_flex.py"),
+    Mutation("integrations/flex.py", "masked_fill(unseen[..., None], 0.0)", "masked_fill(unseen[..., None], 1.0)",
+             "a query without keys has an estimate", "integrations/test_flex.py"),
+]  # fmt: skip
+
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD]
+MUTATIONS += [*PACKAGE, *INTEGRATIONS]

@@ -1,0 +1,11 @@
+"""Robust filter attention in other libraries: in decoders of transformers, and by PyTorch's flex attention.
+
+The import registers the attention "rfa" with transformers.
+"""
+
+from .attention_interface import student_t_attention
+from .flex import flex_filter_attention
+from .replace_attention import replace_attention
+from .replaced_attention import ReplacedAttention
+
+__all__ = ["ReplacedAttention", "flex_filter_attention", "replace_attention", "student_t_attention"]

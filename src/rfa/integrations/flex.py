@@ -1,0 +1,202 @@
+"""The operator's forward pass by PyTorch's flex attention, for GPUs that the Triton kernels do not serve."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
+
+from rfa.checks import require
+from rfa.dynamics import rotation_of_heads
+from rfa.ops.dense import turned
+from rfa.ops.kernel import HALF_AND_SINGLE
+from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.prior import UNIT, SeparablePath, lag_tables, separable_path
+from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight, validate
+
+_LN2 = math.log(2)
+_LEAST_CHANNELS = 16  # of values, as flex attention's kernels need them
+
+Score = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]  # (score, batch, head, query, key) to a score
+
+
+def flex_filter_attention(
+    query: Float[Tensor, "batch heads queries channels"],
+    key: Float[Tensor, "batch heads keys channels"],
+    value: Float[Tensor, "batch heads keys value_channels"],
+    *,
+    decay: Float[Tensor, " heads"],
+    frequency: Float[Tensor, "heads modes"],
+    process_noise: Float[Tensor, " heads"],
+    key_noise: Float[Tensor, " heads"],
+    query_noise: Float[Tensor, " heads"],
+    noise_floor: Float[Tensor, " heads"],
+    robustness: Float[Tensor, " heads"],
+    inverse_temperature: Float[Tensor, " heads"],
+    key_mask: Bool[Tensor, "batch keys"] | None = None,
+    segment_ids: Int[Tensor, "batch keys"] | None = None,
+    causal: bool = True,
+    weight: Weight = "student_t",
+    rotate_values: bool = True,
+    prior: Prior = "lyapunov",
+    return_log_precision: bool = False,
+    attend: Callable[..., Any] = flex_attention,
+) -> (
+    Float[Tensor, "batch heads queries value_channels"]
+    | tuple[Float[Tensor, "batch heads queries value_channels"], Float[Tensor, "batch heads queries"]]
+):
+    r"""`rfa.robust_filter_attention` at the times 0, 1, 2, ...
+
+    Flex attention computes `s_ij = q~_i.k~_j` of the states in the common frame. A `score_mod` makes of it the score
+
+        r_ij = |q_i|^2 + E^2 |k_j|^2 - 2 E s_ij
+        z_ij = beta_s L_ij
+
+    from the norms and from tables of the lag. A softmax has no factor after it, so the decay E joins the score, and two
+    log sums correct the result:
+
+        out_i = exp(l'_i - l_i) sum_j softmax_j(z_ij + log E_ij) v~_j
+        l_i   = log sum_j exp(z_ij)          l'_i = log sum_j exp(z_ij + log E_ij)
+
+    It costs two calls of flex attention. Compiled, their memory is O(N). Not compiled, they hold all scores.
+
+    States and all parameters have gradients, as autograd takes them through flex attention, where it has any: it
+    refuses them on the CPU. They equal the reference's where that refusal is switched off. No GPU has run them yet.
+
+    Args:
+        query, key, value: as in `rfa.robust_filter_attention`, in float32, bfloat16 or float16. The computation is in
+            float32: states rounded to half precision after the rotation would double the error of the estimate.
+        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature: the same.
+        key_mask, segment_ids, causal, weight, rotate_values, prior, return_log_precision: the same.
+        attend: flex attention itself; `torch.compile(flex_attention)` on a GPU, where it becomes a fused kernel.
+
+    Returns:
+        The filtered values in the query's dtype, and the log precision if it is asked for.
+
+    Raises:
+        ValueError: as `rfa.robust_filter_attention`; for float64; or where a gradient is needed on the CPU.
+
+    Source: section 3.2, algorithm 1; flex attention is Dong et al. 2024 (arXiv:2412.05496).
+    """
+    parameters = Parameters(
+        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature
+    )
+    options = Options(causal, weight, rotate_values, prior, True, False, return_log_precision)
+    validate(query, key, value, parameters, options)
+    require(query.dtype in HALF_AND_SINGLE, "query", query.dtype, "float32, bfloat16 or float16")
+    _check_gradients(query, key, value, *parameters.tensors().values())
+    batch, _, queries, _ = query.shape
+    positions = checked_positions(batch, queries, key.shape[2], query.device, None, None, key_mask, segment_ids)
+    problem = Problem(parameters, positions, options)
+    key, value = positions.without_absent(key, value)
+    of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())
+    dtype = query.dtype
+    query, key, value = (states.float() for states in (query, key, value))
+    query, key = turned(query, of_queries, inverse=True), turned(key, of_keys, inverse=True)
+    if rotate_values:
+        value = turned(value, of_keys, inverse=True)
+    scores = _scores(query, key, problem)
+    attend = functools.partial(
+        attend,
+        scale=1.0,
+        block_mask=_block_mask(batch, positions, causal),
+        return_aux=AuxRequest(lse=True),
+    )
+    estimate, decayed = attend(query, key, value, scores.decayed)
+    _, plain = attend(query, key, value[..., :_LEAST_CHANNELS].contiguous(), scores.plain)
+    unseen = plain.lse == -torch.inf
+    factor = (decayed.lse - plain.lse).masked_fill(unseen, -torch.inf).exp()
+    estimate = (estimate * factor[..., None]).masked_fill(unseen[..., None], 0.0)
+    if rotate_values:
+        estimate = turned(estimate, of_queries)
+    return (estimate.to(dtype), plain.lse) if return_log_precision else estimate.to(dtype)
+
+
+def _check_gradients(*tensors: Tensor) -> None:
+    on_cpu = all(x.device.type == "cpu" for x in tensors)
+    needed = on_cpu and torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    expected = "a GPU, or a call under torch.no_grad(): flex attention has no gradient on the CPU"
+    require(not needed, "query", "states or parameters on the CPU that need a gradient", expected)
+
+
+class ScorePair(NamedTuple):
+    """The functions that make scores: z, and `z + log E`."""
+
+    plain: Score
+    decayed: Score
+
+
+def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
+    """For states in the common frame. All numbers are buffers that flex attention captures."""
+    parameters, positions, options = problem
+    keys, first = key.shape[2], key.shape[2] - query.shape[2]
+    tables, coefficient, _ = lag_tables(parameters, options, keys)
+    decay, prior, inverse_variance = tables.unbind()
+    steps = torch.arange(keys, device=key.device)
+    log_decay = (-parameters.decay.double()[:, None] * steps).float()
+    query_norm, key_norm = (states.square().sum(-1) for states in (query, key))
+    student = options.weight == "student_t"
+    path: SeparablePath | None = None
+    if options.prior == "riccati" and positions.key_groups is not None:  # a gain depends on the key before
+        path = separable_path(problem)
+
+    def residual(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        lag = (i + first - j).abs()
+        e = decay[h, lag]
+        return lag, (query_norm[b, h, i] + e * e * key_norm[b, h, j] - 2 * e * score).relu()
+
+    def evidence(h: Tensor, lag: Tensor, r: Tensor) -> Tensor:
+        w = inverse_variance[h, lag]
+        return coefficient[h] * (torch.log2(1 + w * r * UNIT) if student else w * r)
+
+    def by_lag(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        lag, r = residual(score, b, h, i, j)
+        return (prior[h, lag] - evidence(h, lag, r)) * _LN2
+
+    if path is None:
+        plain = by_lag
+    else:
+        key_bias, at_keys, at_queries = _riccati_buffers(path, query.shape[0])
+
+        def along_path(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+            lag, r = residual(score, b, h, i, j)
+            return (key_bias[b, h, j] - (at_queries[b, h, i] - at_keys[b, h, j]).abs() - evidence(h, lag, r)) * _LN2
+
+        plain = along_path
+
+    def decayed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        return plain(score, b, h, i, j) + log_decay[h, (i + first - j).abs()]
+
+    return ScorePair(plain, decayed)
+
+
+def _riccati_buffers(path: SeparablePath, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The bias of each key and C at keys and at queries, in bits, `(batch, heads, length)` in float32."""
+    assert path.key_bias is not None
+    return (
+        path.key_bias.expand(batch, -1, -1),
+        path.key_path[2].float().expand(batch, -1, -1),
+        path.query_path[2].float().expand(batch, -1, -1),
+    )
+
+
+def _block_mask(batch: int, positions: Positions, causal: bool) -> Any:
+    """Which keys a query sees; None for all."""
+    groups = positions.key_groups
+    queries, keys = positions.query_times.shape[-1], positions.key_times.shape[-1]
+    if groups is None and not causal:
+        return None
+    first, device = keys - queries, positions.key_times.device
+    own = positions.query_groups
+    if groups is not None and own is None:
+        own = groups.new_zeros(batch, queries)
+
+    def visible(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        seen = j <= i + first if causal else j >= 0
+        return seen if groups is None or own is None else seen & (groups[b, j] == own[b, i])
+
+    return create_block_mask(visible, None if groups is None else batch, None, queries, keys, device=device)

@@ -1,0 +1,65 @@
+"""The masks that transformers hands to an attention layer, read as what the operator takes: a key mask and segments."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from rfa.checks import require
+
+Mask = Shaped[Tensor, "..."]  # two or four dimensions, see `read_mask`
+
+_EXPECTED = "padding, or packed sequences without a cache, under a causal mask"
+
+
+class TokenFlags(NamedTuple):
+    """What a mask says about tokens.
+
+    Fields:
+        key_mask: `(batch, keys)`, True for keys that take part; None where all do.
+        segment_ids: `(batch, keys)`, the packed sequences; None for one sequence.
+    """
+
+    key_mask: Bool[Tensor, "batch keys"] | None = None
+    segment_ids: Int[Tensor, "batch keys"] | None = None
+
+
+def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFlags:
+    """The key mask and the segments for which a causal operator sees what the mask shows.
+
+    Args:
+        mask: None, `(batch, keys)` with 1 for tokens that take part, or `(batch, 1, queries, keys)`: True, or 0 of an
+            additive mask, where a query sees a key. A mask may be longer than the keys, as those of fixed-size caches.
+        batch, queries, keys: of the states. The queries are the last keys.
+
+    Raises:
+        ValueError: for anything else, as a sliding window or a mask that differs between heads.
+    """
+    if mask is None:
+        return TokenFlags()
+    given = type(mask).__name__
+    require(isinstance(mask, Tensor), "attention_mask", given, "None or a tensor: the attention 'sdpa' or 'eager'")
+    shape, expected = tuple(mask.shape), f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
+    if mask.dim() == 2:
+        require(shape[0] == batch and shape[1] >= keys, "attention_mask", shape, expected)
+        return TokenFlags(_none_if_all(mask[:, :keys].bool()))
+    fits = mask.dim() == 4 and shape[0] in (1, batch) and shape[1:3] == (1, queries) and shape[3] >= keys
+    require(fits, "attention_mask", shape, expected)
+    visible = mask[:, 0, :, :keys].expand(batch, -1, -1)
+    visible = visible if visible.dtype == torch.bool else visible == 0
+    times = torch.arange(keys, device=mask.device)
+    key_mask = visible.any(1)
+    seen = (times <= times[keys - queries :, None]) & key_mask[:, None]
+    if bool((seen == visible).all()):
+        return TokenFlags(_none_if_all(key_mask))
+    require(queries == keys, "attention_mask", "another mask", _EXPECTED)
+    apart = ~visible.diagonal(offset=-1, dim1=1, dim2=2)  # a token that does not see the one before begins a sequence
+    segment_ids = torch.nn.functional.pad(apart.long(), (1, 0)).cumsum(-1)
+    same = segment_ids[:, :, None] == segment_ids[:, None, :]
+    require(bool(((seen & same) == visible).all()), "attention_mask", "another mask", _EXPECTED)
+    return TokenFlags(_none_if_all(key_mask), segment_ids)
+
+
+def _none_if_all(key_mask: Tensor) -> Tensor | None:
+    return None if bool(key_mask.all()) else key_mask

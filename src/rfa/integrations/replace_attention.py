@@ -1,0 +1,134 @@
+"""`replace_attention`: which modules of a decoder it replaces, and what it refuses."""
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rfa.checks import require
+from rfa.nn.checks import check_backend, check_dropout, check_frequencies, check_rates
+from rfa.ops.problem import Prior, Weight
+
+from .replaced_attention import HOSTS, ReplacedAttention
+
+Model = TypeVar("Model", bound=nn.Module)
+_CHANGING = ("dynamic", "longrope")  # kinds of RoPE whose frequencies depend on the length
+
+
+def replace_attention(
+    model: Model,
+    *,
+    weight: Weight = "student_t",
+    prior: Prior = "lyapunov",
+    frequency: Literal["host"] | Float[Tensor, "groups modes"] = "host",
+    decay: float | Float[Tensor, " heads"] = 0.0,
+    learn_decay: bool = False,
+    rotate_values: bool = False,
+    innovation: bool = False,
+    layers: Iterable[int] | None = None,
+    backend: str = "auto",
+) -> Model:
+    """Put robust filter attention into a decoder of transformers: Llama, Qwen2, Qwen3 or GPT-2.
+
+    The projections stay, with their names and weights: a head of `2 d` channels is read as d complex modes. Only the
+    operator between them changes, and each layer gets new parameters `dynamics` of its heads. The filter's rotation
+    takes the place of the model's. Masks, packed sequences, caches and `generate` work as before.
+
+    With the defaults queries and keys turn as in the model, nothing decays, and the first inverse temperature is that
+    at which scores near a distance of 0 grow as the model's own. With exponential weights and keys of equal norms (a
+    Qwen3 whose key norms have weights of one) the model computes what it computed before.
+
+    To load saved weights: build the model from its configuration, call this with the same options, then
+    `load_state_dict`.
+
+    Args:
+        model: changed in place.
+        weight: "student_t" or "exponential".
+        prior: "lyapunov" or "riccati".
+        frequency: "host" for the model's RoPE, which is no rotation in GPT-2; or `(key heads, modes)` in radians per
+            token. Heads that share keys share frequencies.
+        decay: mu per token, one number or `(heads,)`.
+        learn_decay: train the decay.
+        rotate_values: turn values too. Pretrained values were not turned.
+        innovation: return the step from the token's value to the estimate. Pretrained weights expect the estimate.
+        layers: indices of the layers to change; all by default.
+        backend: of the operator.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for another architecture, sliding windows, cross attention, RoPE that depends on the length or
+            scales its states, an odd head size, or options that do not fit.
+    """
+    found = {name: module for name, module in model.named_modules() if _is_host(module)}
+    expected = f"a decoder of transformers with {', '.join(HOSTS)}"
+    require(bool(found), "model", type(model).__name__, expected)
+    require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
+    require(prior in get_args(Prior), "prior", prior, f"one of {get_args(Prior)}")
+    check_backend(backend)
+    indices = {int(module.layer_idx) for module in found.values()}
+    chosen = indices if layers is None else set(layers)
+    require(bool(chosen) and chosen <= indices, "layers", sorted(chosen), f"some of {sorted(indices)}")
+    replaced = {}
+    for name, module in found.items():
+        if module.layer_idx in chosen:
+            _check_host(name, module)
+            heads, groups, modes = _sizes(module)
+            replaced[name] = ReplacedAttention(
+                module,
+                _frequency(model, module, frequency, groups, modes),
+                _decay(decay, heads),
+                weight=weight,
+                prior=prior,
+                rotate_values=rotate_values,
+                innovation=innovation,
+                learn_decay=learn_decay,
+                backend=backend,
+            )
+            check_dropout(replaced[name].dropout, backend)
+    for name, module in replaced.items():  # only now: a refusal leaves the model as it was
+        model.set_submodule(name, module)
+    return model
+
+
+def _is_host(module: nn.Module) -> bool:
+    return type(module).__name__ in HOSTS and type(module).__module__.startswith("transformers.models.")
+
+
+def _check_host(name: str, module: Any) -> None:
+    window = getattr(module, "sliding_window", None)
+    require(window is None, "model", f"{name} with a sliding window of {window}", "attention to all earlier tokens")
+    crossed = getattr(module, "is_cross_attention", False)
+    require(not crossed, "model", f"{name}, which is cross attention", "attention of a decoder to itself")
+    require(module.head_dim % 2 == 0, "model", f"{name} with {module.head_dim} channels a head", "an even number")
+
+
+def _sizes(module: Any) -> tuple[int, int, int]:
+    """Heads, heads of keys, and modes."""
+    heads = module.config.num_attention_heads
+    return heads, heads // getattr(module, "num_key_value_groups", 1), module.head_dim // 2
+
+
+def _frequency(model: nn.Module, module: Any, given: str | Tensor, groups: int, modes: int) -> Tensor:
+    if isinstance(given, Tensor):
+        check_frequencies("frequency", given, groups, modes)
+        return given.detach().float().cpu()
+    require(given == "host", "frequency", given, f"'host' or a tensor ({groups}, {modes})")
+    rotary: list[Any] = [each for each in model.modules() if hasattr(each, "inv_freq")]
+    if not rotary:
+        return torch.zeros(groups, modes)
+    kind, factor = getattr(rotary[0], "rope_type", "default"), getattr(rotary[0], "attention_scaling", 1.0)
+    turns = len(rotary) == 1 and kind not in _CHANGING and factor == 1 and rotary[0].inv_freq.numel() == modes
+    need = "one RoPE of all channels, of one set of frequencies and without a factor; or give the frequencies"
+    require(turns, "frequency", f"'host' with RoPE of type {kind!r}", need)
+    # the model turns states forward and this library turns them back, so the sign changes
+    return -rotary[0].inv_freq.detach().float().cpu().expand(groups, modes).clone()
+
+
+def _decay(given: float | Tensor, heads: int) -> Tensor:
+    decay = given.detach().float().cpu() if isinstance(given, Tensor) else torch.full((heads,), float(given))
+    check_rates("decay", decay, heads)
+    return decay

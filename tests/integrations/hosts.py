@@ -1,0 +1,40 @@
+"""Small decoders of transformers with random weights."""
+
+import torch
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+_SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+_SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 8}
+_ENDS = {"bos_token_id": 0, "eos_token_id": None, "pad_token_id": 0}
+NAMES = ("llama", "qwen2", "qwen3", "gpt2")
+
+
+def host(name, **fields):
+    """A model in evaluation mode whose attention is far from uniform."""
+    torch.manual_seed(0)
+    if name == "gpt2":
+        sizes = {"vocab_size": 50, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128}
+        model = GPT2LMHeadModel(GPT2Config(**sizes | _ENDS | fields))
+    else:
+        kinds = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+        kinds["qwen3"] = (Qwen3Config, Qwen3ForCausalLM)
+        config, kind = kinds[name]
+        model = kind(config(**_SIZES | _ENDS | fields))
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() == 2:
+                weight.mul_(6.0)  # transformers starts at a deviation of 0.02, where every key weighs the same
+    return model.eval()
+
+
+def tokens(batch=2, length=9, seed=1):
+    return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))

@@ -1,0 +1,56 @@
+"""Masks of transformers, made by transformers itself, are read as the flags that they were made of."""
+
+import pytest
+import torch
+from transformers import DynamicCache, LlamaConfig
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+
+from rfa.integrations.masks import read_mask
+
+PADDED = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 1, 1]])
+
+
+def made(kind, length, attention_mask=None, cache=None, position_ids=None, make=create_causal_mask):
+    config = LlamaConfig(sliding_window=2, num_hidden_layers=1)
+    config._attn_implementation = kind
+    embedded = torch.zeros(3, length, 4)
+    return make(config, embedded, attention_mask, cache, position_ids=position_ids)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager", "flash_attention_2", "rfa"])
+@pytest.mark.parametrize("cached", [0, 3])
+def test_padding_is_found(kind, cached):
+    cache = DynamicCache()
+    if cached:
+        cache.update(torch.zeros(3, 1, cached, 2), torch.zeros(3, 1, cached, 2), 0)
+    mask = made(kind, 5 - cached, PADDED, cache)
+    key_mask, segment_ids = read_mask(mask, 3, 5 - cached, 5)
+    assert torch.equal(key_mask, PADDED.bool())
+    assert segment_ids is None
+    flags = read_mask(made(kind, 5 - cached, torch.ones(3, 5), cache), 3, 5 - cached, 5)
+    assert flags == (None, None)
+
+
+@pytest.mark.parametrize("kind", ["sdpa", "eager"])
+def test_packed_sequences_are_found(kind):
+    position_ids = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])
+    key_mask, segment_ids = read_mask(made(kind, 5, position_ids=position_ids), 3, 5, 5)
+    assert key_mask is None
+    assert segment_ids.tolist() == [[0, 0, 0, 1, 1], [0, 1, 2, 2, 2], [0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (made("sdpa", 5, make=create_sliding_window_causal_mask), "another mask"),
+        (torch.ones(3, 1, 2, 5, dtype=torch.bool), "another mask"),
+        (torch.ones(3, 1, 5, 5, dtype=torch.bool), "another mask"),
+        (torch.ones(3, 2, 5, 5, dtype=torch.bool), r"expected \(3, 5\) or"),
+        (torch.ones(2, 5, dtype=torch.bool), r"expected \(3, 5\) or"),
+        ("causal", "expected None or a tensor"),
+    ],
+)
+def test_other_masks_are_refused(mask, message):
+    queries = mask.shape[2] if isinstance(mask, torch.Tensor) and mask.dim() == 4 else 5
+    with pytest.raises(ValueError, match=f"attention_mask: .*{message}"):
+        read_mask(mask, 3, queries, 5)
