@@ -17,8 +17,8 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["files", "checks", "progress", "dynamics", "ops", "nn", "models", "estimation", "data", "training", "results"]
-ORDER += ["evaluation", "report", "experiments", "bench", "cli"]
+ORDER = ["files", "checks", "progress", "dynamics", "ops", "nn", "models", "parallel", "estimation", "data"]
+ORDER += ["training", "results", "evaluation", "report", "experiments", "bench", "cli"]
 LONGEST_FILE = 300
 
 
@@ -123,7 +123,7 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "bench"],
+    ["dynamics", "ops", "nn", "models", "parallel", "data", "training", "results", "evaluation", "bench"],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(f"rfa.{package}")
@@ -173,7 +173,7 @@ def is_bare(hint: object) -> bool:
     return hint is torch.Tensor or any(is_bare(part) for part in typing.get_args(hint))
 
 
-@pytest.mark.parametrize("package", ["dynamics", "ops", "nn", "models", "estimation", "evaluation", "data"])
+@pytest.mark.parametrize("package", ["dynamics", "ops", "nn", "models", "parallel", "estimation", "evaluation", "data"])
 def test_tensors_of_public_functions_have_shapes(package):
     module = importlib.import_module(f"rfa.{package}")
     public = {n: f for name in module.__all__ for n, f in methods(name, getattr(module, name)).items()}
