@@ -1,7 +1,7 @@
 """Tensor parallel: each process computes some of the heads, and a part of the feed-forward networks."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -43,9 +43,13 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     require(blocks != [], "model", type(model).__name__, "a model with the decoder of rfa.models")
     processes = mesh.size()
     for block in blocks:  # all of them before the first is changed
-        attention, inner = block.attention, block.feed_forward[0].out_features
-        numbers = {"num_attention_heads": attention.num_heads, "num_key_value_heads": attention.num_key_value_heads}
-        for name, number in {**numbers, "intermediate_size": inner}.items():
+        attention, inner = block.attention, cast(nn.Linear, block.feed_forward[0]).out_features
+        groups = attention.num_key_value_heads
+        for name, number in (
+            ("num_attention_heads", attention.num_heads),
+            ("num_key_value_heads", groups),
+            ("intermediate_size", inner),
+        ):
             fits = number % processes == 0
             require(fits, name, number, f"a multiple of the {processes} processes of tensor parallel")
         whole = attention.gated_heads == attention.num_heads
@@ -77,7 +81,8 @@ class _Heads(ParallelStyle):
 
         def begin(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             """The process's own part of each tensor, and inputs whose gradients are summed."""
-            for tensors in (each for part in held for each in (part._parameters, part._buffers)):
+            tables: list[dict[str, Any]] = [each for part in held for each in (part._parameters, part._buffers)]
+            for tensors in tables:
                 whole.extend((tensors, name, x) for name, x in tensors.items() if isinstance(x, DTensor))
             for tensors, name, x in whole:
                 tensors[name] = x.to_local()
