@@ -5,10 +5,10 @@ With the estimate `out_b` and the log sum `s_b` of each block of keys,
     s = log sum_b exp(s_b),    out = sum_b exp(s_b - s) out_b.
 
 Backward, the blocks pass once more and each is computed again, so that nothing of another process is kept. The
-gradients of a block travel with it until they are at home.
+gradients of a block follow it, one step behind, until they are at home.
 """
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -64,20 +64,20 @@ class Shards(NamedTuple):
         estimate, log_sum = located_filter_attention(query, key, value, problem, backend=self.backend)
         return estimate, log_sum
 
-    def passed_on(self, states: States) -> "Passing":
+    def passed_on(self, tensors: States, kind: Literal["states", "gradients"] = "states") -> "Passing":
         """Start to send these tensors to the next process, and to receive those of the one before."""
-        return Passing(self, states)
+        return Passing(self, tensors, 0 if kind == "states" else len(tensors))
 
 
 class Passing:
     """Tensors on their way to the next process of the ring, while this one computes."""
 
-    def __init__(self, shards: Shards, states: States):
-        self.sent = tuple(x.contiguous() for x in states)  # kept until they have left
+    def __init__(self, shards: Shards, tensors: States, first_tag: int):
+        self.sent = tuple(x.contiguous() for x in tensors)  # kept until they have left
         self.received = tuple(torch.empty_like(x) for x in self.sent)
         after, before = (shards.rank + 1) % shards.number, (shards.rank - 1) % shards.number
         operations = []
-        for tag, (mine, theirs) in enumerate(zip(self.sent, self.received, strict=True)):
+        for tag, (mine, theirs) in enumerate(zip(self.sent, self.received, strict=True), first_tag):
             operations.append(dist.P2POp(dist.isend, mine, group=shards.group, group_peer=after, tag=tag))
             operations.append(dist.P2POp(dist.irecv, theirs, group=shards.group, group_peer=before, tag=tag))
         self.works = dist.batch_isend_irecv(operations)
@@ -168,12 +168,13 @@ class Ring(torch.autograd.Function):
         grad_estimate = grad_estimate.to(estimate.dtype)
         states = tuple(tensors[: ctx.size])
         gradients = tuple(torch.zeros_like(x, dtype=_summed(x)) for x in states)
+        returning = None
         for step in range(shards.number):
             rank = (shards.rank - step) % shards.number
             passing = shards.passed_on(states) if step + 1 < shards.number else None
+            found: tuple[Tensor | None, ...] = ()
             if shards.sees(rank):
-                given = (*learned, *states)
-                leaves = [x.detach().requires_grad_(want) for x, want in zip(given, wanted, strict=True)]
+                leaves = [x.detach().requires_grad_(w) for x, w in zip((*learned, *states), wanted, strict=True)]
                 with torch.enable_grad():
                     own, others = leaves[: len(learned)], tuple(leaves[len(learned) :])
                     at = None if at_queries is None else own[1]
@@ -183,15 +184,20 @@ class Ring(torch.autograd.Function):
                 difference = (grad_estimate * (part.detach().to(estimate.dtype) - estimate)).sum(-1)
                 grad_sum = weight[..., 0] * (difference + grad_log_sum)
                 outputs, sent = (part, part_sum), ((weight * grad_estimate).to(part.dtype), grad_sum)
-                asked = [(x, held) for x, held in zip(leaves, [*total, *gradients], strict=True) if x.requires_grad]
-                found = torch.autograd.grad(outputs, [x for x, _ in asked], sent, allow_unused=True)
-                for (_, held), new in zip(asked, found, strict=True):
-                    if new is not None:
-                        held.add_(new)
+                asked = [x for x in leaves if x.requires_grad]
+                given = iter(torch.autograd.grad(outputs, asked, sent, allow_unused=True))
+                found = tuple(next(given) if x.requires_grad else None for x in leaves)
+            if returning is not None:
+                gradients = returning.arrived()
+            for held, new in zip([*total, *gradients], found, strict=False):
+                if new is not None:
+                    held.add_(new)
             if passing is not None:
                 states = passing.arrived()
             if shards.number > 1:
-                gradients = shards.passed_on(gradients).arrived()
+                returning = shards.passed_on(gradients, "gradients")
+        if returning is not None:
+            gradients = returning.arrived()
         first = 1 if at_queries is None else 2
         of_queries = (total[0].to(query.dtype), None if at_queries is None else total[1])
         home = (new.to(x.dtype) for new, x in zip(gradients, tensors, strict=False))
