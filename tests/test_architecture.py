@@ -15,7 +15,7 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["auto_classes", "files", "checks", "progress", "dynamics", "ops", "nn", "models", "integrations"]
+ORDER = ["auto_classes", "files", "checks", "progress", "dynamics", "ops", "nn", "models", "integrations", "parallel"]
 ORDER += ["estimation", "data", "training", "results", "evaluation", "export", "report", "experiments", "bench"]
 ORDER += ["cli", "__main__"]
 LONGEST_FILE = 300
@@ -122,11 +122,10 @@ def test_files_are_short():
 
 @pytest.mark.parametrize(
     "package",
-<<<<<<< HEAD
-    ["dynamics", "ops", "nn", "models", "data", "training", "results", "evaluation", "export", "bench"],
-=======
-    ["dynamics", "ops", "nn", "models", "integrations", "data", "training", "results", "evaluation", "bench"],
->>>>>>> h24-i
+    [
+        *("dynamics", "ops", "nn", "models", "integrations", "parallel", "data", "training", "results", "evaluation"),
+        *("export", "bench"),
+    ],
 )
 def test_public_functions_are_documented(package):
     module = importlib.import_module(f"rfa.{package}")
@@ -177,7 +176,7 @@ def is_bare(hint: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    "package", ["dynamics", "ops", "nn", "models", "integrations", "estimation", "evaluation", "data"]
+    "package", ["dynamics", "ops", "nn", "models", "integrations", "parallel", "estimation", "evaluation", "data"]
 )
 def test_tensors_of_public_functions_have_shapes(package):
     module = importlib.import_module(f"rfa.{package}")

@@ -65,7 +65,7 @@ OPERATOR = [
              "times count from padding", "ops/test_filter_attention_invariances.py nn/test_cache.py"),
     Mutation("ops/prior.py", "F.pad(follows[..., 1:], (0, 1))", "F.pad(follows[..., :-1], (1, 0))",
              "a first key does not know the interval behind it", "ops/test_filter_attention_values.py"),
-    Mutation("ops/prior.py", ".masked_fill(~(follows | leads), 0.0)", ".masked_fill(~follows, 0.0)",
+    Mutation("ops/prior.py", ".masked_fill(~known, 0.0)", ".masked_fill(~intervals.follows, 0.0)",
              "every first key has gain one", "ops/test_filter_attention_values.py"),
     Mutation("ops/prior.py", "for candidate in (after, before):", "for candidate in (before, after):",
              "a query takes the gains up to the next key", "ops/test_filter_attention_values.py"),

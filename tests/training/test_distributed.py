@@ -2,15 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cover import slow
 
 from rfa.training import RunFolder
+from rfa.training.processes import check_launch, lost_process_as_connection_error
 from training.runs import messages, weights
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
@@ -29,6 +32,26 @@ def start(folder, *arguments):
         text=True,
         start_new_session=True,
     )
+
+
+def launch(command, folder):
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def wait_until(process, true):
+    for _ in range(900):
+        if process.poll() is not None or true():
+            return
+        time.sleep(0.1)
+
+
+def workers(process):
+    """The processes that a launcher has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
 
 
 def small(corpus, batch):
@@ -67,10 +90,7 @@ def test_ctrl_c_stops_both_at_one_step_and_both_resume(corpus, tmp_path):
     """SIGINT to all processes of the terminal, as Ctrl-C sends it."""
     process = start(tmp_path, *small(corpus, 2), "--max-steps", 100_000, "--log-steps", 1)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    for _ in range(900):
-        if process.poll() is not None or (metrics.is_file() and metrics.stat().st_size):
-            break
-        time.sleep(0.1)
+    wait_until(process, lambda: metrics.is_file() and metrics.stat().st_size)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode != 0
@@ -85,3 +105,60 @@ def test_ctrl_c_stops_both_at_one_step_and_both_resume(corpus, tmp_path):
     run.write(record)
     finish(start(tmp_path, "--resume"))
     assert run.read()["steps"] == step + 3
+
+
+@slow
+def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corpus, tmp_path):
+    process = start(tmp_path, *small(corpus, 2), "--max-steps", 100_000, "--eval-steps", 20, "--valid-tokens", 384)
+    run = RunFolder(tmp_path / "run")
+    wait_until(process, lambda: (run.checkpoints / "checkpoint-20").is_dir())
+    os.kill(workers(process)[1], signal.SIGKILL)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert process.returncode != 0
+    said = [line for line in messages(err) if line.startswith("rfa:")]
+    assert len(said) == 1, err
+    assert re.match(
+        r"rfa: processes: another one of the 2 of this run has ended \(.*\); --resume with as many", said[0]
+    )
+    step = int(run.latest_checkpoint().name.partition("-")[2])
+    record = run.read()
+    record["spec"]["max_steps"] = step + 3
+    run.write(record)
+    finish(start(tmp_path, "--resume"))
+    assert run.read()["steps"] == step + 3
+
+
+@slow
+def test_accelerate_launches_processes_that_share_a_run(corpus, tmp_path):
+    """As the documentation says; on a CPU `--cpu` starts one, which is refused."""
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
+    accelerate += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    command = ["-m", "rfa.cli", "train", *map(str, small(corpus, 2)), *STEPS, "--out"]
+    done = launch([*accelerate, "--multi_gpu", *command, "run"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = RunFolder(tmp_path / "run").read()
+    assert (record["processes"], record["result"]["tokens"]) == (2, 8 * 2 * 2 * 16)
+    refused = launch([*accelerate, "--cpu", *command, "other"], tmp_path)
+    assert "rfa: processes: accelerate launch --cpu --num_processes N started one process" in refused.stderr
+
+
+def test_a_launcher_that_started_one_process_is_refused():
+    by_accelerate = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}
+    check_launch(1, {"MASTER_ADDR": "127.0.0.1"})  # a batch job may set it
+    check_launch(2, {**by_accelerate, "WORLD_SIZE": "2"})
+    with pytest.raises(ValueError, match="started one process"):
+        check_launch(1, by_accelerate)
+    with pytest.raises(ValueError, match="2 were launched, 1 work together"):
+        check_launch(1, {"WORLD_SIZE": "2"})
+
+
+def test_a_lost_connection_is_told_from_other_errors():
+    broken = RuntimeError("[/pytorch/gloo/pair.cc:537] Read error [127.0.0.1]:47495: reset by peer. GLHF!")
+    said = r"2 of this run has ended \(Read error .*: reset by peer\); --resume"
+    with pytest.raises(ConnectionError, match=said), lost_process_as_connection_error(2):
+        raise broken
+    for processes, error in ((2, RuntimeError("out of memory")), (1, broken)):
+        with pytest.raises(RuntimeError, match=re.escape(str(error))), lost_process_as_connection_error(processes):
+            raise error

@@ -202,7 +202,7 @@ def _fused(
     cache: DecodingCache | None,
 ) -> tuple[Tensor, Tensor | None]:
     """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
-    parameters, positions, options = problem
+    parameters, positions, options, _ = problem
     with torch.autocast(query.device.type, enabled=False):
         prior = kernel_prior(problem, cache)
         key_norm = None if cache is None else cache.key_norm

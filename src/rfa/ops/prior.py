@@ -17,7 +17,7 @@ from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, t
 
 from .dense import least_effective_variance
 from .positions import Positions, by_group
-from .problem import Options, Parameters, Problem
+from .problem import Options, Parameters, Problem, RiccatiWeights
 from .transforms import transformed
 
 BITS = math.log2(math.e)  # bits in a nat
@@ -83,7 +83,7 @@ def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTab
 
     Where there is a cache, its tables are made for twice the lags, so that they serve all the tokens in between.
     """
-    parameters, positions, options = problem
+    parameters, positions, options, _ = problem
     keys = positions.key_times.shape[-1]
     grouped = options.prior == "riccati" and positions.key_groups is not None  # a gain depends on the key before
     if not positions.uniform or grouped:
@@ -140,12 +140,11 @@ def separable_path(problem: Problem) -> SeparablePath:
 
     A horizon h changes the noises here. Its decay `exp(-mu h)` of keys and values is applied by the caller.
     """
-    parameters, positions, options = problem
+    parameters, positions, options, riccati = problem
     modes = parameters.frequency.shape[-1]
-    riccati = None
     dtype = time_dtype(parameters.decay.device)
     parameters = parameters.to(dtype)
-    if options.prior == "riccati":
+    if options.prior == "riccati" and riccati is None:
         riccati = riccati_weights(parameters, positions, dtype, SMALLEST)
     decay, process_noise = parameters.decay[:, None], parameters.process_noise[:, None]
     times_of_heads = positions.times_of_heads()
@@ -167,7 +166,7 @@ def separable_path(problem: Problem) -> SeparablePath:
         key_bias = (BITS * inverse_temperature[:, None] * riccati.log_gain).to(torch.float32)
         scale = BITS * inverse_temperature[:, None]
         rows[0].append(scale * riccati.cumulative)
-        rows[1].append(scale * cumulative_at_queries(riccati, positions))
+        rows[1].append(scale * riccati.at_queries)
         bound = key_bias.detach().amax((0, 2)) if key_bias.numel() else torch.zeros_like(inverse_temperature)
     else:
         stationary = torch.where(decay > 0, process_noise / (2 * decay), torch.inf)[:, 0]
@@ -190,27 +189,24 @@ def separable_path(problem: Problem) -> SeparablePath:
     return SeparablePath(key_path, query_path, key_bias, scalars, bound.detach().to(torch.float32))
 
 
-class RiccatiWeights(NamedTuple):
-    """`log c_ij = log K_j - |C_i - C_j|`, the weight of a past observation in a steady Kalman filter.
+class KeyIntervals(NamedTuple):
+    """The time before each key, group after group, `(b, 1 or heads, keys)` each.
 
     Fields:
-        log_gain: log K, `(b, heads, keys)`.
-        cumulative: C, the sum of `log(1 - K_l)` along the keys, `(b, heads, keys)` in `time_dtype`. Within a group it
-            is right up to a constant.
+        time: since the key before it in its group. The first key of a group has that of the next one.
+        follows: True where a key of the group stands before it.
+        leads: True where one stands after it.
+        restore: `(b, keys)`, the order that takes these back to the keys' own; None where they stand in it.
     """
 
-    log_gain: Tensor
-    cumulative: Tensor
+    time: Tensor
+    follows: Tensor
+    leads: Tensor
+    restore: Tensor | None
 
 
-def riccati_weights(
-    parameters: Parameters, positions: Positions, dtype: torch.dtype, smallest: float | None = None
-) -> RiccatiWeights:
-    """Steady-state Kalman gains of each interval between two keys, and their sums along the keys.
-
-    Absent keys do not count: an interval runs between two keys that take part. The first key of a group takes the gain
-    of the first interval, 1 where it is alone, and adds nothing to the sum. `smallest` is passed to `riccati_log_gain`.
-    """
+def key_intervals(positions: Positions) -> KeyIntervals:
+    """The intervals between keys that take part: absent keys do not count."""
     times, groups, restore = positions.times_of_heads()[0], positions.key_groups, None
     if groups is None:
         follows = torch.ones_like(times[:, :1], dtype=torch.bool)
@@ -221,28 +217,46 @@ def riccati_weights(
         follows = follows[:, None]
     leads = F.pad(follows[..., 1:], (0, 1))
     step = times.diff(dim=-1)
-    interval = torch.where(follows, F.pad(step, (1, 0)), torch.where(leads, F.pad(step, (0, 1)), 1.0))
+    between = torch.where(follows, F.pad(step, (1, 0)), torch.where(leads, F.pad(step, (0, 1)), 1.0))
+    return KeyIntervals(between, follows, leads, restore)
 
+
+def steady_gains(
+    parameters: Parameters, intervals: KeyIntervals, dtype: torch.dtype, smallest: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """`log K` and `log(1 - K)` of the steady Kalman gain of each interval, `(b, heads, keys)`.
+
+    The first key of a group takes the gain of the first interval, 1 where it is alone, and its `log(1 - K)` counts as
+    0. `smallest` is passed to `riccati_log_gain`.
+    """
     decay, process_noise, key_noise, noise_floor = (
         p.to(dtype)[:, None]
         for p in (parameters.decay, parameters.process_noise, parameters.key_noise, parameters.noise_floor)
     )
-    log_gain, log_rest = riccati_log_gain(decay, process_noise, key_noise + noise_floor, interval.to(dtype), smallest)
-    log_gain = log_gain.masked_fill(~(follows | leads), 0.0)
-    step_down = log_rest.masked_fill(~follows, 0.0)
-    cumulative = step_down.cumsum(-1, dtype=time_dtype(times.device))
-    if restore is not None:
-        index = restore[:, None, :].expand_as(cumulative)
+    noise = key_noise + noise_floor
+    log_gain, log_rest = riccati_log_gain(decay, process_noise, noise, intervals.time.to(dtype), smallest)
+    known = intervals.follows | intervals.leads
+    return log_gain.masked_fill(~known, 0.0), log_rest.masked_fill(~intervals.follows, 0.0)
+
+
+def riccati_weights(
+    parameters: Parameters, positions: Positions, dtype: torch.dtype, smallest: float | None = None
+) -> RiccatiWeights:
+    """Steady-state Kalman gains of each interval between two keys, and their sums along the keys."""
+    intervals = key_intervals(positions)
+    log_gain, step_down = steady_gains(parameters, intervals, dtype, smallest)
+    cumulative = step_down.cumsum(-1, dtype=time_dtype(step_down.device))
+    if intervals.restore is not None:
+        index = intervals.restore[:, None, :].expand_as(cumulative)
         log_gain, cumulative = log_gain.gather(-1, index), cumulative.gather(-1, index)
-    return RiccatiWeights(log_gain, cumulative)
+    return RiccatiWeights(log_gain, cumulative, _cumulative_at_queries(cumulative, positions))
 
 
-def cumulative_at_queries(weights: RiccatiWeights, positions: Positions) -> Tensor:
+def _cumulative_at_queries(cumulative: Tensor, positions: Positions) -> Tensor:
     """C at each query, `(b, heads, queries)`: that of the last key of its group, or of the first where none is earlier.
 
     It is 0 where no key of the group takes part.
     """
-    cumulative = weights.cumulative
     if not positions.key_times.shape[-1]:
         return cumulative.new_zeros(*cumulative.shape[:2], positions.query_times.shape[-1])
     key, found = positions.once("last keys", lambda: _last_keys(positions))

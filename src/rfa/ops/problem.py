@@ -94,6 +94,21 @@ class Options(NamedTuple):
     dropout: float = 0.0
 
 
+class RiccatiWeights(NamedTuple):
+    """`log c_ij = log K_j - |C_i - C_j|`, the weight of a past observation in a steady Kalman filter.
+
+    Fields:
+        log_gain: log K, `(b, heads, keys)`.
+        cumulative: C, the sum of `log(1 - K_l)` along the keys, `(b, heads, keys)` in `time_dtype`. Within a group it
+            is right up to a constant.
+        at_queries: C at the queries, `(b, heads, queries)`.
+    """
+
+    log_gain: Tensor
+    cumulative: Tensor
+    at_queries: Tensor
+
+
 class Problem(NamedTuple):
     """What every backend is handed beside the states: located once, validated, and trusted from there on.
 
@@ -101,11 +116,14 @@ class Problem(NamedTuple):
         parameters: the dynamics and noises.
         positions: where keys and queries stand, `(1 or batch, length)`.
         options: the variant.
+        riccati: the weights of the Riccati prior where the keys are a part of a sequence; None to derive them from
+            `positions`, which then hold all keys.
     """
 
     parameters: Parameters
     positions: Positions
     options: Options
+    riccati: RiccatiWeights | None = None
 
 
 def validate(

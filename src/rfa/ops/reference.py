@@ -28,8 +28,8 @@ from .dense import (
 )
 from .kernel import KernelInputs
 from .positions import Positions
-from .prior import RiccatiWeights, cumulative_at_queries, riccati_weights
-from .problem import Options, Parameters, Problem, Weight
+from .prior import riccati_weights
+from .problem import Options, Parameters, Problem, RiccatiWeights, Weight
 
 _LN2 = math.log(2)
 
@@ -39,7 +39,7 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
 
     Rows are independent: where no gradient is asked for they are computed in blocks of bounded memory.
     """
-    parameters, positions, options = problem
+    parameters, positions, options, riccati = problem
     dtype = torch.promote_types(query.dtype, torch.float32)
     frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
@@ -53,12 +53,14 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
         if options.rotate_values and not options.in_frame:
             value_frame = turned(value_frame, of_keys, inverse=True)
         states, poisoned = zip(*map(finite, (query_frame, key_frame, value_frame)), strict=True)
-        riccati = riccati_weights(parameters, positions, dtype) if options.prior == "riccati" and key.shape[2] else None
+        if options.prior == "riccati" and riccati is None and key.shape[2]:
+            riccati = riccati_weights(parameters, positions, dtype)
 
         def dense_rows(rows: slice) -> DenseRows:
             of_rows = (states[0][:, :, rows], *states[1:])
             poisoned_rows = (poisoned[0][:, :, rows], *poisoned[1:])
-            return _rows(of_rows, poisoned_rows, parameters, positions.rows(rows), options, riccati)
+            of_prior = None if riccati is None else riccati._replace(at_queries=riccati.at_queries[..., rows])
+            return _rows(of_rows, poisoned_rows, parameters, positions.rows(rows), options, of_prior)
 
         batch, heads, queries, _ = query.shape
         blocks = row_blocks(batch, heads, queries, key.shape[2])
@@ -117,7 +119,7 @@ def robust_weights(query: Tensor, key: Tensor, problem: Problem) -> Tensor:
     Returns:
         `(batch, heads, queries, keys)`: 1 for a key that agrees with the query; 0 for a key that is not seen.
     """
-    parameters, positions, options = problem
+    parameters, positions, options, _ = problem
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, _ = positions.without_absent(key, key)
     of_keys, of_queries = (rotation_of_heads(parameters.frequency, times) for times in positions.times_of_heads())
@@ -143,8 +145,8 @@ def _rows(
     head = parameters.unsqueezed(2)
     visible, decay, variance, weighed = _pairs(query, key, head, positions, options)
     if riccati is not None:
-        between = cumulative_at_queries(riccati, positions)[..., None] - riccati.cumulative[:, :, None, :]
-        log_prior = riccati.log_gain[:, :, None, :]
+        between = riccati.at_queries[..., None] - riccati.cumulative[:, :, None, :]
+        log_prior = riccati.log_gain[:, :, None, :].to(query.dtype)
         log_prior = log_prior - between.abs().masked_fill(~visible[:, None], 0.0).to(query.dtype)
     else:
         log_prior = -torch.log(positive(variance + head.query_noise if options.query_noise_in_bias else variance))

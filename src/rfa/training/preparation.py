@@ -13,6 +13,7 @@ from rfa.files import write_whole
 from rfa.models import RFAConfig
 
 from .environment import environment
+from .processes import check_launch
 from .run_folder import RunFolder
 from .saved_files import write_digests
 from .spec import TrainingSpec
@@ -47,9 +48,7 @@ def arguments_of(run: RunFolder, spec: TrainingSpec) -> TrainingArguments:
         ddp_find_unused_parameters=False,
         use_cpu=not torch.accelerator.is_available(),
     )
-    launched = int(os.environ.get("WORLD_SIZE", 1))
-    if launched != arguments.world_size:
-        raise ValueError(f"processes: {launched} were launched, {arguments.world_size} work together")
+    check_launch(arguments.world_size)
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices through `accelerate launch`, not DataParallel
     return arguments
 

@@ -17,6 +17,7 @@ from rfa.progress import Progress, TrainingProgress
 from .callbacks import MetricsLogger, StopOnSignal
 from .environment import environment
 from .preparation import arguments_of, blocks_of, config_of, new_record, save_model, write_new_run
+from .processes import lost_process_as_connection_error
 from .run_folder import RunFolder
 from .spec import TrainingSpec
 from .trainer import (
@@ -68,6 +69,7 @@ def train(
     Raises:
         ValueError: for bad data, a run folder that exists, or a loss that is not finite.
         OSError: if the disk is full. The last complete checkpoint stays.
+        ConnectionError: if another process of the run has ended.
         Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
         OutOfTime: as `Stopped`, after the first step that ends later than `until`.
         Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
@@ -89,7 +91,7 @@ def train(
     record = new_record(spec, data, fingerprint(test), arguments.world_size)
     if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
         trial_step(spec, arguments.device)
-    with _lock(run, arguments):
+    with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
         if arguments.process_index == 0:
             run.check_free(overwrite)
             write_new_run(run, record, data)
@@ -126,7 +128,7 @@ def resume(
         data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
-    with _lock(run, arguments):
+    with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
         if arguments.process_index == 0:
             if run.read() != record:
                 raise ValueError(f"run: {run.path} was changed by another process while its text was read")

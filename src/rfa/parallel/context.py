@@ -1,0 +1,182 @@
+"""Context parallel: the filter over a sequence that lies in shards on several processes."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rfa.dynamics import TimeDependentNoise, time_dtype
+from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.prior import SMALLEST, KeyIntervals, key_intervals, steady_gains
+from rfa.ops.problem import Options, Parameters, Prior, Weight, validate
+
+from .ring import ContinuedSum, Ring, Shards, gathered
+
+_FIELDS = ("batch", "heads", "length", "channels", "value channels", "times", "key_mask", "segment_ids")
+
+
+def ring_filter_attention(
+    query: Float[Tensor, "batch heads length channels"],
+    key: Float[Tensor, "batch heads length channels"],
+    value: Float[Tensor, "batch heads length value_channels"],
+    *,
+    decay: Float[Tensor, " heads"],
+    frequency: Float[Tensor, "heads modes"],
+    process_noise: Float[Tensor, " heads"],
+    key_noise: Float[Tensor, " heads"],
+    query_noise: Float[Tensor, " heads"],
+    noise_floor: Float[Tensor, " heads"],
+    robustness: Float[Tensor, " heads"],
+    inverse_temperature: Float[Tensor, " heads"],
+    times: Float[Tensor, "*t length"] | Int[Tensor, "*t length"] | None = None,
+    key_mask: Bool[Tensor, "batch length"] | None = None,
+    segment_ids: Int[Tensor, "batch length"] | None = None,
+    causal: bool = True,
+    weight: Weight = "student_t",
+    rotate_values: bool = True,
+    prior: Prior = "lyapunov",
+    gate: bool = True,
+    query_noise_in_bias: bool = False,
+    horizon: Float[Tensor, " heads"] | None = None,
+    noise: TimeDependentNoise | None = None,
+    return_log_precision: bool = False,
+    backend: str = "auto",
+    group: dist.ProcessGroup | None = None,
+) -> (
+    Float[Tensor, "batch heads length value_channels"]
+    | tuple[Float[Tensor, "batch heads length value_channels"], Float[Tensor, "batch heads length"]]
+):
+    """`robust_filter_attention` of a sequence in equal shards, one a process, in the order of the ranks.
+
+    Queries stay. Blocks of keys and values go round a ring, and the estimates from them are merged by their log sums:
+
+        s = log sum_b exp(s_b),    out = sum_b exp(s_b - s) out_b.
+
+    A process holds its own shard, the block that passes and the block that arrives, in both directions. Backward
+    computes each block again. Times, mask and segments of the whole sequence are gathered: these are at most 13 bytes
+    a token. With the Riccati prior the sums C of a shard continue those of the shards before.
+
+    All processes call it together, and all take part in its backward pass, for the same outputs.
+
+    Args:
+        query, key, value: of this process's tokens, as of `rfa.robust_filter_attention`.
+        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature: the same
+            on all processes. The gradient on a process is its part. The sum over the processes is the whole.
+        times: of this process's tokens; the place in the whole sequence by default. They have no gradient.
+        key_mask, segment_ids: of this process's tokens. With the Riccati prior the tokens of a segment stand together.
+        causal, weight, rotate_values, prior, gate, query_noise_in_bias, horizon, noise, return_log_precision, backend:
+            as of `rfa.robust_filter_attention`.
+        group: the processes; all of them by default.
+
+    Returns:
+        The filtered values of this process's queries, and their log precision if it is asked for.
+
+    Raises:
+        ValueError: as `rfa.robust_filter_attention`, on all processes; also where `torch.distributed` is not
+            initialised, and where the shards differ in shape or in what is given.
+
+    Source: Liu et al. 2023 (arXiv:2310.01889), for a filter.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError("group: torch.distributed is not initialised, expected init_process_group before this call")
+    group = dist.group.WORLD if group is None else group
+    if group is None or (rank := dist.get_rank(group)) < 0:
+        raise ValueError("group: this process is not in it, expected a group of this process")
+    parameters = Parameters(
+        decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
+        noise,
+    )  # fmt: skip
+    options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, True)
+    marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
+    refused = None
+    try:
+        validate(query, key, value, parameters, options)
+        _check_shard(query, key, marks)
+    except ValueError as error:  # the others must hear of it: they would wait for this process
+        refused = error
+    _check_alike(query, value, marks, group, refused)
+    positions = _whole_positions(query, marks, prior, group)
+    shards = Shards(group, rank, dist.get_world_size(group), positions, options, backend)
+    states: tuple[Tensor, ...] = (key, value)
+    cumulative = None
+    if prior == "riccati":
+        log_gain, cumulative = _riccati_weights(shards, parameters, query.dtype)
+        states = (key, value, log_gain, cumulative)
+    tensors = parameters.tensors().values()
+    estimate, log_precision = Ring.apply(shards, parameters, query, cumulative, len(states), *states, *tensors)
+    return (estimate, log_precision) if return_log_precision else estimate
+
+
+def _check_shard(query: Tensor, key: Tensor, marks: dict[str, Any]) -> None:
+    batch, _, length, _ = query.shape
+    if key.shape[2] != length:
+        raise ValueError(f"key: got {key.shape[2]} keys, expected {length}, one for each query")
+    times = marks["times"]
+    if isinstance(times, Tensor) and times.requires_grad:
+        raise ValueError("times: got times with a gradient, expected times without one: shards pass none")
+    checked_positions(batch, length, length, query.device, times, None, marks["key_mask"], marks["segment_ids"])
+
+
+def _check_alike(
+    query: Tensor, value: Tensor, marks: dict[str, Any], group: dist.ProcessGroup, refused: ValueError | None
+) -> None:
+    """Raise on all processes where one was refused or where their shards differ: else some would wait for others."""
+    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+    mine = [0] * len(_FIELDS)
+    if refused is None:
+        kinds = (0 if x is None else 1 + x.dim() + 2 * x.is_floating_point() for x in marks.values())
+        mine = [*query.shape, value.shape[-1], *kinds]
+    header = torch.tensor([refused is not None, *mine], device=device)
+    of_all = gathered(header, group).T.tolist()
+    if refused is not None:
+        raise refused
+    if any(of_all[0]):
+        raise ValueError(f"group: the arguments of rank {of_all[0].index(1)} were refused, see its error")
+    for name, given in zip(_FIELDS, of_all[1:], strict=True):
+        if len(set(given)) > 1:
+            what = "shards of lengths" if name == "length" else f"for {name} of the shards"
+            raise ValueError(f"query: got {what} {given}, expected the same on all {len(given)} processes")
+
+
+def _whole_positions(query: Tensor, marks: dict[str, Any], prior: Prior, group: dist.ProcessGroup) -> Positions:
+    """Of all tokens. Each process checks the same, so that all raise or none does."""
+    batch, _, length, _ = query.shape
+    total = length * dist.get_world_size(group)
+    times, key_mask, segment_ids = (_whole(x, group) for x in marks.values())
+    positions = checked_positions(batch, total, total, query.device, times, None, key_mask, segment_ids)
+    groups = positions.query_groups
+    if prior == "riccati" and groups is not None and total:
+        changes = (groups[:, 1:] != groups[:, :-1]).sum(-1)
+        if bool((changes != groups.amax(-1)).any()):
+            raise ValueError(
+                "segment_ids: got a segment in several pieces, expected the tokens of a segment together with "
+                "prior='riccati' over several processes"
+            )
+    return positions._replace(orders=None)
+
+
+def _whole(given: Tensor | None, group: dist.ProcessGroup) -> Tensor | None:
+    """`(..., length)` of this process to `(..., all tokens)`."""
+    if given is None:
+        return None
+    kind = torch.uint8 if given.dtype == torch.bool else time_dtype(given.device) if given.is_floating_point() else None
+    whole = torch.cat(gathered(given.to(torch.int64 if kind is None else kind), group).unbind(), dim=-1)
+    return whole.bool() if given.dtype == torch.bool else whole
+
+
+def _riccati_weights(shards: Shards, parameters: Parameters, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`log K` of this process's keys and C at them, which continues that of the shards before."""
+    intervals, part = key_intervals(shards.positions), shards.part(shards.rank)
+
+    def own(x: Tensor) -> Tensor:
+        if intervals.restore is not None:
+            x = x.gather(-1, intervals.restore[:, None])
+        return x[..., part]
+
+    of_part = KeyIntervals(own(intervals.time), own(intervals.follows), own(intervals.leads), None)
+    exact = time_dtype(parameters.decay.device)
+    smallest = None if dtype == torch.float64 else SMALLEST
+    log_gain, step_down = steady_gains(parameters.to(exact), of_part, exact, smallest)
+    return log_gain, ContinuedSum.apply(shards, step_down.cumsum(-1))

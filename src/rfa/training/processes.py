@@ -1,0 +1,49 @@
+"""The processes of a run: whether a launcher started all of them, and what is said when one is lost."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+_NUMBERS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")  # what accelerate reads
+
+
+def check_launch(world_size: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise `ValueError` where a launcher's processes do not work together, or where it started too few.
+
+    `accelerate launch --cpu --num_processes 2` starts one process unless it is given hosts for mpirun. What shows it is
+    the address of a first process without a number of processes.
+
+    Args:
+        world_size: the processes that work together.
+        environment: of this process.
+    """
+    launched = int(environment.get("WORLD_SIZE", 1))
+    if launched != world_size:
+        raise ValueError(f"processes: {launched} were launched, {world_size} work together")
+    by_accelerate = {"ACCELERATE_MIXED_PRECISION", "MASTER_ADDR"} <= environment.keys()
+    if by_accelerate and not any(name in environment for name in _NUMBERS):
+        raise ValueError(
+            "processes: accelerate launch --cpu --num_processes N started one process, expected "
+            "ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes N, or torchrun, or --mpirun_hostfile"
+        )
+
+
+@contextmanager
+def lost_process_as_connection_error(world_size: int) -> Iterator[None]:
+    """Raise `ConnectionError`, with what to do, where another process of the run has ended.
+
+    Its group finds that within a second if the connection breaks. A process that only hangs is found after half an
+    hour, the Trainer's `ddp_timeout`.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if world_size > 1 and (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            reason = str(error).partition("] ")[2].partition(". ")[0] or type(error).__name__
+            raise ConnectionError(
+                f"processes: another one of the {world_size} of this run has ended ({reason}); "
+                "--resume with as many goes on from the last checkpoint"
+            ) from error
+        raise

@@ -1,0 +1,158 @@
+"""The ring against the operator in one process: output, log precision and every gradient."""
+
+import gc
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from cover import slow
+from ops.problems import PARAMETERS, STATES, irregular_times, problem
+
+from parallel.processes import together
+from rfa.ops import robust_filter_attention
+from rfa.parallel import ring_filter_attention
+
+LENGTH = 12
+SEGMENTS = torch.tensor([[0] * 5 + [1] + [2] * 6, [3] * 8 + [7] * 4])  # across shards, alone in the middle, at an edge
+MASK = torch.ones(2, LENGTH, dtype=torch.bool)
+MASK[0, [0, 3, 8, 9, 10, 11]] = MASK[1, 4:8] = False  # a whole shard among them
+
+
+def share(x):
+    """This process's part along the tokens."""
+    length = LENGTH // dist.get_world_size()
+    return x.narrow(-1, dist.get_rank() * length, length)
+
+
+def leaves(inputs, part):
+    given = {n: part(x.mT).mT if n in STATES else x for n, x in inputs.items()}
+    return {n: x.detach().clone().requires_grad_() for n, x in given.items()}
+
+
+def compare(exact, dtype, backend, seed, marks, **options):
+    inputs = problem(seed, keys=LENGTH, modes=4, dtype=dtype)
+    g = torch.Generator().manual_seed(seed)
+    sent = torch.randn(inputs["value"].shape, generator=g, dtype=torch.float64)
+    sent_log = torch.randn(sent.shape[:3], generator=g, dtype=torch.float64)
+
+    def run(operator, part, more):
+        tensors = leaves(inputs, part)
+        marked = {name: part(x) for name, x in marks.items()}
+        out, log = operator(**tensors, **marked, **options, backend=backend, return_log_precision=True, **more)
+        seen = log > -torch.inf
+        loss = (out * part(sent.mT).mT).sum() + (log * part(sent_log))[seen].sum()
+        (loss + 0 * log.masked_fill(~seen, 0).sum()).backward()
+        return out, log, {n: torch.zeros_like(x) if x.grad is None else x.grad for n, x in tensors.items()}
+
+    whole_out, whole_log, whole = run(robust_filter_attention, lambda x: x, {})
+    out, log, found = run(ring_filter_attention, share, {})
+    for name in PARAMETERS:
+        dist.all_reduce(found[name])
+    pairs = {"output": (out, share(whole_out.mT).mT), "log precision": (log, share(whole_log))}
+    pairs |= {name: (found[name], share(whole[name].mT).mT if name in STATES else whole[name]) for name in found}
+    for name, (mine, expected) in pairs.items():
+        scale = max(1.0, float(expected[expected.isfinite()].abs().max())) if expected.numel() else 1.0
+        torch.testing.assert_close(
+            mine, expected, rtol=0, atol=exact * scale, msg=lambda m, n=name: f"{n} {seed} {options} {list(marks)}: {m}"
+        )
+
+
+def check_all_variants(kind):
+    """`kind` is the reference in float64, where only rounding differs, or the compiled kernel in float32."""
+    exact, dtype, backend = (1e-11, torch.float64, "reference") if kind == "exact" else (1e-5, torch.float32, "cpu")
+    times = irregular_times(1, 2, LENGTH)
+    places = {
+        "plain": {},
+        "times": {"times": times[0]},
+        "segments": {"times": times, "segment_ids": SEGMENTS},
+        "mask": {"times": times, "key_mask": MASK},
+        "both": {"key_mask": MASK, "segment_ids": SEGMENTS},
+    }
+    seeds = itertools.count()
+    for (_, marks), prior in itertools.product(places.items(), ("lyapunov", "riccati")):
+        compare(exact, dtype, backend, next(seeds), marks, prior=prior)
+    ahead = torch.tensor([0.5, 1.5])
+    for options in (
+        {"causal": False},
+        {"causal": False, "prior": "riccati"},
+        {"weight": "exponential", "rotate_values": False, "query_noise_in_bias": True},
+        {"horizon": ahead, "gate": False},
+    ):
+        compare(exact, dtype, backend, next(seeds), places["segments"], **options)
+
+
+def test_ring_is_exact_in_float64():
+    together(check_all_variants, 3, "exact")
+
+
+def test_ring_of_kernels_is_one_process_to_1e_5():
+    together(check_all_variants, 2, "kernel")
+
+
+def expect(message, call):
+    """All processes raise, so that none waits for another."""
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def check_bad_input():
+    rank = dist.get_rank()
+    good = problem(0, keys=6, modes=4, dtype=torch.float32)
+
+    def call(number=6, **changed):
+        inputs = {n: x[:, :, :number] if n in STATES else x for n, x in good.items()}
+        return lambda: ring_filter_attention(**{**inputs, **changed})
+
+    expect(r"lengths \[6, 5\], expected the same on all 2", call(6 - rank))
+    expect("decay: got" if rank else "rank 1 were refused", call(decay=good["decay"] - rank))
+    expect(r"times of the shards \[0, 4\]", call(**({"times": torch.arange(6.0)} if rank else {})))
+    expect("strictly increasing", call(times=torch.arange(6.0)))  # each is, the whole is not
+    expect("shards pass none", call(times=torch.arange(6.0).requires_grad_()))
+    expect(
+        "expected 6, one for each query",
+        call(
+            query=good["query"][:, :, :1].repeat(1, 1, 6, 1), key=good["key"][:, :, :5], value=good["value"][:, :, :5]
+        ),
+    )
+    torn = torch.tensor([[0, 1] * 3] * 2)
+    expect("together with prior='riccati'", call(segment_ids=torn, prior="riccati"))
+    call(segment_ids=torn)()
+
+
+def test_bad_input_raises_in_all_processes():
+    together(check_bad_input, 2)
+
+
+def test_without_processes():
+    with pytest.raises(ValueError, match=r"group: torch\.distributed is not initialised"):
+        ring_filter_attention(**problem(0))
+
+
+def peak_of(call) -> int:
+    """Bytes by which the process grows at most."""
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    read = lambda name: next(int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if name in x)  # noqa: E731
+    before = read("VmRSS")
+    call()
+    return 1024 * (read("VmHWM") - before)
+
+
+def check_memory(folder):
+    length = 2**14 // dist.get_world_size()
+    inputs = problem(0, batch=1, keys=length, modes=16, dtype=torch.float32)
+    inputs = {n: x.requires_grad_() for n, x in inputs.items()}
+    times = dist.get_rank() * length + torch.arange(length)
+    call = lambda: ring_filter_attention(**inputs, times=times, prior="riccati")[:, :, 0].sum().backward()  # noqa: E731
+    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(peak_of(call)))
+
+
+@slow
+def test_memory_of_a_process_falls_with_their_number(tmp_path):
+    for number in (1, 2, 4):
+        together(check_memory, number, str(tmp_path))
+    peaks = {n: max(int(path.read_text()) for path in tmp_path.glob(f"{n}-*")) for n in (1, 2, 4)}
+    assert peaks[2] < 0.85 * peaks[1], peaks  # besides its own a process holds the block that passes and the next one
+    assert peaks[4] < 0.6 * peaks[1], peaks
