@@ -13,7 +13,6 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 PACKAGES = ("rfa/ops/cpu", "rfa/estimation")  # each has its sources in `kernels`
-MACHINES = {"x86_64": ("x86-64-v4", "x86-64-v3"), "aarch64": ("armv8-a",)}
 
 
 class Kernels(BuildHookInterface):
@@ -23,13 +22,13 @@ class Kernels(BuildHookInterface):
         """Add a library for each package and target; the wheel is then one for this platform, and any Python 3."""
         if version == "editable":  # compiled on first use, as the sources may change
             return
-        if platform.system() != "Linux" or platform.machine() not in MACHINES:
-            raise SystemExit(f"rfa: no kernels for wheels of {platform.system()} {platform.machine()}, only of Linux")
         source = Path(self.root, "src")
         compiler = _load(source / "rfa/ops/cpu/compiler.py")
+        if platform.system() != "Linux" or platform.machine() not in compiler.TARGETS_OF:
+            raise SystemExit(f"rfa: no kernels for wheels of {platform.system()} {platform.machine()}, only of Linux")
         self.scratch = tempfile.TemporaryDirectory()
         for package in PACKAGES:
-            for target in MACHINES[platform.machine()]:
+            for target in compiler.TARGETS_OF[platform.machine()]:
                 self.app.display_info(f"compiling {package}/kernels for {target}")
                 made = Path(self.scratch.name, package, f"{target}.so")
                 made.parent.mkdir(parents=True, exist_ok=True)

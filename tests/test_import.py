@@ -78,7 +78,6 @@ def test_operator_and_layer_work_without_optional_libraries():
     [
         ("typer", "train", "--help"),
         ("transformers", "hf", "doctor"),
-        ("matplotlib", "report", "report x"),
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(absent, extra, arguments):
@@ -86,6 +85,12 @@ def test_a_command_names_the_extra_that_it_lacks(absent, extra, arguments):
     done = python(program, *arguments.split())
     says = f"rfa: {absent} is not installed: pip install 'robust-filter-attention[{extra}]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
+
+
+def test_a_running_command_names_the_extra_that_it_lacks(rfa, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    says = "rfa: datasets is not installed: pip install 'robust-filter-attention[train]'\n"
+    assert rfa("train", "--data", "wikitext-103", "--out", "run") == (2, "", says)
 
 
 def test_each_optional_library_has_its_extra(monkeypatch):

@@ -40,15 +40,17 @@ _FOLDERS = {
 register()
 
 
-def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used."""
-    if name not in __all__:
-        raise AttributeError(f"module 'rfa' has no attribute {name!r}")
-    module = importlib.import_module(f"rfa.{_FOLDERS.get(name, name)}")
-    if name in _FOLDERS:
-        globals()[name] = getattr(module, name)
-        return globals()[name]
-    return module
+if not TYPE_CHECKING:  # a checker would take any name for one of these
+
+    def __getattr__(name: str) -> Any:
+        """Load a public name when it is first used."""
+        if name not in __all__:
+            raise AttributeError(f"module 'rfa' has no attribute {name!r}")
+        module = importlib.import_module(f"rfa.{_FOLDERS.get(name, name)}")
+        if name in _FOLDERS:
+            globals()[name] = getattr(module, name)
+            return globals()[name]
+        return module
 
 
 def __dir__() -> list[str]:

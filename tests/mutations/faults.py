@@ -282,7 +282,7 @@ PACKAGE = [
              "transformers, imported later, does not know the model", "test_import.py"),
     Mutation("auto_classes.py", "        _add(sys.modules[MAPPING])", "        pass",
              "transformers, imported before, does not know the model", "test_import.py"),
-    Mutation("ops/cpu/build.py", "can.issuperset(TARGETS[target]) and path", "path",
+    Mutation("ops/cpu/prebuilt.py", "can.issuperset(TARGETS[target]) and path", "path",
              "kernels for registers that the processor lacks", "ops/cpu/test_prebuilt.py"),
     Mutation("ops/cpu/compiler.py", "if target is None or part", "if target or part",
              "the kernels of a wheel name an OpenMP of their own", "ops/cpu/test_prebuilt.py"),

@@ -188,7 +188,7 @@ def test_the_key_knows_sources_compiler_flags_and_machine(monkeypatch, tmp_path)
     cxx = build.find_compiler()
     keys = {build._key(cxx)}
     with monkeypatch.context() as patch:
-        patch.setattr(build, "_processor", lambda: "another")
+        patch.setattr(build, "instruction_sets", lambda: "another")
         keys.add(build._key(cxx))
     with monkeypatch.context() as patch:
         patch.setattr(build, "flags", lambda version: ["-O0"])

@@ -12,7 +12,8 @@ from typing import BinaryIO
 
 from rfa.files import cache_folder, cached_file
 
-from .compiler import MEND, TARGETS, BuildError, compile_library, compiler_version, find_compiler, flags
+from .compiler import MEND, BuildError, compile_library, compiler_version, find_compiler, flags
+from .prebuilt import instruction_sets, load_prebuilt
 
 SOURCES = Path(__file__).parent / "kernels"
 USUAL = "20 to 110 s"  # on one core of 2023
@@ -27,9 +28,8 @@ def load_library(sources: Path = SOURCES) -> ctypes.CDLL:
     Raises:
         BuildError: if there is none and it cannot be compiled, or if it cannot be loaded.
     """
-    if (prebuilt := prebuilt_library(sources)) is not None:
-        with contextlib.suppress(OSError):  # a PyTorch without OpenMP: then by a compiler that has its own
-            return ctypes.CDLL(str(prebuilt))
+    with contextlib.suppress(BuildError):
+        return load_prebuilt(sources)
     path = compiled_library(sources)
     try:
         return ctypes.CDLL(str(path))
@@ -41,14 +41,6 @@ def describe_library(library: ctypes.CDLL) -> str:
     """In words, where a loaded library comes from."""
     path = Path(library._name)
     return f"prebuilt for {path.stem}" if path.parent.name == "prebuilt" else f"compiled for this machine, {path}"
-
-
-def prebuilt_library(sources: Path) -> Path | None:
-    """The library of the widest registers that the wheel has and this processor can run, or None."""
-    can = set(_processor().split())
-    libraries = {target: sources.parent / "prebuilt" / f"{target}.so" for target in TARGETS}
-    fit = [path for target, path in libraries.items() if can.issuperset(TARGETS[target]) and path.is_file()]
-    return fit[0] if fit else None
 
 
 @functools.cache
@@ -90,14 +82,5 @@ def _key(compiler: list[str], sources: Path | None = None) -> str:
     for source in sorted((sources or SOURCES).iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     version = compiler_version(*compiler)
-    digest.update("\0".join([*compiler, version, *flags(version), platform.machine(), _processor()]).encode())
+    digest.update("\0".join([*compiler, version, *flags(version), platform.machine(), instruction_sets()]).encode())
     return digest.hexdigest()[:16]
-
-
-def _processor() -> str:
-    """The instruction sets of this processor, where the system names them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

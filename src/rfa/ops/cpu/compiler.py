@@ -21,6 +21,7 @@ _V4 = ("avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl")
 # What a wheel has kernels for, the widest registers first: the compiler's name for it, as in `-march=`, and the
 # instruction sets that it uses, as Linux names them.
 TARGETS = {"x86-64-v4": _V3 + _V4, "x86-64-v3": _V3, "armv8-a": ("asimd",)}
+TARGETS_OF = {"x86_64": ("x86-64-v4", "x86-64-v3"), "aarch64": ("armv8-a",)}  # by what the machine calls itself
 
 
 class BuildError(RuntimeError):
