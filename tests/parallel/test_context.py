@@ -111,7 +111,7 @@ def check_bad_input():
     expect("strictly increasing", call(times=torch.arange(6.0)))  # each is, the whole is not
     expect("shards pass none", call(times=torch.arange(6.0).requires_grad_()))
     expect(
-        "expected 6, one for each query",
+        "expected 6, one for each",
         call(
             query=good["query"][:, :, :1].repeat(1, 1, 6, 1), key=good["key"][:, :, :5], value=good["value"][:, :, :5]
         ),
