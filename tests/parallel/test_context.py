@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from cover import slow
 from ops.problems import PARAMETERS, STATES, irregular_times, problem
+from scripts import script
 
 from parallel.processes import together
 from rfa.ops import robust_filter_attention
@@ -83,12 +84,39 @@ def check_all_variants(kind):
         compare(exact, dtype, backend, next(seeds), places["segments"], **options)
 
 
+def check_three():
+    check_all_variants("exact")
+    check_bytes()
+
+
 def test_ring_is_exact_in_float64():
-    together(check_all_variants, 3, "exact")
+    together(check_three, 3)
+
+
+def check_two():
+    check_all_variants("kernel")
+    check_bad_input()
 
 
 def test_ring_of_kernels_is_one_process_to_1e_5():
-    together(check_all_variants, 2, "kernel")
+    together(check_two, 2)
+
+
+def check_bytes():
+    """The page on scaling computes what a ring sends; here the tensors on their way are counted."""
+    table, sent, operation = script("docs/scaling_table.py"), [], dist.P2POp
+
+    def counted(kind, tensor, **options):
+        sent.append(tensor.nbytes if kind is dist.isend else 0)
+        return operation(kind, tensor, **options)
+
+    dist.P2POp = counted
+    for prior, dtype, riccati in (("lyapunov", torch.bfloat16, 0), ("riccati", torch.float32, 2)):
+        sent.clear()
+        inputs = {n: x.requires_grad_() for n, x in problem(0, batch=1, keys=8, modes=4, dtype=dtype).items()}
+        ring_filter_attention(**inputs, prior=prior)[0, 0, 0].sum().backward()
+        assert sum(sent) == sum(table.ring_bytes(dist.get_world_size(), 8, 2 * 8, dtype.itemsize, riccati))
+    dist.P2POp = operation
 
 
 def expect(message, call):
@@ -119,10 +147,6 @@ def check_bad_input():
     torn = torch.tensor([[0, 1] * 3] * 2)
     expect("together with prior='riccati'", call(segment_ids=torn, prior="riccati"))
     call(segment_ids=torn)()
-
-
-def test_bad_input_raises_in_all_processes():
-    together(check_bad_input, 2)
 
 
 def test_without_processes():

@@ -56,9 +56,10 @@ def check_refused():
             call()
 
 
+def check_all():
+    check_models()
+    check_refused()
+
+
 def test_a_model_over_shards_is_the_model():
-    together(check_models, 2)
-
-
-def test_what_shards_cannot_have_is_refused():
-    together(check_refused, 2)
+    together(check_all, 2)
