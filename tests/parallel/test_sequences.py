@@ -1,4 +1,4 @@
-"""A model over shards of a sequence against the model in one process: logits and gradients."""
+"""Kernels and models over shards of a sequence against one process: outputs and gradients; what is refused."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from models.small import assert_same, small, tokens
 from torch.nn.parallel import DistributedDataParallel
 
 from parallel.processes import together
+from parallel.test_context import check_all_variants, check_bad_input
 from rfa.parallel import context_parallel, sequence_shard
 
 LENGTH = 12
@@ -57,9 +58,12 @@ def check_refused():
 
 
 def check_all():
+    """In one launch, of which most of the time goes into imports."""
+    check_all_variants("kernel")
+    check_bad_input()
     check_models()
     check_refused()
 
 
-def test_a_model_over_shards_is_the_model():
+def test_two_processes_are_one_to_1e_5():
     together(check_all, 2)

@@ -219,7 +219,13 @@ class RobustFilterAttention(Attention):
         """The operator's options; dropout is for training."""
         return self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
 
-    def stepped(self, value: Tensor, estimate: Tensor, log_precision: Tensor, query_noise: Tensor) -> Tensor:
+    def stepped(
+        self,
+        value: QueryStates,
+        estimate: QueryStates,
+        log_precision: Float[Tensor, "batch heads queries"],
+        query_noise: Float[Tensor, " heads"],
+    ) -> QueryStates:
         """`x_i + G_i (estimate - x_i)` in the gain's precision: in half precision a small step would be lost."""
         gain = precision_gain(log_precision, query_noise, self.dynamics.tempering())[..., None]
         return torch.lerp(value.to(gain.dtype), estimate.to(gain.dtype), gain)
