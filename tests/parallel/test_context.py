@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from cover import slow
 from ops.problems import PARAMETERS, STATES, irregular_times, problem
+from scripts import script
 
 from parallel.processes import together
 from rfa.ops import robust_filter_attention
@@ -90,6 +91,53 @@ def check_three():
 
 def test_ring_is_exact_in_float64():
     together(check_three, 3)
+
+
+def check_bytes():
+    """The page on scaling computes what a ring sends; here the tensors on their way are counted."""
+    table, sent, operation = script("docs/scaling_table.py"), [], dist.P2POp
+
+    def counted(kind, tensor, **options):
+        sent.append(tensor.nbytes if kind is dist.isend else 0)
+        return operation(kind, tensor, **options)
+
+    dist.P2POp = counted
+    for prior, dtype, riccati in (("lyapunov", torch.bfloat16, 0), ("riccati", torch.float32, 2)):
+        sent.clear()
+        inputs = {n: x.requires_grad_() for n, x in problem(0, batch=1, keys=8, modes=4, dtype=dtype).items()}
+        ring_filter_attention(**inputs, prior=prior)[0, 0, 0].sum().backward()
+        assert sum(sent) == sum(table.ring_bytes(dist.get_world_size(), 8, 2 * 8, dtype.itemsize, riccati))
+    dist.P2POp = operation
+
+
+def expect(message, call):
+    """All processes raise, so that none waits for another."""
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def check_bad_input():
+    rank = dist.get_rank()
+    good = problem(0, keys=6, modes=4, dtype=torch.float32)
+
+    def call(number=6, **changed):
+        inputs = {n: x[:, :, :number] if n in STATES else x for n, x in good.items()}
+        return lambda: ring_filter_attention(**{**inputs, **changed})
+
+    expect(r"lengths \[6, 5\], expected the same on all 2", call(6 - rank))
+    expect("decay: got" if rank else "rank 1 were refused", call(decay=good["decay"] - rank))
+    expect(r"times of the shards \[0, 4\]", call(**({"times": torch.arange(6.0)} if rank else {})))
+    expect("strictly increasing", call(times=torch.arange(6.0)))  # each is, the whole is not
+    expect("shards pass none", call(times=torch.arange(6.0).requires_grad_()))
+    expect(
+        "expected 6, one for each",
+        call(
+            query=good["query"][:, :, :1].repeat(1, 1, 6, 1), key=good["key"][:, :, :5], value=good["value"][:, :, :5]
+        ),
+    )
+    torn = torch.tensor([[0, 1] * 3] * 2)
+    expect("together with prior='riccati'", call(segment_ids=torn, prior="riccati"))
+    call(segment_ids=torn)()
 
 
 def test_without_processes():
