@@ -277,4 +277,17 @@ RECORD = [
              "perfect copying foresees a passage", "report/test_tables.py"),
 ]  # fmt: skip
 
-MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD]
+PARALLEL = [
+    Mutation("parallel/ring.py", "totals[: shards.rank].sum(0)", "totals[: shards.rank + 1].sum(0)",
+             "C of a shard begins too late", "parallel/test_context.py"),
+    Mutation("parallel/ring.py", "grad[..., -1] += later", "pass",
+             "gains of a shard have no gradient from the later ones", "parallel/test_context.py"),
+    Mutation("parallel/ring.py", "weight[..., 0] * (difference + grad_log_sum)", "weight[..., 0] * grad_log_sum",
+             "the shares of blocks have no gradient", "parallel/test_context.py"),
+    Mutation("parallel/ring.py", "rank <= self.rank or not", "rank < self.rank or not",
+             "a process does not see its own keys", "parallel/test_context.py"),
+    Mutation("parallel/heads.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]",
+             "gradients of the heads of others are lost", "parallel/test_heads.py"),
+]  # fmt: skip
+
+MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD, *PARALLEL]
