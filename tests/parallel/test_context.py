@@ -12,6 +12,7 @@ from ops.problems import PARAMETERS, STATES, irregular_times, problem
 from scripts import script
 
 from parallel.processes import together
+from rfa.dynamics import TimeDependentNoise
 from rfa.ops import robust_filter_attention
 from rfa.parallel import ring_filter_attention
 
@@ -23,7 +24,7 @@ MASK[0, [0, 3, 8, 9, 10, 11]] = MASK[1, 4:8] = False  # a whole shard among them
 
 def share(x):
     """This process's part along the tokens."""
-    length = LENGTH // dist.get_world_size()
+    length = x.shape[-1] // dist.get_world_size()
     return x.narrow(-1, dist.get_rank() * length, length)
 
 
@@ -32,8 +33,8 @@ def leaves(inputs, part):
     return {n: x.detach().clone().requires_grad_() for n, x in given.items()}
 
 
-def compare(exact, dtype, backend, seed, marks, **options):
-    inputs = problem(seed, keys=LENGTH, modes=4, dtype=dtype)
+def compare(exact, dtype, backend, seed, marks, length=LENGTH, **options):
+    inputs = problem(seed, keys=length, modes=4, dtype=dtype)
     g = torch.Generator().manual_seed(seed)
     sent = torch.randn(inputs["value"].shape, generator=g, dtype=torch.float64)
     sent_log = torch.randn(sent.shape[:3], generator=g, dtype=torch.float64)
@@ -74,6 +75,8 @@ def check_all_variants(kind):
     seeds = itertools.count()
     for (_, marks), prior in itertools.product(places.items(), ("lyapunov", "riccati")):
         compare(exact, dtype, backend, next(seeds), marks, prior=prior)
+    alone = {"times": times[:, : dist.get_world_size()]}  # one token a process
+    compare(exact, dtype, backend, next(seeds), alone, length=dist.get_world_size(), prior="riccati")
     ahead = torch.tensor([0.5, 1.5])
     for options in (
         {"causal": False},
@@ -86,6 +89,8 @@ def check_all_variants(kind):
 
 def check_three():
     check_all_variants("exact")
+    noise = TimeDependentNoise(*torch.tensor([[0.3, 0.2], [0.5, 0.1], [0.2, 0.4], [0.7, 0.3], [0.1, 0.9]]).double())
+    compare(1e-11, torch.float64, "reference", 0, {}, noise=noise)
     check_bytes()
 
 
