@@ -90,17 +90,18 @@ def ring_bytes(gpus: int, tokens: int, channels: int, number: int = HALF, riccat
 def ring_step(size: Size, gpus: int, length: int, device: Device) -> Step:
     """Context parallel of one sequence, with weights sharded over the same GPUs.
 
-    A block is computed while the next one arrives. Gradients of a block are waited for. The last process sees every
-    block, so that the step takes as long as one that is not causal. Backward computes blocks again: 4 C + 14 C flops.
+    A block is computed while the next one arrives, and the gradients of the one before leave. The last process sees
+    every block, so that the step takes as long as one that is not causal. Backward computes blocks again: 4 C + 14 C.
     """
     tokens = length // gpus
     bandwidth = device.outside if gpus > 8 else device.inside
     blocks, gradients = ring_bytes(gpus, tokens, 2 * size.hidden)
     pairs = gpus * 2 * size.hidden * tokens**2 / device.flops
-    passes = (max(flops * pairs, blocks / 2 / bandwidth) for flops in (4, 14))
+    sent = ((4, blocks / 2), (14, blocks / 2 + gradients))
+    passes = sum(max(flops * pairs, moved / bandwidth) for flops, moved in sent)
     of_weights = 3 * HALF * size.weights * (gpus - 1) / gpus
     linear = max(6 * size.weights * tokens / device.flops, of_weights / bandwidth)
-    seconds = linear + size.layers * (sum(passes) + gradients / bandwidth)
+    seconds = linear + size.layers * passes
     useful = tokens * size.flops(length) / device.flops
     return Step(useful, of_weights + size.layers * (blocks + gradients), seconds)
 
@@ -138,7 +139,7 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _bytes(number: float) -> str:
-    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{number / 1e6:.3g} MB"
+    return f"{number / 1e9:,.0f} GB" if number >= 1e9 else f"{number / 1e6:,.0f} MB"
 
 
 def written(page: str) -> str:

@@ -61,6 +61,12 @@ def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
     assert module.written(filled, tmp_path) == filled
 
 
+def test_the_tables_of_scaling_are_computed():
+    module = script("docs/scaling_table.py")
+    page = module.PAGE.read_text(encoding="utf-8")
+    assert module.written(page) == page, "run python docs/scaling_table.py"
+
+
 def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
     """And a file that lacks an entry is refused; the cheapest setting that meets all is that of the recipe."""
     module = script("docs/context_record.py")

@@ -6,7 +6,6 @@ and tests that are the first to notice. `run.py` applies the faults and runs the
 
 from typing import NamedTuple
 
-
 class Mutation(NamedTuple):
     """A fault: in `file`, below `src/rfa`, the text `old` becomes `new`; `breaks` says what is wrong then."""
 
@@ -15,7 +14,6 @@ class Mutation(NamedTuple):
     new: str
     breaks: str
     tests: str
-
 
 DYNAMICS = [
     Mutation("dynamics/covariance.py", "    rate = 2 * decay\n", "    rate = 1 * decay\n",
@@ -327,5 +325,18 @@ INTEGRATIONS = [
              "a query without keys has an estimate", "integrations/test_flex.py"),
 ]  # fmt: skip
 
+PARALLEL = [
+    Mutation("parallel/ring.py", "totals[: shards.rank].sum(0)", "totals[: shards.rank + 1].sum(0)",
+             "C of a shard begins too late", "parallel/test_context.py"),
+    Mutation("parallel/ring.py", "grad[..., -1] += later", "pass",
+             "gains of a shard have no gradient from the later ones", "parallel/test_context.py"),
+    Mutation("parallel/ring.py", "weight[..., 0] * (difference + grad_log_sum)", "weight[..., 0] * grad_log_sum",
+             "the shares of blocks have no gradient", "parallel/test_context.py"),
+    Mutation("parallel/ring.py", "rank <= self.rank or not", "rank < self.rank or not",
+             "a process does not see its own keys", "parallel/test_context.py"),
+    Mutation("parallel/heads.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]",
+             "gradients of the heads of others are lost", "parallel/test_heads.py"),
+]  # fmt: skip
+
 MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD]
-MUTATIONS += [*PACKAGE, *INTEGRATIONS]
+MUTATIONS += [*PACKAGE, *INTEGRATIONS, *PARALLEL]

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 
-def together(function, number: int, *arguments: str, seconds: float = 60) -> None:
+def together(function, number: int, *arguments: str, seconds: float = 240) -> None:
     """Call a function of a test's module in `number` gloo processes of one thread; each must end without an error."""
     command = [sys.executable, "-m", "parallel.processes", f"{function.__module__}:{function.__name__}", str(number)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -25,7 +25,7 @@ def together(function, number: int, *arguments: str, seconds: float = 60) -> Non
 
 def member(function, rank: int, number: int, store: str, arguments: list[str]) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=number, timeout=datetime.timedelta(seconds=30)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=number, timeout=datetime.timedelta(seconds=120)
     )
     function(*arguments)
     dist.barrier()

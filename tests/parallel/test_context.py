@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from cover import slow
 from ops.problems import PARAMETERS, STATES, irregular_times, problem
+from scripts import script
 
 from parallel.processes import together
+from rfa.dynamics import TimeDependentNoise
 from rfa.ops import robust_filter_attention
 from rfa.parallel import ring_filter_attention
 
@@ -22,7 +24,7 @@ MASK[0, [0, 3, 8, 9, 10, 11]] = MASK[1, 4:8] = False  # a whole shard among them
 
 def share(x):
     """This process's part along the tokens."""
-    length = LENGTH // dist.get_world_size()
+    length = x.shape[-1] // dist.get_world_size()
     return x.narrow(-1, dist.get_rank() * length, length)
 
 
@@ -31,8 +33,8 @@ def leaves(inputs, part):
     return {n: x.detach().clone().requires_grad_() for n, x in given.items()}
 
 
-def compare(exact, dtype, backend, seed, marks, **options):
-    inputs = problem(seed, keys=LENGTH, modes=4, dtype=dtype)
+def compare(exact, dtype, backend, seed, marks, length=LENGTH, **options):
+    inputs = problem(seed, keys=length, modes=4, dtype=dtype)
     g = torch.Generator().manual_seed(seed)
     sent = torch.randn(inputs["value"].shape, generator=g, dtype=torch.float64)
     sent_log = torch.randn(sent.shape[:3], generator=g, dtype=torch.float64)
@@ -73,6 +75,8 @@ def check_all_variants(kind):
     seeds = itertools.count()
     for (_, marks), prior in itertools.product(places.items(), ("lyapunov", "riccati")):
         compare(exact, dtype, backend, next(seeds), marks, prior=prior)
+    alone = {"times": times[:, : dist.get_world_size()]}  # one token a process
+    compare(exact, dtype, backend, next(seeds), alone, length=dist.get_world_size(), prior="riccati")
     ahead = torch.tensor([0.5, 1.5])
     for options in (
         {"causal": False},
@@ -83,12 +87,32 @@ def check_all_variants(kind):
         compare(exact, dtype, backend, next(seeds), places["segments"], **options)
 
 
+def check_three():
+    check_all_variants("exact")
+    noise = TimeDependentNoise(*torch.tensor([[0.3, 0.2], [0.5, 0.1], [0.2, 0.4], [0.7, 0.3], [0.1, 0.9]]).double())
+    compare(1e-11, torch.float64, "reference", 0, {}, noise=noise)
+    check_bytes()
+
+
 def test_ring_is_exact_in_float64():
-    together(check_all_variants, 3, "exact")
+    together(check_three, 3)
 
 
-def test_ring_of_kernels_is_one_process_to_1e_5():
-    together(check_all_variants, 2, "kernel")
+def check_bytes():
+    """The page on scaling computes what a ring sends; here the tensors on their way are counted."""
+    table, sent, operation = script("docs/scaling_table.py"), [], dist.P2POp
+
+    def counted(kind, tensor, **options):
+        sent.append(tensor.nbytes if kind is dist.isend else 0)
+        return operation(kind, tensor, **options)
+
+    dist.P2POp = counted
+    for prior, dtype, riccati in (("lyapunov", torch.bfloat16, 0), ("riccati", torch.float32, 2)):
+        sent.clear()
+        inputs = {n: x.requires_grad_() for n, x in problem(0, batch=1, keys=8, modes=4, dtype=dtype).items()}
+        ring_filter_attention(**inputs, prior=prior)[0, 0, 0].sum().backward()
+        assert sum(sent) == sum(table.ring_bytes(dist.get_world_size(), 8, 2 * 8, dtype.itemsize, riccati))
+    dist.P2POp = operation
 
 
 def expect(message, call):
@@ -111,7 +135,7 @@ def check_bad_input():
     expect("strictly increasing", call(times=torch.arange(6.0)))  # each is, the whole is not
     expect("shards pass none", call(times=torch.arange(6.0).requires_grad_()))
     expect(
-        "expected 6, one for each query",
+        "expected 6, one for each",
         call(
             query=good["query"][:, :, :1].repeat(1, 1, 6, 1), key=good["key"][:, :, :5], value=good["value"][:, :, :5]
         ),
@@ -119,10 +143,6 @@ def check_bad_input():
     torn = torch.tensor([[0, 1] * 3] * 2)
     expect("together with prior='riccati'", call(segment_ids=torn, prior="riccati"))
     call(segment_ids=torn)()
-
-
-def test_bad_input_raises_in_all_processes():
-    together(check_bad_input, 2)
 
 
 def test_without_processes():

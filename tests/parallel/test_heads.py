@@ -3,9 +3,11 @@
 import pytest
 import torch
 import torch.distributed as dist
+from cover import ALL
 from models.small import PATHS, assert_same, small, tokens
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.experimental import implicit_replication
 
 from parallel.processes import together
@@ -30,9 +32,11 @@ def check_presets(names):
         assert held(divided) < 0.51 * held(alone) + 2 * 6 * 32, name  # norms and two biases of 32 stay whole
         logits = []
         for model in (alone, divided):
-            result = model(ids, labels=ids)
-            result.loss.backward()
+            with CommDebugMode() as sent:
+                result = model(ids, labels=ids)
+                result.loss.backward()
             logits.append(result.logits)
+        assert sent.get_total_counts() == 2 * 4, (name, sent.get_comm_counts())  # as the page on scaling counts
         assert_same(logits[1], logits[0])
         expected = {n: p.grad for n, p in alone.named_parameters()}
         for parameter, mine in divided.named_parameters():
@@ -73,13 +77,11 @@ def check_sizes():
         tensor_parallel(small("m2-sc-rfa"), init_device_mesh("cpu", (1, dist.get_world_size())))
 
 
+def check_all(names):
+    check_presets(names)
+    check_steps()
+    check_sizes()
+
+
 def test_two_processes_share_the_heads():
-    together(check_presets, 2, " ".join(PATHS))
-
-
-def test_steps_and_decoding():
-    together(check_steps, 2)
-
-
-def test_sizes_that_do_not_divide():
-    together(check_sizes, 2)
+    together(check_all, 2, " ".join(PATHS if ALL else ["c4-fox", "m2-sc-rfa", "x1-riccati", "x6-content-dynamics"]))

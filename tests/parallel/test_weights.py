@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from cover import slow
 from models.small import assert_same, small, tokens
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -89,14 +90,17 @@ def check_half():
         fully_sharded(small("b1-rope", learn_frequencies=True), mp_policy=MixedPrecisionPolicy(torch.bfloat16))
 
 
+@slow
 def test_ddp():
     together(check_ddp, 2)
 
 
+@slow
 def test_fsdp_and_resume(tmp_path):
     together(check_begun, 2, str(tmp_path))
     together(check_resumed, 3, str(tmp_path))
 
 
+@slow
 def test_half():
     together(check_half, 2)

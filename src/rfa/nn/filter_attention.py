@@ -143,7 +143,7 @@ class RobustFilterAttention(Attention):
             return located_posterior_routing(positions, query, key, value, own, parameters, **options)
         problem = Problem(Parameters(**dynamics), positions, self._options())
         result = located_filter_attention(query, key, value, problem, backend=self.backend)
-        return result if isinstance(result, Tensor) else self._stepped(own, *result, dynamics["query_noise"])
+        return result if isinstance(result, Tensor) else self.stepped(own, *result, dynamics["query_noise"])
 
     def value_rotations(self, positions: Positions, **marks: Marks) -> tuple[Rotation, Rotation] | None:
         """By the frequencies; the estimate also by the horizon."""
@@ -212,16 +212,20 @@ class RobustFilterAttention(Attention):
                 angle = frequency * dynamics["horizon"][:, None]
                 estimate = turn(estimate, *rotation_of_heads(angle, torch.ones_like(times)))
         return (
-            estimate
-            if log_precision is None
-            else self._stepped(value, estimate, log_precision, dynamics["query_noise"])
+            estimate if log_precision is None else self.stepped(value, estimate, log_precision, dynamics["query_noise"])
         )
 
     def _options(self) -> Options:
         """The operator's options; dropout is for training."""
         return self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
 
-    def _stepped(self, value: Tensor, estimate: Tensor, log_precision: Tensor, query_noise: Tensor) -> Tensor:
+    def stepped(
+        self,
+        value: QueryStates,
+        estimate: QueryStates,
+        log_precision: Float[Tensor, "batch heads queries"],
+        query_noise: Float[Tensor, " heads"],
+    ) -> QueryStates:
         """`x_i + G_i (estimate - x_i)` in the gain's precision: in half precision a small step would be lost."""
         gain = precision_gain(log_precision, query_noise, self.dynamics.tempering())[..., None]
         return torch.lerp(value.to(gain.dtype), estimate.to(gain.dtype), gain)

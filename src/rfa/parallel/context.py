@@ -1,5 +1,6 @@
 """Context parallel: the filter over a sequence that lies in shards on several processes."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import TimeDependentNoise, time_dtype
 from rfa.ops.positions import Positions, checked_positions
 from rfa.ops.prior import SMALLEST, KeyIntervals, key_intervals, steady_gains
@@ -14,7 +16,8 @@ from rfa.ops.problem import Options, Parameters, Prior, Weight, validate
 
 from .ring import ContinuedSum, Ring, Shards, gathered
 
-_FIELDS = ("batch", "heads", "length", "channels", "value channels", "times", "key_mask", "segment_ids")
+Marks = dict[str, Any]  # times, key_mask and segment_ids
+_MOST = 8  # numbers that shards compare
 
 
 def ring_filter_attention(
@@ -79,75 +82,109 @@ def ring_filter_attention(
 
     Source: Liu et al. 2023 (arXiv:2310.01889), for a filter.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError("group: torch.distributed is not initialised, expected init_process_group before this call")
-    group = dist.group.WORLD if group is None else group
-    if group is None or (rank := dist.get_rank(group)) < 0:
-        raise ValueError("group: this process is not in it, expected a group of this process")
     parameters = Parameters(
         decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
         noise,
     )  # fmt: skip
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, True)
-    marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
-    refused = None
-    try:
+    marks: Marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
+
+    def check() -> dict[str, int]:
         validate(query, key, value, parameters, options)
-        _check_shard(query, key, marks)
-    except ValueError as error:  # the others must hear of it: they would wait for this process
-        refused = error
-    _check_alike(query, value, marks, group, refused)
-    positions = _whole_positions(query, marks, prior, group)
-    shards = Shards(group, rank, dist.get_world_size(group), positions, options, backend)
-    states: tuple[Tensor, ...] = (key, value)
-    cumulative = None
-    if prior == "riccati":
-        log_gain, cumulative = _riccati_weights(shards, parameters, query.dtype)
-        states = (key, value, log_gain, cumulative)
-    tensors = parameters.tensors().values()
-    estimate, log_precision = Ring.apply(shards, parameters, query, cumulative, len(states), *states, *tensors)
+        batch, heads, length, channels = query.shape
+        require(key.shape[2] == length, "key", f"{key.shape[2]} keys", f"{length}, one for each query")
+        sizes = {"batch": batch, "length": length, "heads": heads, "channels": channels}
+        return sizes | {"value channels": value.shape[-1]}
+
+    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
+    sequence = whole_sequence(check, device, marks, group, contiguous=prior == "riccati")
+    shards = Shards(*sequence, options, backend)
+    estimate, log_precision = filtered(query, key, value, parameters, shards)
     return (estimate, log_precision) if return_log_precision else estimate
 
 
-def _check_shard(query: Tensor, key: Tensor, marks: dict[str, Any]) -> None:
-    batch, _, length, _ = query.shape
-    if key.shape[2] != length:
-        raise ValueError(f"key: got {key.shape[2]} keys, expected {length}, one for each query")
+def filtered(
+    query: Tensor, key: Tensor, value: Tensor, parameters: Parameters, shards: Shards
+) -> tuple[Tensor, Tensor]:
+    """The estimates and log precisions of this process's queries, `ring_filter_attention` without its checks."""
+    states: tuple[Tensor, ...] = (key, value)
+    cumulative = None
+    if shards.options.prior == "riccati":
+        log_gain, cumulative = _riccati_weights(shards, parameters, query.dtype)
+        states = (key, value, log_gain, cumulative)
+    return Ring.apply(shards, parameters, query, cumulative, len(states), *states, *parameters.tensors().values())
+
+
+def whole_sequence(
+    check: Callable[[], dict[str, int]],
+    device: torch.device,
+    marks: Marks,
+    group: dist.ProcessGroup | None,
+    contiguous: bool,
+) -> tuple[dist.ProcessGroup, int, int, Positions]:
+    """The group, this process's rank, the number of processes, and the positions of all tokens.
+
+    Args:
+        check: checks what this process was given, and returns the sizes in which shards must not differ, "batch" and
+            "length" among them.
+        device: of the states.
+        marks: times, key mask and segments of this process's tokens.
+        group: the processes; None for all.
+        contiguous: whether the tokens of a segment have to stand together.
+
+    Raises:
+        ValueError: on all processes, if one of them has to.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError("group: torch.distributed is not initialised, expected init_process_group before this call")
+    group = dist.group.WORLD if group is None else group
+    if group is None or (rank := dist.get_rank(group)) < 0:
+        raise ValueError("group: this process is not in it, expected a group of this process")
+    refused, sizes = None, dict[str, int]()
+    try:
+        sizes = check()
+        _check_marks(sizes, device, marks)
+    except ValueError as error:  # the others must hear of it: they would wait for this process
+        refused = error
+    _check_alike(sizes, device, marks, group, refused)
+    return group, rank, dist.get_world_size(group), _whole_positions(sizes, device, marks, group, contiguous)
+
+
+def _check_marks(sizes: dict[str, int], device: torch.device, marks: Marks) -> None:
     times = marks["times"]
     if isinstance(times, Tensor) and times.requires_grad:
         raise ValueError("times: got times with a gradient, expected times without one: shards pass none")
-    checked_positions(batch, length, length, query.device, times, None, marks["key_mask"], marks["segment_ids"])
+    length = sizes["length"]
+    checked_positions(sizes["batch"], length, length, device, times, None, marks["key_mask"], marks["segment_ids"])
 
 
 def _check_alike(
-    query: Tensor, value: Tensor, marks: dict[str, Any], group: dist.ProcessGroup, refused: ValueError | None
+    sizes: dict[str, int], device: torch.device, marks: Marks, group: dist.ProcessGroup, refused: ValueError | None
 ) -> None:
     """Raise on all processes where one was refused or where their shards differ: else some would wait for others."""
-    device = query.device if isinstance(query, Tensor) else torch.device("cpu")
-    mine = [0] * len(_FIELDS)
-    if refused is None:
-        kinds = (0 if x is None else 1 + x.dim() + 2 * x.is_floating_point() for x in marks.values())
-        mine = [*query.shape, value.shape[-1], *kinds]
-    header = torch.tensor([refused is not None, *mine], device=device)
+    kinds = {name: 0 if x is None else 1 + x.dim() + 2 * x.is_floating_point() for name, x in marks.items()}
+    mine = [0] * _MOST if refused is not None else [*sizes.values(), *kinds.values()]
+    header = torch.tensor([refused is not None, *mine, *[0] * (_MOST - len(mine))], device=device)
     of_all = gathered(header, group).T.tolist()
     if refused is not None:
         raise refused
     if any(of_all[0]):
         raise ValueError(f"group: the arguments of rank {of_all[0].index(1)} were refused, see its error")
-    for name, given in zip(_FIELDS, of_all[1:], strict=True):
+    for name, given in zip({**sizes, **kinds}, of_all[1:], strict=False):
         if len(set(given)) > 1:
             what = "shards of lengths" if name == "length" else f"for {name} of the shards"
-            raise ValueError(f"query: got {what} {given}, expected the same on all {len(given)} processes")
+            raise ValueError(f"group: got {what} {given}, expected the same on all {len(given)} processes")
 
 
-def _whole_positions(query: Tensor, marks: dict[str, Any], prior: Prior, group: dist.ProcessGroup) -> Positions:
+def _whole_positions(
+    sizes: dict[str, int], device: torch.device, marks: Marks, group: dist.ProcessGroup, contiguous: bool
+) -> Positions:
     """Of all tokens. Each process checks the same, so that all raise or none does."""
-    batch, _, length, _ = query.shape
-    total = length * dist.get_world_size(group)
+    total = sizes["length"] * dist.get_world_size(group)
     times, key_mask, segment_ids = (_whole(x, group) for x in marks.values())
-    positions = checked_positions(batch, total, total, query.device, times, None, key_mask, segment_ids)
+    positions = checked_positions(sizes["batch"], total, total, device, times, None, key_mask, segment_ids)
     groups = positions.query_groups
-    if prior == "riccati" and groups is not None and total:
+    if contiguous and groups is not None and total:
         changes = (groups[:, 1:] != groups[:, :-1]).sum(-1)
         if bool((changes != groups.amax(-1)).any()):
             raise ValueError(

@@ -1,4 +1,7 @@
-"""The processes of a run: whether a launcher started all of them, and what is said when one is lost."""
+"""The processes of a run: whether a launcher started all of them, and what is said when one is lost.
+
+Both are apart from `train.py`, which knows neither launchers nor the messages of gloo.
+"""
 
 import os
 from collections.abc import Iterator, Mapping
