@@ -144,15 +144,18 @@ def test_the_collator_of_packed_sequences_works():
     torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_is_the_operator_on_the_models_states():
-    """All options; shared keys; the frequencies of the model's RoPE, with their sign, turn values too."""
-    model = replaced("llama")
+@pytest.mark.parametrize("own", [False, True])
+def test_a_layer_is_the_operator_on_the_models_states(own):
+    """All options; shared keys; the frequencies of the model's RoPE, or others for each head of keys."""
+    frequency = torch.tensor([[0.0, 0.1, 0.2, 0.3], [1.0, 2.0, 3.0, 4.0]])
+    model = replaced("llama", ALL | ({"frequency": frequency} if own else {}))
     layer, x = model.model.layers[0].self_attn, torch.randn(2, 7, 32)
     heads = [layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)]
     query, key, value = (states.unflatten(-1, (-1, 8)).transpose(1, 2) for states in heads)
     key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     dynamics = layer.dynamics()
-    torch.testing.assert_close(dynamics["frequency"][3], -(10000.0 ** -(torch.arange(4) / 4)))
+    expected = frequency[1] if own else -(10000.0 ** -(torch.arange(4) / 4))
+    torch.testing.assert_close(dynamics["frequency"][3], expected)
     keep = torch.ones(2, 7, dtype=torch.bool)
     keep[0, :2] = False
     estimate = rfa.robust_filter_attention(query, key, value, key_mask=keep, **dynamics)
@@ -220,11 +223,6 @@ def test_some_layers_keep_the_models_attention():
     kinds = [isinstance(layer.self_attn, ReplacedAttention) for layer in model.model.layers]
     assert kinds == [False, True]
     ids = tokens()
-    assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
-    frequency = torch.tensor([[0.0, 0.1, 0.2, 0.3], [1.0, 2.0, 3.0, 4.0]])
-    model = replace_attention(host("qwen2"), frequency=frequency)
-    held = model.model.layers[0].self_attn.dynamics.frequency
-    assert torch.equal(held, frequency[[0, 0, 1, 1]])
     assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
 
 
