@@ -39,6 +39,15 @@ def test_packed_sequences_are_found(kind):
     assert segment_ids.tolist() == [[0, 0, 0, 1, 1], [0, 1, 2, 2, 2], [0, 0, 0, 0, 0]]
 
 
+def test_padding_between_packed_sequences_is_found():
+    keep, ids = PADDED.bool(), torch.tensor([[0, 0, 1, 1, 2], [4, 4, 4, 4, 4], [0, 1, 1, 1, 1]])
+    visible = torch.ones(5, 5).tril().bool() & keep[:, None] & (ids[:, None] == ids[:, :, None])
+    key_mask, segment_ids = read_mask(visible[:, None], 3, 5, 5)
+    assert torch.equal(key_mask, keep)
+    same = (segment_ids[:, None] == segment_ids[:, :, None]) == (ids[:, None] == ids[:, :, None])
+    assert same[keep[:, None] & keep[:, :, None]].all()
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
