@@ -48,6 +48,20 @@ def test_padding_between_packed_sequences_is_found():
     assert same[keep[:, None] & keep[:, :, None]].all()
 
 
+def test_a_compiler_reads_the_same():
+    """Without a look at values: it cannot leave out what says nothing."""
+    compiled = torch.compile(read_mask, backend="eager", fullgraph=True)
+    position_ids = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])
+    packed, padded = made("sdpa", 5, position_ids=position_ids), made("sdpa", 5, PADDED)
+    key_mask, segment_ids = compiled(packed, 3, 5, 5)
+    assert key_mask.all()
+    assert torch.equal(segment_ids, read_mask(packed, 3, 5, 5).segment_ids)
+    assert torch.equal(compiled(padded, 3, 5, 5).key_mask, PADDED.bool())
+    last = compiled(padded[:, :, -1:], 3, 1, 5)
+    assert torch.equal(last.key_mask, PADDED.bool())
+    assert last.segment_ids is None
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

@@ -132,7 +132,7 @@ class ScorePair(NamedTuple):
 
 def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
     """For states in the common frame. All numbers are buffers that flex attention captures."""
-    parameters, positions, options = problem
+    parameters, positions, options = problem.parameters, problem.positions, problem.options
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
     tables, coefficient, _ = lag_tables(parameters, options, keys)
     decay, prior, inverse_variance = tables.unbind()

@@ -41,12 +41,14 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
         return TokenFlags()
     given = type(mask).__name__
     require(isinstance(mask, Tensor), "attention_mask", given, "None or a tensor: the attention 'sdpa' or 'eager'")
-    shape, expected = tuple(mask.shape), f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
-    if mask.dim() == 2:
-        require(shape[0] == batch and shape[1] >= keys, "attention_mask", shape, expected)
+    shape = mask.shape
+    two = mask.dim() == 2 and shape[0] == batch and shape[1] >= keys
+    four = mask.dim() == 4 and shape[0] in (1, batch) and shape[1:3] == (1, queries) and shape[3] >= keys
+    if not (two or four):  # no message before it is needed: a compiler cannot form it from sizes
+        expected = f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
+        raise ValueError(f"attention_mask: got shape {tuple(shape)}, expected {expected}")
+    if two:
         return TokenFlags(_none_if_all(mask[:, :keys].bool()))
-    fits = mask.dim() == 4 and shape[0] in (1, batch) and shape[1:3] == (1, queries) and shape[3] >= keys
-    require(fits, "attention_mask", shape, expected)
     visible = mask[:, 0, :, :keys].expand(batch, -1, -1)
     visible = visible if visible.dtype == torch.bool else visible == 0
     times = torch.arange(keys, device=mask.device)
