@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import rfa
-from integrations.hosts import host, padded, tokens
+from integrations.hosts import NAMES, host, padded, tokens
 from rfa.integrations import ReplacedAttention, replace_attention
 from rfa.integrations.replaced_attention import first_temperature
 
@@ -212,7 +212,7 @@ def test_dynamics_stay_in_full_precision_and_dropout_drops():
 
 COMPILED = """
 import torch
-from integrations.hosts import NAMES, host, padded, tokens
+from integrations.hosts import host, padded, tokens
 from rfa.integrations import replace_attention
 
 ids, mask = padded(tokens(), 3)
