@@ -38,3 +38,12 @@ def host(name, **fields):
 
 def tokens(batch=2, length=9, seed=1):
     return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def padded(ids, by):
+    """Left padding of the first row, and the mask."""
+    mask = torch.ones(len(ids), ids.shape[1] + by, dtype=torch.long)
+    mask[0, :by] = 0
+    longer = torch.nn.functional.pad(ids, (by, 0))
+    longer[1:, :by] = tokens(1, by, seed=5)
+    return longer, mask

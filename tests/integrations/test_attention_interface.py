@@ -6,8 +6,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, DynamicCache, GemmaConfig, GemmaForCausalLM, OlmoConfig, OlmoForCausalLM
 
 import rfa
-from integrations.hosts import NAMES, host, tokens
-from integrations.test_replace_attention import generate, padded
+from integrations.hosts import NAMES, host, padded, tokens
+from integrations.test_replace_attention import generate
 from rfa.integrations import student_t_attention
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from cover import cover
+from cover import cover, slow
 from torch.nn.attention.flex_attention import flex_attention
 
 import rfa
@@ -58,7 +58,7 @@ def test_it_is_the_reference(weight, prior, causal, kind, queries):
     torch.testing.assert_close(log_precision.double(), precision, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=slow)])
 def test_in_half_precision_only_the_result_is_rounded(dtype):
     states, given = problem(dtype=dtype)
     wanted, _ = expected(states, given)
@@ -90,7 +90,7 @@ def test_compiled_flex_attention_is_the_same():
     torch.testing.assert_close(same, flex_filter_attention(*states, **given))
 
 
-@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+@pytest.mark.parametrize("prior", ["lyapunov", pytest.param("riccati", marks=slow)])
 def test_gradients_are_the_references(prior, monkeypatch):
     """Flex attention refuses gradients on the CPU, but it has them: here the refusals are switched off."""
     monkeypatch.setattr(sys.modules["torch.nn.attention.flex_attention"], "_validate_device", lambda *states: None)

@@ -39,6 +39,29 @@ def test_packed_sequences_are_found(kind):
     assert segment_ids.tolist() == [[0, 0, 0, 1, 1], [0, 1, 2, 2, 2], [0, 0, 0, 0, 0]]
 
 
+def test_padding_between_packed_sequences_is_found():
+    keep, ids = PADDED.bool(), torch.tensor([[0, 0, 1, 1, 2], [4, 4, 4, 4, 4], [0, 1, 1, 1, 1]])
+    visible = torch.ones(5, 5).tril().bool() & keep[:, None] & (ids[:, None] == ids[:, :, None])
+    key_mask, segment_ids = read_mask(visible[:, None], 3, 5, 5)
+    assert torch.equal(key_mask, keep)
+    same = (segment_ids[:, None] == segment_ids[:, :, None]) == (ids[:, None] == ids[:, :, None])
+    assert same[keep[:, None] & keep[:, :, None]].all()
+
+
+def test_a_compiler_reads_the_same():
+    """Without a look at values: it cannot leave out what says nothing."""
+    compiled = torch.compile(read_mask, backend="eager", fullgraph=True)
+    position_ids = torch.tensor([[0, 1, 2, 0, 1], [0, 0, 0, 1, 2], [0, 1, 2, 3, 4]])
+    packed, padded = made("sdpa", 5, position_ids=position_ids), made("sdpa", 5, PADDED)
+    key_mask, segment_ids = compiled(packed, 3, 5, 5)
+    assert key_mask.all()
+    assert torch.equal(segment_ids, read_mask(packed, 3, 5, 5).segment_ids)
+    assert torch.equal(compiled(padded, 3, 5, 5).key_mask, PADDED.bool())
+    last = compiled(padded[:, :, -1:], 3, 1, 5)
+    assert torch.equal(last.key_mask, PADDED.bool())
+    assert last.segment_ids is None
+
+
 @pytest.mark.parametrize(
     ("mask", "message"),
     [

@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from cover import cover
+from cover import cover, slow
+from ops.cpu.compiled import python
 from safetensors.torch import load_model
 from shapes import only_our_own_checks
 from transformers import (
@@ -19,7 +20,7 @@ from transformers import (
 )
 
 import rfa
-from integrations.hosts import NAMES, host, tokens
+from integrations.hosts import NAMES, host, padded, tokens
 from rfa.integrations import ReplacedAttention, replace_attention
 from rfa.integrations.replaced_attention import first_temperature
 
@@ -33,15 +34,6 @@ def replaced(name, options=ALL, **fields):
 
 def generate(model, ids, **options):
     return model.generate(ids, **{"max_new_tokens": 6, "do_sample": False, **options})
-
-
-def padded(ids, by):
-    """Left padding of the first row, and the mask."""
-    mask = torch.ones(len(ids), ids.shape[1] + by, dtype=torch.long)
-    mask[0, :by] = 0
-    longer = torch.nn.functional.pad(ids, (by, 0))
-    longer[1:, :by] = tokens(1, by, seed=5)
-    return longer, mask
 
 
 def test_exponential_weights_and_keys_of_equal_norms_leave_a_model_as_it_was():
@@ -144,15 +136,18 @@ def test_the_collator_of_packed_sequences_works():
     torch.testing.assert_close(together, apart, rtol=1e-4, atol=1e-4)
 
 
-def test_a_layer_is_the_operator_on_the_models_states():
-    """All options; shared keys; the frequencies of the model's RoPE, with their sign, turn values too."""
-    model = replaced("llama")
+@pytest.mark.parametrize("own", [False, True])
+def test_a_layer_is_the_operator_on_the_models_states(own):
+    """All options; shared keys; the frequencies of the model's RoPE, or others for each head of keys."""
+    frequency = torch.tensor([[0.0, 0.1, 0.2, 0.3], [1.0, 2.0, 3.0, 4.0]])
+    model = replaced("llama", ALL | ({"frequency": frequency} if own else {}))
     layer, x = model.model.layers[0].self_attn, torch.randn(2, 7, 32)
     heads = [layer.q_proj(x), layer.k_proj(x), layer.v_proj(x)]
     query, key, value = (states.unflatten(-1, (-1, 8)).transpose(1, 2) for states in heads)
     key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
     dynamics = layer.dynamics()
-    torch.testing.assert_close(dynamics["frequency"][3], -(10000.0 ** -(torch.arange(4) / 4)))
+    expected = frequency[1] if own else -(10000.0 ** -(torch.arange(4) / 4))
+    torch.testing.assert_close(dynamics["frequency"][3], expected)
     keep = torch.ones(2, 7, dtype=torch.bool)
     keep[0, :2] = False
     estimate = rfa.robust_filter_attention(query, key, value, key_mask=keep, **dynamics)
@@ -215,16 +210,37 @@ def test_dynamics_stay_in_full_precision_and_dropout_drops():
     assert model(ids).logits.dtype == torch.bfloat16
 
 
+COMPILED = """
+import torch
+from integrations.hosts import host, padded, tokens
+from rfa.integrations import replace_attention
+
+ids, mask = padded(tokens(), 3)
+for name in ("qwen3", "gpt2"):
+    torch._dynamo.reset()
+    model = replace_attention(host(name), decay=0.1, rotate_values=True)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for given in ({}, {"attention_mask": mask}):
+        pair = [call(ids, use_cache=False, **given).logits[mask.bool()] for call in (model, compiled)]
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+        gradients = [torch.autograd.grad(logits.square().mean(), list(model.parameters())) for logits in pair]
+        for found, expected in zip(*gradients, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
+"""
+
+
+@slow
+def test_compiled_models_have_no_graph_breaks(tmp_path):
+    """In a process of its own: the shape checks of the test run cannot be traced, and users do not have them."""
+    done = python(COMPILED, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_some_layers_keep_the_models_attention():
     model = replace_attention(host("qwen2"), layers=[1], decay=torch.tensor([0.0, 0.1, 0.2, 0.3]))
     kinds = [isinstance(layer.self_attn, ReplacedAttention) for layer in model.model.layers]
     assert kinds == [False, True]
     ids = tokens()
-    assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
-    frequency = torch.tensor([[0.0, 0.1, 0.2, 0.3], [1.0, 2.0, 3.0, 4.0]])
-    model = replace_attention(host("qwen2"), frequency=frequency)
-    held = model.model.layers[0].self_attn.dynamics.frequency
-    assert torch.equal(held, frequency[[0, 0, 1, 1]])
     assert torch.equal(generate(model, ids), generate(model, ids, use_cache=False))
 
 

@@ -62,7 +62,8 @@ def flex_filter_attention(
         out_i = exp(l'_i - l_i) sum_j softmax_j(z_ij + log E_ij) v~_j
         l_i   = log sum_j exp(z_ij)          l'_i = log sum_j exp(z_ij + log E_ij)
 
-    It costs two calls of flex attention. Compiled, their memory is O(N). Not compiled, they hold all scores.
+    It costs two calls of flex attention. Compiled, they hold no scores; the mask of blocks is made once, from one
+    boolean a pair. Not compiled, they hold all scores.
 
     States and all parameters have gradients, as autograd takes them through flex attention, where it has any: it
     refuses them on the CPU. They equal the reference's where that refusal is switched off. No GPU has run them yet.
@@ -132,7 +133,7 @@ class ScorePair(NamedTuple):
 
 def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
     """For states in the common frame. All numbers are buffers that flex attention captures."""
-    parameters, positions, options, _ = problem
+    parameters, positions, options = problem.parameters, problem.positions, problem.options
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
     tables, coefficient, _ = lag_tables(parameters, options, keys)
     decay, prior, inverse_variance = tables.unbind()

@@ -7,6 +7,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rfa.checks import require
+from rfa.ops.transforms import readable
 
 Mask = Shaped[Tensor, "..."]  # two or four dimensions, see `read_mask`
 
@@ -40,26 +41,37 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
         return TokenFlags()
     given = type(mask).__name__
     require(isinstance(mask, Tensor), "attention_mask", given, "None or a tensor: the attention 'sdpa' or 'eager'")
-    shape, expected = tuple(mask.shape), f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
-    if mask.dim() == 2:
-        require(shape[0] == batch and shape[1] >= keys, "attention_mask", shape, expected)
+    shape = mask.shape
+    two = mask.dim() == 2 and shape[0] == batch and shape[1] >= keys
+    four = mask.dim() == 4 and shape[0] in (1, batch) and shape[1:3] == (1, queries) and shape[3] >= keys
+    if not (two or four):  # no message before it is needed: a compiler cannot form it from sizes
+        expected = f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
+        raise ValueError(f"attention_mask: got shape {tuple(shape)}, expected {expected}")
+    if two:
         return TokenFlags(_none_if_all(mask[:, :keys].bool()))
-    fits = mask.dim() == 4 and shape[0] in (1, batch) and shape[1:3] == (1, queries) and shape[3] >= keys
-    require(fits, "attention_mask", shape, expected)
     visible = mask[:, 0, :, :keys].expand(batch, -1, -1)
     visible = visible if visible.dtype == torch.bool else visible == 0
     times = torch.arange(keys, device=mask.device)
     key_mask = visible.any(1)
     seen = (times <= times[keys - queries :, None]) & key_mask[:, None]
-    if bool((seen == visible).all()):
+    known = readable(mask)  # under `torch.compile` there is always a mask, and it is trusted
+    if (queries < keys and not known) or (known and bool((seen == visible).all())):
         return TokenFlags(_none_if_all(key_mask))
     require(queries == keys, "attention_mask", "another mask", _EXPECTED)
-    apart = ~visible.diagonal(offset=-1, dim1=1, dim2=2)  # a token that does not see the one before begins a sequence
-    segment_ids = torch.nn.functional.pad(apart.long(), (1, 0)).cumsum(-1)
+    segment_ids = _segments(visible, key_mask)
     same = segment_ids[:, :, None] == segment_ids[:, None, :]
-    require(bool(((seen & same) == visible).all()), "attention_mask", "another mask", _EXPECTED)
+    fits = not known or bool(((seen & same) == visible).all())
+    require(fits, "attention_mask", "another mask", _EXPECTED)
     return TokenFlags(_none_if_all(key_mask), segment_ids)
 
 
+def _segments(visible: Tensor, key_mask: Tensor) -> Tensor:
+    """Numbers of packed sequences: a token that does not see the key that takes part before it begins another one."""
+    times = torch.arange(key_mask.shape[1], device=key_mask.device)
+    before = torch.where(key_mask, times, 0).cummax(-1).values[:, :-1]
+    follows = visible[:, 1:].gather(-1, before[..., None])[..., 0]
+    return torch.nn.functional.pad((~follows).long(), (1, 0)).cumsum(-1)
+
+
 def _none_if_all(key_mask: Tensor) -> Tensor | None:
-    return None if bool(key_mask.all()) else key_mask
+    return None if readable(key_mask) and bool(key_mask.all()) else key_mask

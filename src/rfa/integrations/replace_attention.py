@@ -49,7 +49,8 @@ def replace_attention(
         prior: "lyapunov" or "riccati".
         frequency: "host" for the model's RoPE, which is no rotation in GPT-2; or `(key heads, modes)` in radians per
             token. Heads that share keys share frequencies.
-        decay: mu per token, one number or `(heads,)`.
+        decay: mu per token, one number or `(heads,)`. Without decay there is next to no process noise at first (1e-6 a
+            token), and the uncertainty of a key hardly grows with its lag.
         learn_decay: train the decay.
         rotate_values: turn values too. Pretrained values were not turned.
         innovation: return the step from the token's value to the estimate. Pretrained weights expect the estimate.
