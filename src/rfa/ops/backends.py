@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -203,7 +204,8 @@ def _fused(
 ) -> tuple[Tensor, Tensor | None]:
     """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
     parameters, positions, options = problem
-    with torch.autocast(query.device.type, enabled=False):
+    casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
+    with torch.autocast(query.device.type, enabled=False) if casts else nullcontext():
         prior = kernel_prior(problem, cache)
         key_norm = None if cache is None else cache.key_norm
         dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
