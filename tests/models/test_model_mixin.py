@@ -1,9 +1,11 @@
-"""Checks of transformers' `ModelTesterMixin` that no other file has; README.md says where each of its checks is."""
+"""Checks of transformers' `ModelTesterMixin` that no other file has; README.md has the list."""
 
 import copy
 import inspect
 import json
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from rfa.models import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassificat
 from .small import PATHS, RELATIVE, SIZES, assert_same, small, tokens
 from .test_persistence import assert_same_state, moved
 
+HERE = Path(__file__).parent
 KINDS = [RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification]
 
 
@@ -161,7 +164,7 @@ def test_every_tensor_is_a_parameter_or_a_buffer(name):
 
 def test_a_head_of_another_size_is_new_if_asked_for(tmp_path):
     built(RFAForSequenceClassification, num_labels=3).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="size mismatch|mismatched"):
+    with pytest.raises(RuntimeError, match=r"size mismatch|mismatched"):
         RFAForSequenceClassification.from_pretrained(tmp_path, num_labels=5)
     model = RFAForSequenceClassification.from_pretrained(tmp_path, num_labels=5, ignore_mismatched_sizes=True)
     assert model(tokens()).logits.shape == (2, 5)
@@ -177,3 +180,14 @@ def test_inputs_that_require_gradients():
     model(tokens(), labels=tokens()).loss.backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None) == ("layers.1." in name)
+
+
+def test_the_list_names_tests_that_exist():
+    """The right column of README.md."""
+    sources = {path.relative_to(HERE.parent).as_posix(): path.read_text("utf-8") for path in HERE.parent.rglob("*.py")}
+    ours = " ".join(line.split("|")[2] for line in (HERE / "README.md").read_text("utf-8").splitlines() if "|" in line)
+    files = re.findall(r"`((?:\w+/)?test_\w+\.py)`", ours)
+    assert len(files) > 30
+    assert not [name for name in files if not {name, f"models/{name}"} & sources.keys()]
+    defined = set(re.findall(r"def (test_\w+)", " ".join(sources.values())))
+    assert not [name for name in re.findall(r"`(test_\w+)[`\[]", ours) if name not in defined]
