@@ -116,7 +116,8 @@ def checked_positions(
             f"query_times: got {queries} queries for {keys} keys, expected query_times without segment_ids: "
             "by default the queries stand at the last times"
         )
-    groups, orders = group_numbers(key_mask, segment_ids, queries), dict[str, tuple[Tensor, ...]]()
+    groups = group_numbers(key_mask, segment_ids, queries)
+    orders: dict[str, tuple[Tensor, ...]] = {}  # compilers cannot call `dict[...]`
     if times is not None and readable(times, query_times, key_mask, segment_ids):
         if groups[0] is not None:
             orders["keys"] = by_group(groups[0])
