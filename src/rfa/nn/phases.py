@@ -49,7 +49,8 @@ class TurnTable:
     def at(self, frequency: Float[Tensor, "heads modes"], positions: Positions, dtype: torch.dtype) -> Turns:
         """The turns of the queries, in a dtype; looked up for a few tokens at 0, 1, 2, ..."""
         times = positions.times_of_heads()[1]
-        length, start = times.shape[-1], positions.key_times.shape[-1] - times.shape[-1]
+        length = times.shape[-1]
+        start = positions.key_times.shape[-1] - length
         known = positions.uniform and positions.clock is None and length <= FEW
         if not known or torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
             return turns(frequency, times, dtype)

@@ -132,7 +132,7 @@ def choose_backend(
             name never falls back to another.
         RuntimeError: if it is "cpu" and its kernels cannot be compiled: what the compiler said last, and the log.
     """
-    device = torch.device(device).type
+    device = device.type if isinstance(device, torch.device) else torch.device(device).type
     if name != "auto":
         if name not in BACKENDS:
             raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {list(BACKENDS)}")
