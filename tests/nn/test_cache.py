@@ -7,6 +7,7 @@ from shapes import only_our_own_checks
 from transformers import DynamicCache
 
 import rfa.dynamics
+import rfa.nn.phases
 from rfa.nn import FilterCache
 from rfa.nn.projections import split_heads
 
@@ -93,6 +94,26 @@ def test_times_of_one_row_may_become_those_of_each():
         second, _ = read(layer, x, (2,), cache, start=5, times=each)
         third, _ = read(layer, x, (2,), cache, start=7, times=each)
     torch.testing.assert_close(torch.cat([second, third], 1), whole[:, 5:], rtol=EXACT, atol=EXACT)
+
+
+@cover(1, name=["defaults", "riccati", "b1"], masked=[False, True])
+def test_phases_made_ahead_are_those_of_each_token(name, masked, monkeypatch):
+    """Beyond the tokens for which they are made at once, and back after a crop."""
+    monkeypatch.setattr(rfa.nn.phases, "AHEAD", 9)
+    layer, x = build(name), hidden(length=27)
+    mask = torch.ones(2, x.shape[1], dtype=torch.bool)
+    mask[0, :3] = False
+    with torch.no_grad():
+        given = {"key_mask": mask} if masked else {}
+        whole = layer(x, **given)[:, 5:]
+        _, cache = read(layer, x, (5,), **{k: v[:, :5] for k, v in given.items()})
+        chunks = (1,) * 6 + (4, 2) + (1,) * 9
+        pieces, _ = read(layer, x, chunks, cache, start=5, **given)
+        torch.testing.assert_close(pieces, whole[:, : sum(chunks)], rtol=EXACT, atol=EXACT)
+        cache.crop(-14)
+        start = cache.get_seq_length()
+        again, _ = read(layer, x, (1,) * 9, cache, start=start, **given)
+        torch.testing.assert_close(again, whole[:, start - 5 : start + 4], rtol=EXACT, atol=EXACT)
 
 
 def test_another_cache_is_refused():

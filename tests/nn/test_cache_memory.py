@@ -9,8 +9,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import rfa.dynamics
 import rfa.nn.dot_product_attention
-from rfa.nn import FilterCache
+from rfa.nn import FilterCache, phases
 from rfa.nn.buffer import Buffer
+from rfa.nn.phases import Turns
 
 from .by_hand import EXACT, hidden
 from .cached import IRREGULAR, LAYERS, UNTURNED, build, mask_of_left_padding, read
@@ -28,15 +29,17 @@ def test_norms_are_those_of_the_stored_keys():
 
 @pytest.fixture
 def turned(monkeypatch):
-    """The lengths of everything that is turned: all phases come from `rotation_of_heads`."""
+    """The lengths of everything that is turned: by `Turns`, whose phases are made ahead, or by `rotation_of_heads`."""
     lengths, original = [], rfa.dynamics.rotation_of_heads
 
     def recorded(frequency, times):
         lengths.append(times.shape[-1])
         return original(frequency, times)
 
+    applied = Turns._applied
+    monkeypatch.setattr(Turns, "_applied", lambda self, x, way: lengths.append(x.shape[-2]) or applied(self, x, way))
     for module in [module for path, module in sys.modules.items() if path.startswith("rfa.")]:
-        if getattr(module, "rotation_of_heads", None) is original:
+        if module is not phases and getattr(module, "rotation_of_heads", None) is original:
             monkeypatch.setattr(module, "rotation_of_heads", recorded)
     return lengths
 

@@ -125,7 +125,8 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
         if bool(wrong.any()):
             row, at = wrong.nonzero()[0].tolist()
             pair = position_ids[row, at - 1 : at + 1].tolist()
-            expected = f"positions that count up by one, or restart at 0 or {int(base[row])}; {_TIMES}"
+            places = " or ".join(map(str, sorted({0, int(base[row])})))
+            expected = f"positions that count up by one, or restart at {places}; {_TIMES}"
             require(False, "position_ids", f"{pair[0]} followed by {pair[1]} (batch row {row})", expected)
         if tokens.cached and continues:
             _check_continued(offset.gather(-1, first)[:, 0], present.any(-1), tokens)

@@ -140,16 +140,19 @@ class Attention(nn.Module, ABC):
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
         require(self.causal or cache is None, "past_key_values", type(cache).__name__, "None with causal=False")
-        without = {
-            "past_key_values": cache is not None,
-            "segment_ids": segment_ids is not None,
-            _MARKS: self.marked,
-        }
-        self._check_queries(query_states, query_times, positions, [name for name, given in without.items() if given])
-        beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
-        for name, value in beside.items() if positions is not None else ():
-            require(value is None, name, "given beside positions", "positions alone: they have it already")
-        if positions is None:
+        if query_states is not None or query_times is not None:
+            without = {
+                "past_key_values": cache is not None,
+                "segment_ids": segment_ids is not None,
+                _MARKS: self.marked,
+            }
+            others = [name for name, given in without.items() if given]
+            self._check_queries(query_states, query_times, positions, others)
+        if positions is not None:
+            beside = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids, "query_times": query_times}
+            for name, value in beside.items():
+                require(value is None, name, "given beside positions", "positions alone: they have it already")
+        else:
             device = hidden_states.device
             if query_states is None:
                 positions = locate_tokens(batch, length, device, times, key_mask, segment_ids, cache, layer_index)

@@ -30,6 +30,14 @@ class Buffer:
         """A view of all entries; None before the first append."""
         return None if self._storage is None else self._storage.narrow(self.dim, 0, self.length)
 
+    def fits(self, new: Tensor) -> bool:
+        """Whether `new` differs from the entries so far, if there are any, in nothing but their number."""
+        held = self._storage
+        if held is None or not self.length:
+            return True
+        shapes = [x.shape[: self.dim] + x.shape[self.dim + 1 :] for x in (held, new)]
+        return shapes[0] == shapes[1] and held.dtype == new.dtype and held.device == new.device
+
     def append(self, new: Tensor) -> Tensor:
         """Write `new` behind the other entries, and return all of them; at first that is `new` itself.
 
@@ -42,14 +50,13 @@ class Buffer:
         storage = self._storage
         if storage is None or start == 0:
             storage, self._owned = new.narrow(self.dim, 0, 0), False
-        written = storage.narrow(self.dim, 0, start)
         if torch.is_grad_enabled():
-            storage, self._owned = torch.cat([written, new], dim=self.dim), False
+            storage, self._owned = torch.cat([storage.narrow(self.dim, 0, start), new], dim=self.dim), False
         else:
             # a compiler can ask neither, and a compiled function keeps to one mode
             same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
             if not (self._owned and same_mode and length <= storage.shape[self.dim]):
-                storage, self._owned = self._with_room(written, length), True
+                storage, self._owned = self._with_room(storage.narrow(self.dim, 0, start), length), True
             storage.narrow(self.dim, start, length - start).copy_(new)
         self._storage, self.length = storage, length
         return storage.narrow(self.dim, 0, length) if start else new

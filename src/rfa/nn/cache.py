@@ -29,6 +29,10 @@ class FilterCache(Cache):
     tokens: they count from one origin, the first key of a row that takes part, in float64. A new token costs a rotation
     of its own query, key and value and one pass over the keys. Earlier states are neither turned again nor copied.
 
+    Keys and values of a token take `4 hidden_size` numbers in each layer. Where memory does not suffice, PyTorch raises
+    a `RuntimeError` that names the bytes it wanted; the cache is then to be reset. Reading a prompt in chunks, by
+    `generate(prefill_chunk_size=...)`, leaves little to hold beside the cache.
+
     Args:
         max_length: the most tokens. Memory for all of them is reserved once, when the first token enters, and more
             tokens are refused. None for no limit: memory then grows by half at a time.

@@ -10,6 +10,7 @@ from rfa.checks import installed
 from rfa.ops.prior import DecodingCache
 
 from .buffer import Buffer
+from .phases import TurnTable
 
 if TYPE_CHECKING or installed("transformers"):
     from transformers.cache_utils import CacheLayerMixin
@@ -42,6 +43,7 @@ class FilterLayer(CacheLayerMixin):
         self._marks: dict[str, Buffer] = {}
         self.decoding = DecodingCache()
         self.dynamics: dict[str, Any] | None = None
+        self.turns = TurnTable()
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -74,9 +76,10 @@ class FilterLayer(CacheLayerMixin):
         Raises:
             ValueError: for a shape, dtype or device other than the cache's.
         """
-        for name, new, held in (("keys", key_states, self.keys), ("values", value_states, self.values)):
-            if held is not None and held.shape[2] and _kind(new) != _kind(held):
-                raise ValueError(f"past_key_values: got {name} of {_kind(held)}, expected {_kind(new)}, the input's")
+        for name, new, held in (("keys", key_states, self._keys), ("values", value_states, self._values)):
+            if not held.fits(new) and held.filled is not None:
+                given = f"{name} of {_kind(held.filled)}"
+                raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
         norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
         self.decoding.key_norm = self._key_norms.append(norms)
         return self._keys.append(key_states), self._values.append(value_states)

@@ -193,21 +193,20 @@ class RobustFilterAttention(Attention):
         """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
         dynamics = self._dynamics_of(cached)
         frequency, (_, times) = dynamics["frequency"], positions.times_of_heads()
-        phases = rotation_of_heads(frequency, times)
-        cos, sin = (phase.to(torch.promote_types(query.dtype, torch.float32)) for phase in phases)
+        turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
         states = (query, key, value) if self.rotate_values else (query, key)
-        query, key, *turned = turn(torch.stack(states), cos, -sin).unbind()
+        query, key, *turned = turns.backward(torch.stack(states)).unbind()
         own = turned[0] if turned else value
         key, values = cached.update(key, own)
         if self.aggregation == "routing":
             step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
-            return value + (turn(step, cos, sin) if self.rotate_values else step)
+            return value + (turns.forward(step) if self.rotate_values else step)
         options = self._options()._replace(rotate_values=False, in_frame=True)
         problem = Problem(Parameters(**dynamics), positions, options)
         result = located_filter_attention(query, key, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
         if self.rotate_values:
-            estimate = turn(estimate, cos, sin)
+            estimate = turns.forward(estimate)
             if "horizon" in dynamics:
                 angle = frequency * dynamics["horizon"][:, None]
                 estimate = turn(estimate, *rotation_of_heads(angle, torch.ones_like(times)))

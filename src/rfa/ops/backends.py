@@ -9,6 +9,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -131,7 +132,7 @@ def choose_backend(
             name never falls back to another.
         RuntimeError: if it is "cpu" and its kernels cannot be compiled: what the compiler said last, and the log.
     """
-    device = torch.device(device).type
+    device = device.type if isinstance(device, torch.device) else torch.device(device).type
     if name != "auto":
         if name not in BACKENDS:
             raise ValueError(f"backend: got {name!r}, expected 'auto' or one of {list(BACKENDS)}")
@@ -203,7 +204,8 @@ def _fused(
 ) -> tuple[Tensor, Tensor | None]:
     """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
     parameters, positions, options, _ = problem
-    with torch.autocast(query.device.type, enabled=False):
+    casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
+    with torch.autocast(query.device.type, enabled=False) if casts else nullcontext():
         prior = kernel_prior(problem, cache)
         key_norm = None if cache is None else cache.key_norm
         dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency

@@ -139,8 +139,8 @@ def kernel_inputs(
         value=value,
         **phases,
         **numbers,
-        key_times=positions.key_times.detach().to(dtype),
-        query_times=positions.query_times.detach().to(dtype),
+        key_times=_constant(positions.key_times, dtype),
+        query_times=_constant(positions.query_times, dtype),
         key_groups=positions.key_groups,
         query_groups=groups,
         key_norm=key_norm,
@@ -150,6 +150,11 @@ def kernel_inputs(
         rotate_values=rotate_values,
         decode=decode,
     )
+
+
+def _constant(times: Tensor, dtype: torch.dtype) -> Tensor:
+    """Times in a dtype, without a gradient."""
+    return times if times.dtype == dtype and not times.requires_grad else times.detach().to(dtype)
 
 
 class Rotation(NamedTuple):

@@ -2,7 +2,7 @@
 
 import ctypes
 import functools
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -70,10 +70,10 @@ class KernelProblem(ctypes.Structure):
         )  # fmt: skip
         if inputs.key_path is not None:
             problem.set(path_rows=inputs.key_path.shape[0], path_batch=inputs.key_path.shape[1])
-        given = inputs._asdict()
-        del given["decode"]
+        given: dict[str, Any] = dict(zip(_GIVEN, inputs, strict=False))  # all fields but the last, `decode`
         given["score_kind"] = SCORE_KINDS.index(inputs.score_kind)
-        given["scalars"] = inputs.scalars.to(torch.float32)
+        if inputs.scalars.dtype is not torch.float32:
+            given["scalars"] = inputs.scalars.to(torch.float32)
         if inputs.key_norm is not None:
             given["key_norm"] = inputs.key_norm.unsqueeze(2)
         problem.set(**given)
@@ -84,20 +84,27 @@ class KernelProblem(ctypes.Structure):
 
         A tensor that the kernels write must not be copied: such states are given as `Strided`, others are contiguous.
         """
+        hold = self.held.append
         for name, value in fields.items():
             if value is None:  # what a new problem has
                 continue
             if isinstance(value, Tensor):
-                is_state = name in _STATES
-                if is_state:
-                    value = value.to(torch.float32)
-                if not is_state or value.stride(-1) != 1:
-                    value = value.contiguous()
-                self.held.append(value)
-                value = Strided.of(value) if is_state else value.data_ptr()
+                if name in _STATES:
+                    if value.dtype is not torch.float32:  # decoding spends more on such calls than on a short sequence
+                        value = value.to(torch.float32)
+                    if value.stride(-1) != 1:
+                        value = value.contiguous()
+                    hold(value)
+                    value = Strided.of(value)
+                else:
+                    if not value.is_contiguous():
+                        value = value.contiguous()
+                    hold(value)
+                    value = value.data_ptr()
             setattr(self, name, value)
 
 
+_GIVEN = KernelInputs._fields[: KernelInputs._fields.index("decode")]
 _STATES = frozenset(field[0] for field in KernelProblem._fields_ if field[1] is Strided)
 
 

@@ -24,6 +24,8 @@ template <int64_t SCORE, class Prior> class Decode {
   }
 
  private:
+  static constexpr int64_t AHEAD = 12;  // states
+
   void query(int64_t i) {
     const Problem& p = task_.p;
     const float* q = p.query.at(task_.b, task_.h, i);
@@ -58,7 +60,11 @@ template <int64_t SCORE, class Prior> class Decode {
         store(at, weight * load(decay + j));
       }
       total += sum(weights);
-      for (int64_t j = 0; j < n; j++) add_value(scores_[start + j], p.value.at(task_.b, task_.h, start + j));
+      for (int64_t j = 0; j < n; j++) {
+        const float* value = p.value.at(task_.b, task_.h, start + j);
+        fetch(value + AHEAD * p.value.row, p.value_channels);
+        add_value(scores_[start + j], value);
+      }
     }
     float* out = p.out.at(task_.b, task_.h, i);
     for (int64_t c = 0; c < p.value_channels; c++) out[c] = total == 0.0f ? 0.0f : out_[c] / total;
@@ -71,9 +77,15 @@ template <int64_t SCORE, class Prior> class Decode {
     const float* norms = p.key_norm.data ? p.key_norm.at(task_.b, task_.h) : nullptr;
     for (int64_t j = 0; j < n; j++) {
       const float* k = p.key.at(task_.b, task_.h, start + j);
+      fetch(k + AHEAD * p.key.row, p.channels);
       scores_[start + j] = dot(q, k, p.channels);
       if (SCORE != DOT_PRODUCT) norms_[j] = norms ? norms[start + j] : dot(k, k, p.channels);
     }
+  }
+
+  // Asks for a later state early: memory is what decoding waits for. An address behind the last one does no harm.
+  RFA_INLINE_MEMBER static void fetch(const float* state, int64_t channels) {
+    for (int64_t c = 0; c < channels; c += 16) __builtin_prefetch(state + c);  // 64 bytes, a line
   }
 
   RFA_INLINE_MEMBER static float dot(const float* x, const float* y, int64_t n) {

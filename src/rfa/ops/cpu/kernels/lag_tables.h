@@ -23,18 +23,20 @@ class LagTables {
     for (int table = 0; table < 3; table++) {
       const float* from = task.p.tables + (table * task.p.heads + task.h) * task.p.lags;
       float* to = values_ + table * size_;
-      for (int64_t n = 0; n < size_; n++) to[n] = from[lag(n)];
+      const int64_t ahead = std::min(size_ - middle_, task.p.lags);  // lags 0, 1, ... from the middle on
+      std::reverse_copy(from, from + middle_ + 1, to);
+      std::copy_n(from, ahead, to + middle_);
+      std::fill(to + middle_ + ahead, to + size_, from[task.p.lags - 1]);
     }
-    const float *decay = task.p.tables + task.h * task.p.lags, *weight = decay + 2 * task.p.heads * task.p.lags;
+    const float* decay = task.p.tables + task.h * task.p.lags;
     far_ = std::partition_point(decay, decay + task.p.lags, [](float e) { return e > FAR; }) - decay;
-    widest_ = *std::max_element(weight, weight + task.p.lags) / (task.p.score_kind == STUDENT_T ? ONE : 1.0f);
   }
 
   // Whether E <= FAR between n queries and a block of keys, and E w c |q| |k| is below rounding; `reach` = c |q| |k|.
   bool decayed(int64_t first, int64_t n, int64_t start, float reach) const {
     const int64_t position = task_.p.keys - task_.p.queries + first;
     const int64_t behind = position - (start + KEY_BLOCK - 1), ahead = start - (position + n - 1);
-    return std::max(behind, ahead) >= far_ && reach * widest_ * FAR < 1e-6f;
+    return std::max(behind, ahead) >= far_ && reach * widest() * FAR < 1e-6f;
   }
 
   QueryRow row(int64_t i) const { return {middle_ - (task_.p.keys - task_.p.queries + std::min(i, task_.p.queries - 1))}; }
@@ -72,11 +74,20 @@ class LagTables {
   void finish(double*) {}
 
  private:
+  // The largest w. Decoding does not need it, and would look through all lags for each token.
+  float widest() const {
+    if (widest_ < 0.0f) {
+      const float* weight = task_.p.tables + (2 * task_.p.heads + task_.h) * task_.p.lags;
+      widest_ = *std::max_element(weight, weight + task_.p.lags) / (task_.p.score_kind == STUDENT_T ? ONE : 1.0f);
+    }
+    return widest_;
+  }
+
   int64_t lag(int64_t n) const { return std::min(n < middle_ ? middle_ - n : n - middle_, task_.p.lags - 1); }
 
   const Task& task_;
   int64_t middle_, size_, far_;  // far_: the first lag at which all has decayed
-  float widest_;                 // the largest w
+  mutable float widest_ = -1.0f;
   Buffer<float> values_, sums_;
 };
 
