@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from cover import slow
 
-TRACED = """
+STRICT = """
 import torch
-from torch._dynamo.utils import counters
 from torch.export import Dim
 from models.small import assert_same, small, tokens
 
@@ -21,12 +20,6 @@ lengths = {"input_ids": {0: Dim("batch"), 1: Dim("length")}, "use_cache": None}
 exported = torch.export.export(model, (), {"input_ids": ids, "use_cache": False}, dynamic_shapes=lengths, strict=True)
 longer = tokens(3, 25)
 assert_same(exported.module()(input_ids=longer, use_cache=False).logits, model(longer).logits)
-
-expected = model.generate(ids, max_new_tokens=20, do_sample=False)
-model.compile(backend="eager", fullgraph=True)
-assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), expected)
-assert not counters["graph_break"]
-assert counters["stats"]["unique_graphs"] <= 6  # not one for each token
 """
 
 EXPORTED = """
@@ -48,10 +41,11 @@ for name in names:
 COMPILED = """
 import time
 import torch
+from torch._dynamo.utils import counters
 from models.small import assert_same, small, tokens
 
-model, ids = small("m2-sc-rfa"), tokens()
-expected = model.generate(ids, max_new_tokens=20, do_sample=False)
+model, ids = small("m2-sc-rfa", num_hidden_layers=1), tokens()
+expected = model.generate(ids, max_new_tokens=150, do_sample=False)
 given = {"labels": ids, "use_cache": False}
 loss = model(ids, **given).loss
 loss.backward()
@@ -65,8 +59,13 @@ print(f"train step: {time.process_time() - begun:.0f} s")
 assert_same(compiled, loss)
 for key, parameter in model.named_parameters():
     assert_same(parameter.grad, gradients[key])
+torch._dynamo.reset()
+counters.clear()
 begun = time.process_time()
-assert torch.equal(model.generate(ids, max_new_tokens=20, do_sample=False), expected)
+model.compile(fullgraph=True, dynamic=True)
+assert torch.equal(model.generate(ids, max_new_tokens=150, do_sample=False), expected)
+# the prompt, a step, and a step where the cache grows or its tables do: not one for each token or size
+assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 4
 print(f"generate: {time.process_time() - begun:.0f} s")
 """
 
@@ -99,20 +98,20 @@ def run(program, *arguments):
     return done.stdout
 
 
-def test_traced_in_one_graph():
-    """Strict export with any batch and length; `generate` without graph breaks, and without a graph for each token."""
-    run(TRACED)
+def test_exported_with_any_length():
+    """Strict, so that a program is not tied to the values of the example."""
+    run(STRICT)
 
 
 @slow
 def test_exported_variants():
-    """Strict export of every way through the code that has one: 80 s. A window and a scan need a fixed length."""
+    """Strict export of every way through the code that has one: 40 s. A window and a scan need a fixed length."""
     run(EXPORTED)
 
 
 @slow
 def test_compiled_by_inductor():
-    """A training step and `generate` of two layers in one graph each: about 20 s of processor time to compile."""
+    """A training step and 150 tokens of `generate` without graph breaks: half a minute of processor time to compile."""
     print(run(COMPILED))
 
 
