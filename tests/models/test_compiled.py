@@ -111,7 +111,7 @@ def test_exported_variants():
 
 @slow
 def test_compiled_by_inductor():
-    """A training step and 150 tokens of `generate` without graph breaks: half a minute of processor time to compile."""
+    """A training step and 150 tokens of `generate` without graph breaks: 35 s of processor time to compile."""
     print(run(COMPILED))
 
 

@@ -80,7 +80,7 @@ class RFAPreTrainedModel(PreTrainedModel):
             for name, tensor in module.state_dict().items():
                 initialization.copy_(tensor, initial[name])
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Upload the model as transformers does, with the files that let it load without `import rfa`.
 
         `AutoModelForCausalLM.from_pretrained(name, trust_remote_code=True)` loads it where the package is installed.
