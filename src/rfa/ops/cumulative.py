@@ -9,6 +9,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance, time_dtype
 
 from .positions import Positions, by_group, token_groups
+from .transforms import exported
 
 
 def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
@@ -24,8 +25,13 @@ def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
 
     Returns:
         `(..., length)`.
+
+    Raises:
+        ValueError: in an export that leaves the length open.
     """
     length = term.shape[-1]
+    if exported() and isinstance(length, torch.SymInt):  # it would be wrong beyond the next power of two
+        raise ValueError("length: got any length in an export, expected a fixed one: a scan over the tokens halves it")
     if length < 2:
         return term
     pairs = length // 2 * 2
