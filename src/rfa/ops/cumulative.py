@@ -27,11 +27,11 @@ def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
         `(..., length)`.
 
     Raises:
-        ValueError: in an export that leaves the length open.
+        ValueError: in an export: a program would not serve other lengths.
     """
     length = term.shape[-1]
-    if exported() and isinstance(length, torch.SymInt):  # it would be wrong beyond the next power of two
-        raise ValueError("length: got any length in an export, expected a fixed one: a scan over the tokens halves it")
+    if exported():  # exporters to ONNX drop PyTorch's guard, and the program would be wrong at other lengths
+        raise ValueError("export: got a scan, expected none: it halves the sequence until one token is left")
     if length < 2:
         return term
     pairs = length // 2 * 2

@@ -49,7 +49,7 @@ def readable(*tensors: Tensor | None) -> bool:
 
 def exported() -> bool:
     """Whether a program is being exported, which must serve longer sequences than its example's too."""
-    return getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)()  # PyTorch 2.6 has the latter only
+    return getattr(torch.compiler, "is_exporting", bool)()  # PyTorch 2.6 lacks it
 
 
 def _recorded() -> bool:
