@@ -64,8 +64,8 @@ counters.clear()
 begun = time.process_time()
 model.compile(fullgraph=True, dynamic=True)
 assert torch.equal(model.generate(ids, max_new_tokens=150, do_sample=False), expected)
-# the prompt, a step, and a step where the cache grows or its tables do: not one for each token or size
-assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 4
+# the prompt, a step, and steps where the cache or its tables grow or are full: not one for each token or size
+assert not counters["graph_break"] and counters["stats"]["unique_graphs"] <= 5
 print(f"generate: {time.process_time() - begun:.0f} s")
 """
 
