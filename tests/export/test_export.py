@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipelin
 
 from rfa.evaluation import evaluate
 from rfa.export import export_run
-from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig
+from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.results import write_result
 from rfa.training import RunFolder, train
 
@@ -63,6 +64,15 @@ def test_it_loads_without_import_rfa(place, tmp_path):
     model = RunFolder(place / "run").load_model()
     ids = torch.tensor([list(b"the old sea")])
     assert json.loads(done.stdout) == model.generate(ids, max_new_tokens=8, do_sample=False)[0].tolist()
+
+
+def test_the_auto_map_names_what_is_registered(place):
+    """transformers prefers the registered classes as soon as the configuration has loaded rfa."""
+    named = json.loads((place / "model" / "config.json").read_text())["auto_map"]
+    for auto in (AutoModel, AutoModelForCausalLM):
+        module, name = named.pop(auto.__name__).split(".")
+        assert runpy.run_path(place / "model" / f"{module}.py")[name] is auto._model_mapping[RFAConfig]
+    assert named == {"AutoConfig": "configuration_rfa.RFAConfig"}
 
 
 def test_without_rfa_the_error_names_the_installation(place, tmp_path):

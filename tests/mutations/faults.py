@@ -338,5 +338,18 @@ PARALLEL = [
              "gradients of the heads of others are lost", "parallel/test_heads.py"),
 ]  # fmt: skip
 
+ECOSYSTEM = [
+    Mutation("export/folder.py", 'padding_side="left"', 'padding_side="right"',
+             "prompts of a batch are continued after their padding", "export/test_export.py"),
+    Mutation("export/folder.py", '_SAME = ("preset", "seed", ', '_SAME = ("preset", ',
+             "the card shows the result of another seed", "export/test_export.py"),
+    Mutation("models/remote_code.py", 'ForCausalLM": "RFAForCausalLM"}', 'ForCausalLM": "RFAModel"}',
+             "a model without its head is loaded", "export/test_export.py"),
+    Mutation("nn/projections.py", "    made.__class__ = nn.Linear\n", "",
+             "torch.ao leaves the projections alone", "models/test_tools.py"),
+    Mutation("ops/positions.py", "tuple[Tensor, ...]] = {}  #", "tuple[Tensor, ...]] = dict[str, int]()  #",
+             "a model cannot be exported strictly", "models/test_compiled.py"),
+]  # fmt: skip
+
 MUTATIONS = [*DYNAMICS, *OPERATOR, *KERNELS, *ESTIMATION, *PIPELINE, *SERIES, *RECALL, *RECORD]
-MUTATIONS += [*PACKAGE, *INTEGRATIONS, *PARALLEL]
+MUTATIONS += [*PACKAGE, *INTEGRATIONS, *PARALLEL, *ECOSYSTEM]

@@ -12,7 +12,7 @@ from rfa.dynamics import riccati_log_gain, rotation_of_heads, turn
 from rfa.ops.channel_gates import channel_gated_attention
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
-from rfa.ops.transforms import scaled_dot_product_attention
+from rfa.ops.transforms import exported, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
@@ -229,7 +229,7 @@ class DotProductAttention(Attention):
         masked = positions.key_groups is not None or (self.causal if apart else queries not in (1, keys))
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
         biased = biased or self.logarithmic is not None
-        beyond = self.window is not None and not (positions.uniform and keys <= self.window)
+        beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
     def _biases(self, log_gate: Tensor | None) -> dict[str, Any]:

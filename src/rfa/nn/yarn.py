@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rfa.dynamics import time_dtype, turn
 from rfa.ops.positions import Positions
-from rfa.ops.transforms import readable
+from rfa.ops.transforms import exported, readable
 
 FAST, SLOW = 32, 1  # turns within the training length, above which a mode stays and below which it is interpolated
 TEMPERATURE = 0.1
@@ -44,7 +44,7 @@ class Yarn(NamedTuple):
 
         A sequence is a row, or one segment of a row, from its first key that takes part up to the last one.
         """
-        if positions.uniform and positions.key_times.shape[-1] <= self.train_length:
+        if positions.uniform and not exported() and positions.key_times.shape[-1] <= self.train_length:
             return None
         return next(iter(positions.once(f"{self} scale", lambda: self._scale(positions))), None)
 

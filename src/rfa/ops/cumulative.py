@@ -9,6 +9,7 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance, time_dtype
 
 from .positions import Positions, by_group, token_groups
+from .transforms import exported
 
 
 def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
@@ -24,8 +25,13 @@ def linear_scan(factor: Tensor, term: Tensor) -> Tensor:
 
     Returns:
         `(..., length)`.
+
+    Raises:
+        ValueError: in an export: a program would not serve other lengths.
     """
     length = term.shape[-1]
+    if exported():  # exporters to ONNX drop PyTorch's guard, and the program would be wrong at other lengths
+        raise ValueError("export: got a scan, expected none: it halves the sequence until one token is left")
     if length < 2:
         return term
     pairs = length // 2 * 2

@@ -14,7 +14,7 @@ from .backends import attend, backend_for
 from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, row_blocks, sees_any, turned
 from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
-from .transforms import scaled_dot_product_attention
+from .transforms import exported, scaled_dot_product_attention
 
 LogarithmicBias = tuple[Tensor, Tensor]  # r1 and r2, each `(heads,)`
 
@@ -275,7 +275,7 @@ def windowed_attention(
     poisoned_keys = poisoned_keys | poisoned_values
     queries, keys = query.shape[2], key.shape[2]
     blocks = row_blocks(query.shape[0], query.shape[1], queries, keys)
-    if positions.uniform:
+    if positions.uniform and not exported():
         blocks = [slice(start, min(start + window, queries)) for start in range(0, max(1, queries), window)]
     estimates = []
     for rows in blocks:
