@@ -10,7 +10,7 @@ from rfa.auto_classes import register
 from rfa.version import __version__
 
 if TYPE_CHECKING:
-    from rfa import data, dynamics, estimation, evaluation, models, nn, ops, training
+    from rfa import data, dynamics, estimation, evaluation, export, integrations, models, nn, ops, parallel, training
     from rfa.models import RFAConfig, RFATimeSeriesConfig
     from rfa.ops import robust_filter_attention, tensor_filter_attention
 
@@ -22,9 +22,12 @@ __all__ = [
     "dynamics",
     "estimation",
     "evaluation",
+    "export",
+    "integrations",
     "models",
     "nn",
     "ops",
+    "parallel",
     "robust_filter_attention",
     "tensor_filter_attention",
     "training",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from report.results import whole_result
 from training.runs import contents, tiny_spec, write_corpus
@@ -24,6 +25,7 @@ from rfa.training import RunFolder, train
 LOAD = """
 import sys
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 {before}
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
@@ -69,10 +71,12 @@ def test_it_loads_without_import_rfa(place, tmp_path):
 def test_the_auto_map_names_what_is_registered(place):
     """transformers prefers the registered classes as soon as the configuration has loaded rfa."""
     named = json.loads((place / "model" / "config.json").read_text())["auto_map"]
-    for auto in (AutoModel, AutoModelForCausalLM):
-        module, name = named.pop(auto.__name__).split(".")
-        assert runpy.run_path(place / "model" / f"{module}.py")[name] is auto._model_mapping[RFAConfig]
-    assert named == {"AutoConfig": "configuration_rfa.RFAConfig"}
+    assert named.pop("AutoConfig") == "configuration_rfa.RFAConfig"
+    assert len(named) == 5
+    for auto, what in named.items():
+        module, name = what.split(".")
+        registered = getattr(transformers, auto)._model_mapping[RFAConfig]
+        assert runpy.run_path(place / "model" / f"{module}.py")[name] is registered
 
 
 def test_without_rfa_the_error_names_the_installation(place, tmp_path):

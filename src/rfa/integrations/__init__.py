@@ -3,6 +3,10 @@
 The import registers the attention "rfa" with transformers.
 """
 
+from rfa.checks import needs
+
+needs("transformers")
+
 from .attention_interface import student_t_attention
 from .flex import flex_filter_attention
 from .replace_attention import replace_attention

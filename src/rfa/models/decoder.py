@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from rfa.checks import require
 from rfa.nn import HeadDynamics, NormalLinear
+from rfa.nn.checks import check_ids
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
 from rfa.nn.projections import normal_projection
@@ -24,6 +25,7 @@ from rfa.ops.weights import joined, recorded_weights
 from .configuration import DecoderConfig
 from .remote_code import auto_map
 
+NOT_SCORED = -100  # transformers' loss ignores this label
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
 
 
@@ -39,6 +41,10 @@ class DecoderOutput(BaseModelOutputWithPast):
     """
 
     log_precisions: tuple[Tensor, ...] | None = None
+
+    def beside_states(self) -> dict[str, Any]:
+        """What the output of a model with a head takes over."""
+        return {name: value for name, value in self.items() if name != "last_hidden_state"}
 
 
 @dataclass
@@ -144,6 +150,24 @@ class RFAPreTrainedModel(PreTrainedModel):
         """
         self.config.auto_map = auto_map(self.config.model_type)
         return super().push_to_hub(*args, **kwargs)
+
+    def token_loss(
+        self, logits: Float[Tensor, "batch length vocabulary"], labels: Tensor | None, num_items: int | Tensor | None
+    ) -> Tensor | None:
+        """Cross entropy as transformers' `loss_function`; None without labels.
+
+        Raises:
+            ValueError: unless there is one label a token, of the vocabulary or -100, which is not scored.
+        """
+        if labels is None:
+            return None
+        vocabulary, shape = self.config.vocab_size, tuple(logits.shape[:2])
+        given = isinstance(labels, Tensor)
+        require(given, "labels", type(labels).__name__, f"a tensor of integers {shape}")
+        fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
+        require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}, as the logits")
+        check_ids("labels", labels, vocabulary, NOT_SCORED)
+        return self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = None) -> None:

@@ -11,7 +11,7 @@ from rfa.checks import require
 
 from .configuration import RFAConfig
 from .decoder import MaskedModelOutput, RFAPreTrainedModel
-from .modeling import RFAModel, check_labels
+from .modeling import RFAModel
 
 
 class RFAForSequenceClassification(GenericForSequenceClassification, RFAPreTrainedModel):
@@ -79,17 +79,6 @@ class RFAForMaskedLM(RFAPreTrainedModel):
             ValueError: for an unknown argument, or one that does not fit.
         """
         outputs = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
-        logits, loss = self.lm_head(outputs.last_hidden_state), None
-        if labels is not None:
-            vocabulary = self.config.vocab_size
-            check_labels(labels, logits, vocabulary)
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
-            )
-        return MaskedModelOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            log_precisions=outputs.log_precisions,
-        )
+        logits = self.lm_head(outputs.last_hidden_state)
+        loss = self.token_loss(logits, labels, num_items_in_batch)
+        return MaskedModelOutput(loss=loss, logits=logits, **outputs.beside_states())

@@ -21,7 +21,6 @@ from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
 from .packing import PACKING, NewTokens, packed_segments
 
 _KNOWN = {"output_hidden_states", "cache_position", *PACKING}
-NOT_SCORED = -100  # transformers' loss ignores this label
 
 
 class RFAModel(RFAPreTrainedModel):
@@ -172,21 +171,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden_states = outputs.last_hidden_state
         logits = self.lm_head(hidden_states if isinstance(kept, int) else hidden_states[:, kept])
-        loss = None
-        if labels is not None:
-            vocabulary = self.config.vocab_size
-            check_labels(labels, logits, vocabulary)
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items_in_batch
-            )
-        return LanguageModelOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            log_precisions=outputs.log_precisions,
-        )
+        loss = self.token_loss(logits, labels, num_items_in_batch)
+        return LanguageModelOutput(loss=loss, logits=logits, **outputs.beside_states())
 
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
@@ -240,15 +226,6 @@ def _refuse_unknown(given: dict[str, object]) -> None:
     for name, value in given.items():
         if name not in _KNOWN and value is not None and value is not False:
             raise ValueError(f"{name}: not an argument of this model")
-
-
-def check_labels(labels: Tensor, logits: Tensor, vocabulary: int) -> None:
-    """Raise `ValueError` unless there is one label a token, of the vocabulary or not scored."""
-    given, shape = isinstance(labels, Tensor), tuple(logits.shape[:2])
-    require(given, "labels", type(labels).__name__, f"a tensor of integers {shape}")
-    fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
-    require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}, as the logits")
-    check_ids("labels", labels, vocabulary, NOT_SCORED)
 
 
 def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:

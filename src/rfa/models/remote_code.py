@@ -9,7 +9,14 @@ from pathlib import Path
 from rfa.files import write_text_whole
 
 _CLASSES = {
-    "rfa": {"AutoConfig": "RFAConfig", "AutoModel": "RFAModel", "AutoModelForCausalLM": "RFAForCausalLM"},
+    "rfa": {
+        "AutoConfig": "RFAConfig",
+        "AutoModel": "RFAModel",
+        "AutoModelForCausalLM": "RFAForCausalLM",
+        "AutoModelForMaskedLM": "RFAForMaskedLM",
+        "AutoModelForSequenceClassification": "RFAForSequenceClassification",
+        "AutoModelForTokenClassification": "RFAForTokenClassification",
+    },
     "rfa_time_series": {"AutoConfig": "RFATimeSeriesConfig", "AutoModel": "RFAForTimeSeries"},
 }
 # transformers takes imports outside `try` for packages of that name, and would advise `pip install rfa`

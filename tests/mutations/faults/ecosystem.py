@@ -70,7 +70,7 @@ EXPORT = [
              "prompts of a batch are continued after their padding", "export/test_export.py"),
     Mutation("export/folder.py", '_SAME = ("preset", "seed", ', '_SAME = ("preset", ',
              "the card shows the result of another seed", "export/test_export.py"),
-    Mutation("models/remote_code.py", 'ForCausalLM": "RFAForCausalLM"}', 'ForCausalLM": "RFAModel"}',
+    Mutation("models/remote_code.py", '"AutoModelForCausalLM": "RFAForCausalLM"', '"AutoModelForCausalLM": "RFAModel"',
              "a model without its head is loaded", "export/test_export.py"),
     Mutation("nn/projections.py", "    made.__class__ = nn.Linear\n", "",
              "torch.ao leaves the projections alone", "models/test_tools.py"),
