@@ -2,6 +2,7 @@
 
 import torch
 from transformers import (
+    DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -40,6 +41,10 @@ def tokens(batch=2, length=9, seed=1):
     return torch.randint(1, 50, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
+def generate(model, ids, **options):
+    return model.generate(ids, **{"max_new_tokens": 6, "do_sample": False, **options})
+
+
 def padded(ids, by):
     """Left padding of the first row, and the mask."""
     mask = torch.ones(len(ids), ids.shape[1] + by, dtype=torch.long)
@@ -47,3 +52,23 @@ def padded(ids, by):
     longer = torch.nn.functional.pad(ids, (by, 0))
     longer[1:, :by] = tokens(1, by, seed=5)
     return longer, mask
+
+
+def assert_generation_is_consistent(model):
+    """Whole, in chunks with a cache, without one, and padded on the left: the same.
+
+    Returns:
+        The logits of `tokens()`.
+    """
+    ids = tokens()
+    with torch.no_grad():
+        logits, cache = model(ids).logits, DynamicCache(config=model.config)
+        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 4), (4, 5), (5, 9))]
+    torch.testing.assert_close(torch.cat(parts, 1), logits, rtol=1e-4, atol=1e-4)  # float32, other orders of sums
+    first = generate(model, ids)
+    assert torch.equal(first, generate(model, ids, use_cache=False))
+    longer, mask = padded(ids, 3)
+    beside = generate(model, longer, attention_mask=mask)
+    assert torch.equal(beside[0, 3:], first[0])
+    assert torch.equal(beside[1:], generate(model, longer[1:]))
+    return logits

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 import rfa
-from integrations.hosts import NAMES, host, padded, tokens
+from integrations.hosts import NAMES, assert_generation_is_consistent, generate, host, tokens
 from rfa.integrations import ReplacedAttention, replace_attention
 from rfa.integrations.replaced_attention import first_temperature
 
@@ -30,10 +30,6 @@ PLAIN = {"weight": "exponential"}
 
 def replaced(name, options=ALL, **fields):
     return replace_attention(host(name, **fields), **options)
-
-
-def generate(model, ids, **options):
-    return model.generate(ids, **{"max_new_tokens": 6, "do_sample": False, **options})
 
 
 def test_exponential_weights_and_keys_of_equal_norms_leave_a_model_as_it_was():
@@ -68,18 +64,7 @@ def test_first_temperature_has_the_slope_of_the_dot_product():
 
 @cover(name=NAMES, options=[ALL, PLAIN, {"prior": "riccati", "decay": 0.2}])
 def test_generation_is_the_same_without_a_cache_in_chunks_and_padded(name, options):
-    model, ids = replaced(name, options), tokens()
-    with torch.no_grad():
-        whole = model(ids).logits
-        cache = DynamicCache(config=model.config)
-        parts = [model(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 4), (4, 5), (5, 9))]
-    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)  # float32, other orders of sums
-    first = generate(model, ids)
-    assert torch.equal(first, generate(model, ids, use_cache=False))
-    longer, mask = padded(ids, 3)
-    assert torch.equal(generate(model, longer, attention_mask=mask)[0, 3:], first[0])
-    one = generate(model, longer[1:])
-    assert torch.equal(generate(model, longer, attention_mask=mask)[1:], one)
+    assert_generation_is_consistent(replaced(name, options))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

@@ -73,6 +73,15 @@ def assert_same_result(first, second):
     assert weights(first).keys() == weights(second).keys()
 
 
+def assert_resumes(run, step):
+    """Two processes take it from this step three steps further."""
+    record = run.read()
+    record["spec"]["max_steps"] = step + 3
+    run.write(record)
+    finish(start(run.path.parent, "--resume"))
+    assert run.read()["steps"] == step + 3
+
+
 @slow
 def test_two_processes_are_one(rfa, monkeypatch, corpus, tmp_path):
     """Two with batches of 2, one with batches of 4."""
@@ -100,11 +109,7 @@ def test_ctrl_c_stops_both_at_one_step_and_both_resume(corpus, tmp_path):
     run = RunFolder(tmp_path / "run")
     step = int(said[0].split()[4])
     assert run.latest_checkpoint().name == f"checkpoint-{step}"
-    record = run.read()
-    record["spec"]["max_steps"] = step + 3
-    run.write(record)
-    finish(start(tmp_path, "--resume"))
-    assert run.read()["steps"] == step + 3
+    assert_resumes(run, step)
 
 
 @slow
@@ -123,11 +128,7 @@ def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corp
         r"rfa: processes: another one of the 2 of this run has ended \(.*\); --resume with as many", said[0]
     )
     step = int(run.latest_checkpoint().name.partition("-")[2])
-    record = run.read()
-    record["spec"]["max_steps"] = step + 3
-    run.write(record)
-    finish(start(tmp_path, "--resume"))
-    assert run.read()["steps"] == step + 3
+    assert_resumes(run, step)
 
 
 @slow

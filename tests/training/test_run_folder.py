@@ -1,9 +1,6 @@
-"""The run folder: what may be replaced, what is damaged, and a disk that is full."""
+"""The run folder: what may be replaced, what is damaged, and what other processes change."""
 
-import errno
 import json
-import os
-import resource
 import shutil
 import sys
 from dataclasses import replace
@@ -13,17 +10,13 @@ import pytest
 import torch
 from cover import cover, slow, some
 from safetensors.torch import load_file, save_file
-from transformers.utils import logging
 
 from rfa.evaluation import generate
-from rfa.files import write_whole
-from rfa.models import RFAForCausalLM, preset
+from rfa.models import RFAForCausalLM
 from rfa.nn import filter_attention
 from rfa.training import RunFolder, Stopped, TrainingSpec, callbacks, resume, train, trial_step
 from rfa.training.callbacks import read_metrics
-from rfa.training.saved_files import read_model
-from rfa.training.trainer import quiet_transformers
-from training.runs import MODEL, at_step, contents, ctrl_c, tiny_spec, weights, write_corpus
+from training.runs import MODEL, at_step, contents, ctrl_c, tiny_spec, write_corpus
 
 
 def test_an_existing_run_is_refused(corpus, run):
@@ -128,107 +121,6 @@ def test_a_damaged_tokenizer(run, content):
     with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read") as error:
         run.load_tokenizer()
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("before", ["file", "folder"])
-def test_write_whole_leaves_what_was_there(tmp_path, before):
-    target = tmp_path / "target"
-    if before == "folder":
-        target.mkdir()
-        (target / "old").write_text("old")
-    else:
-        target.write_text("old")
-    kept = contents(tmp_path)
-
-    def fail(path):
-        path.mkdir()
-        (path / "half").write_text("half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
-        write_whole(target, fail)
-    assert contents(tmp_path) == kept
-    assert [path.name for path in tmp_path.iterdir()] == (["target"])
-
-
-# A full disk, after the checkpoint of step 3 and before that of step 6. A limit on the size of files makes real writes
-# fail where they would on a full disk: with 30 kB the model, with 90 kB only the optimiser's state.
-
-
-def no_space(*_, **__):
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def full_disk(kind, monkeypatch):
-    if isinstance(kind, int):
-        return resource.setrlimit(resource.RLIMIT_FSIZE, (kind, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-    monkeypatch.setattr(
-        *{"torch.save": (torch, "save"), "rename": (os, "replace"), "mkdir": (os, "makedirs")}[kind], no_space
-    )
-
-
-@pytest.fixture
-def unlimited():
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-@pytest.mark.parametrize("kind", some([90_000, 30_000, "torch.save", "mkdir", "rename"], 2))
-def test_full_disk_while_saving(corpus, finished, tmp_path, monkeypatch, unlimited, kind):
-    spec = tiny_spec(corpus)
-    with monkeypatch.context() as patch, pytest.raises(OSError):  # noqa: PT011 (its text is the system's)
-        train(spec, tmp_path / "run", progress=at_step(5, lambda: full_disk(kind, patch)))
-    unlimited()
-    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["checkpoint-3"]
-    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
-    assert not [name for name in contents(tmp_path / "run") if "/." in name or name.startswith(".")]
-    resume(tmp_path / "run")
-    for name, value in weights(finished).items():
-        torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("times", some([3, 1], 1))
-def test_a_run_that_lacks_only_its_model_makes_no_step_more(corpus, finished, tmp_path, monkeypatch, times):
-    """The disk is full when the model is saved, after the last checkpoint; again and again."""
-    with monkeypatch.context() as patch:
-        patch.setattr(sys.modules["rfa.training.train"], "save_model", no_space)
-        for attempt in range(times):
-            with pytest.raises(OSError):  # noqa: PT011
-                resume(tmp_path / "run") if attempt else train(tiny_spec(corpus), tmp_path / "run")
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["finished"] is False
-    record = resume(tmp_path / "run", progress=lambda *_: pytest.fail("it went on"))
-    whole = json.loads((finished / "run.json").read_text())
-    assert record["steps"] == 8
-    assert record["result"]["tokens"] == whole["result"]["tokens"]
-    assert record["result"]["tokens_per_second"] is None  # nobody measured it
-    assert record["result"]["valid_loss"] == pytest.approx(whole["result"]["valid_loss"], abs=1e-6)
-    for name, value in weights(finished).items():
-        torch.testing.assert_close(weights(tmp_path / "run")[name], value, atol=1e-6, rtol=0)
-    lines = [line["step"] for line in read_metrics(RunFolder(tmp_path / "run")) if "loss" in line]
-    assert lines == list(range(1, 9))
-
-
-@slow
-def test_tensorboard_that_cannot_be_written_stops_nothing(corpus, tmp_path, monkeypatch, capsys, caplog):
-    """Its thread's error is one line of the log; the run's own record is whole."""
-    monkeypatch.setattr("tensorboard.summary.writer.record_writer.RecordWriter.write", no_space)
-    assert train(tiny_spec(corpus), tmp_path / "run")["finished"]
-    assert "Traceback" not in capsys.readouterr().err
-    assert len([line for line in caplog.messages if "TensorBoard" in line]) == 1
-    assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 8
-
-
-def test_full_disk_on_resume_loses_no_metrics(stopped, unlimited):
-    before = read_metrics(stopped)
-    full_disk(100, None)
-    with pytest.raises(OSError):  # noqa: PT011
-        resume(stopped.path)
-    unlimited()
-    assert read_metrics(stopped) == before
-    assert resume(stopped.path)["finished"]
-    steps = [line["step"] for line in read_metrics(stopped) if "loss" in line]
-    assert steps == list(range(1, 9))
 
 
 def test_the_users_own_text_in_a_run_folder_survives_overwrite(corpus, tmp_path):
@@ -388,46 +280,6 @@ def test_a_stop_that_came_from_another_process_is_no_second_one(first, caplog):
         ctrl_c()  # its own, a moment later
 
 
-SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 11}
-
-
-def saved(folder, dtype):
-    model = RFAForCausalLM(preset("m2-sc-rfa", **SIZES)).to(dtype)
-    model.save_pretrained(folder)
-    return model
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_the_precision_is_the_saved_one(tmp_path, dtype):
-    expected = saved(tmp_path, dtype).state_dict()
-    model = read_model(tmp_path)
-    assert model.dtype == model.config.dtype == dtype
-    assert model.lm_head.weight.dtype == dtype
-    for name, tensor in model.state_dict().items():  # the dynamics are of single precision in every model
-        assert torch.equal(tensor.float(), expected[name].float()), name
-
-
-def changed(folder, **values):
-    file = folder / "config.json"
-    config = json.loads(file.read_text())
-    del config["dtype"]
-    file.write_text(json.dumps(config | values))
-
-
-def test_the_precision_by_its_older_name(tmp_path):
-    saved(tmp_path, torch.bfloat16)
-    changed(tmp_path, torch_dtype="bfloat16")
-    assert read_model(tmp_path).dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("dtype", ["int8", 5, ["float32"]])
-def test_no_other_precision(tmp_path, dtype):
-    saved(tmp_path, torch.float32)
-    changed(tmp_path, dtype=dtype)
-    with pytest.raises(ValueError, match=r"dtype: got .* expected one of float16, bfloat16, float32, float64"):
-        read_model(tmp_path)
-
-
 def test_a_step_that_is_no_number_is_found(monkeypatch):
     spec = TrainingSpec(preset="m2-sc-rfa", model=MODEL, length=8, tokenizer="bytes")
     trial_step(spec)
@@ -435,34 +287,3 @@ def test_a_step_that_is_no_number_is_found(monkeypatch):
     monkeypatch.setattr(filter_attention, "located_filter_attention", lambda query, *_, **__: query * torch.nan)
     with pytest.raises(RuntimeError, match="trial step: got a loss or a gradient that is not finite"):
         trial_step(spec)
-
-
-@pytest.fixture(params=[(logging.INFO, True)], ids=["loud"])
-def settings(request):
-    before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    apply(*request.param)
-    yield request.param
-    apply(*before)
-
-
-def apply(verbosity, bars):
-    logging.set_verbosity(verbosity)
-    logging.enable_progress_bar() if bars else logging.disable_progress_bar()
-
-
-def current():
-    return logging.get_verbosity(), logging.is_progress_bar_enabled()
-
-
-def test_quiet_inside_and_as_before_afterwards(settings):
-    with quiet_transformers():
-        assert current() == (logging.ERROR, False)
-    assert current() == settings
-    with pytest.raises(KeyError), quiet_transformers():
-        raise KeyError
-    assert current() == settings
-
-
-def test_loading_a_model_leaves_the_settings(settings, finished):
-    RunFolder(finished).load_model()
-    assert current() == settings
