@@ -60,10 +60,10 @@ template <int64_t SCORE, class Prior> class Decode {
         store(at, weight * load(decay + j));
       }
       total += sum(weights);
-      for (int64_t j = 0; j < n; j++) {
-        const float* value = p.value.at(task_.b, task_.h, start + j);
-        fetch(value + AHEAD * p.value.row, p.value_channels);
-        add_value(scores_[start + j], value);
+      for (int64_t c = 0; c < p.value_channels;) {
+        if (c + 2 * LANES <= p.value_channels) add_values<2>(start, n, c);
+        else if (c + LANES <= p.value_channels) add_values<1>(start, n, c);
+        else add_rest(start, n, c);
       }
     }
     float* out = p.out.at(task_.b, task_.h, i);
@@ -97,11 +97,27 @@ template <int64_t SCORE, class Prior> class Decode {
     return result;
   }
 
-  RFA_INLINE_MEMBER void add_value(float weight, const float* value) {
-    if (weight == 0.0f) return;  // an absent key may hold NaN
-    int64_t c = 0;
-    for (; c + LANES <= task_.p.value_channels; c += LANES) add_to(out_ + c, load(value + c) * weight);
-    for (; c < task_.p.value_channels; c++) out_[c] += weight * value[c];
+  // Weighted values of `n` keys, `N` vectors of channels from the c-th on, summed in registers.
+  template <int64_t N> RFA_INLINE_MEMBER void add_values(int64_t start, int64_t n, int64_t& c) {
+    const Problem& p = task_.p;
+    const float* value = p.value.at(task_.b, task_.h, start) + c;
+    Floats sums[N];
+    for (int64_t v = 0; v < N; v++) sums[v] = load(out_ + c + v * LANES);
+    for (int64_t j = 0; j < n; j++, value += p.value.row) {
+      fetch(value + AHEAD * p.value.row, N * LANES);
+      const float weight = scores_[start + j];
+      if (weight == 0.0f) continue;  // an absent key may hold NaN
+      for (int64_t v = 0; v < N; v++) sums[v] += load(value + v * LANES) * weight;
+    }
+    for (int64_t v = 0; v < N; v++) store(out_ + c + v * LANES, sums[v]);
+    c += N * LANES;
+  }
+
+  void add_rest(int64_t start, int64_t n, int64_t& c) {
+    const float* value = task_.p.value.at(task_.b, task_.h, start);
+    for (; c < task_.p.value_channels; c++)
+      for (int64_t j = 0; j < n; j++)
+        if (const float weight = scores_[start + j]; weight != 0.0f) out_[c] += weight * value[j * task_.p.value.row + c];
   }
 
   const Task& task_;
