@@ -13,7 +13,7 @@ FEW += ["x5-content-clock", "x6-content-dynamics"]
 PATHS = NAMES if ALL else [*FEW, "m2-sc-rfa", "x1-riccati"]
 FILTERS = [name for name in NAMES if isinstance(PRESETS[name], FilterAttentionConfig)]
 # Not the one whose scores depend on more than the lag, and so on the padding before a text.
-RELATIVE = [name for name in PATHS if name != "b1-rope-as-released"]
+RELATIVE = [name for name in PATHS if PRESETS[name].is_relative()]
 # float32 (eps 1.2e-7) through two blocks on logits of order one
 SINGLE = 1e-5
 # float64: the same with nothing to spare for but a few thousand roundings

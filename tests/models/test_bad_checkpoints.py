@@ -45,6 +45,23 @@ def test_parameters_that_are_unknown(folder):
         AutoModelForCausalLM.from_pretrained(folder)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_that_is_missing(tmp_path, tied):
+    """Its own class does not draw it at random. Another class may."""
+    small("m2-sc-rfa", tie_word_embeddings=tied).save_pretrained(tmp_path)
+    name = "lm_head.bias" if tied else "lm_head.weight"
+    change(tmp_path, lambda state: state.pop(name))
+    with pytest.raises(ValueError, match=rf"^checkpoint: got .*without {name} \(1 in all\)"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    AutoModelForSequenceClassification.from_pretrained(tmp_path)
+
+
+def test_a_head_that_is_not_this_one(folder):
+    change(folder, lambda state: state.update({"lm_head.other": state["model.norm.weight"].clone()}))
+    with pytest.raises(ValueError, match=r"^checkpoint: got .*with the unknown lm_head\.other \(1 in all\)"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
 def test_a_checkpoint_of_another_configuration(folder):
     path = folder / "config.json"
     record = json.loads(path.read_text("utf-8"))

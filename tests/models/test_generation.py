@@ -172,10 +172,36 @@ def test_caches_of_another_model_are_refused():
         model(ids, past_key_values=cache)
         with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens, expected"):
             other(ids[:, :1], past_key_values=cache)
+        with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
+            other(ids[:, :1], past_key_values=copy.deepcopy(cache))
+        left = FilterCache()
+        small("m2-sc-rfa", seed=2)(ids, past_key_values=left)  # of a model that is gone
+        with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
+            other(ids[:, :1], past_key_values=left)
         for again in (pickle.loads(pickle.dumps(cache)), copy.deepcopy(cache)):
             assert_same(model(ids[:, :1], past_key_values=again).logits, model(tokens_after(ids)).logits[:, -1:])
         cache.reset()
         assert_same(other(ids, past_key_values=cache).logits, other(ids).logits)
+
+
+@pytest.mark.parametrize("foreign", [(), [], "a", ((torch.zeros(2, 4, 1, 16),) * 2,) * 2])
+def test_what_is_no_cache_is_refused(foreign):
+    with pytest.raises(ValueError, match=rf"^past_key_values: got '{type(foreign).__name__}', expected a FilterCache"):
+        small("m2-sc-rfa")(tokens(), past_key_values=foreign)
+
+
+def test_gradient_checkpointing_in_training_takes_no_cache():
+    """The layers would fill it twice. `generate` then decodes without one."""
+    model, ids, cache = small("m2-sc-rfa"), tokens(), FilterCache()
+    options = {"max_new_tokens": 4, "do_sample": False}
+    with torch.no_grad():
+        expected = model.generate(ids, **options)
+        model(ids[:, :5], past_key_values=cache)
+    model.gradient_checkpointing_enable()
+    model.train()
+    with pytest.raises(ValueError, match=r"^past_key_values: got '5 tokens', expected an empty cache in training"):
+        model(ids[:, 5:], past_key_values=cache)
+    assert torch.equal(model.generate(ids, **options), expected)
 
 
 def tokens_after(ids):

@@ -143,9 +143,16 @@ def test_what_a_head_refuses():
         RFAForMaskedLM(config)
     with pytest.raises(ValueError, match=r"^causal: got False, expected True for a causal"):
         RFAForCausalLM(preset("m2-sc-rfa", **SIZES, causal=False))
-    with pytest.raises(ValueError, match=r"^past_key_values: got .* expected None with causal=False"):
+    with pytest.raises(ValueError, match=r"^use_cache: got True, expected False with causal=False"):
         built(RFAForMaskedLM)(tokens(), use_cache=True)
     with pytest.raises(ValueError, match=r"^gates: got 'forget', expected None with causal=False"):
         RFAForMaskedLM(preset("c4-fox", **SIZES, causal=False))
     with pytest.raises(ValueError, match=r"^labels: got .*, expected torch.int64 \(2, 9\)|^labels: .*expected"):
         built(RFAForMaskedLM)(tokens(), labels=tokens(2, 4))
+    for kind, shape in ((SEQUENCES, (2,)), (TOKENS, (2, 9))):
+        model = built(kind, labels=3)
+        for wrong in (3, -1):
+            with pytest.raises(ValueError, match=rf"^labels: got {wrong}, expected ids from 0 to 2, or -100"):
+                model(tokens(), labels=torch.full(shape, wrong))
+        with pytest.raises(ValueError, match=r"^labels: got \(5,\), expected shape"):
+            model(tokens(), labels=torch.zeros(5, dtype=torch.long))

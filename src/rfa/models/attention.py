@@ -82,6 +82,10 @@ class AttentionConfig(CheckedFields, ABC):
         """Whether the layer has parameters of the SDE for each head."""
         return True
 
+    def is_relative(self) -> bool:
+        """Whether scores depend on differences of times alone."""
+        return True
+
     def has_precision(self) -> bool:
         """Whether the sum of a query's weights is the precision of its estimate (appendix E.2)."""
         return False

@@ -125,18 +125,24 @@ class RFAPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
-        """The model of a checkpoint, as in transformers, but the decoder must be complete.
+        """The model of a checkpoint, as in transformers, but it must be complete.
 
         Raises:
-            ValueError: where the checkpoint lacks parameters of the decoder or has others. transformers would draw the
-                missing ones at random with a warning. A head may be new. With `output_loading_info` the caller judges.
+            ValueError: where the checkpoint lacks parameters or has others. transformers would draw the missing ones at
+                random with a warning. The head of a checkpoint of another class may be new, and that class's own head
+                is left out. With `output_loading_info` the caller judges.
         """
         loaded = cast(Any, super()).from_pretrained(*args, output_loading_info=True, **kwargs)
         if output_loading_info:
             return loaded
         model, info = loaded
-        for fault, found in (("without", info["missing_keys"]), ("with the unknown", info["unexpected_keys"])):
-            names = sorted(name for name in found if name.split(".")[0] not in _HEADS)
+        own = cls.__name__ in (model.config.architectures or [cls.__name__])
+        untied = kwargs.get("tie_word_embeddings") is False  # as asked for: the weight is in no file
+        new = set() if own and not untied else {head for head in _HEADS if hasattr(model, head)}
+        left_out = {head for head in _HEADS if not hasattr(model, head)}
+        faults = {"without": ("missing_keys", new), "with the unknown": ("unexpected_keys", left_out)}
+        for fault, (kind, heads) in faults.items():
+            names = sorted(name for name in info[kind] if name.split(".")[0] not in heads)
             given = f"a checkpoint {fault} {', '.join(names[:3])}{', ...' * (len(names) > 3)} ({len(names)} in all)"
             expected = f"the parameters of {cls.__name__} in this version and configuration"
             require(not names, "checkpoint", given, expected)

@@ -95,6 +95,10 @@ class DotProductAttentionConfig(AttentionConfig):
         super().check_heads(hidden_size, heads)
         gated_of(self.gated_heads, heads)
 
+    def is_relative(self) -> bool:
+        """Whether scores depend on differences of times alone. Not with the map of the paper's code."""
+        return self.frequencies.kind != "as_released"
+
     def has_head_dynamics(self) -> bool:
         """Whether the layer has parameters of the SDE. Only learned slopes are such parameters."""
         return self.prior == "riccati"

@@ -1,6 +1,7 @@
 """Models around the decoder beside the language model: classifiers of sequences and tokens, and masked language."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
@@ -8,13 +9,41 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 from transformers.utils.generic import can_return_tuple
 
 from rfa.checks import require
+from rfa.nn.checks import check_ids
 
 from .configuration import RFAConfig
-from .decoder import MaskedModelOutput, RFAPreTrainedModel
+from .decoder import NOT_SCORED, MaskedModelOutput, RFAPreTrainedModel
 from .modeling import RFAModel
 
 
-class RFAForSequenceClassification(GenericForSequenceClassification, RFAPreTrainedModel):
+class _Classifier(RFAPreTrainedModel):
+    """Labels are checked before transformers' loss meets them: a class that there is not would stop a GPU's process."""
+
+    label_dims: int  # of one label a sequence, or one a token
+
+    @property
+    def loss_function(self) -> Callable[..., Tensor]:
+        """transformers' loss for the kind of labels."""
+        loss = cast(Any, super()).loss_function
+
+        def of_labels(logits: Tensor, labels: Tensor, *rest: Any, **options: Any) -> Tensor:
+            classes, kind = cast(int, self.config.num_labels), self.config.problem_type
+            if classes > 1 and kind in (None, "single_label_classification") and not labels.is_floating_point():
+                shape = tuple(logits.shape[: self.label_dims])
+                require(tuple(labels.shape) == shape, "labels", tuple(labels.shape), f"shape {shape}")
+                check_ids("labels", labels, classes, NOT_SCORED)
+            if rest:
+                return loss(logits, labels, *rest, **options)
+            return loss(logits=logits, labels=labels, **options)  # in another order for sequences
+
+        return of_labels
+
+    @loss_function.setter
+    def loss_function(self, loss: Callable[..., Tensor]) -> None:
+        self._loss_function = loss
+
+
+class RFAForSequenceClassification(GenericForSequenceClassification, _Classifier):
     """The decoder and a linear map of each sequence's last token to `config.num_labels` numbers.
 
     Forward, losses and the choice of the last token are transformers' own. It is the last one whose id is not
@@ -23,15 +52,17 @@ class RFAForSequenceClassification(GenericForSequenceClassification, RFAPreTrain
     """
 
     config_class = RFAConfig
+    label_dims = 1
 
 
-class RFAForTokenClassification(GenericForTokenClassification, RFAPreTrainedModel):
+class RFAForTokenClassification(GenericForTokenClassification, _Classifier):
     """The decoder, dropout of `config.classifier_dropout` (0.1), and a linear map of each token to labels.
 
     Forward and loss are transformers' own. A token sees later ones only with `causal=False`.
     """
 
     config_class = RFAConfig
+    label_dims = 2
 
 
 class RFAForMaskedLM(RFAPreTrainedModel):

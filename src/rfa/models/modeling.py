@@ -14,6 +14,7 @@ from rfa.checks import require
 from rfa.nn import FilterCache
 from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states
+from rfa.ops.positions import check_tensor
 from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
@@ -65,19 +66,27 @@ class RFAModel(RFAPreTrainedModel):
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if use_cache is None:
             use_cache = self.config.use_cache and self.config.causal and not torch.is_grad_enabled()
-        if use_cache and past_key_values is None:
+        require(self.config.causal or not use_cache, "use_cache", use_cache, "False with causal=False")
+        if use_cache and past_key_values is None and not self._is_checkpointed():
             past_key_values = FilterCache()
         past_key_values = check_cache(past_key_values)
         if past_key_values is not None and not torch.compiler.is_compiling():
             past_key_values.hold_for(self)
         batch, length = embedded.shape[:2]
         cached = 0 if past_key_values is None else past_key_values.get_seq_length()
+        if self._is_checkpointed():
+            expected = "an empty cache in training with gradient checkpointing"
+            require(not cached, "past_key_values", f"{cached} tokens", expected)
         key_mask = _key_mask(attention_mask, batch, cached + length)
-        # gradient checkpointing takes the cache away from the layers: it would be filled twice
-        kept = None if self.gradient_checkpointing and self.training else past_key_values
         tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
         segment_ids = packed_segments(tokens, segment_ids, {"position_ids": position_ids, **kwargs})
-        positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, kept)
+        if not self.config.attention.is_relative():
+            places = {"attention_mask": key_mask, "segment_ids": segment_ids, "position_ids": position_ids}
+            for name, values in places.items():
+                require(values is None, name, "given", "none with frequencies='as_released': absolute turns")
+        if times is None:
+            times = tokens.places()
+        positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, past_key_values)
 
         weights = self._weights_to_record(output_attentions)
         hidden_states = self.run_blocks(embedded, positions, past_key_values, weights=weights)
@@ -88,11 +97,15 @@ class RFAModel(RFAPreTrainedModel):
                 output.log_precisions = tuple(log_sum for _, log_sum in weights)
         return output
 
+    def _is_checkpointed(self) -> bool:
+        """Whether gradient checkpointing takes caches away from the layers, which would fill them twice."""
+        return bool(self.gradient_checkpointing and self.training)
+
     def _weights_to_record(self, wanted: bool | None) -> list[tuple[Tensor, Tensor]] | None:
         """An empty list where attention weights are wanted, by the argument or else by the configuration."""
         if not (self.config.output_attentions if wanted is None else wanted):
             return None
-        compiled = torch.compiler.is_compiling() or (self.gradient_checkpointing and self.training)
+        compiled = torch.compiler.is_compiling() or self._is_checkpointed()
         expected = "False under torch.compile and in gradient checkpointing"
         require(not compiled, "output_attentions", True, expected)
         return []
@@ -133,8 +146,10 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: `(batch, length)`.
-            attention_mask: `(batch, keys)`, 1 for tokens that take part, cached ones included.
-            labels: `(batch, length)`, shifted inside; -100 is not scored.
+            attention_mask: `(batch, keys)`, 1 for tokens that take part and 0 for others, cached ones included. Padding
+                between tokens takes no time; under `torch.compile` and `torch.export` it does.
+            labels: `(batch, length)`, shifted inside; -100 is not scored. The first token of a packed document is to be
+                -100, as transformers' collators make it: nothing foretells it.
             past_key_values: a `FilterCache` of the tokens before these, which the call extends.
             use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
             times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default. For
@@ -146,7 +161,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             num_items_in_batch: what the summed loss is divided by, from the Trainer; by default the scored tokens.
             position_ids: of the new tokens, `(length,)` or `(batch, length)`. Numbers that count up by one change
                 nothing: the estimate depends on differences of times. Where they restart, at 0 or at the row's first
-                one, a packed document begins. Others are refused; positions that are real times are `times`.
+                one, a packed document begins. Others are refused; positions that are real times are `times`. After
+                cached tokens they continue from the number of these.
             output_attentions: also return the attention weights of each layer, and the log precision of each token's
                 estimate (`DecoderOutput`). The slower reference backend computes them, in O(N^2) memory.
             kwargs: `output_hidden_states`, `return_dict`, and what transformers' collators say of packed
@@ -177,11 +193,16 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: GenerationConfig, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """Let `generate` decode with a `FilterCache`, of a fixed size with `cache_implementation="static"`."""
+        """Let `generate` decode with a `FilterCache`, of a fixed size with `cache_implementation="static"`.
+
+        In training with gradient checkpointing it decodes without a cache.
+        """
         implementation, given = generation_config.cache_implementation, model_kwargs.get("past_key_values")
         served = implementation in (None, "dynamic", "static")
         require(served, "cache_implementation", implementation, "None, 'dynamic' or 'static'")
-        if given is None and generation_config.use_cache is not False:
+        if self.model._is_checkpointed():
+            generation_config.use_cache = False  # of a copy that `generate` made
+        elif given is None and generation_config.use_cache is not False:
             limit = max(kwargs.get("max_cache_length", args[-1] if args else 0), generation_config.max_cache_len or 0)
             model_kwargs["past_key_values"] = FilterCache(limit if implementation == "static" else None)
         else:
@@ -229,11 +250,19 @@ def _refuse_unknown(given: dict[str, object]) -> None:
 
 
 def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
+    """The mask of keys as booleans; None where all take part."""
     if attention_mask is None:
         return None
-    if tuple(attention_mask.shape) != (batch, keys):
-        raise ValueError(
-            f"attention_mask: got shape {tuple(attention_mask.shape)}, expected (batch, keys) = {(batch, keys)}"
-        )
-    mask = attention_mask.bool()
-    return None if readable(mask) and bool(mask.all()) else mask
+    check_tensor("attention_mask", attention_mask)
+    shape = tuple(attention_mask.shape)
+    require(shape == (batch, keys), "attention_mask", f"shape {shape}", f"(batch, keys) = {(batch, keys)}")
+    mask = attention_mask == 1
+    if not readable(mask):
+        return mask
+    if bool(mask.all()):
+        return None
+    known = mask | (attention_mask == 0)
+    if not bool(known.all()):
+        other = attention_mask[~known][0].item()
+        require(False, "attention_mask", other, "1 for tokens that take part and 0 for the others; see segment_ids")
+    return mask

@@ -97,6 +97,9 @@ _SUMMARIES = {
 }
 
 
+_OF_CLASSIFIERS = ("num_labels", "id2label", "label2id", "problem_type", "classifier_dropout")  # transformers' fields
+
+
 def describe(name: str) -> str:
     """A short description of a preset."""
     return _SUMMARIES[name]
@@ -108,7 +111,8 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
     Args:
         name: one of `PRESETS`.
         overrides: fields of `RFAConfig` that replace the preset's, such as `hidden_size=128`, and fields of its
-            attention by flat names, such as `damping=0.2`.
+            attention by flat names, such as `damping=0.2`. Also transformers' fields of classifiers: `num_labels`,
+            `id2label`, `label2id`, `problem_type` and `classifier_dropout`.
 
     Raises:
         ValueError: for an unknown preset or field, a value of the wrong type, values that do not fit together, or a
@@ -118,7 +122,7 @@ def preset(name: str, /, **overrides: Any) -> RFAConfig:
         raise ValueError(f"preset: got {name!r}, expected one of {', '.join(PRESETS)}")
     known = [*RFAConfig.field_names(), *sorted(FLAT_NAMES)]
     for field in overrides:
-        if field not in known:
+        if field not in (*known, *_OF_CLASSIFIERS):
             raise ValueError(f"{field}: not a field of RFAConfig, expected one of {', '.join(known)}")
     config = RFAConfig(**{"attention": PRESETS[name], **overrides})
     for field in sorted(overrides.keys() & config.attention.without_effect()):

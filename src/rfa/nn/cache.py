@@ -1,5 +1,6 @@
 """The cache of a decoder: a `FilterLayer` for each of its layers, and the times of all tokens."""
 
+import copy
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from rfa.checks import check_range, installed, needs
+from rfa.checks import check_range, installed, needs, require
 from rfa.dynamics import time_dtype
 from rfa.ops.positions import Positions, checked_positions, first_time
 from rfa.ops.transforms import readable
@@ -71,12 +72,17 @@ class FilterCache(Cache):
         Raises:
             ValueError: where another model has filled the cache: its states would be read with other parameters.
         """
-        held = None if self._model is None else self._model()
-        if held is not model:
-            if held is not None and self.get_seq_length():
+        if self._model is None or self._model() is not model:
+            if self._model is not None and self.get_seq_length():
                 given = f"a cache of another model with {self.get_seq_length()} tokens"
                 raise ValueError(f"past_key_values: got {given}, expected an empty one or this model's own")
             self._model = weakref.ref(model)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "FilterCache":
+        """A copy that serves the same model."""
+        copied = memo[id(self)] = object.__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def __getstate__(self) -> dict[str, Any]:
         """For `pickle`, which cannot store whose tokens these are."""
@@ -205,11 +211,12 @@ def check_cache(given: Cache | None) -> FilterCache | None:
     """
     if given is None or isinstance(given, FilterCache):
         return given
+    expected = "a FilterCache, or an empty DynamicCache or StaticCache"
+    require(isinstance(given, Cache), "past_key_values", type(given).__name__, expected)
     kind, offloaded = type(given), getattr(given, "offloading", False)
     empty = kind in (DynamicCache, StaticCache) and not offloaded and not given.get_seq_length()
     if not empty:
         held = "offloaded" if offloaded else f"{int(given.get_seq_length())} tokens"
-        expected = "a FilterCache, or an empty DynamicCache or StaticCache"
         raise ValueError(f"past_key_values: got {kind.__name__} ({held}), expected {expected}")
     limit = given.get_max_length() if kind is StaticCache else None
     given.__dict__.clear()

@@ -4,7 +4,7 @@
 and tests that are the first to notice. `run.py` applies the faults and runs the tests.
 """
 
-from .ecosystem import EXPORT, INTEGRATIONS, PACKAGE, PARALLEL
+from .ecosystem import EXPORT, INTEGRATIONS, MODELS, PACKAGE, PARALLEL
 from .estimates import ESTIMATION, SERIES
 from .filter import DYNAMICS, KERNELS, OPERATOR
 from .mutation import Mutation
@@ -25,4 +25,5 @@ MUTATIONS = [
     *INTEGRATIONS,
     *PARALLEL,
     *EXPORT,
+    *MODELS,
 ]

@@ -77,3 +77,16 @@ EXPORT = [
     Mutation("ops/positions.py", "tuple[Tensor, ...]] = {}  #", "tuple[Tensor, ...]] = dict[str, int]()  #",
              "a model cannot be exported strictly", "models/test_compiled.py"),
 ]  # fmt: skip
+
+MODELS = [
+    Mutation("models/packing.py", "(begun & ~self.key_mask).cumsum(-1)", "(begun & ~self.key_mask).long()",
+             "only the last gap takes no time", "models/test_masks.py"),
+    Mutation("models/modeling.py", "            times = tokens.places()", "            pass",
+             "padding between tokens takes time", "models/test_masks.py"),
+    Mutation("models/modeling.py", "mask | (attention_mask == 0)", "mask | (attention_mask != 1)",
+             "masks to be added to scores are read the wrong way round", "models/test_masks.py"),
+    Mutation("models/decoder.py", "new = set() if own and not untied else", "new =",
+             "a head that is missing is drawn at random", "models/test_bad_checkpoints.py"),
+    Mutation("nn/cache.py", "copy.deepcopy(self.__dict__, memo)", "copy.deepcopy(self.__getstate__(), memo)",
+             "a copy of a cache serves any model", "models/test_generation.py"),
+]  # fmt: skip

@@ -1,0 +1,74 @@
+"""The attention mask: gaps between tokens take no time, and only zeros and ones are read."""
+
+import pytest
+import torch
+from cover import cover
+
+from rfa.nn import FilterCache
+
+from .small import FEW, RELATIVE, assert_same, small, tokens
+
+GAPS = torch.tensor([[0, 1, 1, 1, 0, 0, 1, 1, 0, 1, 1], [1] * 11])
+
+
+def with_gaps():
+    """Two rows, the first one with padding before, between and within what is said, and its tokens alone."""
+    ids = tokens(2, 11)
+    return ids, ids[:1, GAPS[0].bool()]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_row_with_gaps_is_its_tokens_alone(name):
+    model, (ids, alone) = small(name), with_gaps()
+    with torch.no_grad():
+        expected, beside = model(alone).logits, model(ids[1:]).logits
+        positions = (GAPS.cumsum(-1) - 1).clamp(min=0)
+        for given in ({}, {"position_ids": positions}):
+            found = model(ids, attention_mask=GAPS, **given).logits
+            assert_same(found[:1, GAPS[0].bool()], expected)
+            assert_same(found[1:], beside)
+
+
+@cover(1, name=FEW)
+def test_a_conversation_in_a_batch(name):
+    """Answers of different lengths are padded on the right, and the next turn follows, in a cache."""
+    model, (ids, alone), cache = small(name), with_gaps(), FilterCache()
+    with torch.no_grad():
+        expected = model(alone).logits[0]
+        parts = [
+            model(ids[:, a:b], attention_mask=GAPS[:, :b], past_key_values=cache).logits
+            for a, b in ((0, 5), (5, 6), (6, 9), (9, 10), (10, 11))
+        ]
+    assert_same(torch.cat(parts, 1)[0, GAPS[0].bool()], expected)
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
+    assert torch.equal(
+        model.generate(ids, attention_mask=GAPS, **options)[:1, 11:], model.generate(alone, **options)[:, 7:]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mask", "given"),
+    [
+        (torch.tensor([[-1e9, 0.0, 0.0], [0.0] * 3]), "-1000000000.0"),  # to be added to scores
+        (torch.tensor([[1, 1, 2]] * 2), "2"),  # numbers of documents
+        (torch.full((2, 3), torch.nan), "nan"),
+        ([[1, 1, 1]] * 2, "list"),
+        (torch.ones(2, 4), "shape"),
+    ],
+)
+def test_other_masks_are_refused(mask, given):
+    with pytest.raises(ValueError, match=rf"^attention_mask: got .*{given}.*, expected"):
+        small("m2-sc-rfa")(tokens(2, 3), attention_mask=mask)
+
+
+def test_turns_that_are_not_relative_take_no_places():
+    model, ids = small("b1-rope-as-released"), tokens(1, 4)
+    model(ids, attention_mask=torch.ones(1, 4))
+    packed = torch.tensor([0, 1, 0, 1])
+    for given in (
+        {"attention_mask": torch.tensor([[0, 1, 1, 1]])},
+        {"position_ids": packed},
+        {"segment_ids": packed[None]},
+    ):
+        with pytest.raises(ValueError, match=r"expected none with frequencies='as_released'"):
+            model(ids, **given)
