@@ -16,7 +16,7 @@ from rfa.report.speed import instruction_table, latest, markdown_tables, operato
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-MEASURED = {"operator", "step", "decode", "memory"}
+MEASURED = {"operator", "step", "decode", "generate", "memory"}
 
 
 def main() -> None:

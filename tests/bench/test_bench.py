@@ -56,17 +56,21 @@ def test_operator(rfa, tmp_path):
     assert read(tmp_path / "new" / "bench.jsonl")[:4] == lines
 
 
-def test_step_and_decode(rfa, tmp_path):
+def test_step_decode_and_generate(rfa, tmp_path):
     presets = ["--presets", "b2-alibi", "m2-sc-rfa"]
     status, out, _ = rfa("bench", "step", "--lengths", "12", *TINY, *presets, *MODEL)
     assert status == 0
     status, _, _ = rfa("bench", "decode", "--lengths", "20", *TINY)
     assert status == 0
+    status, said, _ = rfa("bench", "generate", "--lengths", "20", *TINY, *MODEL)
+    assert status == 0
+    assert "`generate` / llama" in said
     lines = read(tmp_path / "rfa-bench.jsonl")  # where there is no clone
     assert [(line["benchmark"], line["preset"], line["peer"]) for line in lines] == [
         ("step", "b2-alibi", "b1-rope"),
         ("step", "m2-sc-rfa", "b1-rope"),
         ("decode", "m2-sc-rfa", "sdpa"),
+        ("generate", "m2-sc-rfa", "llama"),
     ]
     assert lines[1]["model"]["vocab_size"] == 11
     assert "gradient of dynamics" in lines[1]["check"]["errors"]
@@ -102,7 +106,7 @@ def test_a_step_names_the_backend_that_its_layers_run(monkeypatch, preset):
     assert all(channels == (24, 24) for *_, channels in ran)
 
 
-@pytest.mark.parametrize("what", ["operator", "step", "decode", "memory"])
+@pytest.mark.parametrize("what", ["operator", "step", "decode", "generate", "memory"])
 def test_nothing_is_timed_that_is_wrong(rfa, tmp_path, monkeypatch, what):
     def wrong(groups):
         return compare_with_tolerances(
@@ -111,10 +115,10 @@ def test_nothing_is_timed_that_is_wrong(rfa, tmp_path, monkeypatch, what):
 
     module = "operator" if what == "memory" else what
     monkeypatch.setattr(f"rfa.bench.{module}.compare_with_tolerances", wrong)
-    for timed in ("operator", "step", "decode"):
+    for timed in ("operator", "step", "decode", "generate"):
         monkeypatch.setattr(f"rfa.bench.{timed}.in_turns", lambda *_: pytest.fail("it was timed"))
     monkeypatch.setattr("rfa.bench.memory.MemoryCase._in_a_process", lambda *_: pytest.fail("it was measured"))
-    model = MODEL if what == "step" else []
+    model = MODEL if what in ("step", "generate") else []
     status, out, _ = rfa("bench", what, "--lengths", "16", *TINY, *model, "--out", "bench.jsonl")
     assert status == 1
     assert "check failed" in out
@@ -208,7 +212,7 @@ def test_memory(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["everything"], ["bench: got 'everything'", "operator, step, decode, memory, all"]),
+        (["everything"], ["bench: got 'everything'", "operator, step, decode, generate, memory, all"]),
         (["--lengths", "many"], "--lengths"),
         (["step", "--lengths", "1"], "lengths: got 1"),
         (["--channels", "6"], "channels: got 6"),

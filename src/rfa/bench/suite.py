@@ -15,16 +15,17 @@ from rfa.progress import Stage, StageProgress
 from rfa.training.environment import cpu_name, environment
 
 from .decode import DecodingCase
+from .generate import GenerationCase
 from .measurement import LARGEST, Setting, StateShape, Tick
 from .memory import MemoryCase
 from .operator import OperatorCase, filter_layer
 from .step import PEER, TrainingStepCase
 
-WHAT = ("operator", "step", "decode", "memory", "all")
+WHAT = ("operator", "step", "decode", "generate", "memory", "all")
 PRESET = "m2-sc-rfa"
 TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths of the operator
 CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
-DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH = 8192, 32768, 512  # default lengths in tokens
+DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH, PROMPT_LENGTH = 8192, 32768, 512, 512  # default lengths in tokens
 SMALL = {"vocab_size": 4096, "num_hidden_layers": 2}  # with it a training step takes about a second
 
 
@@ -60,10 +61,11 @@ def cases(
         what: one of `WHAT`; None for the operator at the lengths of `TARGETS` and a small training step.
         setting: of the benchmark.
         lengths: numbers of tokens, or of cached tokens. The default is `TARGETS`; for "all" it goes up to 32,768.
-        batch: number of sequences. By default more for short sequences, so that they fill the machine; 16 in training.
+        batch: number of sequences. By default more for short sequences, so that they fill the machine; 16 in training
+            and 1 where tokens follow one by one.
         heads, channels: of the states. A model's width is `heads * channels / 2`.
         presets: `m2-sc-rfa` by default; "all" for all presets except the peer of training steps.
-        model: further fields of the trained models.
+        model: further fields of whole models, in training and generation.
 
     Raises:
         ValueError: for unknown or invalid values.
@@ -74,7 +76,7 @@ def cases(
     for length in lengths:
         check_range("lengths", length, 1, LARGEST)
     chosen = [name for name in PRESETS if name != PEER] if "all" in presets else list(presets) or [PRESET]
-    require(what in (None, "step", "all") or not model, "--set", model, "a training step with it")
+    require(what in (None, "step", "generate", "all") or not model, "--set", model, "a whole model with it")
     for name in chosen:
         require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
     found: list[Case] = []
@@ -87,6 +89,11 @@ def cases(
             size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
             size |= {**(SMALL if what is None else {}), **(model or {})}
             found += _training_cases(name, setting, lengths, batch or (4 if what is None else 16), size)
+        if what in ("generate", "all"):
+            size = {"hidden_size": heads * channels // 2, "num_attention_heads": heads, **(model or {})}
+            generations = [GenerationCase(name, batch or 1, n, size, setting) for n in lengths or [PROMPT_LENGTH]]
+            generations[0].config()  # so that an error comes now
+            found += generations
     if setting.backend != "auto":  # for "auto" this would already compile kernels
         setting.resolved((channels, channels))
     return found

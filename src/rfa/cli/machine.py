@@ -17,8 +17,8 @@ def bench(
     what: Annotated[
         str | None,
         typer.Argument(
-            help="operator, step, decode, memory or all; by default the operator and a small training step.",
-            metavar="[operator|step|decode|memory|all]",
+            help="operator, step, decode, generate, memory or all; by default the operator and a small training step.",
+            metavar="[operator|step|decode|generate|memory|all]",
             show_default=False,
         ),
     ] = None,
@@ -36,7 +36,7 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Rounds; both contestants have a turn in each.")] = 7,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Fields of the model in a training step.", metavar="FIELD=VALUE ..."),
+        typer.Option("--set", help="Fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -45,8 +45,9 @@ def bench(
 ) -> None:
     """Compare time and memory with PyTorch's attention, measured in turns, each after a correctness check.
 
-    Prints median and spread of the ratio to the peer (scaled dot-product attention, or b1-rope for a training step),
-    and appends a line of JSON for each. The exit status is 1 if a check failed; such a case is not timed.
+    Prints median and spread of the ratio to the peer, and appends a line of JSON for each. The peer is scaled
+    dot-product attention, b1-rope for a training step, and transformers' Llama for generate. The exit status is 1 if a
+    check failed; such a case is not timed.
     """
     from rfa import bench as benchmarks
 

@@ -7,7 +7,8 @@ from typing import Any
 Line = Mapping[str, Any]
 
 COLUMNS = ("what", "size", "dtype", "against", "ratio", "quartiles", "range", "rfa", "peer", "of bound: rfa, peer")
-_NAMES = {"step": "training step", "decode": "decoding"}
+WHOLE = ("step", "generate")  # of a whole model
+_NAMES = {"step": "training step", "decode": "decoding", "generate": "a token of `generate`"}
 _PASSES = {"forward_backward": "forward + backward"}
 
 
@@ -35,7 +36,7 @@ def markdown_tables(lines: Sequence[Line]) -> str:
         cells = [speed_cells(line) for line in here]
         models: dict[str, str] = {}
         for row, line in zip(cells, here, strict=True):
-            if line["benchmark"] == "step":  # the model's size stands once above the table: rows stay short
+            if line["benchmark"] in WHOLE:  # the model's size stands once above the table: rows stay short
                 row[1], _, model = row[1].partition(", ")
                 row[1] += f" ({models.setdefault(model, chr(ord('a') + len(models)))})"
         rows = [COLUMNS, ["---"] * len(COLUMNS), *cells]
@@ -108,7 +109,7 @@ def speed_cells(line: Line) -> list[str]:
 
 
 def _size(line: Line) -> str:
-    if line["benchmark"] != "step":
+    if line["benchmark"] not in WHOLE:
         return " x ".join(str(line[name]) for name in ("batch", "heads", "length", "channels"))
     model = dict(line["model"])
     width, layers, vocabulary = (model.pop(name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
