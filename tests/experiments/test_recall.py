@@ -125,6 +125,12 @@ def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):
     assert (status, "is damaged" in err) == (2, True)
 
 
+def test_a_model_may_have_tasks_of_its_own(small):
+    small.write_text(SMALL.replace("{preset: b1-rope}", "{preset: b1-rope, tasks: [by time]}"))
+    names = [run.name for run in load_recall_recipe(small).runs if run.seed == 0]
+    assert names == ["recall-m2-plain-seed0", "by-time-b1-rope-seed0", "by-time-m2-plain-seed0"]
+
+
 def test_the_recipe_of_the_repository_can_be_read():
     recipe = load_recall_recipe(RECIPE)
     assert len({run.name for run in recipe.runs}) == len(recipe.runs)
@@ -163,6 +169,11 @@ def test_the_recipe_of_the_repository_can_be_read():
         ("sequences: 6", "sequences: many", r"evaluation: sequences: got 'many', expected a whole number"),
         ("sequences: 6", "sequences: true", r"evaluation: sequences: got True"),
         ("{preset: b1-rope}", "{preset: b1-rope, model: {3: 4}}", r"models\[0\]: model: 3: not here"),
+        (
+            "{preset: b1-rope}",
+            "{preset: b1-rope, tasks: [recal]}",
+            r"models\[0\]: tasks: got 'recal', expected some of rec",
+        ),
         ("{preset: b1-rope}", "b1-rope", r"models\[0\]: got 'b1-rope', expected a mapping"),
         ("{task: recall, pairs", "{3: 4, pairs", r"tasks\[0\]: task: got None, expected one of recall"),
         ("{task: recall, pairs", "{task: recall, 3: 4, pairs", r"tasks\[0\]: 3: unknown key"),

@@ -18,7 +18,7 @@ _RECIPE = {
     "seeds": list, "evaluation": dict,
 }  # fmt: skip
 _REQUIRED = ("kind", "name", "training", "tasks", "models", "seeds", "evaluation")
-_MODEL = {"label": str, "preset": str, "model": dict, "one_group": bool}
+_MODEL = {"label": str, "preset": str, "model": dict, "one_group": bool, "tasks": list}
 _EVALUATION = {"lengths": list, "sequences": int}
 _OF_A_RUN = ("vocab_size", "train_length")  # fields of a configuration that the task and the training set
 _LONGEST, _MOST = 100_000, 100_000
@@ -41,12 +41,14 @@ class RecallModel:
         preset: one of `PRESETS`.
         model: all fields in which its configuration differs from the preset.
         one_group: whether the parameters of the SDE are trained as all others.
+        tasks: the labels of its tasks; None for all.
     """
 
     label: str
     preset: str
     model: Mapping[str, Any]
     one_group: bool = False
+    tasks: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,21 @@ def load_recall_recipe(path: str | Path) -> RecallRecipe:
             faults.add(what, f"got no {what}, expected at least one")
         for label in dict.fromkeys(label for label in labels if labels.count(label) > 1):
             faults.add(what, f"{label}: named {labels.count(label)} times, expected once (a label tells them apart)")
+    known = [task.label for task in tasks]
+    for index, model in enumerate(models):
+        for label in model.tasks or ():
+            if label not in known:
+                faults.add(f"models[{index}]", f"tasks: got {label!r:.80}, expected some of {', '.join(known)}")
     seeds = given.get("seeds", [])
     check_seeds(seeds, faults)
     faults.raise_if_any()
-    runs = tuple(RecallRun(task, model, seed) for seed in seeds for task in tasks for model in models)
+    runs = tuple(
+        RecallRun(task, model, seed)
+        for seed in seeds
+        for task in tasks
+        for model in models
+        if model.tasks is None or task.label in model.tasks
+    )
     return RecallRecipe(path, name, given.get("title", name), training, runs, lengths, sequences)
 
 
@@ -177,7 +190,9 @@ def _model(entry: Any, where: str, of_all: Mapping[str, Any], training: TaskTrai
     given = take(entry, _MODEL, where, faults, required=("preset",))
     name = given.get("preset", "")
     fields = {**of_all, **given.get("model", {})}
-    model = RecallModel(_label(given.get("label", name), where, faults), name, fields, given.get("one_group", False))
+    label, tasks = _label(given.get("label", name), where, faults), given.get("tasks")
+    chosen = None if tasks is None else tuple(tasks)
+    model = RecallModel(label, name, fields, given.get("one_group", False), chosen)
     if "preset" in given and name not in PRESETS:
         faults.add(where, f"preset: got {name!r}, expected one of those that `rfa doctor` lists")
     for field in (*_OF_A_RUN, *(field for field in fields if not isinstance(field, str))):
