@@ -192,7 +192,7 @@ class RobustFilterAttention(Attention):
     ) -> HeadStates:
         """The operator in the frame of the cache: only new states are turned, and the estimate is turned back."""
         dynamics = self._dynamics_of(cached)
-        frequency, (_, times) = dynamics["frequency"], positions.times_of_heads()
+        frequency = dynamics["frequency"]
         turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
         states = (query, key, value) if self.rotate_values else (query, key)
         query, key, *turned = turns.backward(torch.stack(states)).unbind()
@@ -209,7 +209,8 @@ class RobustFilterAttention(Attention):
             estimate = turns.forward(estimate)
             if "horizon" in dynamics:
                 angle = frequency * dynamics["horizon"][:, None]
-                estimate = turn(estimate, *rotation_of_heads(angle, torch.ones_like(times)))
+                ones = torch.ones_like(positions.query_times)[:, None]
+                estimate = turn(estimate, *rotation_of_heads(angle, ones))
         return (
             estimate if log_precision is None else self.stepped(value, estimate, log_precision, dynamics["query_noise"])
         )

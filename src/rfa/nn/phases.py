@@ -48,15 +48,15 @@ class TurnTable:
 
     def at(self, frequency: Float[Tensor, "heads modes"], positions: Positions, dtype: torch.dtype) -> Turns:
         """The turns of the queries, in a dtype; looked up for a few tokens at 0, 1, 2, ..."""
-        times = positions.times_of_heads()[1]
-        length = times.shape[-1]
+        length = positions.query_times.shape[-1]
         start = positions.key_times.shape[-1] - length
         known = positions.uniform and positions.clock is None and length <= FEW
         if not known or torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
-            return turns(frequency, times, dtype)
+            return turns(frequency, positions.times_of_heads()[1], dtype)
         held, first = self._turns, start - self._start
         fits = held is not None and held.cos.dtype == dtype and first >= 0 and first + length <= AHEAD
         if held is None or not fits:
+            times = positions.query_times
             ahead = torch.arange(start, start + AHEAD, device=times.device, dtype=times.dtype)
             held, first = turns(frequency, ahead[None, None], dtype), 0
             self._start, self._turns = start, held

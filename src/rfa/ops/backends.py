@@ -144,7 +144,9 @@ def choose_backend(
             raise RuntimeError(f"backend: {name!r} cannot run here: {reason}")
         return name
     for candidate in BACKENDS:
-        if _refusal(candidate, device, dtype, channels) is None and not (candidate == "triton" and device == "cpu"):
+        if candidate == "triton" and device == "cpu":  # its interpreter runs only where it is asked for
+            continue
+        if _refusal(candidate, device, dtype, channels) is None:
             if (reason := missing(candidate)) is None:
                 return candidate
             _warn_once(candidate, reason)
@@ -256,7 +258,6 @@ def attend(
     under a transform of `torch.func`: there autograd turns them, in float32.
     """
     rotation, by_autograd, learned = None, frequency is not None and transformed(), False
-    of_keys, of_queries = positions.times_of_heads()
     if frequency is not None and by_autograd:
         rotation = rotation_tables(frequency, positions)  # differentiable, and once for all states
         key, value = positions.without_absent(key, value)
@@ -266,6 +267,7 @@ def attend(
         if rotate_values:
             value = turned(value, rotation.of_keys, inverse=True)
     elif frequency is not None:
+        of_keys, of_queries = positions.times_of_heads()
         learned = torch.is_grad_enabled() and any(x.requires_grad for x in (frequency, of_keys, of_queries))
         with torch.no_grad():
             rotation = rotation_tables(frequency, positions, kernel.phases)
