@@ -35,7 +35,7 @@ COMMAND += ["--device", "cpu", "--batch_size", "8", "--output_path", "out", "--l
 
 
 def questions():
-    """The beginning of a text, and as answers a word of its language and three words with the same letters in disorder."""
+    """The beginning of a text; as answers a word of its language, and three times the letters of it in disorder."""
     chance = random.Random(0)
     long = [word for word in WORDS if len(word) >= 4]
     for number in range(QUESTIONS):
