@@ -3,8 +3,11 @@
 import json
 import os
 import random
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,23 +18,7 @@ from rfa.export import export_run
 from rfa.training import RunFolder, train
 
 QUESTIONS, ANSWERS = 100, 4
-TASK = """
-task: words
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    test: tasks/words.jsonl
-output_type: multiple_choice
-test_split: test
-doc_to_text: "{{text}}"
-doc_to_choice: choices
-doc_to_target: answer
-metric_list:
-  - metric: acc
-"""
-ARGUMENTS = "pretrained=model,trust_remote_code=True,max_length=64,dtype=float32"
-COMMAND = [*("--model", "hf", "--model_args", ARGUMENTS, "--tasks", "words", "--include_path", "tasks")]
-COMMAND += ["--device", "cpu", "--batch_size", "8", "--output_path", "out", "--log_samples"]
+PAGE = (Path(__file__).parents[2] / "docs" / "ecosystem.md").read_text("utf-8")
 
 
 def questions():
@@ -50,6 +37,11 @@ def questions():
         yield {"text": begun or "the", "choices": answers, "answer": place}
 
 
+def block(language, begins):
+    """A block of the page."""
+    return re.search(rf"```{language}\n({begins}.*?)```", PAGE, re.DOTALL)[1]
+
+
 def log_likelihood(model, given, answer):
     """From the loss of the answer's tokens, each question by itself: no batch, no padding."""
     answer = f" {answer}"  # the harness puts a space before it
@@ -62,16 +54,17 @@ def log_likelihood(model, given, answer):
 
 @slow
 def test_a_task_by_its_command(tmp_path):
-    """All questions in batches with padding, by the command line, 40 s."""
+    """The task file and the command of docs/ecosystem.md; questions in batches with padding: 25 s."""
     pytest.importorskip("lm_eval")
     train(tiny_spec(write_corpus(tmp_path / "corpus", train=20_000), max_steps=80, eval_steps=80), tmp_path / "run")
-    export_run(tmp_path / "run", tmp_path / "model")
+    export_run(tmp_path / "run", tmp_path / "m2-small")
     (tmp_path / "tasks").mkdir()
-    (tmp_path / "tasks" / "words.yaml").write_text(TASK)
+    (tmp_path / "tasks" / "words.yaml").write_text(block("yaml", "task: words"))
     asked = list(questions())
     (tmp_path / "tasks" / "words.jsonl").write_text("\n".join(map(json.dumps, asked)))
     environment = {**os.environ, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-m", "lm_eval", *COMMAND]
+    _, *given = shlex.split(block("bash", "lm_eval ").replace("\\\n", ""))
+    command = [sys.executable, "-m", "lm_eval", *given, "--output_path", "out", "--log_samples"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     print(done.stdout)
