@@ -16,6 +16,7 @@ from rfa.models import PRESETS
 
 EXPORTED = """
 import json
+import re
 import sys
 import torch
 from torch._dynamo.exc import Unsupported, UserError
@@ -36,7 +37,7 @@ def refuse(types, message, *given, **options):
     try:
         serve(*given, **options)
     except types as error:
-        assert message in str(error), error
+        assert re.search(message, str(error)), error
     else:
         raise AssertionError(f"got a program, expected {types}")
 
@@ -51,7 +52,7 @@ for kind, name, backend in json.loads(sys.argv[1]):
     else:
         serve(model, Dim("length", min=3), (1, 3), (3, 25))
         if backend == "reference":  # with fused kernels some of them serve all lengths
-            refuse((UserError, AssertionError), "length", model, Dim("length"), (2, 2))
+            refuse((UserError, AssertionError), "Constraints violated|Guard failed", model, Dim("length"), (2, 2))
 """
 
 COMPILED = """
