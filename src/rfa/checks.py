@@ -1,6 +1,10 @@
 """Checks of arguments and of what is installed, for all folders. A message says what was given and what is expected."""
 
 import importlib.util
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 PACKAGE = "robust-filter-attention"
 _MODULES = {
@@ -26,6 +30,18 @@ def check_range(name: str, given: float | int, least: float | int, most: float |
     """Raise `ValueError` unless a number lies between two others."""
     require(given >= least, name, given, f"at least {least}")
     require(given <= most, name, given, f"at most {most}")
+
+
+def check_fields(kind: "TypeAdapter[Any]", content: object) -> None:
+    """Raise `ValueError` with the first fault of a file's content and the number of the others."""
+    from pydantic import ValidationError  # of the extra `train`
+
+    try:
+        kind.validate_python(content)
+    except ValidationError as error:
+        first, *others = error.errors(include_url=False)
+        entry, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""
+        raise ValueError(f"{entry}: {first['msg']}{more}") from error
 
 
 def installed(module: str) -> bool:

@@ -1,7 +1,9 @@
 """An exported folder: transformers loads it without `import rfa`, and its card says what was measured."""
 
+import ast
 import json
 import os
+import re
 import runpy
 import shutil
 import subprocess
@@ -12,12 +14,14 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import ModelCard
+from markdown_it import MarkdownIt
 from report.results import whole_result
 from training.runs import contents, tiny_spec, write_corpus
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from rfa.evaluation import evaluate
 from rfa.export import export_run
+from rfa.export.model_card import Evaluated, model_card
 from rfa.models import RFAConfig, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.results import write_result
 from rfa.training import RunFolder, train
@@ -107,6 +111,42 @@ def test_the_card_has_the_results_of_the_run(place):
         assert f"| {number} |" in card.text
     assert f"train {record['data']['tokens']['train']:,}" in card.text
     assert str(place) not in card.text
+
+
+NAMES = ['a"b', "it's", "a\\", 'x"; import os; os.system("id")  #', "x'; import os  #", "a`b`", "```", "~~~", "a{b}{0}"]
+NAMES += ["![x](http://evil/a.png)", "[click](http://evil)", "http://evil www.evil.com", "<http://evil>", "<script>"]
+NAMES += ["*b* _b_ ~~b~~", "a&b &lt;", "a|b", "# h", "a\n---\n# b", "a\ud800", "plain_name-2"]
+NAMES += ["\u202eabc\u2066\x1b[31m\u200b"]  # they turn text around, colour a terminal, or show nothing
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_a_hostile_name_stays_text(place, name):
+    """As the name of the folder, of the text and of the machine, for a reader of Markdown that is not ours."""
+    record = RunFolder(place / "run").read()
+    record["data"]["corpus"] = record["environment"]["machine"] = name
+    row = {"length": 16, "targets": 9, "loss": 1.0, "stderr": None, "perplexity": 2.0, "protocol": "blocks"}
+    card = model_card(name, record, "model", [Evaluated(name, "f1", [row])], 5)
+    shown = "".join(letter for letter in " ".join(name.split()) if letter.isprintable())
+    head, body = ModelCard(card).data, card.split("\n---\n", 1)[1]
+    assert head.model_name == head.eval_results[0].dataset_name == shown
+    parsed = MarkdownIt("commonmark").enable("table").parse(body)
+    inline = [token for token in parsed if token.type == "inline"]
+    kinds = {child.type for token in inline for child in token.children}
+    assert kinds <= {"text", "text_special", "softbreak", "code_inline"}
+    texts = ["".join(child.content for child in token.children) for token in inline]
+    assert texts[0] == shown  # the title
+    assert texts[texts.index("speed") + 1].endswith(f"; {shown}")
+    assert texts[texts.index("perplexity") + 1] == shown
+    assert texts[texts.index("text") + 1].startswith(shown.rpartition("/")[2])  # the name of a path
+    assert not [token for token in parsed if token.type == "html_block"]
+    (code,) = [token.content for token in parsed if token.type == "fence" and token.info == "python"]
+    _, folder, *_ = ast.parse(code).body
+    assert ast.literal_eval(folder.value) == name
+    assert len(ast.parse(code).body) == 4
+    assert all(letter.isprintable() for letter in card.replace("\n", ""))
+    assert not re.search(
+        r"(?<!\\)://|www\.", body.replace(repr(name), "")
+    )  # pages of the Hub turn bare addresses into links
 
 
 def test_a_copy_of_a_loaded_model_loads_too(place, tmp_path):

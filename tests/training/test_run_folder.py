@@ -77,21 +77,64 @@ def damage(run, change):
         (lambda text: text[: len(text) // 2], "is damaged"),
         (lambda text: "not JSON", "is damaged"),
         (lambda text: "{}", "is damaged"),
-        (lambda text: '{"format": 1}', r"is damaged \(it lacks config, data, finished, spec, steps\)"),
-        (lambda text: '{"format": 1, "spec": null, "data": null, "config": {}, "steps": 0}', "spec: got|damaged"),
-        (lambda text: text.replace('"fingerprint"', '"finger"'), "damaged"),
+        (lambda text: "[" * 100_000, "is damaged"),
+        (lambda text: text.replace('"cpu"', '"\\ud800"'), "is damaged .*surrogates not allowed"),
+        (lambda text: '{"format": 1}', "is damaged .spec: Field required, and 5 more faults"),
         (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
         (lambda text: text.replace('"m2-sc-rfa"', '"m9"'), "preset: got 'm9'"),
         (lambda text: text.replace('"length": 16', '"length": "long"'), "damaged .length: got 'long'"),
         (lambda text: text.replace('"split_by": "file",', ""), "damaged .spec: got"),
         (lambda text: text.replace('"tokenizer": "bytes"', '"tokenizer": 5'), "damaged .tokenizer: got 5"),
-        (lambda text: text.replace('"steps": 0', '"resumed": 3, "steps": 0'), "damaged .resumed: got 3"),
     ],
 )
 def test_a_damaged_record(stopped, change, message):
     damage(stopped.path, change)
     with pytest.raises(ValueError, match=message):
         resume(stopped.path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("spec", None, "Input should be a valid dictionary"),
+        ("config", None, "Input should be a valid dictionary"),
+        ("data", None, "Input should be a valid dictionary"),
+        ("data.corpus", 3, "Input should be a valid string"),
+        ("data.tokens", [1], "Input should be a valid dictionary"),
+        ("data.tokens.train", "1", "Input should be a valid integer"),
+        ("data.fingerprint", None, "Input should be a valid string"),
+        ("environment", None, "Input should be a valid dictionary"),
+        ("processes", 0, "Input should be greater than or equal to 1"),
+        ("finished", "yes", "Input should be a valid boolean"),
+        ("steps", "many", "Input should be a valid integer"),
+        ("steps", 10**30, "Input should be less than or equal to 9223372036854775807"),
+        ("result", [1], "Input should be a valid dictionary"),
+        ("result.valid_perplexity", float("nan"), "Input should be a finite number"),
+        ("result.tokens", "x", "Input should be a valid integer"),
+        ("resumed", 3, "Input should be a valid list"),
+    ],
+)
+def test_a_damaged_field_is_named(run, field, value, said):
+    """In one line, with the file."""
+    *folders, name = field.split(".")
+    record = run.read()
+    place = record
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    run.record.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="damaged") as error:
+        run.read()
+    assert str(error.value).startswith(f"run: {run.record} is damaged ({field}: {said}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_finished_run_has_a_result(run):
+    record = run.read()
+    del record["result"]
+    run.record.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"run\.json is damaged \(result: got none, expected that of a finished run\)"):
+        run.read()
 
 
 def test_no_run_there(tmp_path):

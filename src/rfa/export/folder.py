@@ -53,7 +53,7 @@ def export_run(
     found = _result_of_recipe(folder.path)
     files = [*([found] if found else []), *map(Path, results)]
     evaluated = [each for file in files for each in _read(file, about)]
-    card = model_card(out.name, record, weights.name, evaluated, about["parameters"])
+    card = model_card(out.resolve().name, record, weights.name, evaluated, about["parameters"])
 
     model.config.auto_map = auto_map(model.config.model_type)
     model.config.use_cache = model.generation_config.use_cache = True  # training switches it off

@@ -1,13 +1,14 @@
 """The model card: YAML for the Hub, and Markdown tables of what the run itself recorded."""
 
 import html
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from rfa.models import PRESETS, describe
+from rfa.models import describe
 
 TEST_SPLIT = " (test split)"  # ends the name of a text that is a run's own test split
 _PROTOCOLS = {
@@ -15,6 +16,7 @@ _PROTOCOLS = {
     "matched": "windows of every length end at the same tokens and score the same targets; only the context differs",
     "strided": "windows overlap by half, and each scores the tokens that the one before did not",
 }
+_MARKUP = re.compile(r"[\\`*\[\]!|~#]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)  # the last two begin links
 _USE = """```bash
 pip install 'robust-filter-attention[hf]'
 ```
@@ -22,7 +24,7 @@ pip install 'robust-filter-attention[hf]'
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-folder = "{name}"  # this folder, or its name on the Hub
+folder = {name!r}  # this folder, or its name on the Hub
 model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 tokenizer = AutoTokenizer.from_pretrained(folder)
 ```
@@ -59,8 +61,7 @@ def model_card(
     """
     spec, config, environment = record["spec"], record["config"], record["environment"]
     corpus = Path(record["data"]["corpus"]).name
-    known = spec["preset"] in PRESETS
-    about = f"`{_cell(spec['preset'])}`: {describe(spec['preset'])}" if known else f"`{_cell(spec['preset'])}`"
+    preset = spec["preset"]
     changed = ", ".join(f"{field} = {value}" for field, value in spec["model"].items())
     tokens = record["data"].get("tokens", {})
     result = record.get("result") or {}
@@ -69,7 +70,7 @@ def model_card(
     machine = f"{environment.get('device')}; {environment.get('machine')}"
     perplexity = result.get("valid_perplexity")
     model_rows = {
-        "model": about,
+        "model": f"{preset} ({describe(preset)})",
         "fields that differ from the preset": changed or "none",
         "parameters": f"{parameters:,}",
         "layers, heads, hidden size": ", ".join(
@@ -94,11 +95,11 @@ def model_card(
     }
     versions = {key: environment.get(key) for key in ("rfa", "commit", "python", "torch", "transformers", "tokenizers")}
     parts = [
-        f"# {_cell(name)}",
+        f"# {_escaped(name)}",
         "A language model whose attention is a robust filter. `rfa export` wrote this card from the run's own record "
         "and result files.",
         "## Use",
-        _USE.format(name=_cell(name)),
+        _USE.format(name=name),
         "## Model",
         _two_columns(model_rows),
         "## Training",
@@ -119,8 +120,8 @@ def _front_matter(name: str, preset: str, evaluated: Iterable[Evaluated]) -> Mod
     results = [
         EvalResult(
             task_type="text-generation",
-            dataset_type=each.text.removesuffix(TEST_SPLIT),
-            dataset_name=each.text,
+            dataset_type=_on_one_line(each.text.removesuffix(TEST_SPLIT)),
+            dataset_name=_on_one_line(each.text),
             dataset_split="test" if each.text.endswith(TEST_SPLIT) else None,
             dataset_args={"fingerprint": each.fingerprint},
             metric_type="perplexity",
@@ -130,7 +131,7 @@ def _front_matter(name: str, preset: str, evaluated: Iterable[Evaluated]) -> Mod
         for each in evaluated
         for row in each.rows
     ]
-    named: dict[str, Any] = {"model_name": name, "eval_results": results} if results else {}
+    named: dict[str, Any] = {"model_name": _on_one_line(name), "eval_results": results} if results else {}
     tags = ["rfa", "robust-filter-attention", preset]
     return ModelCardData(library_name="transformers", pipeline_tag="text-generation", tags=tags, **named)
 
@@ -144,17 +145,22 @@ def _perplexities(evaluated: Sequence[Evaluated]) -> str:
         for row in each.rows:
             error = "" if row["stderr"] is None else f"{row['stderr']:.4f}"
             numbers = f"{row['length']} | {row['targets']:,} | {row['loss']:.4f} | {error} | {row['perplexity']:.2f}"
-            lines.append(f"| {_cell(each.text)} | {_cell(row['protocol'])} | {numbers} |")
+            lines.append(f"| {_escaped(each.text)} | {_escaped(row['protocol'])} | {numbers} |")
     named = dict.fromkeys(row["protocol"] for each in evaluated for row in each.rows)
     said = [f"- `{protocol}`: {_PROTOCOLS[protocol]}." for protocol in named if protocol in _PROTOCOLS]
     return "\n".join([*lines, "", *said])
 
 
 def _two_columns(rows: Mapping[str, Any]) -> str:
-    shown = [f"| {name} | {_cell(value)} |" for name, value in rows.items() if value is not None]
+    shown = [f"| {name} | {_escaped(value)} |" for name, value in rows.items() if value is not None]
     return "\n".join(["| | |", "| --- | --- |", *shown])
 
 
-def _cell(value: object) -> str:
-    """Text on one line that cannot end a cell or begin HTML."""
-    return html.escape(" ".join(str(value).split()), quote=False).replace("|", "\\|")
+def _on_one_line(value: object) -> str:
+    """Text without line breaks and without characters that show nothing or turn the text around them."""
+    return "".join(letter for letter in " ".join(str(value).split()) if letter.isprintable())
+
+
+def _escaped(value: object) -> str:
+    """Text on one line that Markdown shows as it is: it ends no cell, and makes no HTML, link, image or emphasis."""
+    return _MARKUP.sub(r"\\\g<0>", html.escape(_on_one_line(value), quote=False))

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
 from typing_extensions import NotRequired, TypedDict
+
+from rfa.checks import check_fields
 
 RESULT_FORMAT = 1  # of result files, and of what `rfa evaluate --json` writes
 _CONFIG = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
@@ -257,23 +259,14 @@ _TRIGRAM: TypeAdapter[TrigramResult] = TypeAdapter(TrigramResult)
 
 def check_result(result: Any) -> None:
     """Raise `ValueError` with the first fault and the number of the others."""
-    _check(_RESULT, result)
+    check_fields(_RESULT, result)
 
 
 def check_evaluation(result: Any) -> None:
     """As `check_result`, for what `rfa evaluate --json` writes."""
-    _check(_EVALUATION, result)
+    check_fields(_EVALUATION, result)
 
 
 def check_trigram(result: Any) -> None:
     """As `check_result`, for the file of the trigram."""
-    _check(_TRIGRAM, result)
-
-
-def _check(kind: TypeAdapter[Any], result: Any) -> None:
-    try:
-        kind.validate_python(result)
-    except ValidationError as error:
-        first, *others = error.errors(include_url=False)
-        entry, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""
-        raise ValueError(f"{entry}: {first['msg']}{more}") from error
+    check_fields(_TRIGRAM, result)

@@ -2,7 +2,7 @@
 
 from rfa.checks import needs
 
-needs("accelerate", "tensorboard", "transformers")
+needs("accelerate", "pydantic", "tensorboard", "transformers")
 
 from .run_folder import RunFolder
 from .spec import TrainingSpec

@@ -24,13 +24,11 @@ import rfa.version
 from rfa.files import held, whole_name, write_text_whole
 from rfa.models import RFAForCausalLM
 
+from .run_record import FORMAT, check_record
 from .saved_files import checkpoints_in, missing_files, read_all, read_model, read_tokenizer
-from .spec import TrainingSpec
 from .trainer import quiet_transformers
 
-FORMAT = 1
 _LOCK = ".lock"
-_RESULT = ("valid_loss", "valid_perplexity", "tokens", "parameters")
 
 
 class RunFolder:
@@ -114,8 +112,8 @@ class RunFolder:
             record = json.loads(self.record.read_text(encoding="utf-8"))
             written = record["format"]
             if written == FORMAT:
-                _check_record(record)
-        except (ValueError, KeyError, TypeError) as error:
+                check_record(record)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(
                 f"run: {self.record} is damaged ({error}), expected the run.json of `rfa train`"
             ) from error
@@ -182,24 +180,6 @@ class RunFolder:
         if not self.tokenizer.is_dir():
             raise ValueError(f"run: {self.path} holds no tokenizer, expected a run folder of `rfa train`")
         return _load(f"run: the tokenizer in {self.tokenizer}", lambda: read_tokenizer(self.tokenizer))
-
-
-def _check_record(record: dict[str, Any]) -> None:
-    """Raise an error if a value that is read later is missing or of another type."""
-    missing = {"spec", "data", "config", "steps", "finished"} - record.keys()
-    if missing:
-        raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-    TrainingSpec.from_dict(record["spec"])
-    _ = record["data"]["fingerprint"], record["data"]["test_fingerprint"]
-    if record["finished"]:
-        for name in _RESULT:
-            if not isinstance(record["result"][name], int | float):
-                raise ValueError(f"{name}: got {record['result'][name]!r}, expected a number")
-        speed = record["result"]["tokens_per_second"]
-        if not isinstance(speed, int | float | None):
-            raise ValueError(f"tokens_per_second: got {speed!r}, expected a number or null")
-    if not isinstance(record.get("resumed", []), list):
-        raise ValueError(f"resumed: got {record['resumed']!r}, expected a list")
 
 
 def _load(what: str, load: Callable[[], Any]) -> Any:
