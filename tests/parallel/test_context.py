@@ -1,6 +1,5 @@
 """The ring against the operator in one process: output, log precision and every gradient."""
 
-import gc
 import itertools
 from pathlib import Path
 
@@ -108,7 +107,7 @@ def check_held_bytes():
     sizes = {"batch": 2, "length": LENGTH // dist.get_world_size()}
     positions = whole_sequence(lambda: sizes, torch.device("cpu"), own, None, contiguous=False)[-1]
     held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in positions if torch.is_tensor(x)}
-    assert sum(held.values()) == 24 * 2 * LENGTH
+    assert sum(held.values()) == script("docs/scaling_table.py").POSITION * 2 * LENGTH
 
 
 def check_bytes():
@@ -172,23 +171,11 @@ def test_without_processes():
             call()
 
 
-def peak_of(call) -> int:
-    """Bytes by which the process grows at most."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    read = lambda name: next(int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if name in x)  # noqa: E731
-    before = read("VmRSS")
-    call()
-    return 1024 * (read("VmHWM") - before)
-
-
 def check_memory(folder):
-    length = 2**14 // dist.get_world_size()
-    inputs = problem(0, batch=1, keys=length, modes=16, dtype=torch.float32)
-    inputs = {n: x.requires_grad_() for n, x in inputs.items()}
-    times = dist.get_rank() * length + torch.arange(length)
-    call = lambda: ring_filter_attention(**inputs, times=times, prior="riccati")[:, :, 0].sum().backward()  # noqa: E731
-    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(peak_of(call)))
+    """By the script of the page on scaling, with the prior that needs more."""
+    page = script("docs/scaling_memory.py")
+    peak = page.peak_of(lambda: page.one_pass(2**14, prior="riccati"))
+    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(peak))
 
 
 @slow

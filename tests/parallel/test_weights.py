@@ -6,10 +6,16 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from cover import slow
 from models.small import assert_same, small, tokens
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers import AutoModelForCausalLM
 
 from parallel.processes import together
 from rfa.parallel import fully_sharded
@@ -56,6 +62,10 @@ def check_begun(folder):
         optimizer = make_optimizer(model, 1e-3)
         train(model, optimizer, range(2), rank, number)
         same(model, alone(name, range(2)))
+        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+        if rank == 0:  # as the page on scaling saves a divided model
+            model.save_pretrained(f"{folder}/{name}-whole", state_dict=whole)
+            same(AutoModelForCausalLM.from_pretrained(f"{folder}/{name}-whole"), alone(name, range(2)))
         weights, moments = get_state_dict(model, optimizer)
         checkpoint.save({"model": weights, "optimizer": moments}, checkpoint_id=f"{folder}/{name}")
 
