@@ -76,6 +76,11 @@ def check_refused():
     shared, ids = context_parallel(small("m2-sc-rfa")), tokens(2, 4)
     classifier = RFAForSequenceClassification(preset("m2-sc-rfa", **SIZES))
     rank = dist.get_rank()
+
+    def in_half():
+        with torch.autocast("cpu", torch.bfloat16, enabled=rank == 1):
+            shared(ids)
+
     for message, call in (
         ("labels: got", lambda: shared(ids, labels=ids)),
         ("past_key_values: got", lambda: shared.generate(ids, max_new_tokens=2)),
@@ -87,6 +92,7 @@ def check_refused():
         ("sequence: got list, expected a tensor", lambda: sequence_shard([1, 2])),
         (r"length \[4, 3\] on the 2", lambda: shared(ids[:, rank:])),
         ("rank 1 were refused" if rank == 0 else "output_attentions", lambda: shared(ids, output_attentions=rank == 1)),
+        (r"autocast \['None', 'torch.bfloat16'\]", in_half),
         ("attention: got 'DotProductAttention'", lambda: context_parallel(small("b1-rope"))),
         ("attention: got 'clock'", lambda: context_parallel(small("x5-content-clock"))),
         ("model: got 'RFAForSequenceClassification'", lambda: context_parallel(classifier)),

@@ -51,9 +51,9 @@ def fully_sharded(
             fully_shard(module, mesh=mesh, mp_policy=own, **{**options, "reshard_after_forward": False})
         fully_shard(block, mesh=mesh, mp_policy=policy, **options)
     precise = {part for module in model.modules() if isinstance(module, FullPrecision) for part in module.modules()}
-    for module in model.modules() if policy.param_dtype is not None else ():
-        if isinstance(module, nn.Linear | nn.LayerNorm) and module not in precise:
-            module.register_forward_pre_hook(_cast_inputs)
+    for part in model.modules() if policy.param_dtype is not None else ():
+        if isinstance(part, nn.Linear | nn.LayerNorm) and part not in precise:
+            part.register_forward_pre_hook(_cast_inputs)
     fully_shard(model, mesh=mesh, mp_policy=policy, **options)
     return model
 
