@@ -1,6 +1,5 @@
 """The ring against the operator in one process: output, log precision and every gradient."""
 
-import gc
 import itertools
 from pathlib import Path
 
@@ -8,13 +7,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from cover import slow
+from models.small import small
 from ops.problems import PARAMETERS, STATES, irregular_times, problem
 from scripts import script
 
 from parallel.processes import together
 from rfa.dynamics import TimeDependentNoise
 from rfa.ops import robust_filter_attention
-from rfa.parallel import ring_filter_attention
+from rfa.parallel import fully_sharded, ring_filter_attention, sequence_shard
+from rfa.parallel.context import whole_sequence
 
 LENGTH = 12
 SEGMENTS = torch.tensor([[0] * 5 + [1] + [2] * 6, [3] * 8 + [7] * 4])  # across shards, alone in the middle, at an edge
@@ -92,10 +93,21 @@ def check_three():
     noise = TimeDependentNoise(*torch.tensor([[0.3, 0.2], [0.5, 0.1], [0.2, 0.4], [0.7, 0.3], [0.1, 0.9]]).double())
     compare(1e-11, torch.float64, "reference", 0, {}, noise=noise)
     check_bytes()
+    check_held_bytes()
 
 
 def test_ring_is_exact_in_float64():
     together(check_three, 3)
+
+
+def check_held_bytes():
+    """What each process holds of all tokens, as the page on scaling says."""
+    marks = {"times": irregular_times(1, 2, LENGTH), "key_mask": MASK, "segment_ids": SEGMENTS}
+    own = {name: share(x) for name, x in marks.items()}
+    sizes = {"batch": 2, "length": LENGTH // dist.get_world_size()}
+    positions = whole_sequence(lambda: sizes, torch.device("cpu"), own, None, contiguous=False)[-1]
+    held = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in positions if torch.is_tensor(x)}
+    assert sum(held.values()) == script("docs/scaling_table.py").POSITION * 2 * LENGTH
 
 
 def check_bytes():
@@ -129,9 +141,13 @@ def check_bad_input():
         inputs = {n: x[:, :, :number] if n in STATES else x for n, x in good.items()}
         return lambda: ring_filter_attention(**{**inputs, **changed})
 
-    expect(r"lengths \[6, 5\], expected the same on all 2", call(6 - rank))
+    expect(r"length \[6, 5\] on the 2 processes, expected the same", call(6 - rank))
     expect("decay: got" if rank else "rank 1 were refused", call(decay=good["decay"] - rank))
-    expect(r"times of the shards \[0, 4\]", call(**({"times": torch.arange(6.0)} if rank else {})))
+    expect(r"times \['none', 'torch.float32 \[\]'\]", call(**({"times": torch.arange(6.0)} if rank else {})))
+    half = (torch.bfloat16, torch.float16)[rank]
+    expect(r"dtype \['torch.bfloat16', 'torch.float16'\]", call(**{n: good[n].to(half) for n in STATES}))
+    expect(r"causal \[True, False\]", call(causal=not rank))
+    expect(r"horizon \[False, True\]", call(horizon=good["decay"] if rank else None))
     expect("strictly increasing", call(times=torch.arange(6.0)))  # each is, the whole is not
     expect("shards pass none", call(times=torch.arange(6.0).requires_grad_()))
     expect(
@@ -146,27 +162,20 @@ def check_bad_input():
 
 
 def test_without_processes():
-    with pytest.raises(ValueError, match=r"group: torch\.distributed is not initialised"):
-        ring_filter_attention(**problem(0))
-
-
-def peak_of(call) -> int:
-    """Bytes by which the process grows at most."""
-    gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")
-    read = lambda name: next(int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if name in x)  # noqa: E731
-    before = read("VmRSS")
-    call()
-    return 1024 * (read("VmHWM") - before)
+    for argument, call in (
+        ("group", lambda: ring_filter_attention(**problem(0))),
+        ("group", lambda: sequence_shard(torch.arange(4))),
+        ("mesh", lambda: fully_sharded(small("m2-sc-rfa"))),
+    ):
+        with pytest.raises(ValueError, match=rf"{argument}: torch\.distributed is not initialised"):
+            call()
 
 
 def check_memory(folder):
-    length = 2**14 // dist.get_world_size()
-    inputs = problem(0, batch=1, keys=length, modes=16, dtype=torch.float32)
-    inputs = {n: x.requires_grad_() for n, x in inputs.items()}
-    times = dist.get_rank() * length + torch.arange(length)
-    call = lambda: ring_filter_attention(**inputs, times=times, prior="riccati")[:, :, 0].sum().backward()  # noqa: E731
-    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(peak_of(call)))
+    """By the script of the page on scaling, with the prior that needs more."""
+    page = script("docs/scaling_memory.py")
+    peak = page.peak_of(lambda: page.one_pass(2**14, prior="riccati"))
+    Path(folder, f"{dist.get_world_size()}-{dist.get_rank()}").write_text(str(peak))
 
 
 @slow

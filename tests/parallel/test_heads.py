@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from cover import ALL
 from models.small import PATHS, assert_same, small, tokens
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
@@ -64,6 +65,22 @@ def check_steps():
     torch.testing.assert_close(*generated)
 
 
+def check_saved(folder):
+    """As the page on scaling saves a divided model."""
+    ids, mesh = tokens(), init_device_mesh("cpu", (dist.get_world_size(),))
+    alone, divided = small("m2-sc-rfa"), tensor_parallel(small("m2-sc-rfa"), mesh)
+    weights = get_model_state_dict(divided, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    if dist.get_rank() == 0:
+        divided.save_pretrained(folder, state_dict=weights)
+        assert_same(type(alone).from_pretrained(folder)(ids).logits, alone(ids).logits, 0.0)
+
+
+def check_refused():
+    model = tensor_parallel(small("m2-sc-rfa"), init_device_mesh("cpu", (dist.get_world_size(),)))
+    with pytest.raises(ValueError, match="output_attentions: got True, expected False with tensor parallel"):
+        model(tokens(), output_attentions=True)
+
+
 def check_sizes():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for message, sizes in (
@@ -77,11 +94,14 @@ def check_sizes():
         tensor_parallel(small("m2-sc-rfa"), init_device_mesh("cpu", (1, dist.get_world_size())))
 
 
-def check_all(names):
+def check_all(names, folder):
     check_presets(names)
     check_steps()
+    check_saved(folder)
+    check_refused()
     check_sizes()
 
 
-def test_two_processes_share_the_heads():
-    together(check_all, 2, " ".join(PATHS if ALL else ["c4-fox", "m2-sc-rfa", "x1-riccati", "x6-content-dynamics"]))
+def test_two_processes_share_the_heads(tmp_path):
+    names = PATHS if ALL else ["c4-fox", "m2-sc-rfa", "x1-riccati", "x6-content-dynamics"]
+    together(check_all, 2, " ".join(names), str(tmp_path))

@@ -1,7 +1,7 @@
 """Times and groups of keys and queries: checked and located once, then shared by all layers of a forward pass."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Positions(NamedTuple):
         clock: times of each head at keys and at queries, `(batch, heads, length)`, from which its lags are formed; None
             where all heads share `key_times` and `query_times`. Those always say which keys a query sees.
         orders: what layers sort by, kept under its name by the first that needs it; None keeps nothing.
+        shards: where the tokens of other processes are, which `rfa.parallel` fills in; None where there are none.
     """
 
     key_times: Tensor
@@ -36,6 +37,7 @@ class Positions(NamedTuple):
     complete: bool = False
     clock: tuple[Tensor, Tensor] | None = None
     orders: dict[str, tuple[Tensor, ...]] | None = None
+    shards: Any = None
 
     def once(self, name: str, compute: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
         """What `compute` returns, computed once for all layers. Integers, or numbers without a gradient."""

@@ -1,5 +1,6 @@
 """Context parallel: the filter over a sequence that lies in shards on several processes."""
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,14 +11,15 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.dynamics import TimeDependentNoise, time_dtype
-from rfa.ops.positions import Positions, checked_positions
+from rfa.models.packing import NewTokens, packed_segments
+from rfa.ops.positions import Positions, check_flags, checked_positions
 from rfa.ops.prior import SMALLEST, KeyIntervals, key_intervals, steady_gains
 from rfa.ops.problem import Options, Parameters, Prior, Weight, validate
 
-from .ring import ContinuedSum, Ring, Shards, gathered
+from .ring import ContinuedSum, Ring, Shards, check_initialised, gathered
 
-Marks = dict[str, Any]  # times, key_mask and segment_ids
-_MOST = 8  # numbers that shards compare
+Marks = dict[str, Any]  # times, key_mask and segment_ids; of a model also position_ids and seq_idx
+_MOST = 1024  # bytes of the text that shards compare
 
 
 def ring_filter_attention(
@@ -58,7 +60,7 @@ def ring_filter_attention(
         s = log sum_b exp(s_b),    out = sum_b exp(s_b - s) out_b.
 
     A process holds its own shard, the block that passes and the block that arrives, in both directions. Backward
-    computes each block again. Times, mask and segments of the whole sequence are gathered: these are at most 13 bytes
+    computes each block again. Times, mask and segments of the whole sequence are gathered: these are at most 24 bytes
     a token. With the Riccati prior the sums C of a shard continue those of the shards before.
 
     All processes call it together, and all take part in its backward pass, for the same outputs.
@@ -68,7 +70,9 @@ def ring_filter_attention(
         decay, frequency, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature: the same
             on all processes. The gradient on a process is its part. The sum over the processes is the whole.
         times: of this process's tokens; the place in the whole sequence by default. They have no gradient.
-        key_mask, segment_ids: of this process's tokens. With the Riccati prior the tokens of a segment stand together.
+        key_mask: of this process's tokens. The estimate of an absent token means nothing: it is that from the shards
+            up to its own, whatever its time.
+        segment_ids: of this process's tokens. With the Riccati prior the tokens of a segment stand together.
         causal, weight, rotate_values, prior, gate, query_noise_in_bias, horizon, noise, return_log_precision, backend:
             as of `rfa.robust_filter_attention`.
         group: the processes; all of them by default.
@@ -78,7 +82,7 @@ def ring_filter_attention(
 
     Raises:
         ValueError: as `rfa.robust_filter_attention`, on all processes; also where `torch.distributed` is not
-            initialised, and where the shards differ in shape or in what is given.
+            initialised, and where the shards differ in shape, in dtype, in options or in what is given.
 
     Source: Liu et al. 2023 (arXiv:2310.01889), for a filter.
     """
@@ -89,12 +93,13 @@ def ring_filter_attention(
     options = Options(causal, weight, rotate_values, prior, gate, query_noise_in_bias, True)
     marks: Marks = {"times": times, "key_mask": key_mask, "segment_ids": segment_ids}
 
-    def check() -> dict[str, int]:
+    def check() -> dict[str, Any]:
         validate(query, key, value, parameters, options)
         batch, heads, length, channels = query.shape
         require(key.shape[2] == length, "key", f"{key.shape[2]} keys", f"{length}, one for each query")
         sizes = {"batch": batch, "length": length, "heads": heads, "channels": channels}
-        return sizes | {"value channels": value.shape[-1]}
+        also = {"value channels": value.shape[-1], "dtype": str(query.dtype), **options._asdict()}
+        return sizes | also | {"horizon": horizon is not None, "noise": noise is not None}
 
     device = query.device if isinstance(query, Tensor) else torch.device("cpu")
     sequence = whole_sequence(check, device, marks, group, contiguous=prior == "riccati")
@@ -116,7 +121,7 @@ def filtered(
 
 
 def whole_sequence(
-    check: Callable[[], dict[str, int]],
+    check: Callable[[], dict[str, Any]],
     device: torch.device,
     marks: Marks,
     group: dist.ProcessGroup | None,
@@ -125,64 +130,70 @@ def whole_sequence(
     """The group, this process's rank, the number of processes, and the positions of all tokens.
 
     Args:
-        check: checks what this process was given, and returns the sizes in which shards must not differ, "batch" and
-            "length" among them.
+        check: checks what this process was given, and returns the numbers and words in which shards must not differ,
+            "batch" and "length" among them.
         device: of the states.
-        marks: times, key mask and segments of this process's tokens.
+        marks: times, key mask and segments of this process's tokens; also what else says where segments begin.
         group: the processes; None for all.
         contiguous: whether the tokens of a segment have to stand together.
 
     Raises:
         ValueError: on all processes, if one of them has to.
     """
-    if not dist.is_available() or not dist.is_initialized():
-        raise ValueError("group: torch.distributed is not initialised, expected init_process_group before this call")
+    check_initialised("group")
     group = dist.group.WORLD if group is None else group
     if group is None or (rank := dist.get_rank(group)) < 0:
         raise ValueError("group: this process is not in it, expected a group of this process")
-    refused, sizes = None, dict[str, int]()
+    refused, alike = None, dict[str, Any]()
     try:
-        sizes = check()
-        _check_marks(sizes, device, marks)
+        alike = check()
+        _check_marks(alike, device, marks)
     except ValueError as error:  # the others must hear of it: they would wait for this process
         refused = error
-    _check_alike(sizes, device, marks, group, refused)
-    return group, rank, dist.get_world_size(group), _whole_positions(sizes, device, marks, group, contiguous)
+    _check_alike(alike, device, marks, group, refused)
+    return group, rank, dist.get_world_size(group), _whole_positions(alike, device, marks, group, contiguous)
 
 
-def _check_marks(sizes: dict[str, int], device: torch.device, marks: Marks) -> None:
+def _check_marks(sizes: dict[str, Any], device: torch.device, marks: Marks) -> None:
     times = marks["times"]
     if isinstance(times, Tensor) and times.requires_grad:
         raise ValueError("times: got times with a gradient, expected times without one: shards pass none")
-    length = sizes["length"]
-    checked_positions(sizes["batch"], length, length, device, times, None, marks["key_mask"], marks["segment_ids"])
+    batch, length = sizes["batch"], sizes["length"]
+    checked_positions(batch, length, length, device, times, None, marks["key_mask"], marks["segment_ids"])
+    for name in marks.keys() & {"position_ids", "seq_idx"}:
+        check_flags(name, marks[name], batch, length, device, integer=True)
 
 
 def _check_alike(
-    sizes: dict[str, int], device: torch.device, marks: Marks, group: dist.ProcessGroup, refused: ValueError | None
+    alike: dict[str, Any], device: torch.device, marks: Marks, group: dist.ProcessGroup, refused: ValueError | None
 ) -> None:
     """Raise on all processes where one was refused or where their shards differ: else some would wait for others."""
-    kinds = {name: 0 if x is None else 1 + x.dim() + 2 * x.is_floating_point() for name, x in marks.items()}
-    mine = [0] * _MOST if refused is not None else [*sizes.values(), *kinds.values()]
-    header = torch.tensor([refused is not None, *mine, *[0] * (_MOST - len(mine))], device=device)
-    of_all = gathered(header, group).T.tolist()
+    kinds = {n: "none" if x is None else f"{x.dtype} {list(x.shape[:-1])}" for n, x in marks.items()}
+    text = json.dumps({"refused": True} if refused is not None else {**alike, **kinds}).encode()
+    header = torch.zeros(_MOST, dtype=torch.uint8)
+    header[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    of_all = gathered(header.to(device), group).cpu()
     if refused is not None:
         raise refused
-    if any(of_all[0]):
-        raise ValueError(f"group: the arguments of rank {of_all[0].index(1)} were refused, see its error")
-    for name, given in zip({**sizes, **kinds}, of_all[1:], strict=False):
-        if len(set(given)) > 1:
-            what = "shards of lengths" if name == "length" else f"for {name} of the shards"
-            raise ValueError(f"group: got {what} {given}, expected the same on all {len(given)} processes")
+    if bool((of_all == of_all[0]).all()):
+        return
+    said = [json.loads(each.numpy().tobytes().rstrip(b"\0")) for each in of_all]
+    for rank, each in enumerate(said):
+        if "refused" in each:
+            raise ValueError(f"group: the arguments of rank {rank} were refused, see its error")
+    name, given = next((n, values) for n in said[0] if len(set(values := [each[n] for each in said])) > 1)
+    raise ValueError(f"group: got {name} {given} on the {len(given)} processes, expected the same on all")
 
 
 def _whole_positions(
-    sizes: dict[str, int], device: torch.device, marks: Marks, group: dist.ProcessGroup, contiguous: bool
+    sizes: dict[str, Any], device: torch.device, marks: Marks, group: dist.ProcessGroup, contiguous: bool
 ) -> Positions:
     """Of all tokens. Each process checks the same, so that all raise or none does."""
-    total = sizes["length"] * dist.get_world_size(group)
-    times, key_mask, segment_ids = (_whole(x, group) for x in marks.values())
-    positions = checked_positions(sizes["batch"], total, total, device, times, None, key_mask, segment_ids)
+    batch, total = sizes["batch"], sizes["length"] * dist.get_world_size(group)
+    whole = {name: _whole(x, group) for name, x in marks.items()}
+    tokens = NewTokens(batch, total, 0, device, whole["key_mask"])
+    segment_ids = packed_segments(tokens, whole["segment_ids"], whole)
+    positions = checked_positions(batch, total, total, device, whole["times"], None, whole["key_mask"], segment_ids)
     groups = positions.query_groups
     if contiguous and groups is not None and total:
         changes = (groups[:, 1:] != groups[:, :-1]).sum(-1)

@@ -12,6 +12,7 @@ from rfa.checks import require
 from rfa.models.decoder import RFABlock
 from rfa.nn import Attention
 from rfa.nn.content import ContentDynamics
+from rfa.ops.weights import recording
 
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -23,7 +24,8 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
     Cut parameters are `DTensor`s, so that `torch.distributed.checkpoint` saves and loads them on any number of
     processes. The weights of the first process are sent to all. Each process is given the same batch. Optimisers and
-    `clip_grad_norm_` work inside `torch.distributed.tensor.experimental.implicit_replication()`.
+    `clip_grad_norm_` work inside `torch.distributed.tensor.experimental.implicit_replication()`. Attention weights are
+    refused in a forward pass: no process has those of all heads.
 
     Args:
         model: a model with the decoder of `rfa.models`, on the mesh's device.
@@ -81,6 +83,8 @@ class _Heads(ParallelStyle):
 
         def begin(attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             """The process's own part of each tensor, and inputs whose gradients are summed."""
+            expected = "False with tensor parallel: a process has the weights of some heads"
+            require(not recording(), "output_attentions", True, expected)
             tables: list[dict[str, Any]] = [each for part in held for each in (part._parameters, part._buffers)]
             for tensors in tables:
                 whole.extend((tensors, name, x) for name, x in tensors.items() if isinstance(x, DTensor))

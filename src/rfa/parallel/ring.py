@@ -46,7 +46,10 @@ class Shards(NamedTuple):
         return slice(rank * length, (rank + 1) * length)
 
     def sees(self, rank: int) -> bool:
-        """Whether this process's queries may see the keys of another: causal ones see no later shard."""
+        """Whether this process's queries may see the keys of another: causal ones see no later shard.
+
+        Times rise from shard to shard within a segment. Only an absent token may carry a later time.
+        """
         return rank <= self.rank or not self.options.causal
 
     def between(self, rank: int) -> Positions:
@@ -87,6 +90,12 @@ class Passing:
         for work in self.works:
             work.wait()
         return self.received
+
+
+def check_initialised(name: str) -> None:
+    """Raise `ValueError` for the argument that needs processes, where there are none."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise ValueError(f"{name}: torch.distributed is not initialised, expected init_process_group before this call")
 
 
 def gathered(x: Tensor, group: dist.ProcessGroup) -> Tensor:

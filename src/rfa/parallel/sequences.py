@@ -1,53 +1,66 @@
 """Context parallel of a model: its layers filter a sequence of which each process holds a shard."""
 
 import inspect
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
+import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
+from transformers.modeling_layers import GenericForSequenceClassification
 
 from rfa.checks import require
 from rfa.models import RFAModel
 from rfa.models.decoder import RFABlock
+from rfa.models.packing import LENGTHS, LONGEST
 from rfa.nn import Attention, RobustFilterAttention
+from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.problem import Options, Parameters
 
 from .context import filtered, whole_sequence
-from .ring import Shards
+from .ring import Shards, check_initialised
+
+_PLACES = ("times", "segment_ids", "position_ids", "seq_idx")  # of tokens in the whole sequence
 
 
 def sequence_shard(
-    sequence: Shaped[Tensor, "batch length *rest"], group: dist.ProcessGroup | None = None
-) -> Shaped[Tensor, "batch shard *rest"]:
+    sequence: Shaped[Tensor, "*sequence"], group: dist.ProcessGroup | None = None
+) -> Shaped[Tensor, "*shard"]:
     """This process's shard of a sequence: ids, times, segments or targets.
 
     Args:
-        sequence: the whole, its tokens along the second dimension.
+        sequence: the whole, its tokens along the second dimension; `(length,)` where all rows have the same times.
         group: the processes; all of them by default.
 
     Raises:
         ValueError: if the length is no multiple of the number of processes.
     """
-    number, length = dist.get_world_size(group), sequence.shape[1]
+    check_initialised("group")
+    check_tensor("sequence", sequence)
+    dimension = min(1, sequence.dim() - 1)
+    number, length = dist.get_world_size(group), sequence.shape[dimension]
     require(length % number == 0, "sequence", f"length {length}", f"a multiple of the {number} processes")
-    return sequence.chunk(number, dim=1)[dist.get_rank(group)]
+    return sequence.chunk(number, dim=dimension)[dist.get_rank(group)]
 
 
 def context_parallel(model: nn.Module, group: dist.ProcessGroup | None = None) -> nn.Module:
     """Let the layers of a language model filter a whole sequence of which each process has a shard, in place.
 
     From then on the model's inputs are those of this process's tokens, as `sequence_shard` gives them: ids, mask,
-    times and segments. Positions count along the whole sequence, and layers attend across shards by
-    `ring_filter_attention`. The other parts of the model treat each token alone. Logits are those of this process's
-    tokens. A loss needs targets that were shifted before they were cut: `labels` are refused.
+    times, and segments or what else says where packed documents begin (`position_ids`, `seq_idx`). Positions count
+    along the whole sequence, and layers attend across shards by `ring_filter_attention`. The other parts of the model
+    treat each token alone. Logits are those of this process's tokens.
 
-    `DistributedDataParallel` or `fully_sharded` over the same processes average the gradients. With the mean loss of
-    each shard that is the gradient of the mean loss of the whole.
+    A loss needs targets that were shifted before they were cut: `labels` are refused. The loss of a process is its sum
+    over scored tokens, divided by the number of scored tokens of all processes. The sum of its gradients over the
+    processes is the gradient of the mean loss. `DistributedDataParallel` and `fully_sharded` over the same processes
+    average them, so multiply the loss by the number of processes.
 
     Args:
-        model: an `RFAModel`, or a model with one inside. It is for training and scoring: caches are refused.
+        model: an `RFAModel`, or a model with one inside. It is for training and scoring: caches and attention weights
+            are refused.
         group: the processes; all of them by default.
 
     Returns:
@@ -55,18 +68,21 @@ def context_parallel(model: nn.Module, group: dist.ProcessGroup | None = None) -
 
     Raises:
         ValueError: for attention that needs more than keys and values of other shards: dot products, a content clock,
-            taps, routing, dropout.
+            taps, routing, dropout. Also for a classifier of sequences, whose head needs the last token of all shards.
     """
     layers = [_checked(module.attention) for module in model.modules() if isinstance(module, RFABlock)]
     models = [module for module in model.modules() if isinstance(module, RFAModel)]
     require(len(models) == 1, "model", type(model).__name__, "one RFAModel, or a model with one inside")
+    pools = any(isinstance(module, GenericForSequenceClassification) for module in model.modules())
+    require(not pools, "model", type(model).__name__, "a head that treats each token alone")
     placed: dict[str, Shards] = {}
     if model is not models[0]:
         model.register_forward_pre_hook(_refuse_labels, with_kwargs=True)
     hook = partial(_place, placed=placed, group=group, options=layers[0].options)
     models[0].register_forward_pre_hook(hook, with_kwargs=True)
+    models[0].run_blocks = partial(_run_blocks, models[0].run_blocks, placed)  # type: ignore[method-assign]
     for layer in layers:
-        layer.estimate = partial(_estimate, layer, placed)  # type: ignore[method-assign]
+        layer.estimate = partial(_estimate, layer)  # type: ignore[method-assign]
     return model
 
 
@@ -95,29 +111,54 @@ def _place(
     group: dist.ProcessGroup | None,
     options: Options,
 ) -> tuple[tuple[()], dict[str, Any]]:
-    """Locate the tokens of all shards, once for all layers."""
-    bound = inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments
-    given = {**bound, **bound.pop("kwargs", {})}
-    require(given.get("past_key_values") is None, "past_key_values", "a cache", "None over shards")
-    states = given["inputs_embeds"] if given.get("input_ids") is None else given["input_ids"]
-    mask = given.get("attention_mask")
-    names = {"times": given.get("times"), "key_mask": None if mask is None else mask.bool()}
-    names["segment_ids"] = given.get("segment_ids")
+    """Locate the tokens of all shards, once for all layers. The model itself is told where tokens are absent."""
+    given = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
+    given.update(given.pop("kwargs", {}))
+    states = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
+    device, mask = getattr(states, "device", torch.device("cpu")), given.get("attention_mask")
+    marks = {name: given.get(name) for name in _PLACES}
+    marks["key_mask"] = mask.bool() if isinstance(mask, Tensor) else mask
 
-    def sizes() -> dict[str, int]:
-        return {"batch": states.shape[0], "length": states.shape[1]}
+    def check() -> dict[str, Any]:
+        check_tensor("input_ids", states)
+        assert isinstance(states, Tensor)
+        batch, length = states.shape[:2]
+        for name in ("past_key_values", *LENGTHS, *LONGEST):
+            require(given.get(name) is None, name, type(given.get(name)).__name__, "None over shards")
+        weights = given.get("output_attentions")
+        weights = model.config.output_attentions if weights is None else weights
+        require(not weights, "output_attentions", weights, "False over shards")
+        for name in ("position_ids", "seq_idx"):  # one row may stand for all
+            if isinstance(row := marks[name], Tensor) and tuple(row.shape) in ((length,), (1, length)):
+                marks[name] = row.expand(batch, length)
+        half = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
+        types = {"dtype": str(model.dtype), "autocast": str(half)}
+        return {"batch": batch, "length": length, **types, **options._asdict()}
 
-    sequence = whole_sequence(sizes, states.device, names, group, contiguous=options.prior == "riccati")
-    placed["shards"] = Shards(*sequence, options, "auto")
-    return (), {**given, "use_cache": False}
+    placed["next"] = Shards(
+        *whole_sequence(check, device, marks, group, contiguous=options.prior == "riccati"), options, "auto"
+    )
+    return (), {**{name: x for name, x in given.items() if name not in _PLACES}, "use_cache": False}
+
+
+def _run_blocks(
+    run_blocks: Callable[..., Tensor],
+    placed: dict[str, Shards],
+    embedded: Tensor,
+    positions: Positions,
+    *args: Any,
+    **kwargs: Any,
+) -> Tensor:
+    """The shards of this call go with its positions, so that gradient checkpointing computes with the same again."""
+    return run_blocks(embedded, positions._replace(shards=placed.pop("next")), *args, **kwargs)
 
 
 def _estimate(
-    layer: RobustFilterAttention, placed: dict[str, Shards], query: Tensor, key: Tensor, value: Tensor, **given: Any
+    layer: RobustFilterAttention, query: Tensor, key: Tensor, value: Tensor, *, positions: Positions, **given: Any
 ) -> Tensor:
     """`RobustFilterAttention.estimate` over the keys of all shards."""
     dynamics, options = layer.dynamics(), layer.options._replace(log_precision=True)
-    shards = placed["shards"]._replace(options=options, backend=layer.backend)
+    shards = cast(Shards, positions.shards)._replace(options=options, backend=layer.backend)
     estimate, log_precision = filtered(query, key, value, Parameters(**dynamics), shards)
     if layer.step == "learned":
         return estimate

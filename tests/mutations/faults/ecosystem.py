@@ -61,6 +61,12 @@ PARALLEL = [
              "the shares of blocks have no gradient", "parallel/test_context.py"),
     Mutation("parallel/ring.py", "rank <= self.rank or not", "rank < self.rank or not",
              "a process does not see its own keys", "parallel/test_context.py"),
+    Mutation("parallel/context.py", 'packed_segments(tokens, whole["segment_ids"], whole)', 'whole["segment_ids"]',
+             "packed documents see each other over shards", "parallel/test_sequences.py"),
+    Mutation("parallel/context.py", '"dtype": str(query.dtype), **options._asdict()', '"dtype": str(query.dtype)',
+             "a causal shard passes keys to one that is not", "parallel/test_sequences.py"),
+    Mutation("parallel/weights.py", "cast_forward_inputs=False)", "cast_forward_inputs=True)",
+             "times are rounded to bfloat16", "parallel/test_weights.py"),
     Mutation("parallel/heads.py", "grad_placements=[Partial()]", "grad_placements=[Replicate()]",
              "gradients of the heads of others are lost", "parallel/test_heads.py"),
 ]  # fmt: skip
