@@ -33,6 +33,19 @@ class NewTokens(NamedTuple):
     device: torch.device
     key_mask: Tensor | None
 
+    def places(self) -> Int[Tensor, "batch keys"] | None:
+        """The place of each key of its row. Padding between tokens has no place of its own.
+
+        None where all places count: padding is at the ends alone. Under `torch.compile` it is taken to be so.
+        """
+        if self.key_mask is None or not readable(self.key_mask):
+            return None
+        begun = self.key_mask.cummax(-1).values
+        gaps = (begun & ~self.key_mask).cumsum(-1)
+        if not bool((gaps.bool() & self.key_mask).any()):
+            return None
+        return torch.arange(self.cached + self.length, device=self.device) - gaps
+
     @property
     def present(self) -> Bool[Tensor, "batch length"]:
         """Which of the new tokens take part."""
@@ -112,7 +125,8 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
     `continues`: the first run continues the cache, whose positions are known.
     """
     present, index = tokens.present, torch.arange(tokens.length, device=tokens.device)
-    offset = position_ids - index
+    places = tokens.places()
+    offset = position_ids - (index + tokens.cached if places is None else places[:, tokens.cached :])
     # that of the last present token; of the first one where none is before
     last = torch.where(present, index, -1).cummax(-1).values
     first = present.int().argmax(-1, keepdim=True) if tokens.length else last
@@ -125,8 +139,8 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
         if bool(wrong.any()):
             row, at = wrong.nonzero()[0].tolist()
             pair = position_ids[row, at - 1 : at + 1].tolist()
-            places = " or ".join(map(str, sorted({0, int(base[row])})))
-            expected = f"positions that count up by one, or restart at {places}; {_TIMES}"
+            restarts = " or ".join(map(str, sorted({0, int(base[row])})))
+            expected = f"positions that count up by one, or restart at {restarts}; {_TIMES}"
             require(False, "position_ids", f"{pair[0]} followed by {pair[1]} (batch row {row})", expected)
         if tokens.cached and continues:
             _check_continued(offset.gather(-1, first)[:, 0], present.any(-1), tokens)
@@ -134,17 +148,17 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
 
 
 def _check_continued(offset: Tensor, counts: Tensor, tokens: NewTokens) -> None:
-    """The first positions continue those of the cached tokens, counted with or without padding before them."""
+    """The positions continue those of the cached tokens, counted with or without padding before them."""
     before = torch.zeros_like(offset)
     if tokens.key_mask is not None:
         cached = tokens.key_mask[:, : tokens.cached]
         before = cached.int().argmax(-1)
         counts = counts & cached.any(-1)
-    wrong = counts & (offset != tokens.cached) & (offset != tokens.cached - before)
+    wrong = counts & (offset != 0) & (offset != -before)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
-        expected = f"{tokens.cached - int(before[row])}, which continues the cache, or segment_ids of all tokens"
-        require(False, "position_ids", f"{int(offset[row])} for the first new token (batch row {row})", expected)
+        more = f"{int(offset[row] + before[row])} more than continues {tokens.cached} cached tokens (batch row {row})"
+        require(False, "position_ids", more, "positions that continue them, or segment_ids of all tokens")
 
 
 def _numbers_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:
