@@ -59,7 +59,7 @@ class LayerNote:
     def __init__(self, owner: nn.Module):
         self._owner: weakref.ref[nn.Module] | None = weakref.ref(owner)
         self.tables, self.turns = DecodingCache(), TurnTable()
-        self.dynamics: dict[str, Tensor] | None = None
+        self.dynamics: dict[str, Any] | None = None
         self.located: Located | None = None
 
     def is_of(self, module: nn.Module) -> bool:
@@ -96,7 +96,8 @@ def note_of(cache: Cache, module: Any, cached: int) -> LayerNote:
 
 def attach(cache: Cache, layer_idx: int, note: LayerNote) -> None:
     """Put the note to a layer, which exists from its first tokens on."""
-    cache.layers[layer_idx].rfa_note = note  # type: ignore[attr-defined]
+    layer: Any = cache.layers[layer_idx]
+    layer.rfa_note = note
 
 
 def locate(batch: int, queries: int, device: torch.device, mask: Mask | None, given: Mapping[str, Any]) -> Located:
@@ -153,8 +154,9 @@ def _located(tokens: NewTokens, mask: Mask | None, given: Mapping[str, Any], bef
     positions = checked_positions(
         tokens.batch, tokens.length, keys, tokens.device, places, None, flags.key_mask, segment_ids
     )
-    several = segment_ids is not None and readable(segment_ids)
-    packed = several and bool((segment_ids != segment_ids[:, :1]).any())  # type: ignore[index]
+    packed = False
+    if segment_ids is not None and readable(segment_ids):
+        packed = bool((segment_ids != segment_ids[:, :1]).any())
     return Located(positions, places, packed)
 
 

@@ -102,7 +102,7 @@ class ReplacedAttention(nn.Module):
         self.config, self.layer_idx, self.head_dim, self.is_causal = host.config, host.layer_idx, host.head_dim, True
         self.attention_dropout, self.backend = getattr(host, "attention_dropout", None), backend
         self.share = len(decay) // len(frequency)
-        self.rotate_values, self.innovation, self.learn_decay = rotate_values, innovation, learn_decay
+        self.rotate_values, self.innovation = rotate_values, innovation
         self.dynamics = HeadDynamics(
             frequency.repeat_interleave(self.share, 0), decay, prior=prior, learn_decay=learn_decay
         )
@@ -201,7 +201,7 @@ class ReplacedAttention(nn.Module):
         """States of the heads of keys, for each head that shares them."""
         return states if self.share == 1 else states.repeat_interleave(self.share, 1)
 
-    def _dynamics(self, note: LayerNote | None) -> dict[str, Tensor]:
+    def _dynamics(self, note: LayerNote | None) -> dict[str, Any]:
         """The parameters of the heads, kept in a cache's note where they need no gradient."""
         if note is None or torch.is_grad_enabled():
             return self.dynamics()
