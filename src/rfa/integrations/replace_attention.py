@@ -192,6 +192,6 @@ def _frequency(model: nn.Module, module: Any, given: str | Tensor, groups: int, 
 def _decay(given: float | Tensor, heads: int) -> Tensor:
     number = isinstance(given, Real) and not isinstance(given, bool)
     require(number or isinstance(given, Tensor), "decay", given, f"a number or a tensor ({heads},)")
-    decay = given.detach().float().cpu() if isinstance(given, Tensor) else torch.full((heads,), float(given))
+    decay = given.detach().float().cpu().clone() if isinstance(given, Tensor) else torch.full((heads,), float(given))
     check_rates("decay", decay, heads)
     return decay

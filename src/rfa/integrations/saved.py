@@ -79,7 +79,8 @@ def load_weights(model: PreTrainedModel, folder: Path) -> None:
         try:
             absent, unexpected = load_model(model, file, strict=False)
         except (RuntimeError, SafetensorError) as error:
-            raise ValueError(f"folder: got {file}, expected weights of this model: {error}") from error
+            reason = " ".join(str(error).split("\n")[:2])  # of many, the first
+            raise ValueError(f"folder: got {file}, expected weights of this model: {reason}") from error
         missing, foreign = missing & set(absent), foreign | set(unexpected)
     both = {"missing": missing, "foreign": foreign}
     found = "; ".join(f"{kind}: {', '.join(sorted(names)[:4])}" for kind, names in both.items() if names)
@@ -92,7 +93,10 @@ def empty_model(folder: Path) -> PreTrainedModel:
     Raises:
         ValueError: for another model.
     """
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"folder: got {folder}, expected config.json of a model of transformers: {error}") from error
     require(noted_options(config) is not None, "folder", str(folder), f"config.json with {NOTED}: {_EXPECTED}")
     model = AutoModelForCausalLM.from_config(config, dtype=config.dtype, trust_remote_code=False)
     saved = (config.architectures or ["no model"])[0]
