@@ -23,7 +23,7 @@ INTEGRATIONS = [
     Mutation("integrations/masks.py", "bool(((seen & same) == visible).all())", "bool((seen & same).any())",
              "a window counts as packed sequences", "integrations/test_masks.py"),
     Mutation("integrations/located.py", "    if not cached:\n",
-             '    if not cached and not hasattr((cache.layers or [None])[0], "rfa_note"):\n',
+             '    if not cached and not hasattr((cache.layers[module.layer_idx :] or [None])[0], "rfa_note"):\n',
              "tables of older parameters", "integrations/test_replace_attention.py"),
     Mutation("integrations/located.py", "note is not None and note.is_of(module)", "note is not None",
              "a cache of another model is read", "integrations/test_places.py"),
