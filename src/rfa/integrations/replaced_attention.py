@@ -38,7 +38,8 @@ class Host(NamedTuple):
 def _apart(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
     for name in "qkv":
         states = getattr(module, f"{name}_proj")(hidden_states).unflatten(-1, (-1, module.head_dim))
-        yield getattr(module, f"{name}_norm", nn.Identity())(states)  # Qwen3 has norms of queries and keys
+        norm = getattr(module, f"{name}_norm", None)  # Qwen3 has norms of queries and keys
+        yield states if norm is None else norm(states)
 
 
 def _together(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
