@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, OlmoConfig, OlmoForCausalLM
 
 import rfa
-from integrations.hosts import NAMES, assert_generation_is_consistent, generate, host, tokens
+from integrations.hosts import NAMES, assert_generation_is_consistent, generate, host, padded, tokens
 from rfa.integrations import student_t_attention
 
 SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
@@ -84,9 +84,26 @@ def test_other_attention_is_refused(options, message):
 
 
 def test_windows_and_caches_of_fixed_size_are_refused():
-    with pytest.raises(ValueError, match="past_key_values: got 'a cache of fixed size'"):
-        generate(model_of("llama"), tokens(), cache_implementation="static")
+    """A window is named as such, and so is the cache where there is padding too."""
+    longer, mask = padded(tokens(), 3)
+    for ids, given in ((tokens(), {}), (longer, {"attention_mask": mask})):
+        with pytest.raises(ValueError, match="past_key_values: got 'a cache of fixed size'"):
+            generate(model_of("llama"), ids, cache_implementation="static", **given)
     windowed = host("qwen2", use_sliding_window=True, sliding_window=4, max_window_layers=0)
     windowed.set_attn_implementation("rfa")
-    with pytest.raises(ValueError, match="attention_mask: got 'another mask'"):
+    with pytest.raises(ValueError, match="sliding_window: got 4, expected None, or 9"):
         windowed(tokens())
+    same = host("qwen2")
+    same.set_attn_implementation("rfa")
+    assert torch.equal(windowed(tokens()[:, :4]).logits, same(tokens()[:, :4]).logits)
+
+
+def test_weights_are_refused():
+    model = model_of("llama")
+    with pytest.raises(ValueError, match="output_attentions: got True"):
+        model(tokens(), output_attentions=True)
+    model.set_attn_implementation("eager")
+    model.config.output_attentions = True
+    model.config._attn_implementation_internal = "rfa"  # the setter looks at this first
+    with pytest.raises(ValueError, match="output_attentions: got True"):
+        model(tokens())

@@ -82,6 +82,16 @@ def test_one_token_and_no_key():
     assert torch.equal(log_precision, torch.full_like(log_precision, -torch.inf))
 
 
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 0), (2, 0, 5)])
+def test_nothing_gives_nothing(batch, queries, keys):
+    (query, key, value), given = problem(queries, keys)
+    states = [x[:batch] for x in (query, key, value)]
+    found = flex_filter_attention(*states, **given, return_log_precision=True)
+    wanted = rfa.robust_filter_attention(*states, **given, return_log_precision=True, backend="reference")
+    for one, other in zip((*found, flex_filter_attention(*states, **given)), (*wanted, wanted[0]), strict=True):
+        assert (one.shape, one.dtype) == (other.shape, other.dtype)
+
+
 def test_compiled_flex_attention_is_the_same():
     """By Dynamo alone: the compiler has no log sums of flex attention on the CPU."""
     states, given = problem()

@@ -237,6 +237,10 @@ def crossed():
     return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=4, add_cross_attention=True, vocab_size=9))
 
 
+def on_meta():
+    return host("llama").to("meta")
+
+
 WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
 
 
@@ -249,6 +253,12 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
         (partial(host, "gpt2", n_embd=28), {}, "model: got .*7 channels a head.*even"),
         (partial(host, "llama"), {"layers": [2]}, r"layers: got \[2\], expected some of \[0, 1\]"),
         (partial(host, "llama"), {"layers": []}, "layers: got"),
+        (partial(host, "llama"), {"layers": 1}, "layers: got 1,"),
+        (partial(host, "llama"), {"layers": ["a", 0]}, r"layers: got \['a', 0\]"),
+        (partial(host, "llama"), {"decay": None}, "decay: got None, expected a number or a tensor"),
+        (partial(host, "llama"), {"decay": "a"}, "decay: got 'a'"),
+        (partial(host, "llama"), {"innovation": "no"}, "innovation: got 'no', expected True or False"),
+        (on_meta, {}, "model: got 'LlamaForCausalLM on the device meta', expected a model with weights"),
         (partial(host, "llama"), {"weight": "gaussian"}, "weight: got 'gaussian'"),
         (partial(host, "llama"), {"prior": "flat"}, "prior: got 'flat'"),
         (partial(host, "llama"), {"backend": "gpu"}, "backend: got 'gpu'"),
@@ -276,9 +286,12 @@ def test_what_is_not_served_is_refused_and_changes_nothing(model, options, messa
     assert not any(isinstance(module, ReplacedAttention) for module in model.modules())
 
 
-def test_a_model_is_replaced_once_and_has_no_attention_weights():
-    model = replaced("llama")
-    with pytest.raises(ValueError, match="model: got 'LlamaForCausalLM'"):
-        replace_attention(model)
-    with pytest.raises(ValueError, match="output_attentions: got True"):
-        model(tokens(), output_attentions=True)
+def test_a_model_is_replaced_once():
+    with pytest.raises(ValueError, match="model: got 'LlamaForCausalLM, replaced already'"):
+        replace_attention(replaced("llama"))
+
+
+@pytest.mark.parametrize("given", [None, GPT2Config()])
+def test_something_else_than_a_model_is_refused(given):
+    with only_our_own_checks(), pytest.raises(ValueError, match=f"model: got '{type(given).__name__}', expected a dec"):
+        replace_attention(given)

@@ -9,7 +9,7 @@ needs("transformers")
 
 from .attention_interface import student_t_attention
 from .flex import flex_filter_attention
-from .replace_attention import replace_attention
+from .replace_attention import load_replaced, replace_attention
 from .replaced_attention import ReplacedAttention
 
-__all__ = ["ReplacedAttention", "flex_filter_attention", "replace_attention", "student_t_attention"]
+__all__ = ["ReplacedAttention", "flex_filter_attention", "load_replaced", "replace_attention", "student_t_attention"]

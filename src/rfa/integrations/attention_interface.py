@@ -57,14 +57,14 @@ def student_t_attention(
         attention_mask: as `sdpa_mask` makes it, see `read_mask`.
         scaling: the factor of the dot product; `channels ** -0.5`.
         dropout: share of the weights that become 0, by the reference backend.
-        kwargs: what else models pass.
+        kwargs: what else models pass. `output_attentions` is refused; GPT-2 does not pass it on.
 
     Returns:
         The estimate, and None in the place of weights.
 
     Raises:
-        ValueError: for attention that is not causal, a sliding window shorter than the keys, a fixed-size cache, or a
-            model that changes its scores.
+        ValueError: for attention that is not causal, a sliding window shorter than the keys, a fixed-size cache, a
+            model that changes its scores, or one that is asked for its weights.
     """
     batch, heads, queries, channels = query.shape
     keys = key.shape[2]
@@ -73,6 +73,11 @@ def student_t_attention(
     require(causal, "is_causal", causal, "True: queries see earlier keys only")
     for name in _CHANGES_SCORES:
         require(kwargs.get(name) is None, name, kwargs.get(name), "None: the scores are those of the filter")
+    wanted = kwargs.get("output_attentions")
+    wanted = getattr(getattr(module, "config", None), "output_attentions", False) if wanted is None else wanted
+    require(not wanted, "output_attentions", wanted, "False: the operator keeps no weights")
+    window = kwargs.get("sliding_window")
+    require(window is None or window >= keys, "sliding_window", window, f"None, or {keys}, the keys, at least")
     fixed = attention_mask is None and 1 < queries < keys
     require(not fixed, "past_key_values", "a cache of fixed size", "one that grows, as DynamicCache")
     flags = read_mask(attention_mask, batch, queries, keys)

@@ -92,6 +92,9 @@ def flex_filter_attention(
     _check_gradients(query, key, value, *parameters.tensors().values())
     batch, _, queries, _ = query.shape
     positions = checked_positions(batch, queries, key.shape[2], query.device, None, None, key_mask, segment_ids)
+    if not query.numel():  # which flex attention does not take
+        empty = value.new_zeros(*query.shape[:-1], value.shape[-1]).to(query.dtype)
+        return (empty, query.new_zeros(query.shape[:-1], dtype=torch.float32)) if return_log_precision else empty
     problem = Problem(parameters, positions, options)
     key, value = positions.without_absent(key, value)
     of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())

@@ -35,7 +35,8 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
         batch, queries, keys: of the states. The queries are the last keys.
 
     Raises:
-        ValueError: for anything else, as a sliding window or a mask that differs between heads.
+        ValueError: for anything else, as a sliding window, a mask that differs between heads, or keys that a cache of
+            fixed size has room for but does not hold.
     """
     if mask is None:
         return TokenFlags()
@@ -57,6 +58,8 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
     known = readable(mask)  # under `torch.compile` there is always a mask, and it is trusted
     if (queries < keys and not known) or (known and bool((seen == visible).all())):
         return TokenFlags(_none_if_all(key_mask))
+    unfilled = queries < keys and not bool(visible[..., -1].any())
+    require(not unfilled, "past_key_values", "a cache of fixed size", "one that grows, as DynamicCache")
     require(queries == keys, "attention_mask", "another mask", _EXPECTED)
     segment_ids = _segments(visible, key_mask)
     same = segment_ids[:, :, None] == segment_ids[:, None, :]

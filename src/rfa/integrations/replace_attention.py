@@ -1,17 +1,21 @@
-"""`replace_attention`: which modules of a decoder it replaces, and what it refuses."""
+"""`replace_attention`: which modules of a decoder it replaces, and what it refuses; `load_replaced`."""
 
 from collections.abc import Iterable
+from numbers import Real
+from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rfa.checks import require
 from rfa.nn.checks import check_backend, check_dropout, check_frequencies, check_rates
 from rfa.ops.problem import Prior, Weight
 
 from .replaced_attention import HOSTS, ReplacedAttention
+from .saved import check_noted, empty_model, load_weights, note_options, noted_options
 
 Model = TypeVar("Model", bound=nn.Module)
 _CHANGING = ("dynamic", "longrope")  # kinds of RoPE whose frequencies depend on the length
@@ -40,11 +44,11 @@ def replace_attention(
     at which scores near a distance of 0 grow as the model's own. With exponential weights and keys of equal norms (a
     Qwen3 whose key norms have weights of one) the model computes what it computed before.
 
-    To load saved weights: build the model from its configuration, call this with the same options, then
-    `load_state_dict`.
+    `model.save_pretrained(folder)` saves the options in config.json, and `load_replaced(folder)` loads the model. For
+    other ways to load: build the model from its configuration, call this with the same options, then `load_state_dict`.
 
     Args:
-        model: changed in place.
+        model: changed in place. Its configuration becomes its own, with the options as `rfa_attention`.
         weight: "student_t" or "exponential".
         prior: "lyapunov" or "riccati".
         frequency: "host" for the model's RoPE, which is no rotation in GPT-2; or `(key heads, modes)` in radians per
@@ -62,17 +66,20 @@ def replace_attention(
 
     Raises:
         ValueError: for another architecture, sliding windows, cross attention, RoPE that depends on the length or
-            scales its states, an odd head size, or options that do not fit.
+            scales its states, an odd head size, a model without weights, options that do not fit, or options other
+            than those with which the model's configuration was saved.
     """
-    found = {name: module for name, module in model.named_modules() if _is_host(module)}
-    expected = f"a decoder of transformers with {', '.join(HOSTS)}"
-    require(bool(found), "model", type(model).__name__, expected)
+    found = _hosts(model)
     require(weight in get_args(Weight), "weight", weight, f"one of {get_args(Weight)}")
     require(prior in get_args(Prior), "prior", prior, f"one of {get_args(Prior)}")
+    for name, flag in {"learn_decay": learn_decay, "rotate_values": rotate_values, "innovation": innovation}.items():
+        require(isinstance(flag, bool), name, flag, "True or False")
     check_backend(backend)
-    indices = {int(module.layer_idx) for module in found.values()}
-    chosen = indices if layers is None else set(layers)
-    require(bool(chosen) and chosen <= indices, "layers", sorted(chosen), f"some of {sorted(indices)}")
+    chosen = _layers(layers, {int(module.layer_idx) for module in found.values()})
+    options: dict[str, Any] = {"weight": weight, "prior": prior, "learn_decay": learn_decay}
+    options |= {"rotate_values": rotate_values, "innovation": innovation, "layers": chosen}
+    config = next(iter(found.values())).config
+    check_noted(config, options)
     replaced = {}
     for name, module in found.items():
         if module.layer_idx in chosen:
@@ -92,7 +99,60 @@ def replace_attention(
             check_dropout(replaced[name].dropout, backend)
     for name, module in replaced.items():  # only now: a refusal leaves the model as it was
         model.set_submodule(name, module)
+    note_options(model, config, options)
     return model
+
+
+def load_replaced(folder: str | Path, *, backend: str = "auto") -> PreTrainedModel:
+    """The causal language model that `save_pretrained` of a replaced model wrote into a folder, in evaluation mode.
+
+    The options of `replace_attention` come from config.json and the weights from safetensors files. No code of the
+    folder is run.
+
+    Args:
+        folder: on this machine.
+        backend: of the operator; it is not saved.
+
+    Returns:
+        The model, on the CPU and in the dtype in which it was saved.
+
+    Raises:
+        ValueError: where the folder does not hold such a model, or options, weights and configuration do not fit
+            together.
+    """
+    path = Path(folder) if isinstance(folder, str | Path) else None
+    require(path is not None and path.is_dir(), "folder", folder, "a folder on this machine")
+    assert path is not None
+    model = empty_model(path)
+    options = noted_options(model.config)
+    assert options is not None
+    _, groups, modes = _sizes(next(iter(_hosts(model).values())))
+    replace_attention(model, frequency=torch.zeros(groups, modes), backend=backend, **options)  # loaded with the rest
+    load_weights(model, path)
+    return model.eval()
+
+
+def _hosts(model: object) -> dict[str, Any]:
+    """The attention modules of a decoder by name."""
+    expected = f"a decoder of transformers with {', '.join(HOSTS)}"
+    require(isinstance(model, nn.Module), "model", type(model).__name__, expected)
+    assert isinstance(model, nn.Module)
+    again = any(isinstance(module, ReplacedAttention) for module in model.modules())
+    require(not again, "model", f"{type(model).__name__}, replaced already", expected)
+    found = {name: module for name, module in model.named_modules() if _is_host(module)}
+    require(bool(found), "model", type(model).__name__, expected)
+    empty = any(parameter.is_meta for parameter in model.parameters())
+    require(not empty, "model", f"{type(model).__name__} on the device meta", "a model with weights")
+    return found
+
+
+def _layers(given: Any, indices: set[int]) -> list[int]:
+    """The layers to change, in order."""
+    expected = f"some of {sorted(indices)}"
+    require(given is None or isinstance(given, Iterable), "layers", given, expected)
+    chosen = sorted(indices) if given is None else list(given)
+    require(bool(chosen) and all(type(x) is int and x in indices for x in chosen), "layers", chosen, expected)
+    return sorted(set(chosen))
 
 
 def _is_host(module: nn.Module) -> bool:
@@ -130,6 +190,8 @@ def _frequency(model: nn.Module, module: Any, given: str | Tensor, groups: int, 
 
 
 def _decay(given: float | Tensor, heads: int) -> Tensor:
-    decay = given.detach().float().cpu() if isinstance(given, Tensor) else torch.full((heads,), float(given))
+    number = isinstance(given, Real) and not isinstance(given, bool)
+    require(number or isinstance(given, Tensor), "decay", given, f"a number or a tensor ({heads},)")
+    decay = given.detach().float().cpu().clone() if isinstance(given, Tensor) else torch.full((heads,), float(given))
     check_rates("decay", decay, heads)
     return decay

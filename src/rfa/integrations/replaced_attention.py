@@ -7,19 +7,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.masking_utils import find_packed_sequence_indices
 
 from rfa.checks import require
-from rfa.dynamics import rotation_of_heads, turn
+from rfa.models.packing import NewTokens
 from rfa.nn import HeadDynamics
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
+from rfa.nn.phases import Turns
 from rfa.nn.projections import merge_heads
 from rfa.ops.filter_attention import located_filter_attention
-from rfa.ops.positions import Positions, checked_positions
-from rfa.ops.prior import DecodingCache
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
-from .masks import Mask, TokenFlags, read_mask
+from .located import DESCRIBING, LayerNote, attach, locate, locate_beside, note_of
+from .masks import Mask
 
 
 class Host(NamedTuple):
@@ -28,7 +27,7 @@ class Host(NamedTuple):
     Fields:
         states: hidden states to query, key and value, `(batch, length, heads, channels)`.
         output: the last map, from all heads together to hidden states.
-        dropout: the share of the weights that training drops.
+        dropout: the share of the weights that training drops, by the module's own attribute or child.
     """
 
     states: Callable[[Any, Tensor], Iterator[Tensor]]
@@ -39,7 +38,8 @@ class Host(NamedTuple):
 def _apart(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
     for name in "qkv":
         states = getattr(module, f"{name}_proj")(hidden_states).unflatten(-1, (-1, module.head_dim))
-        yield getattr(module, f"{name}_norm", nn.Identity())(states)  # Qwen3 has norms of queries and keys
+        norm = getattr(module, f"{name}_norm", None)  # Qwen3 has norms of queries and keys
+        yield states if norm is None else norm(states)
 
 
 def _together(module: Any, hidden_states: Tensor) -> Iterator[Tensor]:
@@ -72,7 +72,8 @@ class ReplacedAttention(nn.Module):
 
     A head of `2 d` channels holds d complex modes: the first half of the channels is real, the second imaginary, which
     is the pairing of RoPE. A cache of transformers holds keys and values turned into the common frame. Its heads are
-    those of the keys, so shared keys and values stay shared. Times are places in the cache: 0, 1, 2, ...
+    those of the keys, so shared keys and values stay shared. Times are places in the cache: 0, 1, 2, ... Padding takes
+    no time between tokens.
 
     Args:
         module: the attention module, of a class in `HOSTS`.
@@ -99,8 +100,8 @@ class ReplacedAttention(nn.Module):
         self.host = HOSTS[type(module).__name__]
         for name, child in module.named_children():
             self.add_module(name, child)
-        self.layer_idx, self.head_dim, self.is_causal = host.layer_idx, host.head_dim, True
-        self.dropout, self.backend = self.host.dropout(module), backend
+        self.config, self.layer_idx, self.head_dim, self.is_causal = host.config, host.layer_idx, host.head_dim, True
+        self.attention_dropout, self.backend = getattr(host, "attention_dropout", None), backend
         self.share = len(decay) // len(frequency)
         self.rotate_values, self.innovation = rotate_values, innovation
         self.dynamics = HeadDynamics(
@@ -121,14 +122,19 @@ class ReplacedAttention(nn.Module):
         self.dynamics.to(next(module.parameters()).device)
         self.train(module.training)
 
+    @property
+    def dropout(self) -> float:
+        """The share of the weights that training drops."""
+        return self.host.dropout(self)
+
     def forward(
         self,
         hidden_states: Float[Tensor, "batch length hidden"],
         past_key_values: Cache | None = None,
         attention_mask: Mask | None = None,
-        position_ids: Int[Tensor, "b length"] | None = None,
-        output_attentions: bool | None = False,
-        **kwargs: object,
+        position_ids: Int[Tensor, "*b length"] | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
     ) -> tuple[Float[Tensor, "batch length hidden"], None]:
         """What the attention module returns: its output, and None in the place of weights.
 
@@ -136,46 +142,58 @@ class ReplacedAttention(nn.Module):
             hidden_states: the tokens, already normalised.
             past_key_values: any cache of transformers that keeps all keys; this call extends it. Parameters may change
                 only while it is empty.
-            attention_mask: as the model makes it, see `read_mask`.
-            position_ids: where they start again, a packed sequence begins. Not read after a mask or cached tokens.
+            attention_mask: as the model makes it, see `read_mask`. Padding takes no time between tokens.
+            position_ids: they count up by one, or where they restart a packed sequence begins. Padding may count or
+                not.
             output_attentions: refused; the fused operator has no weights.
-            kwargs: what else the model passes, as the cosines of its own rotation: not used.
+            kwargs: what else the model passes. `segment_ids`, and the arguments by which collators describe packed
+                sequences, are read; the cosines of the model's own rotation are not used.
 
         Raises:
-            ValueError: for a mask that is not causal with padding or packed sequences, or if weights are asked for.
+            ValueError: for a mask that is not causal with padding or packed sequences, positions that jump, arguments
+                that disagree, a cache of another model, or if weights or other times are asked for.
         """
-        require(not output_attentions, "output_attentions", output_attentions, "False: the operator keeps no weights")
+        wanted = self.config.output_attentions if output_attentions is None else output_attentions
+        require(not wanted, "output_attentions", wanted, "False: the operator keeps no weights")
+        require(kwargs.get("times") is None, "times", "given", "none: tokens that take part stand at 0, 1, 2, ...")
         batch, queries, _ = hidden_states.shape
-        query, key, value = (states.transpose(1, 2) for states in self.host.states(self, hidden_states))
         cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(self.layer_idx))
-        dynamics = self.dynamics()
-        of_keys = self._phases(dynamics["frequency"][:: self.share], cached, queries)
-        of_queries = tuple(self._of_all_heads(phases) for phases in of_keys)
+        given = {name: kwargs.get(name) for name in DESCRIBING} | {"position_ids": position_ids}
+        device, note = hidden_states.device, None
+        if past_key_values is None:
+            located = locate(batch, queries, device, attention_mask, given)
+        else:
+            note = note_of(past_key_values, self, cached)
+            tokens = NewTokens(batch, queries, cached, device, None)
+            located = locate_beside(past_key_values, self.layer_idx, note, tokens, attention_mask, given)
+
+        query, key, value = (states.transpose(1, 2) for states in self.host.states(self, hidden_states))
+        dynamics = self._dynamics(note)
+        precision = torch.promote_types(query.dtype, torch.float32)
+        of_keys = located.turns(dynamics["frequency"][:: self.share], precision, None if note is None else note.turns)
+        of_queries = Turns(of_keys.cos.unsqueeze(2), of_keys.sin.unsqueeze(2))  # for all heads that share a key
         own = value
-        query, key = _turned_back(query, of_queries), _turned_back(key, of_keys)
+        query = of_queries.backward(query.unflatten(1, (-1, self.share))).flatten(1, 2)
         if self.rotate_values:
-            value = _turned_back(value, of_keys)
-        tables = None
-        if past_key_values is not None:
+            key, value = of_keys.backward(torch.stack([key, value])).unbind()
+        else:
+            key = of_keys.backward(key)
+        if past_key_values is not None and note is not None:
             key, value = past_key_values.update(key, value, self.layer_idx)
             key, value = key[:, :, : cached + queries], value[:, :, : cached + queries]  # the rest is not filled yet
-            tables = _tables(past_key_values.layers[self.layer_idx], new=not cached)
-        flags = read_mask(attention_mask, batch, queries, cached + queries)
-        if flags == (None, None) and not cached and position_ids is not None:
-            flags = TokenFlags(None, find_packed_sequence_indices(position_ids.expand(batch, -1)))
-        positions = self._positions(query, cached, flags)
+            attach(past_key_values, self.layer_idx, note)
         options = self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
         estimate = located_filter_attention(
             query,
             self._of_all_heads(key),
             self._of_all_heads(value),
-            Problem(Parameters(**dynamics), positions, options),
-            cache=tables,
+            Problem(Parameters(**dynamics), located.positions, options),
+            cache=None if note is None else note.tables,
             backend=self.backend,
         )
         assert isinstance(estimate, Tensor)
         if self.rotate_values:
-            estimate = turn(estimate, *of_queries)
+            estimate = of_queries.forward(estimate.unflatten(1, (-1, self.share))).flatten(1, 2)
         if self.innovation:
             estimate = estimate - self._of_all_heads(own)
         return self.host.output(self, merge_heads(estimate)), None
@@ -184,26 +202,10 @@ class ReplacedAttention(nn.Module):
         """States of the heads of keys, for each head that shares them."""
         return states if self.share == 1 else states.repeat_interleave(self.share, 1)
 
-    @staticmethod
-    def _phases(frequency: Tensor, cached: int, length: int) -> tuple[Tensor, Tensor]:
-        times = torch.arange(cached, cached + length, device=frequency.device)
-        cos, sin = rotation_of_heads(frequency, times[None, None])
-        return cos, sin
-
-    @staticmethod
-    def _positions(query: Tensor, cached: int, flags: TokenFlags) -> Positions:
-        batch, _, queries, _ = query.shape
-        return checked_positions(batch, queries, cached + queries, query.device, None, None, *flags)
-
-
-def _tables(layer: Any, new: bool) -> DecodingCache:
-    """The tables of lags that stay with a layer of a cache, without which each token would make them again."""
-    if new or not hasattr(layer, "rfa_tables"):
-        layer.rfa_tables = DecodingCache()
-    return layer.rfa_tables
-
-
-def _turned_back(states: Tensor, phases: tuple[Tensor, ...]) -> Tensor:
-    """Into the common frame."""
-    cos, sin = phases
-    return turn(states, cos, -sin)
+    def _dynamics(self, note: LayerNote | None) -> dict[str, Any]:
+        """The parameters of the heads, kept in a cache's note where they need no gradient."""
+        if note is None or torch.is_grad_enabled():
+            return self.dynamics()
+        if note.dynamics is None:
+            note.dynamics = self.dynamics()
+        return note.dynamics

@@ -14,6 +14,7 @@ from rfa.ops.transforms import readable
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 LONGEST = ("max_length_q", "max_length_k")
 PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
+_NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
 _TIMES = "times=... for real times"
 
 
@@ -67,7 +68,8 @@ def packed_segments(
     Args:
         tokens: the new tokens.
         segment_ids: segments of all keys as given, which count before everything else.
-        given: further arguments by the names in `PACKING`; None counts as not given.
+        given: further arguments by the names in `PACKING`, and the numbers that a mask of all pairs shows as
+            `attention_mask`; None counts as not given.
 
     Returns:
         Segments of all keys; None for a single one.
@@ -76,13 +78,14 @@ def packed_segments(
         ValueError: for positions that are neither, for lengths that do not add up, or for arguments that disagree.
             Under `torch.compile` values are not compared.
     """
-    given = {name: given[name] for name in PACKING if given.get(name) is not None}
+    given = {name: given[name] for name in (*_NUMBERS, *PACKING) if given.get(name) is not None}
     if not given:
         return segment_ids
     check_flags("segment_ids", segment_ids, tokens.batch, tokens.cached + tokens.length, tokens.device, integer=True)
     found: dict[str, Tensor] = {} if segment_ids is None else {"segment_ids": segment_ids[:, tokens.cached :]}
-    if (numbers := given.get("seq_idx")) is not None:
-        found["seq_idx"] = _per_token("seq_idx", numbers, tokens)
+    for name in _NUMBERS:
+        if (numbers := given.get(name)) is not None:
+            found[name] = _per_token(name, numbers, tokens)
     for name in LENGTHS:
         if (lengths := given.get(name)) is not None:
             found[name] = _numbers_of_lengths(name, lengths, tokens)
