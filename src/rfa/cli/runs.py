@@ -1,7 +1,6 @@
 """The commands for runs: demo, train, evaluate, generate and export."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -106,14 +105,17 @@ def train(
 ) -> None:
     """Train a model in a new run folder, or continue an existing run (--resume)."""
     from rfa import training
+    from rfa.training.processes import is_first_process
 
     check_resume(ctx, resume)
+    speaks = is_first_process()
     go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
     with stoppable(go_on), progress_bars() as bar:
-        bars: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "data_progress": lambda *task: bar("reading text", *task),
             "progress": lambda step, steps, metrics: bar("training" + metrics_words(metrics), step, steps, key="train"),
         }
+        bars = shown if speaks else {}
         if resume:
             record = training.resume(out, **bars)
         else:
@@ -137,7 +139,7 @@ def train(
                 one_group=one_group,
             )
             record = training.train(spec, out, overwrite=overwrite, **bars)
-    if int(os.environ.get("RANK", 0)):  # only the first process of a distributed run prints
+    if not speaks:
         return
     result = record["result"]
     console.print(
