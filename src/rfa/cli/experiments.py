@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, console, errors, one_line, stoppable
+from .app import ManyValues, app, console, errors, interruptible, one_line, stoppable
 from .console import progress_bars, stage_words, states_table
 
 
@@ -64,20 +64,16 @@ def experiment(
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
     again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
     hint = f"go on with: {shlex.join(again)}"
-    try:
-        with _all_faults(), stoppable(hint), progress_bars() as bar:
-            outcome = run_recipe(
-                planned,
-                out,
-                only=only or (),
-                seconds=seconds,
-                other_version=other_version,
-                progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
-                failure=_failed,
-            )
-    except KeyboardInterrupt:  # outside training, where there is nothing to save
-        errors.print(f"rfa: stopped; {hint}")
-        raise SystemExit(130) from None
+    with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
+        outcome = run_recipe(
+            planned,
+            out,
+            only=only or (),
+            seconds=seconds,
+            other_version=other_version,
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+            failure=_failed,
+        )
     if outcome.stopped is not None:
         console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, check_resume, console, stoppable
+from .app import ManyValues, app, assignment, check_resume, console, interruptible, stoppable
 from .console import (
     comparison_table,
     evaluation_table,
@@ -64,10 +64,8 @@ def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
 
     if resume:
         raise ValueError("--resume: got it with --series, which takes a minute, expected --overwrite")
-    with (
-        stoppable(f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"),
-        progress_bars() as bar,
-    ):
+    again = f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"
+    with interruptible(again), progress_bars() as bar:
         results = run_series_demo(out, overwrite=overwrite, progress=lambda stage, *far: bar(stage_words(stage), *far))
     console.print(series_comparison_table(results))
     console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
