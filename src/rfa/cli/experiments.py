@@ -47,11 +47,11 @@ def experiment(
     with _all_faults():
         kind = recipe_kind(recipe)
     if kind in ("series", "recall"):
-        options = {"--for": time_limit, "--other-version": other_version or None}
-        for option, given in {**options, "--tokens-per-second": tokens_per_second, "--device": device}.items():
+        options = {"--other-version": other_version or None, "--tokens-per-second": tokens_per_second}
+        for option, given in {**options, "--device": device}.items():
             if given is not None:
                 raise ValueError(f"{option}: got it with a recipe of {kind}, expected none: its runs take minutes")
-        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data)
+        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data, time_limit)
         return
     with _all_faults():
         planned = load_recipe(recipe, data)
@@ -105,7 +105,7 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, d
 
 
 def _small_experiment(
-    kind: str, recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None
+    kind: str, recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None, time_limit: str | None
 ) -> None:
     """The runs of a recipe of series or of recall, and their tables."""
     from rfa import experiments
@@ -130,23 +130,23 @@ def _small_experiment(
             there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
             console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
         return
-    try:
-        with _all_faults(), progress_bars() as bar:
-            outcome = make(
-                planned,
-                out,
-                only=only,
-                progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
-            )
-    except KeyboardInterrupt:
-        again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
-        again += ["--only", *only] if only else []
-        errors.print(f"rfa: stopped; finished runs are kept, go on with: {shlex.join(again)}")
-        raise SystemExit(130) from None
+    again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
+    again += [*(["--only", *only] if only else []), *(["--for", time_limit] if time_limit else [])]
+    hint = f"go on with: {shlex.join(again)}"
+    with _all_faults(), interruptible(f"finished runs are kept, {hint}"), progress_bars() as bar:
+        outcome = make(
+            planned,
+            out,
+            only=only,
+            seconds=None if time_limit is None else experiments.seconds_of(time_limit),
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+        )
+    if outcome.stopped is not None:
+        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
-    page = write(out, out / "report")
-    console.print(f"{len(outcome.done)} runs done: {page}", highlight=False, soft_wrap=True)
+    made = write(out, out / "report") if outcome.done else out / "results"
+    console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
 
 
 @app.command()

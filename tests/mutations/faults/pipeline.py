@@ -41,6 +41,8 @@ RECALL = [
              "the learning rate stays at its start", "training/test_series.py"),
     Mutation("experiments/claims.py", "if not finished(name):", "if True:",
              "a finished run is made again", "experiments/test_recall.py"),
+    Mutation("experiments/claims.py", "saves=False", "saves=True",
+             "a run that cannot be saved goes on after its time", "experiments/test_recall.py"),
     Mutation("report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
              "exactly 99 % is not enough", "report/test_recall_tables.py"),
 ]  # fmt: skip
