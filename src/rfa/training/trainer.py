@@ -152,7 +152,8 @@ class ProtocolTrainer(Trainer):
 
     def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
         self._one_group, self._keep_best = one_group, keep_best
-        super().__init__(*args, compute_metrics=_token_mean, **kwargs)
+        super().__init__(*args, **kwargs)
+        self.compute_metrics = _token_mean
 
     def create_optimizer(self, model=None):
         """Adam with two parameter groups, or with one."""
