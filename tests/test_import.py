@@ -66,12 +66,30 @@ def test_operator_and_layer_work_without_optional_libraries():
         "from rfa.estimation import LinearSDE, robust_estimate\n"
         "for name in 'models', 'integrations', 'export', 'parallel':\n"
         "    try: getattr(rfa, name)\n"
-        "    except ImportError as error: print(error)\n"
+        "    except AttributeError as error: print(error)\n"
+        "try: from rfa import RFAConfig\n"
+        "except ImportError as error: print(error)\n"
+        "try: from rfa import training\n"
+        "except ImportError as error: print(error)\n"
         "try: rfa.nn.FilterCache()\n"
         "except ImportError as error: print(error)\n"
     )
     missing = "transformers is not installed: pip install 'robust-filter-attention[hf]'"
-    assert lines(program) == ["True", "True", *[missing] * 5]
+    first = missing.replace("transformers", "accelerate")  # of those that training needs
+    assert lines(program) == ["True", "True", *[missing] * 5, first, missing]
+
+
+@pytest.mark.parametrize("absent", [(), ("transformers",), ("tensorboard",)])
+def test_what_a_light_install_names_it_can_load(absent):
+    """As tools ask for names: a star import, `inspect`, `hasattr`."""
+    program = BLOCKED.format(names=absent) + (
+        "import inspect, rfa\n"
+        "from rfa import *\n"
+        "print(set(dir(rfa)) >= set(rfa.__all__), {*rfa.__all__} <= {*globals()}, len(inspect.getmembers(rfa)) > 5)\n"
+        "print(*(hasattr(rfa, name) for name in ('models', 'training', 'nn')), len(rfa.__all__))"
+    )
+    there = {(): "True True True 16", ("transformers",): "False False True 7", ("tensorboard",): "True False True 13"}
+    assert lines(program) == ["True True True", there[absent]]
 
 
 @pytest.mark.parametrize(
