@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cover import slow
 
 from rfa.checks import EXTRAS, MissingExtra, needs
 
@@ -32,7 +33,7 @@ def test_import_loads_the_standard_library_alone():
         "print(set(rfa.__all__) <= set(dir(rfa)))\n"
         "print(hasattr(rfa, 'misspelt'))"
     )
-    assert lines(program) == ["", "rfa.auto_classes rfa.version", "", "True", "False"]
+    assert lines(program) == ["", "rfa.auto_classes rfa.checks rfa.version", "", "True", "False"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,9 @@ def test_operator_and_layer_work_without_optional_libraries():
     assert lines(program) == ["True", "True", *[missing] * 5, first, missing]
 
 
-@pytest.mark.parametrize("absent", [(), ("transformers",), ("tensorboard",)])
+@pytest.mark.parametrize(
+    "absent", [("transformers",), *(pytest.param(each, marks=slow) for each in ((), ("tensorboard",)))]
+)
 def test_what_a_light_install_names_it_can_load(absent):
     """As tools ask for names: a star import, `inspect`, `hasattr`."""
     program = BLOCKED.format(names=absent) + (

@@ -5,10 +5,10 @@ and `dir(rfa)` have the names that what is installed can load.
 """
 
 import importlib
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from rfa.auto_classes import register
+from rfa.checks import MissingExtra, installed
 from rfa.version import __version__
 
 if TYPE_CHECKING:
@@ -25,9 +25,9 @@ __all__ = [
     "robust_filter_attention",
     "tensor_filter_attention",
 ]
-if find_spec("transformers") is not None:
+if installed("transformers"):
     __all__ += ["RFAConfig", "RFATimeSeriesConfig", "data", "integrations", "models", "parallel"]
-    if find_spec("accelerate") is not None and find_spec("tensorboard") is not None:
+    if installed("accelerate") and installed("tensorboard"):
         __all__ += ["evaluation", "export", "training"]
 
 _NAMES = {
@@ -57,8 +57,6 @@ if not TYPE_CHECKING:  # a checker would take any name for one of these
             return globals()[name]
         if name not in _FOLDERS:
             raise AttributeError(f"module 'rfa' has no attribute {name!r}")
-        from rfa.checks import MissingExtra
-
         try:
             return importlib.import_module(f"rfa.{name}")
         except MissingExtra as error:

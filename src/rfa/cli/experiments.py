@@ -89,18 +89,18 @@ def experiment(
 def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
     """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
     from rfa.experiments import measured_on, states
-    from rfa.experiments.dry_run import needs
+    from rfa.experiments.dry_run import requirements
 
     if device is not None and speed is None:
         raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
     found = states(recipe, out, only, speed)
     measured = measured_on(recipe, out) if speed is None else None
     console.print(states_table(recipe.title, found, device or measured))
-    wanted = needs(recipe, found, out)
-    for need in wanted:
-        there = "" if need.there else "missing: "
-        console.print(f"{need.what}: {there}{need.said}", highlight=False, soft_wrap=True)
-    if not all(need.there for need in wanted):
+    required = requirements(recipe, found, out)
+    for each in required:
+        there = "" if each.there else "missing: "
+        console.print(f"{each.what}: {there}{each.said}", highlight=False, soft_wrap=True)
+    if not all(each.there for each in required):
         raise typer.Exit(1)
 
 
