@@ -20,9 +20,9 @@ from .preparation import arguments_of, blocks_of, config_of, new_record, save_mo
 from .processes import lost_process_as_connection_error
 from .run_folder import RunFolder
 from .spec import TrainingSpec
+from .text_trainer import TextTrainer
 from .trainer import (
     ClipDynamics,
-    ProtocolTrainer,
     quiet_transformers,
     tensor_float_32,
     trial_step,
@@ -177,7 +177,7 @@ def _train(
     choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
     with quiet_transformers(), tensor_float_32(), StopOnSignal(until) as stop, logger:
-        trainer = ProtocolTrainer(
+        trainer = TextTrainer(
             model,
             arguments,
             train_dataset=train_blocks,

@@ -20,13 +20,12 @@ from accelerate.data_loader import SeedableRandomSampler
 from jaxtyping import Int
 from safetensors import SafetensorError
 from torch import nn
-from torch.nn import functional
 from torch.optim.lr_scheduler import LambdaLR
-from transformers import EvalPrediction, Trainer, TrainerCallback
+from transformers import Trainer, TrainerCallback
 from transformers.utils import logging
 
 from rfa.models import RFAForCausalLM
-from rfa.models.decoder import NOT_SCORED, RFAPreTrainedModel
+from rfa.models.decoder import RFAPreTrainedModel
 
 from .saved_files import checkpoints_in, read_model, read_state, write_digests
 from .spec import TrainingSpec
@@ -138,14 +137,8 @@ def seen_blocks(spec: TrainingSpec, total: int) -> Int[np.ndarray, " seen"]:
 _CHECKPOINTS = 2  # that stay on disk
 
 
-def _token_mean(of_blocks: EvalPrediction) -> dict[str, float]:
-    """The loss over all scored tokens, of each block's summed loss and its number of them."""
-    sums, counts = of_blocks.predictions, of_blocks.label_ids
-    return {"loss": float(np.sum(sums, dtype=np.float64) / np.sum(counts))}
-
-
 class ProtocolTrainer(Trainer):
-    """The Trainer with the protocol's optimiser, schedule, validation loss and saving.
+    """The Trainer with the protocol's optimiser, schedule and saving.
 
     Steps, devices, precision and resuming are transformers' own.
     """
@@ -153,7 +146,6 @@ class ProtocolTrainer(Trainer):
     def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
         self._one_group, self._keep_best = one_group, keep_best
         super().__init__(*args, **kwargs)
-        self.compute_metrics = _token_mean
 
     def create_optimizer(self, model=None):
         """Adam with two parameter groups, or with one."""
@@ -176,19 +168,6 @@ class ProtocolTrainer(Trainer):
             return super().get_eval_dataloader(eval_dataset)
         finally:
             self.args.dataloader_drop_last = True
-
-    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """No loss of the batch, but for each block the sum of its tokens' losses, and how many they are.
-
-        The processes' last batches are filled up with blocks of the first. The Trainer leaves their values out; it
-        could not take them out of the mean of a batch.
-        """
-        inputs = self._prepare_inputs(inputs)
-        targets = functional.pad(inputs.pop("labels")[:, 1:], (0, 1), value=NOT_SCORED)
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = model(**inputs).logits.float().flatten(0, 1)
-            losses = functional.cross_entropy(logits, targets.flatten(), ignore_index=NOT_SCORED, reduction="none")
-        return None, losses.view_as(targets).sum(1), (targets != NOT_SCORED).sum(1)
 
     def is_last(self, checkpoint: Path, max_steps: int | None) -> bool:
         """Whether this checkpoint is the one after the last step of the run."""

@@ -11,7 +11,7 @@ PIPELINE = [
              "the schedule's peak is a step late", "training/test_optimization.py"),
     Mutation("training/trainer.py", "self.args.dataloader_drop_last = False", "self.args.dataloader_drop_last = True",
              "validation leaves out the last blocks", "training/test_metrics.py"),
-    Mutation("training/trainer.py", "losses.view_as(targets).sum(1)",
+    Mutation("training/text_trainer.py", "losses.view_as(targets).sum(1)",
              "losses.mean().repeat(len(targets)) * targets[0].numel()",
              "blocks that fill up a process's last batch count", "training/test_distributed.py"),
     Mutation("cli/runs.py", "bars = shown if speaks else {}", "bars = shown",
