@@ -94,8 +94,7 @@ def _triton_missing() -> str | None:
     return None
 
 
-# the preferred one first
-BACKENDS = {
+BACKENDS = {  # the preferred one first
     "triton": Backend(_triton_kernel, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
     "cpu": Backend(_cpu_kernel, _cpu_missing, ("cpu",), HALF_AND_SINGLE),
     "reference": Backend(None, lambda: None),
