@@ -129,11 +129,16 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="the folder of the kernel's repository")
     out = parser.parse_args().out
     sys.path.insert(0, str(SOURCE / "ops" / "cpu"))
-    from compiler import TARGETS_OF, compile_library, find_compiler  # the standard library alone
+    from compiler import TARGETS_OF, BuildError, compile_library, find_compiler  # the standard library alone
 
-    sources = SOURCE / "ops" / "cpu" / "kernels"
-    targets = TARGETS_OF[platform.machine()]
-    print(write_layout(out, {name: compile_library(find_compiler(), sources, out, name) for name in targets}))
+    sources, machine = SOURCE / "ops" / "cpu" / "kernels", platform.machine()
+    if platform.system() != "Linux" or machine not in TARGETS_OF:
+        parser.exit(2, f"rfa: got {platform.system()} on {machine}, expected Linux on {' or '.join(TARGETS_OF)}\n")
+    try:
+        libraries = {name: compile_library(find_compiler(), sources, out, name) for name in TARGETS_OF[machine]}
+    except BuildError as error:
+        parser.exit(2, f"rfa: {error}\n")
+    print(write_layout(out, libraries))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cover import slow
 
 from rfa.checks import EXTRAS, MissingExtra, needs
 
@@ -32,7 +33,7 @@ def test_import_loads_the_standard_library_alone():
         "print(set(rfa.__all__) <= set(dir(rfa)))\n"
         "print(hasattr(rfa, 'misspelt'))"
     )
-    assert lines(program) == ["", "rfa.auto_classes rfa.version", "", "True", "False"]
+    assert lines(program) == ["", "rfa.auto_classes rfa.checks rfa.version", "", "True", "False"]
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,32 @@ def test_operator_and_layer_work_without_optional_libraries():
         "from rfa.estimation import LinearSDE, robust_estimate\n"
         "for name in 'models', 'integrations', 'export', 'parallel':\n"
         "    try: getattr(rfa, name)\n"
-        "    except ImportError as error: print(error)\n"
+        "    except AttributeError as error: print(error)\n"
+        "try: from rfa import RFAConfig\n"
+        "except ImportError as error: print(error)\n"
+        "try: from rfa import training\n"
+        "except ImportError as error: print(error)\n"
         "try: rfa.nn.FilterCache()\n"
         "except ImportError as error: print(error)\n"
     )
     missing = "transformers is not installed: pip install 'robust-filter-attention[hf]'"
-    assert lines(program) == ["True", "True", *[missing] * 5]
+    first = missing.replace("transformers", "accelerate")  # of those that training needs
+    assert lines(program) == ["True", "True", *[missing] * 5, first, missing]
+
+
+@pytest.mark.parametrize(
+    "absent", [("transformers",), *(pytest.param(each, marks=slow) for each in ((), ("tensorboard",)))]
+)
+def test_what_a_light_install_names_it_can_load(absent):
+    """As tools ask for names: a star import, `inspect`, `hasattr`."""
+    program = BLOCKED.format(names=absent) + (
+        "import inspect, rfa\n"
+        "from rfa import *\n"
+        "print(set(dir(rfa)) >= set(rfa.__all__), {*rfa.__all__} <= {*globals()}, len(inspect.getmembers(rfa)) > 5)\n"
+        "print(*(hasattr(rfa, name) for name in ('models', 'training', 'nn')), len(rfa.__all__))"
+    )
+    there = {(): "True True True 16", ("transformers",): "False False True 7", ("tensorboard",): "True False True 13"}
+    assert lines(program) == ["True True True", there[absent]]
 
 
 @pytest.mark.parametrize(

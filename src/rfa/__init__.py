@@ -1,12 +1,14 @@
 """Robust Filter Attention: self-attention as robust, precision-weighted state estimation.
 
-`import rfa` loads neither PyTorch nor anything else. Each public name is loaded when it is first asked for.
+`import rfa` loads neither PyTorch nor anything else. Each public name is loaded when it is first asked for. `__all__`
+and `dir(rfa)` have the names that what is installed can load.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 from rfa.auto_classes import register
+from rfa.checks import MissingExtra, installed
 from rfa.version import __version__
 
 if TYPE_CHECKING:
@@ -15,30 +17,27 @@ if TYPE_CHECKING:
     from rfa.ops import robust_filter_attention, tensor_filter_attention
 
 __all__ = [
-    "RFAConfig",
-    "RFATimeSeriesConfig",
     "__version__",
-    "data",
     "dynamics",
     "estimation",
-    "evaluation",
-    "export",
-    "integrations",
-    "models",
     "nn",
     "ops",
-    "parallel",
     "robust_filter_attention",
     "tensor_filter_attention",
-    "training",
 ]
+if installed("transformers"):
+    __all__ += ["RFAConfig", "RFATimeSeriesConfig", "data", "integrations", "models", "parallel"]
+    if installed("accelerate") and installed("tensorboard"):
+        __all__ += ["evaluation", "export", "training"]
 
-_FOLDERS = {
+_NAMES = {
     "RFAConfig": "models",
     "RFATimeSeriesConfig": "models",
     "robust_filter_attention": "ops",
     "tensor_filter_attention": "ops",
 }
+_FOLDERS = {"data", "dynamics", "estimation", "evaluation", "export", "integrations", "models", "nn", "ops", "parallel"}
+_FOLDERS |= {"training"}
 
 register()
 
@@ -46,16 +45,24 @@ register()
 if not TYPE_CHECKING:  # a checker would take any name for one of these
 
     def __getattr__(name: str) -> Any:
-        """Load a public name when it is first used."""
-        if name not in __all__:
-            raise AttributeError(f"module 'rfa' has no attribute {name!r}")
-        module = importlib.import_module(f"rfa.{_FOLDERS.get(name, name)}")
-        if name in _FOLDERS:
-            globals()[name] = getattr(module, name)
+        """Load a public name when it is first used.
+
+        Raises:
+            AttributeError: for a folder that needs a library which is not installed, so that `hasattr` is false; its
+                import raises `MissingExtra`.
+            MissingExtra: for another name that needs one: `from rfa import RFAConfig` hides an `AttributeError`.
+        """
+        if name in _NAMES:
+            globals()[name] = getattr(importlib.import_module(f"rfa.{_NAMES[name]}"), name)
             return globals()[name]
-        return module
+        if name not in _FOLDERS:
+            raise AttributeError(f"module 'rfa' has no attribute {name!r}")
+        try:
+            return importlib.import_module(f"rfa.{name}")
+        except MissingExtra as error:
+            raise AttributeError(str(error)) from error
 
 
 def __dir__() -> list[str]:
-    """All public names, loaded or not."""
+    """All public names that can be loaded, loaded or not."""
     return sorted({*globals(), *__all__})

@@ -72,7 +72,8 @@ def test_the_disk_that_is_needed(tmp_path, out, evaluated):
     one, *_ = (run for run in planned.runs if run.spec.preset == "m2-sc-rfa")
     assert 0.7 < 28 * dry_run._parameters(one) / left < 1.5  # "about": the parameters are estimated
     assert dry_run._KEPT == 28
-    needed = [need.said.split()[1] for need in dry_run.needs(planned, states(planned, out), out) if need.what == "disk"]
+    required = dry_run.requirements(planned, states(planned, out), out)
+    needed = [each.said.split()[1] for each in required if each.what == "disk"]
     assert needed == [f"{(28 + 52) * dry_run._parameters(planned.runs[0]) / 1e9:.1f}"]
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,43 @@ def test_ctrl_c_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):
     assert (status, "go on with: rfa experiment" in err, "--only" in err) == (130, True, True)
     assert len(results(out)) == 2
     assert not [path for path in (out / "results").iterdir() if path.suffix not in (".json", ".lock")]
+
+
+def test_a_limit_of_time_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):
+    """The clock passes the limit in a step of the third run; the same command makes what is left."""
+    now, steps, out = [1000.0], [], tmp_path / "out"
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    train = recall_runner.train_on_task
+
+    def an_hour_in_the_third(model, task, training, report):
+        def passes(done, total):
+            steps.append(done)
+            now[0] += 3600 * (len(steps) == 5)  # runs have two steps
+            report(done, total)
+
+        return train(model, task, training, passes)
+
+    monkeypatch.setattr(recall_runner, "train_on_task", an_hour_in_the_third)
+    given = ("experiment", small, "--out", out, "--for", "9m")
+    status, said, err = rfa(*given)
+    (line,) = (line for line in said.splitlines() if line.startswith("stopped after 9m: "))
+    third = load_recall_recipe(small).runs[2].name
+    assert line == (
+        f"stopped after 9m: in {third}, which begins anew (a run has to fit into the time given); "
+        f"go on with: rfa experiment {small} --out {out} --for 9m"
+    )
+    assert (status, len(results(out)), len(steps)) == (0, 2, 5), err
+    assert f"2 runs done: {out / 'report'}" in said
+    status, said, _ = rfa(*given)
+    assert (status, "stopped" in said, len(results(out)), len(steps)) == (0, False, 8, 5 + 6 * 2)
+    assert rfa(*given[:-1], "soon")[0] == 2
+
+
+def test_a_limit_of_time_before_the_first_result(rfa, small, tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now.append(now[-1] + 3600) or now[-1])
+    status, said, err = rfa("experiment", small, "--out", tmp_path / "out", "--for", "9m")
+    assert (status, "before recall-b1-rope-seed0; go on with" in said, "0 runs done" in said) == (0, True, True), err
 
 
 def test_a_run_that_diverges_is_recorded(rfa, small, tmp_path, monkeypatch):

@@ -147,10 +147,10 @@ def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
         )
 
 
-def test_no_limit_for_series(tmp_path, monkeypatch, capsys):
+def test_other_options_are_refused_for_series(tmp_path, monkeypatch, capsys):
     path = tmp_path / "series.yaml"
     path.write_text("kind: series")
-    for option in ("--for 9m", "--other-version", "--tokens-per-second 3", "--device A"):
+    for option in ("--other-version", "--tokens-per-second 3", "--device A"):
         status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out", *option.split(" "))
         assert status == 2
         assert messages(err)[0].startswith(f"rfa: {option.split()[0]}: got it with a recipe of series")

@@ -8,17 +8,19 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from sys import modules
 
 import pytest
+import torch.distributed as dist
 from cover import slow
+from parallel.processes import together
 
-from rfa.training import RunFolder
+from rfa.training import RunFolder, train
 from rfa.training.processes import check_launch, lost_process_as_connection_error
-from training.runs import messages, weights
+from training.runs import messages, tiny_spec, weights
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
-# 24 validation blocks, a whole number of batches for both: the Trainer fills up a last one that is shared unevenly
-STEPS = ["--max-steps", "8", "--eval-steps", "4", "--valid-tokens", "384"]
+STEPS = ["--max-steps", "8", "--eval-steps", "4", "--valid-tokens", "80"]  # 5 blocks, no whole number of batches
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rfa.cli"]
 
 
@@ -82,6 +84,33 @@ def assert_resumes(run, step):
     assert run.read()["steps"] == step + 3
 
 
+def _as_launched():
+    """A process of `together` with the numbers that a launcher sets."""
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_PORT="1")
+    os.environ.update(ACCELERATE_USE_CPU="true", MASTER_ADDR="localhost")
+
+
+def validated(corpus, folder):
+    _as_launched()
+    for blocks in COUNTS:
+        spec = tiny_spec(Path(corpus), batch_size=2, max_steps=1, learning_rate=1e-12, valid_tokens=16 * blocks)
+        train(spec, Path(folder) / f"{blocks}-of-{dist.get_world_size()}")
+
+
+COUNTS = (1, 2, 5, 7)  # less than two batches of 2, and more
+
+
+def test_the_validation_loss_is_that_of_one_process(corpus, tmp_path):
+    """Of any number of blocks: the last batches of processes are filled up. The one step changes nothing."""
+    together(validated, 2, str(corpus), str(tmp_path))
+    for blocks in COUNTS:
+        spec = tiny_spec(corpus, batch_size=4, max_steps=1, learning_rate=1e-12, valid_tokens=16 * blocks)
+        expected = train(spec, tmp_path / "alone", overwrite=True)["result"]["valid_loss"]
+        found = RunFolder(tmp_path / f"{blocks}-of-2").read()["result"]["valid_loss"]
+        assert found == pytest.approx(expected, abs=1e-6)  # float32 sums in another order
+
+
 @slow
 def test_two_processes_are_one(rfa, monkeypatch, corpus, tmp_path):
     """Two with batches of 2, one with batches of 4."""
@@ -131,6 +160,23 @@ def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corp
     assert_resumes(run, step)
 
 
+def loses_one_while_reading(corpus, folder):
+    _as_launched()
+    if dist.get_rank() == 0:
+        modules["rfa.training.train"].prepare = lambda *_, **__: os._exit(0)  # killed, but `together` wants a 0
+    with pytest.raises(
+        ConnectionError, match=r"another one of the 2 of this run has ended .*; start again, with as many"
+    ):
+        train(tiny_spec(Path(corpus)), Path(folder) / "run")
+    os._exit(0)  # the group is gone
+
+
+@slow
+def test_a_process_killed_while_it_reads_text(corpus, tmp_path):
+    together(loses_one_while_reading, 2, str(corpus), str(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
 @slow
 def test_accelerate_launches_processes_that_share_a_run(corpus, tmp_path):
     """As the documentation says; on a CPU `--cpu` starts one, which is refused."""
@@ -146,10 +192,12 @@ def test_accelerate_launches_processes_that_share_a_run(corpus, tmp_path):
 
 
 def test_a_launcher_that_started_one_process_is_refused():
-    by_accelerate = {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "127.0.0.1"}
-    check_launch(1, {"MASTER_ADDR": "127.0.0.1"})  # a batch job may set it
+    of_job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    by_accelerate = {"ACCELERATE_MIXED_PRECISION": "no", **of_job}
+    check_launch(1, of_job)  # a batch job may set them
+    check_launch(1, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "node1"})  # one process, as it was asked for
     check_launch(2, {**by_accelerate, "WORLD_SIZE": "2"})
-    with pytest.raises(ValueError, match="started one process"):
+    with pytest.raises(ValueError, match=r"started one process.* env -u MASTER_PORT before the command"):
         check_launch(1, by_accelerate)
     with pytest.raises(ValueError, match="2 were launched, 1 work together"):
         check_launch(1, {"WORLD_SIZE": "2"})
@@ -163,3 +211,23 @@ def test_a_lost_connection_is_told_from_other_errors():
     for processes, error in ((2, RuntimeError("out of memory")), (1, broken)):
         with pytest.raises(RuntimeError, match=re.escape(str(error))), lost_process_as_connection_error(processes):
             raise error
+    again = pytest.raises(ConnectionError, match=r"; start again, with as many$")
+    with again, lost_process_as_connection_error(2, begun=False):
+        raise broken
+
+
+@pytest.mark.parametrize(
+    ("given", "speaks"), [({}, True), ({"RANK": "0"}, True), ({"OMPI_COMM_WORLD_RANK": "1"}, False)]
+)
+def test_only_the_first_process_speaks(rfa, monkeypatch, given, speaks):
+    shown = {}
+
+    def stands_in(spec, out, overwrite, **bars):
+        shown.update(bars)
+        return {"steps": 1, "result": {"valid_perplexity": 1.0, "tokens": 1, "tokens_per_second": 1.0}}
+
+    monkeypatch.setattr("rfa.training.train", stands_in)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    status, said, err = rfa("train", "--out", "run")
+    assert (status, bool(said), bool(shown)) == (0, speaks, speaks), err

@@ -103,6 +103,16 @@ def stoppable(hint: str) -> Iterator[None]:
         raise SystemExit(130) from None
 
 
+@contextmanager
+def interruptible(hint: str) -> Iterator[None]:
+    """Print one line that says how to go on, where Ctrl-C stops what has nothing left to save."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(f"rfa: stopped; {hint}")
+        raise SystemExit(130) from None
+
+
 def main() -> None:
     """The entry point. An error is printed in one line with exit status 2; Ctrl-C has exit status 130."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":

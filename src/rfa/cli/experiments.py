@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, console, errors, one_line, stoppable
+from .app import ManyValues, app, console, errors, interruptible, one_line, stoppable
 from .console import progress_bars, stage_words, states_table
 
 
@@ -47,11 +47,11 @@ def experiment(
     with _all_faults():
         kind = recipe_kind(recipe)
     if kind in ("series", "recall"):
-        options = {"--for": time_limit, "--other-version": other_version or None}
-        for option, given in {**options, "--tokens-per-second": tokens_per_second, "--device": device}.items():
+        options = {"--other-version": other_version or None, "--tokens-per-second": tokens_per_second}
+        for option, given in {**options, "--device": device}.items():
             if given is not None:
                 raise ValueError(f"{option}: got it with a recipe of {kind}, expected none: its runs take minutes")
-        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data)
+        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data, time_limit)
         return
     with _all_faults():
         planned = load_recipe(recipe, data)
@@ -64,20 +64,16 @@ def experiment(
     again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
     again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
     hint = f"go on with: {shlex.join(again)}"
-    try:
-        with _all_faults(), stoppable(hint), progress_bars() as bar:
-            outcome = run_recipe(
-                planned,
-                out,
-                only=only or (),
-                seconds=seconds,
-                other_version=other_version,
-                progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
-                failure=_failed,
-            )
-    except KeyboardInterrupt:  # outside training, where there is nothing to save
-        errors.print(f"rfa: stopped; {hint}")
-        raise SystemExit(130) from None
+    with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
+        outcome = run_recipe(
+            planned,
+            out,
+            only=only or (),
+            seconds=seconds,
+            other_version=other_version,
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+            failure=_failed,
+        )
     if outcome.stopped is not None:
         console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
@@ -93,23 +89,23 @@ def experiment(
 def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
     """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
     from rfa.experiments import measured_on, states
-    from rfa.experiments.dry_run import needs
+    from rfa.experiments.dry_run import requirements
 
     if device is not None and speed is None:
         raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
     found = states(recipe, out, only, speed)
     measured = measured_on(recipe, out) if speed is None else None
     console.print(states_table(recipe.title, found, device or measured))
-    wanted = needs(recipe, found, out)
-    for need in wanted:
-        there = "" if need.there else "missing: "
-        console.print(f"{need.what}: {there}{need.said}", highlight=False, soft_wrap=True)
-    if not all(need.there for need in wanted):
+    required = requirements(recipe, found, out)
+    for each in required:
+        there = "" if each.there else "missing: "
+        console.print(f"{each.what}: {there}{each.said}", highlight=False, soft_wrap=True)
+    if not all(each.there for each in required):
         raise typer.Exit(1)
 
 
 def _small_experiment(
-    kind: str, recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None
+    kind: str, recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None, time_limit: str | None
 ) -> None:
     """The runs of a recipe of series or of recall, and their tables."""
     from rfa import experiments
@@ -134,23 +130,23 @@ def _small_experiment(
             there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
             console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
         return
-    try:
-        with _all_faults(), progress_bars() as bar:
-            outcome = make(
-                planned,
-                out,
-                only=only,
-                progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
-            )
-    except KeyboardInterrupt:
-        again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
-        again += ["--only", *only] if only else []
-        errors.print(f"rfa: stopped; finished runs are kept, go on with: {shlex.join(again)}")
-        raise SystemExit(130) from None
+    again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
+    again += [*(["--only", *only] if only else []), *(["--for", time_limit] if time_limit else [])]
+    hint = f"go on with: {shlex.join(again)}"
+    with _all_faults(), interruptible(f"finished runs are kept, {hint}"), progress_bars() as bar:
+        outcome = make(
+            planned,
+            out,
+            only=only,
+            seconds=None if time_limit is None else experiments.seconds_of(time_limit),
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+        )
+    if outcome.stopped is not None:
+        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
-    page = write(out, out / "report")
-    console.print(f"{len(outcome.done)} runs done: {page}", highlight=False, soft_wrap=True)
+    made = write(out, out / "report") if outcome.done else out / "results"
+    console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
 
 
 @app.command()

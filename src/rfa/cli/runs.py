@@ -1,7 +1,6 @@
 """The commands for runs: demo, train, evaluate, generate and export."""
 
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, check_resume, console, stoppable
+from .app import ManyValues, app, assignment, check_resume, console, interruptible, stoppable
 from .console import (
     comparison_table,
     evaluation_table,
@@ -65,10 +64,8 @@ def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
 
     if resume:
         raise ValueError("--resume: got it with --series, which takes a minute, expected --overwrite")
-    with (
-        stoppable(f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"),
-        progress_bars() as bar,
-    ):
+    again = f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"
+    with interruptible(again), progress_bars() as bar:
         results = run_series_demo(out, overwrite=overwrite, progress=lambda stage, *far: bar(stage_words(stage), *far))
     console.print(series_comparison_table(results))
     console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
@@ -106,14 +103,17 @@ def train(
 ) -> None:
     """Train a model in a new run folder, or continue an existing run (--resume)."""
     from rfa import training
+    from rfa.training.processes import is_first_process
 
     check_resume(ctx, resume)
+    speaks = is_first_process()
     go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
     with stoppable(go_on), progress_bars() as bar:
-        bars: dict[str, Any] = {
+        shown: dict[str, Any] = {
             "data_progress": lambda *task: bar("reading text", *task),
             "progress": lambda step, steps, metrics: bar("training" + metrics_words(metrics), step, steps, key="train"),
         }
+        bars = shown if speaks else {}
         if resume:
             record = training.resume(out, **bars)
         else:
@@ -137,7 +137,7 @@ def train(
                 one_group=one_group,
             )
             record = training.train(spec, out, overwrite=overwrite, **bars)
-    if int(os.environ.get("RANK", 0)):  # only the first process of a distributed run prints
+    if not speaks:
         return
     result = record["result"]
     console.print(

@@ -9,19 +9,29 @@ from rfa.files import held
 from rfa.progress import Stage, StageProgress
 from rfa.results.files import write_result
 
+from .time_limit import TimeIsUp, TimeLimit
+
 
 class ClaimedOutcome(NamedTuple):
-    """The names of the runs that have a result, and of those that another process makes."""
+    """The names of the runs that have a result, and of those that another process makes.
+
+    Args:
+        done: names of runs that have a result.
+        claimed: names of runs that other processes are making.
+        stopped: where the call stopped because its time was over; None if it came to its end.
+    """
 
     done: list[str]
     claimed: list[str]
+    stopped: str | None = None
 
 
 def make_claimed(
     names: Sequence[str],
     results: Path,
     finished: Callable[[str], bool],
-    make: Callable[[str], Mapping[str, Any] | None],
+    make: Callable[[str, StageProgress], Mapping[str, Any] | None],
+    seconds: float | None = None,
     progress: StageProgress | None = None,
 ) -> ClaimedOutcome:
     """Make the runs that have no result yet, and write each result whole. Several processes may share a folder.
@@ -30,27 +40,30 @@ def make_claimed(
         names: of the runs, in the order in which they are made.
         results: the folder of `NAME.json`.
         finished: whether a run has a result.
-        make: the result of a run; None if another process has to finish first.
+        make: the result of a run, which it reports to the function given; None if another process has to finish first.
+        seconds: time after which the call stops; a run that was begun is lost. None for no limit.
         progress: called with the stage, the amount done and the total.
 
     Raises:
         OSError: if a result cannot be written.
     """
-    outcome = ClaimedOutcome([], [])
-    for index, name in enumerate(names):
-        if progress is not None:
-            progress(Stage("runs", name), index, len(names))
-        with held(results / f".{name}.lock") as free:
-            if not free:
-                outcome.claimed.append(name)
-                continue
-            if not finished(name):
-                result = make(name)
-                if result is None:
+    outcome, limit = ClaimedOutcome([], []), TimeLimit(seconds, progress, saves=False)
+    try:
+        for index, name in enumerate(names):
+            limit.report(Stage("runs", name), index, len(names))
+            with held(results / f".{name}.lock") as free:
+                if not free:
                     outcome.claimed.append(name)
                     continue
-                write_result(results / f"{name}.json", result)
-            outcome.done.append(name)
+                if not finished(name):
+                    result = make(name, limit.report)
+                    if result is None:
+                        outcome.claimed.append(name)
+                        continue
+                    write_result(results / f"{name}.json", result)
+                outcome.done.append(name)
+    except TimeIsUp:
+        return outcome._replace(stopped=limit.where())
     return outcome
 
 

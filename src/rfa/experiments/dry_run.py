@@ -18,7 +18,7 @@ _AT_WORK = 4 * _CHECKPOINT + _WEIGHTS  # a third checkpoint while it is written,
 _TOKEN = 2  # bytes of a token in the cache, up to 65,536 entries
 
 
-class Need(NamedTuple):
+class Requirement(NamedTuple):
     """Something that the runs need.
 
     Args:
@@ -32,7 +32,7 @@ class Need(NamedTuple):
     said: str
 
 
-def needs(recipe: Recipe, states: list[RunState], out: Path) -> list[Need]:
+def requirements(recipe: Recipe, states: list[RunState], out: Path) -> list[Requirement]:
     """Text, tokenizer and disk of a recipe. Nothing is read, fetched or written.
 
     Args:
@@ -43,13 +43,13 @@ def needs(recipe: Recipe, states: list[RunState], out: Path) -> list[Need]:
     spec = recipe.resolved(recipe.runs[0])
     text, tokenizer = find_text(spec.data), find_tokenizer(spec.tokenizer)
     return [
-        Need("text", text.there, f"{spec.data}: {text.said}"),
-        Need("tokenizer", tokenizer.there, f"{spec.tokenizer}: {tokenizer.said}"),
+        Requirement("text", text.there, f"{spec.data}: {text.said}"),
+        Requirement("tokenizer", tokenizer.there, f"{spec.tokenizer}: {tokenizer.said}"),
         _disk(recipe, states, out),
     ]
 
 
-def _disk(recipe: Recipe, states: list[RunState], out: Path) -> Need:
+def _disk(recipe: Recipe, states: list[RunState], out: Path) -> Requirement:
     """The space for the models that are kept, and for one run at work."""
     left = [state.run for state in states if state.state != "done"]
     sizes = [_parameters(run) for run in left]
@@ -58,7 +58,7 @@ def _disk(recipe: Recipe, states: list[RunState], out: Path) -> Need:
     there = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(there).free
     said = f"about {needed / 1e9:,.1f} GB needed with one process, {free / 1e9:,.1f} GB free at {there}"
-    return Need("disk", free > needed, said)
+    return Requirement("disk", free > needed, said)
 
 
 def _parameters(run: PlannedRun) -> int:

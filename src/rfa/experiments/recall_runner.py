@@ -24,7 +24,12 @@ _TEST_SEED = 20_260_000  # of the sequences that all models and seeds are tested
 
 
 def run_recall_recipe(
-    recipe: RecallRecipe, out: str | Path, *, only: tuple[str, ...] = (), progress: StageProgress | None = None
+    recipe: RecallRecipe,
+    out: str | Path,
+    *,
+    only: tuple[str, ...] = (),
+    seconds: float | None = None,
+    progress: StageProgress | None = None,
 ) -> ClaimedOutcome:
     """Make all runs that have no result yet. Several processes may share a folder.
 
@@ -32,6 +37,7 @@ def run_recall_recipe(
         recipe: what to run.
         out: the folder; results are written to `out/results/NAME.json`.
         only: names of runs, in which `*` matches any text; all by default.
+        seconds: time after which the call stops; the next call begins its last run anew. None for no limit.
         progress: called with the stage, the amount done and the total.
 
     Raises:
@@ -45,7 +51,8 @@ def run_recall_recipe(
         tuple(planned),
         results,
         lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json") is not None,
-        lambda name: _result(recipe, planned[name], progress),
+        lambda name, report: _result(recipe, planned[name], report),
+        seconds,
         progress,
     )
 
@@ -71,14 +78,13 @@ def _spec(recipe: RecallRecipe, run: RecallRun) -> dict[str, Any]:
     }
 
 
-def _result(recipe: RecallRecipe, run: RecallRun, progress: StageProgress | None) -> dict[str, Any]:
+def _result(recipe: RecallRecipe, run: RecallRun, progress: StageProgress) -> dict[str, Any]:
     started, training = time.perf_counter(), recipe.training_of(run)
     torch.manual_seed(run.seed)
     model = RFAForCausalLM(recipe.config_of(run))
 
     def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress(Stage("training", run.name), done, total)
+        progress(Stage("training", run.name), done, total)
 
     curve: dict[int, TaskScore] = {}
     fault = None
@@ -89,8 +95,7 @@ def _result(recipe: RecallRecipe, run: RecallRun, progress: StageProgress | None
     trained = time.perf_counter()
     tests = {}
     for index, length in enumerate(recipe.lengths if fault is None else ()):
-        if progress is not None:
-            progress(Stage("evaluation", run.name), index, len(recipe.lengths))
+        progress(Stage("evaluation", run.name), index, len(recipe.lengths))
         tests[str(length)] = _entries(_test(model, run.task.task, length, recipe.sequences))
     tokens = training.batch_size * training.length
     return {

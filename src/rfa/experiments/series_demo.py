@@ -1,6 +1,7 @@
 """The demo of series: two networks learn to filter a tracked oscillator, beside filters that know its model."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,21 @@ from rfa.evaluation import central_interval
 from rfa.files import write_text_whole
 from rfa.progress import Stage, StageProgress
 from rfa.report.figures import filtered_series, save
+from rfa.results import write_result
+from rfa.training.environment import environment
 from rfa.training.series import SeriesTraining
 
 from .series_contestants import (
     Predict,
     PredictOf,
+    Scores,
     build_network,
     filter_predictor,
     network_predictor,
     score,
     train_network,
 )
+from .series_runner import SERIES_FORMAT
 
 SETTING = SimulatedSetting(length=48, horizon=6.0, forecasts=24)
 TRAINING = SeriesTraining(steps=240, batch_size=32, learning_rate=1e-2)
@@ -32,12 +37,16 @@ SERIES = 32
 _SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "scaling": "training"}
 NETWORKS = {"RFA": "x2-riccati-alibi", "RoPE on real times": "b1-rope"}
 FILTERS = {"robust filter, true model": "robust", "Kalman filter, true model": "kalman"}
+_MADE = {"results.json", "figure.png", "results", "report"}
 
 
 def run_series_demo(
     out: str | Path, *, overwrite: bool = False, progress: StageProgress | None = None
 ) -> dict[str, Any]:
-    """Train two networks, score them and two filters, write `results.json` and `figure.png`.
+    """Train two networks, score them and two filters, write `results.json`, `figure.png` and a result file for each.
+
+    They are written after each contestant, so that a demo that is stopped leaves what is finished. `rfa report` reads
+    the folder.
 
     Args:
         out: a folder; it may exist if it is empty, or with `overwrite`.
@@ -55,30 +64,55 @@ def run_series_demo(
     if out.exists() and not out.is_dir():
         raise ValueError(f"out: {out} is a file, expected a folder")
     there = {path.name for path in out.iterdir()} if out.exists() else set()
-    if there and not (overwrite and there <= {"results.json", "figure.png"}):
-        expected = "an empty folder, or --overwrite" if there <= {"results.json", "figure.png"} else "an empty folder"
+    demos = "results.json" in there and there <= _MADE
+    if there and not (overwrite and demos):
+        expected = "an empty folder, or --overwrite" if demos else "an empty folder"
         raise ValueError(f"out: {out} has {', '.join(sorted(there))[:80]}, expected {expected}")
     shown = simulate_series(SETTING, 1, torch.Generator().manual_seed(7))
     results: dict[str, dict[str, dict[str, float | None]]] = {}
+    content = {"settings": list(COLUMNS), "mse": results}
     bands = {}
     for name in (*NETWORKS, *FILTERS):
         predict_of = filter_predictor(FILTERS[name]) if name in FILTERS else _learned(name, progress)
-        results[name] = {}
+        scores = {}
         for index, (column, setting) in enumerate(COLUMNS.items()):
             if progress is not None:
                 progress(Stage("evaluation", name), index + 1, len(COLUMNS))
-            found = score(predict_of(setting), setting, SERIES)
-            results[name][column] = {part: scores["mse"] for part, scores in found.items()}
+            scores[column] = score(predict_of(setting), setting, SERIES)
+        results[name] = {column: {part: each["mse"] for part, each in scores[column].items()} for column in scores}
         if FILTERS.get(name) != "kalman":
             bands[name] = _band(predict_of(SETTING), shown)
-    content = {"settings": list(COLUMNS), "mse": results}
-    write_text_whole(out / "results.json", json.dumps(content, indent=2) + "\n")
+        write_text_whole(out / "results.json", json.dumps(content, indent=2) + "\n")
+        write_result(_result_path(out, name), _result(name, scores))
+        for later in (NETWORKS | FILTERS).keys() - results.keys():
+            _result_path(out, later).unlink(missing_ok=True)  # of an earlier demo
+        _draw(out, shown, bands)
+    return content
+
+
+def _result_path(out: Path, name: str) -> Path:
+    return out / "results" / f"{(NETWORKS | FILTERS)[name]}.json"
+
+
+def _result(name: str, scores: Mapping[str, Scores]) -> dict[str, Any]:
+    """The result file of a contestant, as those of a recipe of series."""
+    return {
+        "format": SERIES_FORMAT,
+        "recipe": "demo of series",
+        "label": name,
+        "seed": TRAINING.seed,
+        "scores": dict(scores),
+        "environment": environment(),
+    }
+
+
+def _draw(out: Path, shown: SimulatedSeries, bands: Mapping[str, Any]) -> None:
+    """The figure of one series, with what the contestants that are finished make of it."""
     times, values, wrong = (x[0].flatten().numpy() for x in (shown.times, shown.values, shown.wrong))
     signal_times = torch.cat([shown.times, shown.query_times], dim=1)[0].numpy()
     signal = torch.cat([shown.signal, shown.future], dim=1)[0].flatten().numpy()
     figure = filtered_series((times, values, wrong), (signal_times, signal), bands, float(times[-1]))
     save(figure, out / "figure.png")
-    return content
 
 
 def _learned(name: str, progress: StageProgress | None) -> PredictOf:

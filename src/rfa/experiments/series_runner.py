@@ -31,7 +31,12 @@ _SAMPLE = 128  # series by which rates, and WoLF, are chosen
 
 
 def run_series_recipe(
-    recipe: SeriesRecipe, out: str | Path, *, only: tuple[str, ...] = (), progress: StageProgress | None = None
+    recipe: SeriesRecipe,
+    out: str | Path,
+    *,
+    only: tuple[str, ...] = (),
+    seconds: float | None = None,
+    progress: StageProgress | None = None,
 ) -> ClaimedOutcome:
     """Make all runs that have no result yet. Several processes may share a folder.
 
@@ -40,6 +45,7 @@ def run_series_recipe(
         out: the folder; results are written to `out/results/NAME.json`.
         only: names of runs, in which `*` matches any text; all by default. The first seed of a network is made too: it
             looks for the learning rate.
+        seconds: time after which the call stops; the next call begins its last run anew. None for no limit.
         progress: called with the stage, the amount done and the total.
 
     Raises:
@@ -52,7 +58,7 @@ def run_series_recipe(
     chosen = [run for run in recipe.runs if run in wanted or run in map(recipe.first_of, wanted)]
     planned = {run.name: run for run in chosen}
 
-    def make(name: str) -> dict[str, Any] | None:
+    def make(name: str, report: StageProgress) -> dict[str, Any] | None:
         run, rate = planned[name], None
         first = recipe.first_of(run)
         if first != run:
@@ -60,12 +66,12 @@ def run_series_recipe(
             if found is None:  # another process looks for the rate
                 return None
             rate = found["learning_rate"]
-        return _result(recipe, run, rate, progress)
+        return _result(recipe, run, rate, report)
 
     def finished(name: str) -> bool:
         return finished_series_result(recipe, planned[name], results / f"{name}.json") is not None
 
-    return make_claimed(tuple(planned), results, finished, make, progress)
+    return make_claimed(tuple(planned), results, finished, make, seconds, progress)
 
 
 def finished_series_result(recipe: SeriesRecipe, run: SeriesRun, path: Path) -> dict[str, Any] | None:
@@ -97,7 +103,7 @@ def _named(setting: Setting) -> dict[str, Any]:
     return {name: value for name, value in asdict(setting).items() if name != "path"}
 
 
-def _result(recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: StageProgress | None) -> dict[str, Any]:
+def _result(recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: StageProgress) -> dict[str, Any]:
     contestant, started = run.contestant, time.perf_counter()
     if contestant.preset is None:
         soft = best_soft(recipe.setting, 2 * _SAMPLE) if contestant.label == "wolf" else 0.0
@@ -109,8 +115,7 @@ def _result(recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: 
     trained = time.perf_counter()
     scores = {}
     for index, (column, setting) in enumerate(recipe.columns.items()):
-        if progress is not None:
-            progress(Stage("evaluation", run.name), index, len(recipe.columns))
+        progress(Stage("evaluation", run.name), index, len(recipe.columns))
         scores[column] = score(predict_of(setting), setting, recipe.series)
     return {
         "format": SERIES_FORMAT,
@@ -128,7 +133,7 @@ def _result(recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: 
 
 
 def _trained(
-    recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: StageProgress | None
+    recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: StageProgress
 ) -> tuple[nn.Module, dict[str, Any]]:
     """The network of a run, and what its result says of the training. Without a rate all rates are tried."""
     setting, contestant = recipe.learnt(run), run.contestant
@@ -136,8 +141,7 @@ def _trained(
 
     def made(training: SeriesTraining, name: str) -> tuple[nn.Module, list[float]]:
         def report(done: int, total: int) -> None:
-            if progress is not None:
-                progress(Stage("training", name), done, total)
+            progress(Stage("training", name), done, total)
 
         network = build_network(str(contestant.preset), contestant.model or {}, setting, run.seed)
         return network, train_network(network, setting, training, report)

@@ -20,10 +20,12 @@ class TimeLimit:
     Args:
         seconds: from now on; None for no limit.
         progress: called with every stage, as if there were no limit.
+        saves: whether training is saved when its time is over. If not, a run that was begun begins anew.
     """
 
-    def __init__(self, seconds: float | None, progress: StageProgress | None):
+    def __init__(self, seconds: float | None, progress: StageProgress | None, saves: bool = True):
         self.until = None if seconds is None else time.monotonic() + seconds
+        self._saves = saves
         self._progress = progress or (lambda *_: None)
         self._seconds = seconds
         self._where, self._evaluating = "before the first run", False
@@ -33,15 +35,18 @@ class TimeLimit:
         """Report progress.
 
         Raises:
-            TimeIsUp: if the time is over, except in training, which saves first.
+            TimeIsUp: if the time is over, except in training that saves first.
         """
         self._progress(stage, done, total)
-        if stage.name == "training":
+        if not self._saves and stage.run:
+            anew = f"in {stage.run}, which begins anew (a run has to fit into the time given)"
+            self._where = f"before {stage.run}" if stage.name == "runs" else anew
+        elif stage.name == "training":
             self._where, self._evaluating = f"at step {done:,} of {total:,} of {stage.run}", False
             if "validated" not in (stage.metrics or {}):
                 self._steps.add((stage.run, done))
             return
-        if stage.run:
+        elif stage.run:
             self._where, self._evaluating = f"in {stage.run}: {stage.name}", stage.name != "text"
         if stage == Stage("runs") and done == total:
             return
@@ -50,6 +55,8 @@ class TimeLimit:
 
     def where(self) -> str:
         """Where the call stopped, in words; how little it did, if it made at most one step."""
+        if not self._saves:
+            return self._where
         given = f"{self._seconds or 0:g} s"
         if len(self._steps) == 1 and self._where.startswith("at step"):
             return f"{self._where} ({given} are less than one step takes from the start: one step was made and saved)"

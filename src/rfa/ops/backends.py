@@ -4,7 +4,6 @@ A backend says what it can do here, what "auto" takes, and why a backend asked f
 """
 
 import functools
-import importlib.util
 import math
 import os
 import warnings
@@ -14,6 +13,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from rfa.checks import installed
 
 from . import reference
 from .dense import of_finite, rotated, turned
@@ -86,15 +87,14 @@ def interpreted() -> bool:
 
 
 def _triton_missing() -> str | None:
-    if importlib.util.find_spec("triton") is None:
+    if not installed("triton"):
         return "triton is not installed; it comes with the CUDA builds of PyTorch"
     if not torch.cuda.is_available() and not interpreted():
         return "there is no CUDA device"
     return None
 
 
-# the preferred one first
-BACKENDS = {
+BACKENDS = {  # the preferred one first
     "triton": Backend(_triton_kernel, _triton_missing, ("cuda",), HALF_AND_SINGLE, TRITON_CHANNELS),
     "cpu": Backend(_cpu_kernel, _cpu_missing, ("cpu",), HALF_AND_SINGLE),
     "reference": Backend(None, lambda: None),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
-from transformers import TrainingArguments, set_seed
+from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 
 from rfa.data import PreparedData, check_text, fingerprint, load_corpus, prepare
@@ -20,9 +20,9 @@ from .preparation import arguments_of, blocks_of, config_of, new_record, save_mo
 from .processes import lost_process_as_connection_error
 from .run_folder import RunFolder
 from .spec import TrainingSpec
+from .text_trainer import TextTrainer
 from .trainer import (
     ClipDynamics,
-    ProtocolTrainer,
     quiet_transformers,
     tensor_float_32,
     trial_step,
@@ -78,8 +78,7 @@ def train(
     run = RunFolder(out)
     run.check_free(overwrite)
     arguments = arguments_of(run, spec)  # this sets up the processes of a distributed run
-    with arguments.main_process_first(local=False):
-        data = prepare(spec.data, spec.tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
+    data = _read(spec, spec.tokenizer, arguments, data_progress, begun=False)
     test = load_corpus(spec.data, spec.split_by).documents("test")
     check_text(test)  # now, because it is read only after training
     blocks, _ = blocks_of(data, spec)  # errors come before anything is written
@@ -124,8 +123,7 @@ def resume(
     if arguments.world_size != processes:
         raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
     tokenizer = run.load_tokenizer()  # checkpoints need the ids of the run's own tokenizer
-    with arguments.main_process_first(local=False):
-        data = prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=data_progress)
+    data = _read(spec, tokenizer, arguments, data_progress, begun=True)
     if data.fingerprint != record["data"]["fingerprint"]:
         raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
     with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
@@ -135,6 +133,19 @@ def resume(
             run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
         PartialState().wait_for_everyone()
         return _train(run, spec, data, arguments, progress, until)
+
+
+def _read(
+    spec: TrainingSpec,
+    tokenizer: str | PreTrainedTokenizerFast,
+    arguments: TrainingArguments,
+    progress: Progress | None,
+    *,
+    begun: bool,
+) -> PreparedData:
+    """The text. The first process tokenises it, while the others wait; they read it from the cache."""
+    with lost_process_as_connection_error(arguments.world_size, begun), arguments.main_process_first(local=False):
+        return prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=progress)
 
 
 def _lock(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
@@ -166,7 +177,7 @@ def _train(
     choose_backend(model.config.attention.backend, arguments.device)
     logger = MetricsLogger(run, model, tokens_at, progress)
     with quiet_transformers(), tensor_float_32(), StopOnSignal(until) as stop, logger:
-        trainer = ProtocolTrainer(
+        trainer = TextTrainer(
             model,
             arguments,
             train_dataset=train_blocks,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from scripts import script
+from scripts import ROOT, script
 
 import rfa
 from rfa.ops.cpu import build
@@ -75,3 +75,22 @@ def test_the_library_finds_it_and_its_digests(variant, monkeypatch):
     found = module.robust_filter_attention(**given)
     assert torch.equal(found, rfa.robust_filter_attention(**given))
     assert Path(module.__file__).parent == variant
+
+
+@pytest.mark.parametrize(
+    ("machine", "said"),
+    [
+        ("", "rfa: no C++ compiler: got no-compiler-of-this-name; "),
+        (
+            "platform.system, platform.machine = lambda: 'Darwin', lambda: 'arm64'",
+            "rfa: got Darwin on arm64, expected Linux",
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_said_in_one_line(tmp_path, machine, said):
+    program = f"import platform, runpy, sys\n{machine}\nrunpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    command = [sys.executable, "-c", program, ROOT / "kernels" / "build.py", tmp_path / "out"]
+    environment = {**os.environ, "CXX": "no-compiler-of-this-name"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(said)]) == (2, 1, said)
+    assert not (tmp_path / "out").exists()
