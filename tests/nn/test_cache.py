@@ -192,3 +192,25 @@ def test_arguments_that_leave_out_the_past(name, given, message):
         _, cache = read(layer, x, (4,))
         with only_our_own_checks(), pytest.raises(ValueError, match=message):
             layer(x[:, 4:5], past_key_values=cache, **given)
+
+
+@pytest.mark.parametrize("turn_values", [True, False])
+def test_states_enter_by_compiled_code_as_by_pytorch(turn_values):
+    """A prompt, then a few tokens; states as a projection gives them, of 19 modes, more than whole registers."""
+    frequency = torch.linspace(-1.0, 2.0, 3 * 19).view(3, 19)
+    compiled, plain = FilterCache(), FilterCache()
+    with torch.no_grad():
+        for length in (5, 1, 2):
+            states = [torch.randn(2, length, 3, 38).transpose(1, 2) for _ in range(3)]
+            found = []
+            for cache, backend in ((compiled, "cpu"), (plain, "reference")):
+                layer = cache.layer(0)
+                positions = cache.locate(2, length, torch.device("cpu"), None, None, None)
+                turns = layer.turns.at(frequency, positions, torch.float32)
+                found.append([*layer.enter(*states, turns, turn_values, backend), layer.key_norms])
+            assert found[0][1].shape == (2, 3, cache.get_seq_length(), 38)
+            for actual, expected in zip(*found, strict=True):  # a few roundings; norms are sums of 38
+                torch.testing.assert_close(actual, expected, rtol=3e-6, atol=1e-6)
+    expected = r"^past_key_values: got keys of batch 2, .* expected batch 1"
+    with torch.no_grad(), pytest.raises(ValueError, match=expected):
+        compiled.layer(0).enter(*(state[:1] for state in states), turns, turn_values)

@@ -1,6 +1,7 @@
 """A tensor that grows token by token without being copied each time."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -44,22 +45,38 @@ class Buffer:
         Raises:
             ValueError: for more entries than there is room for.
         """
-        start, length = self.length, self.length + new.shape[self.dim]
-        if self.room is not None and length > self.room:
-            raise ValueError(f"past_key_values: got {length} tokens, expected at most {self.room}, its max_length")
+        start = self.length
+        if torch.is_grad_enabled():
+            self._check_room(start + new.shape[self.dim])
+            earlier = cast(Tensor, self.filled) if start else new.narrow(self.dim, 0, 0)
+            self._storage, self._owned = torch.cat([earlier, new], dim=self.dim), False
+            self.length = self._storage.shape[self.dim]
+            return self._storage
+        self.extend(new.shape, new).copy_(new)
+        return cast(Tensor, self.filled) if start else new
+
+    def extend(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """Room behind the other entries for new ones of this shape, which the caller writes, without gradients.
+
+        Raises:
+            ValueError: for more entries than there is room for.
+        """
+        start, length = self.length, self.length + shape[self.dim]
+        self._check_room(length)
         storage = self._storage
         if storage is None or start == 0:
-            storage, self._owned = new.narrow(self.dim, 0, 0), False
-        if torch.is_grad_enabled():
-            storage, self._owned = torch.cat([storage.narrow(self.dim, 0, start), new], dim=self.dim), False
-        else:
-            # a compiler can ask neither, and a compiled function keeps to one mode
-            same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
-            if not (self._owned and same_mode and length <= storage.shape[self.dim]):
-                storage, self._owned = self._with_room(storage.narrow(self.dim, 0, start), length), True
-            storage.narrow(self.dim, start, length - start).copy_(new)
+            empty = (*shape[: self.dim], 0, *shape[self.dim + 1 :])
+            storage, self._owned = like.new_empty(empty), False
+        # a compiler can ask neither, and a compiled function keeps to one mode
+        same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
+        if not (self._owned and same_mode and length <= storage.shape[self.dim]):
+            storage, self._owned = self._with_room(storage.narrow(self.dim, 0, start), length), True
         self._storage, self.length = storage, length
-        return storage.narrow(self.dim, 0, length) if start else new
+        return storage.narrow(self.dim, start, length - start)
+
+    def _check_room(self, length: int) -> None:
+        if self.room is not None and length > self.room:
+            raise ValueError(f"past_key_values: got {length} tokens, expected at most {self.room}, its max_length")
 
     def _with_room(self, written: Tensor, needed: int) -> Tensor:
         shape = list(written.shape)

@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.checks import installed
+from rfa.ops.entering import entering
 from rfa.ops.prior import DecodingCache
 
 from .buffer import Buffer
-from .phases import TurnTable
+from .phases import Turns, TurnTable
 
 if TYPE_CHECKING or installed("transformers"):
     from transformers.cache_utils import CacheLayerMixin
@@ -68,6 +69,32 @@ class FilterLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the first states that enter become the buffers."""
 
+    def enter(
+        self,
+        query: Float[Tensor, "batch heads length channels"],
+        key: Float[Tensor, "batch heads length channels"],
+        value: Float[Tensor, "batch heads length channels"],
+        turns: Turns,
+        turn_values: bool,
+        backend: str = "auto",
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Turn new states into the frame and let keys and values enter: the query, all keys and all values there.
+
+        Raises:
+            ValueError: for a shape, dtype or device other than the cache's.
+        """
+        compiled = entering(backend, query, key, value)
+        if compiled is None:
+            states = torch.stack((query, key, value) if turn_values else (query, key))
+            query, key, *turned = turns.backward(states).unbind()
+            return query, *self.update(key, turned[0] if turn_values else value)
+        self._check_fit(key, value)
+        norms = self._key_norms.extend(key.shape[:3], key)
+        room = self._keys.extend(key.shape, key), self._values.extend(value.shape, value), norms
+        query = compiled(query, key, value, turns.phases(), room, turn_values)
+        self.decoding.key_norm = self._key_norms.filled
+        return query, cast(Tensor, self.keys), cast(Tensor, self.values)
+
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
@@ -76,13 +103,16 @@ class FilterLayer(CacheLayerMixin):
         Raises:
             ValueError: for a shape, dtype or device other than the cache's.
         """
-        for name, new, held in (("keys", key_states, self._keys), ("values", value_states, self._values)):
-            if not held.fits(new) and held.filled is not None:
-                given = f"{name} of {_kind(held.filled)}"
-                raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
+        self._check_fit(key_states, value_states)
         norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
         self.decoding.key_norm = self._key_norms.append(norms)
         return self._keys.append(key_states), self._values.append(value_states)
+
+    def _check_fit(self, key: Tensor, value: Tensor) -> None:
+        for name, new, held in (("keys", key, self._keys), ("values", value, self._values)):
+            if not held.fits(new) and held.filled is not None:
+                given = f"{name} of {_kind(held.filled)}"
+                raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
 
     def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
         """Let the marks of new tokens enter, `(batch, heads, length, ...)` each, and return those of all keys."""

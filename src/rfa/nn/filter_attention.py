@@ -194,16 +194,14 @@ class RobustFilterAttention(Attention):
         dynamics = self._dynamics_of(cached)
         frequency = dynamics["frequency"]
         turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
-        states = (query, key, value) if self.rotate_values else (query, key)
-        query, key, *turned = turns.backward(torch.stack(states)).unbind()
-        own = turned[0] if turned else value
-        key, values = cached.update(key, own)
+        query, keys, values = cached.enter(query, key, value, turns, self.rotate_values, self.backend)
         if self.aggregation == "routing":
-            step = routing_step(query, key, values, own, gaussian_parameters(**dynamics), positions)
+            own = values[:, :, values.shape[2] - value.shape[2] :]
+            step = routing_step(query, keys, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turns.forward(step) if self.rotate_values else step)
         options = self._options()._replace(rotate_values=False, in_frame=True)
         problem = Problem(Parameters(**dynamics), positions, options)
-        result = located_filter_attention(query, key, values, problem, cache=cached.decoding, backend=self.backend)
+        result = located_filter_attention(query, keys, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result
         if self.rotate_values:
             estimate = turns.forward(estimate)

@@ -110,6 +110,10 @@ MODELS = [
              "masks to be added to scores are read the wrong way round", "models/test_masks.py"),
     Mutation("models/decoder.py", "new = set() if own and not untied else", "new =",
              "a head that is missing is drawn at random", "models/test_bad_checkpoints.py"),
+    Mutation("ops/cpu/kernels/enter.h", "p.turn_values ? cos : nullptr", "cos",
+             "values that stay are turned into the frame", "nn/test_cache.py"),
+    Mutation("ops/cpu/kernels/enter.h", "= norm + sum(total)", "= norm",
+             "norms of keys lack whole registers", "nn/test_cache.py"),
     Mutation("nn/cache.py", "copy.deepcopy(self.__dict__, memo)", "copy.deepcopy(self.__getstate__(), memo)",
              "a copy of a cache serves any model", "models/test_generation.py"),
 ]  # fmt: skip

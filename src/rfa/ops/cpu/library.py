@@ -138,8 +138,8 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
-def run_kernel(entry: str, problem: KernelProblem | PhasesProblem) -> None:
-    """Run "forward", "decode", "backward" or "phases"; other Python threads go on meanwhile.
+def run_kernel(entry: str, problem: ctypes.Structure) -> None:
+    """Run an entry point, "forward" or "backward" for example; other Python threads go on meanwhile.
 
     Raises:
         MemoryError: if its working memory cannot be had.
