@@ -4,9 +4,15 @@ import json
 
 import pytest
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+)
 
-from rfa.models import RFAConfig, RFATimeSeriesConfig
+from rfa.models import RFAConfig, RFAForCausalLM, RFATimeSeriesConfig
 from rfa.version import __version__
 
 from .small import small
@@ -54,12 +60,18 @@ def test_a_head_that_is_missing(tmp_path, tied):
     with pytest.raises(ValueError, match=rf"^checkpoint: got .*without {name} \(1 in all\)"):
         AutoModelForCausalLM.from_pretrained(tmp_path)
     AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=rf"^checkpoint: got .*without {name} \(1 in all\)"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, causal=False)  # it has the same head
+    if tied:
+        with pytest.raises(ValueError, match=rf"^checkpoint: got .*without {name} \(1 in all\)"):
+            RFAForCausalLM.from_pretrained(tmp_path, tie_word_embeddings=False)
 
 
 def test_a_head_that_is_not_this_one(folder):
     change(folder, lambda state: state.update({"lm_head.other": state["model.norm.weight"].clone()}))
-    with pytest.raises(ValueError, match=r"^checkpoint: got .*with the unknown lm_head\.other \(1 in all\)"):
-        AutoModelForCausalLM.from_pretrained(folder)
+    for reader in (AutoModelForCausalLM, AutoModel):
+        with pytest.raises(ValueError, match=r"^checkpoint: got .*with the unknown lm_head\.other \(1 in all\)"):
+            reader.from_pretrained(folder)
 
 
 def test_a_checkpoint_of_another_configuration(folder):

@@ -172,8 +172,9 @@ def test_caches_of_another_model_are_refused():
         model(ids, past_key_values=cache)
         with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens, expected"):
             other(ids[:, :1], past_key_values=cache)
-        with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
-            other(ids[:, :1], past_key_values=copy.deepcopy(cache))
+        for copied in (copy.deepcopy(cache), copy.copy(cache)):
+            with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):
+                other(ids[:, :1], past_key_values=copied)
         left = FilterCache()
         small("m2-sc-rfa", seed=2)(ids, past_key_values=left)  # of a model that is gone
         with pytest.raises(ValueError, match=r"^past_key_values: got a cache of another model with 9 tokens"):

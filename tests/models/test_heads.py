@@ -154,5 +154,14 @@ def test_what_a_head_refuses():
         for wrong in (3, -1):
             with pytest.raises(ValueError, match=rf"^labels: got {wrong}, expected ids from 0 to 2, or -100"):
                 model(tokens(), labels=torch.full(shape, wrong))
-        with pytest.raises(ValueError, match=r"^labels: got \(5,\), expected shape"):
-            model(tokens(), labels=torch.zeros(5, dtype=torch.long))
+        for wrong in (torch.zeros(5, dtype=torch.long), torch.zeros(shape, dtype=torch.int32), [0, 1]):
+            with pytest.raises(ValueError, match=r"^labels: got .*, expected (a tensor|torch.int64)"):
+                model(tokens(), labels=wrong)
+    several = built(SEQUENCES, labels=3)
+    several.config.problem_type = "multi_label_classification"
+    for wrong in (torch.ones(2, 3, dtype=torch.long), torch.ones(2)):
+        with pytest.raises(ValueError, match=r"^labels: got .*, expected floating-point \(2, 3\)"):
+            several(tokens(), labels=wrong)
+    alone = built(TOKENS, labels=1)
+    with pytest.raises(ValueError, match=r"^labels: got 5, expected ids from 0 to 0"):
+        alone(tokens(), labels=torch.full((2, 9), 5))

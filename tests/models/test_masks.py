@@ -23,10 +23,18 @@ def test_a_row_with_gaps_is_its_tokens_alone(name):
     with torch.no_grad():
         expected, beside = model(alone).logits, model(ids[1:]).logits
         positions = (GAPS.cumsum(-1) - 1).clamp(min=0)
-        for given in ({}, {"position_ids": positions}):
+        for given in ({}, {"position_ids": positions}, {"position_ids": torch.arange(11)}):
             found = model(ids, attention_mask=GAPS, **given).logits
             assert_same(found[:1, GAPS[0].bool()], expected)
             assert_same(found[1:], beside)
+
+
+def test_a_compiled_model_sees_gaps_too():
+    model, (ids, alone) = small("m2-sc-rfa", num_hidden_layers=1), with_gaps()
+    with torch.no_grad():
+        expected = model(alone).logits
+        found = torch.compile(model, backend="aot_eager")(ids, attention_mask=GAPS).logits
+    assert_same(found[:1, GAPS[0].bool()], expected)
 
 
 @cover(1, name=FEW)
@@ -63,7 +71,11 @@ def test_other_masks_are_refused(mask, given):
 
 def test_turns_that_are_not_relative_take_no_places():
     model, ids = small("b1-rope-as-released"), tokens(1, 4)
-    model(ids, attention_mask=torch.ones(1, 4))
+    for mask in ([1, 1, 1, 1], [1, 1, 1, 0]):  # padding on the right moves nothing
+        found = model(ids, attention_mask=torch.tensor([mask]), position_ids=torch.arange(4)).logits
+        assert_same(found[:, :3], model(ids[:, :3]).logits)
+    with pytest.raises(ValueError, match=r"^position_ids: got '\[3\] at the first tokens', expected '?0, or none with"):
+        model(ids, position_ids=torch.arange(3, 7))
     packed = torch.tensor([0, 1, 0, 1])
     for given in (
         {"attention_mask": torch.tensor([[0, 1, 1, 1]])},

@@ -32,6 +32,7 @@ def check_models():
         ("m2-sc-rfa", {}, {"position_ids": restarts}),
         ("x2-riccati-alibi", {}, marks),
         ("m2-sc-rfa", precise, absent),
+        ("x1-riccati", {}, {"attention_mask": torch.ones(2, LENGTH).index_fill(1, torch.tensor([3, 5, 6]), 0)}),
     ):
         alone, shared = small(name, **options), small(name, **options)
         assert context_parallel(shared) is shared
@@ -92,6 +93,10 @@ def check_refused():
         ("sequence: got list, expected a tensor", lambda: sequence_shard([1, 2])),
         (r"length \[4, 3\] on the 2", lambda: shared(ids[:, rank:])),
         ("rank 1 were refused" if rank == 0 else "output_attentions", lambda: shared(ids, output_attentions=rank == 1)),
+        (
+            "rank 1 were refused" if rank == 0 else "input_ids: got 999",
+            lambda: shared(torch.full_like(ids, 999) if rank else ids),
+        ),
         (r"autocast \['None', 'torch.bfloat16'\]", in_half),
         ("attention: got 'DotProductAttention'", lambda: context_parallel(small("b1-rope"))),
         ("attention: got 'clock'", lambda: context_parallel(small("x5-content-clock"))),

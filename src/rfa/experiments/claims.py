@@ -63,7 +63,9 @@ def make_claimed(
                     write_result(results / f"{name}.json", result)
                 outcome.done.append(name)
     except TimeIsUp:
-        return outcome._replace(stopped=limit.where())
+        rest = [name for name in names if name not in (*outcome.done, *outcome.claimed)]
+        outcome.done.extend(there := [name for name in rest if finished(name)])
+        return outcome._replace(stopped=limit.where() if len(there) < len(rest) else None)
     return outcome
 
 

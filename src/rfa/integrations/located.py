@@ -172,7 +172,7 @@ def _says_nothing(position_ids: object, tokens: NewTokens) -> bool:
 
 def _check_places(places: Tensor | None, before: Tensor | None, tokens: NewTokens) -> None:
     """Raise `ValueError` where cached tokens would change their places. Rows of a cache may have been reordered."""
-    if places is None and before is None:
+    if (places is None and before is None) or not readable(places, before):
         return
     columns = torch.arange(tokens.cached, device=tokens.device)[None]
     now, then = (columns if x is None else x[:, : tokens.cached] for x in (places, before))

@@ -89,7 +89,14 @@ class RFABlock(GradientCheckpointingLayer):
         return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
 
 
-_HEADS = ("lm_head", "score")  # of language models and classifiers
+_LANGUAGE, _CLASSIFIER = {"lm_head.weight", "lm_head.bias"}, {"score.weight", "score.bias"}
+_HEADS: dict[str, set[str]] = {  # the parameters of the heads, by the class that a checkpoint names
+    "RFAModel": set(),
+    "RFAForCausalLM": _LANGUAGE,
+    "RFAForMaskedLM": _LANGUAGE,
+    "RFAForSequenceClassification": _CLASSIFIER,
+    "RFAForTokenClassification": _CLASSIFIER,
+}
 
 
 class RFAPreTrainedModel(PreTrainedModel):
@@ -127,22 +134,28 @@ class RFAPreTrainedModel(PreTrainedModel):
     def from_pretrained(cls, *args: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """The model of a checkpoint, as in transformers, but it must be complete.
 
+        A checkpoint of a class with another head, or with none, gets a new head, and its own one is left out. With
+        `tie_word_embeddings=False` the head of a checkpoint with a tied one begins as the embedding.
+
         Raises:
-            ValueError: where the checkpoint lacks parameters or has others. transformers would draw the missing ones at
-                random with a warning. The head of a checkpoint of another class may be new, and that class's own head
-                is left out. With `output_loading_info` the caller judges.
+            ValueError: where other parameters are missing, or there are others. transformers would draw the missing
+                ones at random with a warning. With `output_loading_info` the caller judges.
         """
         loaded = cast(Any, super()).from_pretrained(*args, output_loading_info=True, **kwargs)
         if output_loading_info:
             return loaded
         model, info = loaded
-        own = cls.__name__ in (model.config.architectures or [cls.__name__])
-        untied = kwargs.get("tie_word_embeddings") is False  # as asked for: the weight is in no file
-        new = set() if own and not untied else {head for head in _HEADS if hasattr(model, head)}
-        left_out = {head for head in _HEADS if not hasattr(model, head)}
-        faults = {"without": ("missing_keys", new), "with the unknown": ("unexpected_keys", left_out)}
-        for fault, (kind, heads) in faults.items():
-            names = sorted(name for name in info[kind] if name.split(".")[0] not in heads)
+        missing, unknown = set(info["missing_keys"]), set(info["unexpected_keys"])
+        if kwargs.get("tie_word_embeddings") is False and "lm_head.weight" in missing:
+            model.lm_head.weight.data.copy_(model.get_input_embeddings().weight)
+            missing.remove("lm_head.weight")
+        head = (_LANGUAGE | _CLASSIFIER) & set(model.state_dict())
+        saved = set().union(*(_HEADS.get(each, head) for each in model.config.architectures or [cls.__name__]))
+        if not head & saved:
+            missing -= head
+        unknown -= saved - head
+        for fault, found in (("without", missing), ("with the unknown", unknown)):
+            names = sorted(found)
             given = f"a checkpoint {fault} {', '.join(names[:3])}{', ...' * (len(names) > 3)} ({len(names)} in all)"
             expected = f"the parameters of {cls.__name__} in this version and configuration"
             require(not names, "checkpoint", given, expected)
@@ -167,12 +180,8 @@ class RFAPreTrainedModel(PreTrainedModel):
         """
         if labels is None:
             return None
-        vocabulary, shape = self.config.vocab_size, tuple(logits.shape[:2])
-        given = isinstance(labels, Tensor)
-        require(given, "labels", type(labels).__name__, f"a tensor of integers {shape}")
-        fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
-        require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}, as the logits")
-        check_ids("labels", labels, vocabulary, NOT_SCORED)
+        vocabulary = self.config.vocab_size
+        check_labels(labels, tuple(logits.shape[:2]), vocabulary)
         return self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items)
 
     @classmethod
@@ -225,3 +234,12 @@ class RFAPreTrainedModel(PreTrainedModel):
             if weights is not None and rows is not None:
                 weights.append(joined(rows, positions.visible(cast(RFABlock, layer).attention.causal)))
         return self.output_projection(self.norm(hidden_states))
+
+
+def check_labels(labels: object, shape: tuple[int, ...], classes: int) -> None:
+    """Raise `ValueError` unless labels are int64 of this shape, each a class or -100."""
+    require(isinstance(labels, Tensor), "labels", type(labels).__name__, f"a tensor of integers {shape}")
+    assert isinstance(labels, Tensor)
+    fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
+    require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}")
+    check_ids("labels", labels, classes, NOT_SCORED)

@@ -9,17 +9,18 @@ from transformers.modeling_layers import GenericForSequenceClassification, Gener
 from transformers.utils.generic import can_return_tuple
 
 from rfa.checks import require
-from rfa.nn.checks import check_ids
 
 from .configuration import RFAConfig
-from .decoder import NOT_SCORED, MaskedModelOutput, RFAPreTrainedModel
+from .decoder import MaskedModelOutput, RFAPreTrainedModel, check_labels
 from .modeling import RFAModel
 
 
 class _Classifier(RFAPreTrainedModel):
     """Labels are checked before transformers' loss meets them: a class that there is not would stop a GPU's process."""
 
-    label_dims: int  # of one label a sequence, or one a token
+    def check_classes(self, labels: object, logits: Tensor) -> None:
+        """Raise `ValueError` for labels that do not fit the problem."""
+        raise NotImplementedError
 
     @property
     def loss_function(self) -> Callable[..., Tensor]:
@@ -27,11 +28,7 @@ class _Classifier(RFAPreTrainedModel):
         loss = cast(Any, super()).loss_function
 
         def of_labels(logits: Tensor, labels: Tensor, *rest: Any, **options: Any) -> Tensor:
-            classes, kind = cast(int, self.config.num_labels), self.config.problem_type
-            if classes > 1 and kind in (None, "single_label_classification") and not labels.is_floating_point():
-                shape = tuple(logits.shape[: self.label_dims])
-                require(tuple(labels.shape) == shape, "labels", tuple(labels.shape), f"shape {shape}")
-                check_ids("labels", labels, classes, NOT_SCORED)
+            self.check_classes(labels, logits)
             if rest:
                 return loss(logits, labels, *rest, **options)
             return loss(logits=logits, labels=labels, **options)  # in another order for sequences
@@ -52,7 +49,20 @@ class RFAForSequenceClassification(GenericForSequenceClassification, _Classifier
     """
 
     config_class = RFAConfig
-    label_dims = 1
+
+    def check_classes(self, labels: object, logits: Tensor) -> None:
+        """Raise `ValueError` for labels that do not fit the problem, which transformers infers where it is not given.
+
+        One class a sequence; or numbers `(batch, num_labels)` of several labels or of a regression.
+        """
+        batch, classes, kind = logits.shape[0], cast(int, self.config.num_labels), self.config.problem_type
+        numbers = isinstance(labels, Tensor) and labels.is_floating_point()
+        if kind == "single_label_classification" or (kind is None and classes > 1 and not numbers):
+            return check_labels(labels, (batch,), classes)
+        shapes = [(batch, classes), *([(batch,)] if classes == 1 else [])]
+        given = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        fits = isinstance(labels, Tensor) and tuple(labels.shape) in shapes
+        require(numbers and fits, "labels", given, f"floating-point {shapes[0]}")
 
 
 class RFAForTokenClassification(GenericForTokenClassification, _Classifier):
@@ -62,7 +72,10 @@ class RFAForTokenClassification(GenericForTokenClassification, _Classifier):
     """
 
     config_class = RFAConfig
-    label_dims = 2
+
+    def check_classes(self, labels: object, logits: Tensor) -> None:
+        """Raise `ValueError` unless each token has a class or -100."""
+        check_labels(labels, tuple(logits.shape[:2]), cast(int, self.config.num_labels))
 
 
 class RFAForMaskedLM(RFAPreTrainedModel):

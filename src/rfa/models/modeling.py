@@ -14,12 +14,10 @@ from rfa.checks import require
 from rfa.nn import FilterCache
 from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states
-from rfa.ops.positions import check_tensor
-from rfa.ops.transforms import readable
 
 from .configuration import RFAConfig
 from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
-from .packing import PACKING, NewTokens, packed_segments
+from .packing import PACKING, NewTokens, check_absolute, packed_segments, read_key_mask
 
 _KNOWN = {"output_hidden_states", "cache_position", *PACKING}
 
@@ -51,7 +49,7 @@ class RFAModel(RFAPreTrainedModel):
         **kwargs: Any,
     ) -> DecoderOutput:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
-        _refuse_unknown(kwargs)
+        refuse_unknown(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("input_ids: expected either input_ids or inputs_embeds, and not both")
         if input_ids is not None:
@@ -77,13 +75,11 @@ class RFAModel(RFAPreTrainedModel):
         if self._is_checkpointed():
             expected = "an empty cache in training with gradient checkpointing"
             require(not cached, "past_key_values", f"{cached} tokens", expected)
-        key_mask = _key_mask(attention_mask, batch, cached + length)
+        key_mask = read_key_mask(attention_mask, batch, cached + length)
         tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
         segment_ids = packed_segments(tokens, segment_ids, {"position_ids": position_ids, **kwargs})
         if not self.config.attention.is_relative():
-            places = {"attention_mask": key_mask, "segment_ids": segment_ids, "position_ids": position_ids}
-            for name, values in places.items():
-                require(values is None, name, "given", "none with frequencies='as_released': absolute turns")
+            check_absolute(tokens, segment_ids, position_ids)
         if times is None:
             times = tokens.places()
         positions = locate_tokens(batch, length, embedded.device, times, key_mask, segment_ids, past_key_values)
@@ -147,7 +143,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         Args:
             input_ids: `(batch, length)`.
             attention_mask: `(batch, keys)`, 1 for tokens that take part and 0 for others, cached ones included. Padding
-                between tokens takes no time; under `torch.compile` and `torch.export` it does.
+                takes no time, wherever it stands.
             labels: `(batch, length)`, shifted inside; -100 is not scored. The first token of a packed document is to be
                 -100, as transformers' collators make it: nothing foretells it.
             past_key_values: a `FilterCache` of the tokens before these, which the call extends.
@@ -239,30 +235,14 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             given = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
             cached = 0 if past_key_values is None else past_key_values.get_seq_length()
             inputs["times"] = times[:, : cached + given.shape[1]]
+        mask = inputs.get("attention_mask")
+        if isinstance(mask, Tensor) and bool((mask == 1).all()):
+            del inputs["attention_mask"]  # a compiled model cannot see that it says nothing
         return inputs
 
 
-def _refuse_unknown(given: dict[str, object]) -> None:
+def refuse_unknown(given: dict[str, object]) -> None:
     """Raise `ValueError` for an unknown argument. Without this a misspelt argument would have no effect."""
     for name, value in given.items():
         if name not in _KNOWN and value is not None and value is not False:
             raise ValueError(f"{name}: not an argument of this model")
-
-
-def _key_mask(attention_mask: Tensor | None, batch: int, keys: int) -> Tensor | None:
-    """The mask of keys as booleans; None where all take part."""
-    if attention_mask is None:
-        return None
-    check_tensor("attention_mask", attention_mask)
-    shape = tuple(attention_mask.shape)
-    require(shape == (batch, keys), "attention_mask", f"shape {shape}", f"(batch, keys) = {(batch, keys)}")
-    mask = attention_mask == 1
-    if not readable(mask):
-        return mask
-    if bool(mask.all()):
-        return None
-    known = mask | (attention_mask == 0)
-    if not bool(known.all()):
-        other = attention_mask[~known][0].item()
-        require(False, "attention_mask", other, "1 for tokens that take part and 0 for the others; see segment_ids")
-    return mask

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rfa.checks import require
@@ -15,7 +15,7 @@ LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 LONGEST = ("max_length_q", "max_length_k")
 PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
 _NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
-_TIMES = "times=... for real times"
+_TIMES = "real times are no positions"
 
 
 class NewTokens(NamedTuple):
@@ -37,15 +37,21 @@ class NewTokens(NamedTuple):
     def places(self) -> Int[Tensor, "batch keys"] | None:
         """The place of each key of its row. Padding between tokens has no place of its own.
 
-        None where all places count: padding is at the ends alone. Under `torch.compile` it is taken to be so.
+        None where all columns count, with padding at the ends alone.
         """
-        if self.key_mask is None or not readable(self.key_mask):
+        if self.key_mask is None:
             return None
-        begun = self.key_mask.cummax(-1).values
+        begun = self.key_mask.cumsum(-1) > 0
         gaps = (begun & ~self.key_mask).cumsum(-1)
-        if not bool((gaps.bool() & self.key_mask).any()):
+        if readable(self.key_mask) and not bool((gaps.bool() & self.key_mask).any()):
             return None
         return torch.arange(self.cached + self.length, device=self.device) - gaps
+
+    def padding_before(self) -> Int[Tensor, "batch 1"]:
+        """The number of absent keys before the first cached one of each row."""
+        if self.key_mask is None:
+            return torch.zeros(self.batch, 1, dtype=torch.int64, device=self.device)
+        return self.key_mask[:, : self.cached].int().argmax(-1, keepdim=True)
 
     @property
     def present(self) -> Bool[Tensor, "batch length"]:
@@ -53,6 +59,54 @@ class NewTokens(NamedTuple):
         if self.key_mask is None:
             return torch.ones(self.batch, self.length, dtype=torch.bool, device=self.device)
         return self.key_mask[:, self.cached :]
+
+
+def read_key_mask(
+    attention_mask: Shaped[Tensor, "batch keys"] | None, batch: int, keys: int
+) -> Bool[Tensor, "batch keys"] | None:
+    """The mask of keys as booleans; None where all take part.
+
+    Raises:
+        ValueError: for a mask of another shape, or with other values than 0 and 1. Under `torch.compile` values are not
+            read.
+    """
+    if attention_mask is None:
+        return None
+    check_tensor("attention_mask", attention_mask)
+    shape = tuple(attention_mask.shape)
+    require(shape == (batch, keys), "attention_mask", f"shape {shape}", f"(batch, keys) = {(batch, keys)}")
+    mask = attention_mask == 1
+    if not readable(mask):
+        return mask
+    if bool(mask.all()):
+        return None
+    known = mask | (attention_mask == 0)
+    if not bool(known.all()):
+        other = attention_mask[~known][0].item()
+        require(False, "attention_mask", other, "1 for tokens that take part and 0 for the others; see segment_ids")
+    return mask
+
+
+def check_absolute(
+    tokens: NewTokens,
+    segment_ids: Int[Tensor, "batch keys"] | None,
+    position_ids: Int[Tensor, "*p length"] | None,
+) -> None:
+    """Check tokens for states that turn by absolute positions.
+
+    Raises:
+        ValueError: for segments, padding before or between tokens, or positions other than 0, 1, 2, ...
+    """
+    said = "none with frequencies='as_released', whose turns depend on the column of a token"
+    require(segment_ids is None, "segment_ids", "segments", said)
+    mask = tokens.key_mask
+    if mask is not None and readable(mask):
+        shifted = tokens.places() is not None or not bool(mask[:, :1].all())
+        require(not shifted, "attention_mask", "padding before or between tokens", said)
+    if position_ids is not None and readable(position_ids) and position_ids.numel():
+        first = position_ids.reshape(-1, position_ids.shape[-1])[:, 0]
+        counts = bool((first == tokens.cached).all())
+        require(counts, "position_ids", f"{first.tolist()[:8]} at the first tokens", f"{tokens.cached}, or {said}")
 
 
 def packed_segments(
@@ -128,8 +182,7 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
     `continues`: the first run continues the cache, whose positions are known.
     """
     present, index = tokens.present, torch.arange(tokens.length, device=tokens.device)
-    places = tokens.places()
-    offset = position_ids - (index + tokens.cached if places is None else places[:, tokens.cached :])
+    offset = position_ids - _counted(position_ids, tokens)
     # that of the last present token; of the first one where none is before
     last = torch.where(present, index, -1).cummax(-1).values
     first = present.int().argmax(-1, keepdim=True) if tokens.length else last
@@ -146,22 +199,38 @@ def _numbers_of_positions(position_ids: Tensor, tokens: NewTokens, continues: bo
             expected = f"positions that count up by one, or restart at {restarts}; {_TIMES}"
             require(False, "position_ids", f"{pair[0]} followed by {pair[1]} (batch row {row})", expected)
         if tokens.cached and continues:
-            _check_continued(offset.gather(-1, first)[:, 0], present.any(-1), tokens)
+            _check_continued(position_ids.gather(-1, first), offset.gather(-1, first), tokens)
     return begins.cumsum(-1)
 
 
-def _check_continued(offset: Tensor, counts: Tensor, tokens: NewTokens) -> None:
-    """The positions continue those of the cached tokens, counted with or without padding before them."""
-    before = torch.zeros_like(offset)
+def _counted(position_ids: Tensor, tokens: NewTokens) -> Tensor:
+    """What the positions count, `(batch or 1, length)`: the places of tokens, or the columns of each row.
+
+    Both say nothing new beside padding between tokens.
+    """
+    columns = torch.arange(tokens.cached, tokens.cached + tokens.length, device=tokens.device)[None]
+    places, present = tokens.places(), tokens.present
+    if places is None or not tokens.length:
+        return columns
+    places, first = places[:, tokens.cached :], present.int().argmax(-1, keepdim=True)
+    start, offset = (position_ids - columns).gather(-1, first), (position_ids - places).gather(-1, first)
+    by_column = ((position_ids - columns == start) | ~present).all(-1, keepdim=True)
+    if tokens.cached:
+        by_column = by_column & (offset != 0) & (offset != -tokens.padding_before())
+    return torch.where(by_column, columns, places)
+
+
+def _check_continued(given: Tensor, offset: Tensor, tokens: NewTokens) -> None:
+    """The positions `(batch, 1)` continue those of the cached tokens, counted with or without padding before them."""
+    before, counts = tokens.padding_before(), tokens.present.any(-1, keepdim=True)
     if tokens.key_mask is not None:
-        cached = tokens.key_mask[:, : tokens.cached]
-        before = cached.int().argmax(-1)
-        counts = counts & cached.any(-1)
+        counts = counts & tokens.key_mask[:, : tokens.cached].any(-1, keepdim=True)
     wrong = counts & (offset != 0) & (offset != -before)
     if bool(wrong.any()):
-        row = int(wrong.nonzero()[0])
-        more = f"{int(offset[row] + before[row])} more than continues {tokens.cached} cached tokens (batch row {row})"
-        require(False, "position_ids", more, "positions that continue them, or segment_ids of all tokens")
+        row = int(wrong.nonzero()[0, 0])
+        fitting = sorted({int(given[row] - offset[row]), int(given[row] - offset[row] - before[row])})
+        expected = f"{' or '.join(map(str, fitting))}, which continues the cached tokens, or segment_ids of all tokens"
+        require(False, "position_ids", f"{int(given[row])} for the first new token (batch row {row})", expected)
 
 
 def _numbers_of_lengths(name: str, given: object, tokens: NewTokens) -> Tensor:

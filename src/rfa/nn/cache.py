@@ -78,6 +78,12 @@ class FilterCache(Cache):
                 raise ValueError(f"past_key_values: got {given}, expected an empty one or this model's own")
             self._model = weakref.ref(model)
 
+    def __copy__(self) -> "FilterCache":
+        """Another name for the same tokens, of the same model."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
     def __deepcopy__(self, memo: dict[int, Any]) -> "FilterCache":
         """A copy that serves the same model."""
         copied = memo[id(self)] = object.__new__(type(self))

@@ -193,7 +193,10 @@ def _whole_positions(
     whole = {name: _whole(x, group) for name, x in marks.items()}
     tokens = NewTokens(batch, total, 0, device, whole["key_mask"])
     segment_ids = packed_segments(tokens, whole["segment_ids"], whole)
-    positions = checked_positions(batch, total, total, device, whole["times"], None, whole["key_mask"], segment_ids)
+    times = whole["times"]
+    if times is None and "position_ids" in marks:  # of a model, where padding takes no time
+        times = tokens.places()
+    positions = checked_positions(batch, total, total, device, times, None, whole["key_mask"], segment_ids)
     groups = positions.query_groups
     if contiguous and groups is not None and total:
         changes = (groups[:, 1:] != groups[:, :-1]).sum(-1)

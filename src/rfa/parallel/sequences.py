@@ -14,8 +14,10 @@ from transformers.modeling_layers import GenericForSequenceClassification
 from rfa.checks import require
 from rfa.models import RFAModel
 from rfa.models.decoder import RFABlock
-from rfa.models.packing import LENGTHS, LONGEST
+from rfa.models.modeling import refuse_unknown
+from rfa.models.packing import LENGTHS, LONGEST, read_key_mask
 from rfa.nn import Attention, RobustFilterAttention
+from rfa.nn.checks import check_ids
 from rfa.ops.positions import Positions, check_tensor
 from rfa.ops.problem import Options, Parameters
 
@@ -112,17 +114,22 @@ def _place(
     options: Options,
 ) -> tuple[tuple[()], dict[str, Any]]:
     """Locate the tokens of all shards, once for all layers. The model itself is told where tokens are absent."""
-    given = dict(inspect.signature(model.forward).bind_partial(*args, **kwargs).arguments)
+    signature = inspect.signature(model.forward)
+    given, known = dict(signature.bind_partial(*args, **kwargs).arguments), signature.parameters
     given.update(given.pop("kwargs", {}))
     states = given.get("inputs_embeds") if given.get("input_ids") is None else given["input_ids"]
     device, mask = getattr(states, "device", torch.device("cpu")), given.get("attention_mask")
     marks = {name: given.get(name) for name in _PLACES}
-    marks["key_mask"] = mask.bool() if isinstance(mask, Tensor) else mask
+    marks["key_mask"] = mask == 1 if isinstance(mask, Tensor) else mask
 
     def check() -> dict[str, Any]:
         check_tensor("input_ids", states)
         assert isinstance(states, Tensor)
         batch, length = states.shape[:2]
+        refuse_unknown({name: x for name, x in given.items() if name not in known})
+        read_key_mask(mask, batch, length)
+        if given.get("input_ids") is not None:
+            check_ids("input_ids", states, model.config.vocab_size)
         for name in ("past_key_values", *LENGTHS, *LONGEST):
             require(given.get(name) is None, name, type(given.get(name)).__name__, "None over shards")
         weights = given.get("output_attentions")
