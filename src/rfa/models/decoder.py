@@ -241,5 +241,5 @@ def check_labels(labels: object, shape: tuple[int, ...], classes: int) -> None:
     require(isinstance(labels, Tensor), "labels", type(labels).__name__, f"a tensor of integers {shape}")
     assert isinstance(labels, Tensor)
     fits = labels.dtype == torch.int64 and tuple(labels.shape) == shape
-    require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}")
+    require(fits, "labels", f"{labels.dtype} {tuple(labels.shape)}", f"torch.int64 {shape}, as the logits")
     check_ids("labels", labels, classes, NOT_SCORED)

@@ -18,7 +18,7 @@ from .modeling import RFAModel
 class _Classifier(RFAPreTrainedModel):
     """Labels are checked before transformers' loss meets them: a class that there is not would stop a GPU's process."""
 
-    def check_classes(self, labels: object, logits: Tensor) -> None:
+    def check_classes(self, labels: object, logits: Float[Tensor, "batch length classes"]) -> None:
         """Raise `ValueError` for labels that do not fit the problem."""
         raise NotImplementedError
 
@@ -50,7 +50,7 @@ class RFAForSequenceClassification(GenericForSequenceClassification, _Classifier
 
     config_class = RFAConfig
 
-    def check_classes(self, labels: object, logits: Tensor) -> None:
+    def check_classes(self, labels: object, logits: Float[Tensor, "batch length classes"]) -> None:
         """Raise `ValueError` for labels that do not fit the problem, which transformers infers where it is not given.
 
         One class a sequence; or numbers `(batch, num_labels)` of several labels or of a regression.
@@ -73,7 +73,7 @@ class RFAForTokenClassification(GenericForTokenClassification, _Classifier):
 
     config_class = RFAConfig
 
-    def check_classes(self, labels: object, logits: Tensor) -> None:
+    def check_classes(self, labels: object, logits: Float[Tensor, "batch length classes"]) -> None:
         """Raise `ValueError` unless each token has a class or -100."""
         check_labels(labels, tuple(logits.shape[:2]), cast(int, self.config.num_labels))
 
