@@ -67,6 +67,11 @@ def test_a_head_that_is_missing(tmp_path, tied):
             RFAForCausalLM.from_pretrained(tmp_path, tie_word_embeddings=False)
 
 
+def test_a_plan_of_tensor_parallel_is_not_ignored(folder):
+    with pytest.raises(ValueError, match=r"^tp_plan: got 'auto', expected None: rfa.parallel.tensor_parallel"):
+        AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+
+
 def test_a_head_that_is_not_this_one(folder):
     change(folder, lambda state: state.update({"lm_head.other": state["model.norm.weight"].clone()}))
     for reader in (AutoModelForCausalLM, AutoModel):

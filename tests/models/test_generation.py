@@ -97,7 +97,7 @@ def decode(model, ids, chunks, cache=None, **given):
     return torch.cat(logits, 1)
 
 
-@cover(1, name=PATHS, situation=SITUATIONS)
+@cover(1, name=RELATIVE, situation=SITUATIONS)
 def test_decoding_gives_the_full_logits(name, situation):
     model, ids, given = small(name), tokens(), SITUATIONS[situation]
     kept = given.get("attention_mask", torch.ones_like(ids)).bool()
@@ -227,7 +227,7 @@ def test_crop_is_that_of_transformers(number):
         assert own.get_seq_length() == theirs.get_seq_length()
 
 
-@cover(1, name=PATHS, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
+@cover(1, name=RELATIVE, given=[{}, {"attention_mask": PADDED[:, :5]}, {"times": TIMES.expand(2, -1)}])
 def test_beams_with_a_cache_are_beams_without(name, given):
     model, ids = small(name), tokens(length=5)
     options = {"max_new_tokens": 4, "num_beams": 3, "do_sample": False, "pad_token_id": 0, **given}

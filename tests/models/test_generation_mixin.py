@@ -24,6 +24,13 @@ def made(model, ids, seed=0, **options):
     return model.generate(ids, **{**GREEDY, **options})
 
 
+def test_text_from_nothing():
+    """Without a prompt a text begins with the token of the beginning."""
+    model = small("m2-sc-rfa")
+    first = torch.tensor([[7]])
+    assert torch.equal(made(model, None, bos_token_id=7), made(model, first))
+
+
 @cover(1, name=PATHS, options=[{}, {"top_k": 10, "top_p": 0.7, "temperature": 0.7}, {"num_return_sequences": 3}])
 def test_samples_with_a_cache_are_samples_without(name, options):
     model, ids = small(name), tokens(length=5)
