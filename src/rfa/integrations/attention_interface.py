@@ -10,6 +10,7 @@ from transformers.masking_utils import sdpa_mask
 
 from rfa.checks import require
 from rfa.nn.dynamics import ROBUSTNESS
+from rfa.nn.projections import of_all_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Options, Parameters, Problem
@@ -98,8 +99,8 @@ def student_t_attention(
     share = heads // key.shape[1]
     estimate = located_filter_attention(
         query,
-        key.repeat_interleave(share, 1),
-        value.repeat_interleave(share, 1),
+        of_all_heads(key, share),
+        of_all_heads(value, share),
         Problem(parameters, positions, _OPTIONS._replace(dropout=dropout)),
     )
     assert isinstance(estimate, Tensor)

@@ -13,7 +13,7 @@ from rfa.models.packing import NewTokens
 from rfa.nn import HeadDynamics
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
 from rfa.nn.phases import Turns
-from rfa.nn.projections import merge_heads
+from rfa.nn.projections import merge_heads, of_all_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
@@ -185,8 +185,8 @@ class ReplacedAttention(nn.Module):
         options = self.options._replace(dropout=self.dropout) if self.training and self.dropout else self.options
         estimate = located_filter_attention(
             query,
-            self._of_all_heads(key),
-            self._of_all_heads(value),
+            of_all_heads(key, self.share),
+            of_all_heads(value, self.share),
             Problem(Parameters(**dynamics), located.positions, options),
             cache=None if note is None else note.tables,
             backend=self.backend,
@@ -195,12 +195,8 @@ class ReplacedAttention(nn.Module):
         if self.rotate_values:
             estimate = of_queries.forward(estimate.unflatten(1, (-1, self.share))).flatten(1, 2)
         if self.innovation:
-            estimate = estimate - self._of_all_heads(own)
+            estimate = estimate - of_all_heads(own, self.share)
         return self.host.output(self, merge_heads(estimate)), None
-
-    def _of_all_heads(self, states: Tensor) -> Tensor:
-        """States of the heads of keys, for each head that shares them."""
-        return states if self.share == 1 else states.repeat_interleave(self.share, 1)
 
     def _dynamics(self, note: LayerNote | None) -> dict[str, Any]:
         """The parameters of the heads, kept in a cache's note where they need no gradient."""

@@ -16,7 +16,14 @@ from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
 from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
 from .clock import Clock, ContentClock
-from .projections import complex_deviation, finite_where_absent, merge_heads, normal_projection, split_heads
+from .projections import (
+    complex_deviation,
+    finite_where_absent,
+    merge_heads,
+    normal_projection,
+    of_all_heads,
+    split_heads,
+)
 from .state_options import OutputGain, StateScale, Taps, states_before, tapped
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
@@ -223,8 +230,7 @@ class Attention(nn.Module, ABC):
 
     def _of_groups(self, projected: Tensor) -> Tensor:
         states = split_heads(projected, self.num_key_value_heads)
-        share = self.num_heads // self.num_key_value_heads
-        return states if share == 1 else states.repeat_interleave(share, dim=1)
+        return of_all_heads(states, self.num_heads // self.num_key_value_heads)
 
     def _check_queries(
         self, query_states: Tensor | None, query_times: Tensor | None, positions: Positions | None, others: list[str]

@@ -80,6 +80,13 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def of_all_heads(
+    states: Float[Tensor, "batch groups length channels"], share: int
+) -> Float[Tensor, "batch heads length channels"]:
+    """States of groups of heads, once for each of the `share` heads of a group; not copied where it has one."""
+    return states if share == 1 else states.repeat_interleave(share, dim=1)
+
+
 def merge_heads(x: Tensor) -> Tensor:
     """`(batch, heads, length, channels)` to `(batch, length, heads * channels)`."""
     return x.transpose(1, 2).flatten(-2)
