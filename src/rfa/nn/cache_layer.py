@@ -7,8 +7,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.checks import installed
-from rfa.ops.entering import entering
+from rfa.ops.decoding import compiled_decoding
+from rfa.ops.positions import Positions
 from rfa.ops.prior import DecodingCache
+from rfa.ops.problem import Options
 
 from .buffer import Buffer
 from .phases import Turns, TurnTable
@@ -83,17 +85,47 @@ class FilterLayer(CacheLayerMixin):
         Raises:
             ValueError: for a shape, dtype or device other than the cache's.
         """
-        compiled = entering(backend, query, key, value)
+        compiled = compiled_decoding(backend, query, key, value)
         if compiled is None:
             states = torch.stack((query, key, value) if turn_values else (query, key))
             query, key, *turned = turns.backward(states).unbind()
             return query, *self.update(key, turned[0] if turn_values else value)
+        room = self._room(key, value)
+        query = compiled.enter((query, key, value), turns.phases(), room, turn_values)
+        return query, cast(Tensor, self.keys), cast(Tensor, self.values)
+
+    def step(
+        self,
+        query: Float[Tensor, "batch heads length channels"],
+        key: Float[Tensor, "batch heads length channels"],
+        value: Float[Tensor, "batch heads length channels"],
+        turns: Turns,
+        positions: Positions,
+        options: Options,
+        backend: str = "auto",
+    ) -> Tensor | None:
+        """`enter`, the operator and `turns.forward` by one call of compiled code, for one token at uniform times.
+
+        None, and nothing has entered, where it does not serve these states or the tables of the prior are too short.
+        """
+        tables = self.decoding.tables
+        plain = positions.uniform and positions.key_groups is None and not (options.log_precision or options.dropout)
+        if tables is None or not plain or query.shape[2] != 1 or tables.tables.shape[-1] <= self.get_seq_length():
+            return None
+        compiled = compiled_decoding(backend, query, key, value)
+        if compiled is None:
+            return None
+        room = self._room(key, value)
+        cached = self.keys, self.values, self.key_norms
+        states, turn_values = (query, key, value), options.rotate_values
+        return compiled.step(states, turns.phases(), room, cached, self.decoding, options.weight, turn_values)
+
+    def _room(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Room in the cache for new keys, values and norms, which the caller writes."""
         self._check_fit(key, value)
         norms = self._key_norms.extend(key.shape[:3], key)
-        room = self._keys.extend(key.shape, key), self._values.extend(value.shape, value), norms
-        query = compiled(query, key, value, turns.phases(), room, turn_values)
         self.decoding.key_norm = self._key_norms.filled
-        return query, cast(Tensor, self.keys), cast(Tensor, self.values)
+        return self._keys.extend(key.shape, key), self._values.extend(value.shape, value), norms
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

@@ -194,12 +194,17 @@ class RobustFilterAttention(Attention):
         dynamics = self._dynamics_of(cached)
         frequency = dynamics["frequency"]
         turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
+        options = self._options()
+        if "horizon" not in dynamics and self.aggregation == "consensus":
+            estimate = cached.step(query, key, value, turns, positions, options, self.backend)
+            if estimate is not None:
+                return estimate
         query, keys, values = cached.enter(query, key, value, turns, self.rotate_values, self.backend)
         if self.aggregation == "routing":
             own = values[:, :, values.shape[2] - value.shape[2] :]
             step = routing_step(query, keys, values, own, gaussian_parameters(**dynamics), positions)
             return value + (turns.forward(step) if self.rotate_values else step)
-        options = self._options()._replace(rotate_values=False, in_frame=True)
+        options = options._replace(rotate_values=False, in_frame=True)
         problem = Problem(Parameters(**dynamics), positions, options)
         result = located_filter_attention(query, keys, values, problem, cache=cached.decoding, backend=self.backend)
         estimate, log_precision = (result, None) if isinstance(result, Tensor) else result

@@ -1,8 +1,7 @@
 """The prior of a pair as a fused kernel reads it: `LagTables` for uniform times, a `SeparablePath` for any others.
 
-A kernel knows nothing of the dynamics. For query i and key j it needs three numbers: the decay E, the bias b of the
-score in bits, and the weight w of the squared residual. Both types give them, and both carry gradients back to the
-parameters.
+A kernel knows nothing of the dynamics. For query i and key j it needs the decay E, the bias b of the score in bits, and
+the weight w of the squared residual. Both types give them, and both carry gradients back to the parameters.
 """
 
 import math
@@ -72,10 +71,12 @@ class DecodingCache:
     Fields:
         key_norm: `|k|^2` of all keys, `(batch, heads, keys)`.
         tables: lag tables for at least as many lags as there are keys.
+        mirrored: these with the longest lag first, as compiled code reads them for one token.
     """
 
     key_norm: Tensor | None = None
     tables: LagTables | None = None
+    mirrored: Tensor | None = None
 
 
 def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTables | SeparablePath:
@@ -91,7 +92,7 @@ def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTab
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
         return lag_tables(parameters, options, keys)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:
-        cache.tables = lag_tables(parameters, options, 2 * keys)
+        cache.tables, cache.mirrored = lag_tables(parameters, options, 2 * keys), None
     return cache.tables
 
 
@@ -269,8 +270,7 @@ def _cumulative_at_queries(cumulative: Tensor, positions: Positions) -> Tensor:
 def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
     """The index `(batch, queries)` of the last key of each query's group up to its time, or of the first key.
 
-    The second tensor is False where no key of the group takes part. Keys and queries are sorted together, which costs
-    O(N log N).
+    The second tensor is False where no key of the group takes part. Keys and queries are sorted together: O(N log N).
     """
     keys = positions.key_times.shape[-1]
     times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()

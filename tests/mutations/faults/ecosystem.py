@@ -116,6 +116,12 @@ MODELS = [
              "values that stay are turned into the frame", "nn/test_cache.py"),
     Mutation("ops/cpu/kernels/enter.h", "= norm + sum(total)", "= norm",
              "norms of keys lack whole registers", "nn/test_cache.py"),
+    Mutation("ops/cpu/kernels/step.h", "- KEY_BLOCK - task.p.keys", "- KEY_BLOCK - task.p.keys - 1",
+             "a decoded token reads the prior one lag off", "nn/test_step.py"),
+    Mutation("ops/cpu/kernels/step.h", "if (!step.enter.turn_values) return;", "",
+             "estimates of values that stay are turned", "nn/test_step.py"),
+    Mutation("nn/cache_layer.py", "shape[-1] <= self.get_seq_length()", "shape[-1] < self.get_seq_length()",
+             "a decoded token reads behind the lag tables", "nn/test_step.py"),
     Mutation("nn/cache.py", "copy.deepcopy(self.__dict__, memo)", "copy.deepcopy(self.__getstate__(), memo)",
              "a copy of a cache serves any model", "models/test_generation.py"),
 ]  # fmt: skip

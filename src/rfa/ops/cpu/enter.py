@@ -8,6 +8,9 @@ from torch import Tensor
 
 from .library import Strided, run_kernel
 
+State = Float[Tensor, "batch heads length channels"]
+States = tuple[State, State, State]  # query, key and value
+
 _PARALLEL = 2**15  # numbers of states, from which threads share them
 
 
@@ -21,9 +24,7 @@ class EnterProblem(ctypes.Structure):
 
 
 def enter(
-    query: Float[Tensor, "batch heads length channels"],
-    key: Float[Tensor, "batch heads length channels"],
-    value: Float[Tensor, "batch heads length channels"],
+    states: States,
     phases: tuple[Float[Tensor, "b heads length modes"], Float[Tensor, "b heads length modes"]],
     room: tuple[Tensor, Tensor, Tensor],
     turn_values: bool,
@@ -31,7 +32,7 @@ def enter(
     """Turn states by `exp(-i omega t)`, and write keys, values and `|k|^2` where they stay.
 
     Args:
-        query, key, value: states in float32 whose channels are contiguous.
+        states: query, key and value in float32 whose channels are contiguous.
         phases: cosine and sine at the tokens, in float32.
         room: for keys, values `(batch, heads, length, channels)` and norms `(batch, heads, length)`; written.
         turn_values: whether values are turned too.
@@ -39,9 +40,21 @@ def enter(
     Returns:
         The query in the frame.
     """
-    turned, threads = torch.empty_like(query), torch.get_num_threads()
-    keys, values, norms = room
-    states = (Strided.of(state) for state in (query, key, value, turned, keys, values, *phases, norms.unsqueeze(-1)))
-    threads = threads if query.numel() >= _PARALLEL else 1
-    run_kernel("enter", EnterProblem(*query.shape, turn_values, threads, *states))
+    turned = torch.empty_like(states[0])
+    threads = torch.get_num_threads() if turned.numel() >= _PARALLEL else 1
+    run_kernel("enter", enter_problem(states, phases, turned, room, turn_values, threads))
     return turned
+
+
+def enter_problem(
+    states: States,
+    phases: tuple[Tensor, Tensor],
+    turned: Tensor,
+    room: tuple[Tensor, Tensor, Tensor],
+    turn_values: bool,
+    threads: int,
+) -> EnterProblem:
+    """The arguments of `enter` for C++; the query goes to `turned`."""
+    keys, values, norms = room
+    tensors = (*states, turned, keys, values, *phases, norms.unsqueeze(-1))
+    return EnterProblem(*states[0].shape, turn_values, threads, *map(Strided.of, tensors))

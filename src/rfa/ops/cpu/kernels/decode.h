@@ -68,6 +68,7 @@ template <int64_t SCORE, class Prior> class Decode {
     }
     float* out = p.out.at(task_.b, task_.h, i);
     for (int64_t c = 0; c < p.value_channels; c++) out[c] = total == 0.0f ? 0.0f : out_[c] / total;
+    if (!p.log_sum) return;
     p.log_sum[task_.row_index() * p.queries + i] = total == 0.0f ? -INFINITY : most + std::log2(static_cast<double>(total));
   }
 

@@ -24,7 +24,7 @@ struct Problem {
   int64_t causal, score_kind, gate, turned, rotate_values, threads, slices;
   States query, key, value, out;
   Phases key_cos, key_sin, query_cos, query_sin;
-  double* log_sum;        // (batch, heads, queries)
+  double* log_sum;        // (batch, heads, queries), or null in a decoder's step
   const float* scalars;   // (1 or 6, heads)
   const float* bound;     // (heads,)
   const float* tables;    // (3, heads, lags) or null

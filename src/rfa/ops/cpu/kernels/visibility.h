@@ -18,6 +18,7 @@ class Visibility {
   explicit Visibility(const Task& task)
       : keys_(task.p.keys), queries_(task.p.queries), causal_(task.p.causal), query_times_(task.query_times()) {
     const int64_t padded = round_up(keys_, KEY_BLOCK);
+    if (!causal_ && !task.p.key_groups) return;  // all keys are seen
     times_.assign(padded, INFINITY);
     std::copy_n(task.key_times(), keys_, times_.begin());
     if (task.p.key_groups) {
@@ -30,6 +31,11 @@ class Visibility {
 
   // The keys that rows [first, first + n) see in the block that starts at `start`.
   VisibleKeys look(int64_t first, int64_t n, int64_t start) const {
+    int64_t seen = std::min(KEY_BLOCK, keys_ - start);
+    if (blocks_.empty()) {
+      if (seen == KEY_BLOCK) return {KEY_BLOCK, KEY_BLOCK};
+      return {round_up(seen, COLUMNS), seen / LANES * LANES};
+    }
     const Extremes& block = blocks_[start / KEY_BLOCK];
     const int64_t last = std::min(first + n, queries_);
     double earliest = INFINITY, latest = -INFINITY;
@@ -47,7 +53,6 @@ class Visibility {
       if (block.most < low || block.least > high) return {0, 0};
       whole = whole && block.clean && block.least == block.most && low == high;
     }
-    int64_t seen = std::min(KEY_BLOCK, keys_ - start);
     if (causal_) {
       if (block.first > latest) return {0, 0};
       while (seen > 0 && times_[start + seen - 1] > latest) seen--;
@@ -70,8 +75,8 @@ class Visibility {
   // All bits set where query i sees key start + j, for the keys that are not clear.
   void mask(int64_t i, int64_t start, VisibleKeys seen, int32_t* out) const {
     i = std::min(i, queries_ - 1);
-    const double time = causal_ ? query_times_[i] : INFINITY;
-    for (int64_t j = seen.clear; j < seen.keys; j++) out[j] = -static_cast<int32_t>(times_[start + j] <= time);
+    for (int64_t j = seen.clear; j < seen.keys; j++)
+      out[j] = -static_cast<int32_t>(!causal_ || times_[start + j] <= query_times_[i]);
     for (int64_t j = std::max(seen.clear, keys_ - start); j < seen.keys; j++) out[j] = 0;
     if (query_groups_)
       for (int64_t j = seen.clear; j < seen.keys; j++)
@@ -107,7 +112,7 @@ class Visibility {
   const int32_t* query_groups_ = nullptr;
   std::vector<double> times_;
   std::vector<int32_t> groups_;
-  std::vector<Extremes> blocks_;
+  std::vector<Extremes> blocks_;  // empty where all keys are seen
 };
 
 // Whether the queries see a block that has not decayed. Only then has a decayed block no effect on their estimate.

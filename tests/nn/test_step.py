@@ -1,0 +1,115 @@
+"""One call of compiled code decodes a token as PyTorch's operators do, and says where it does not serve."""
+
+import pytest
+import torch
+
+from rfa.nn import FilterCache, RobustFilterAttention
+from rfa.ops.cpu import step as compiled
+
+from .by_hand import perturb
+from .cached import IRREGULAR
+
+HEADS, MODES = 3, 18  # channels that are not whole registers
+LAYERS = {
+    "defaults": {},
+    "values stay": {"rotate_values": False},
+    "exponential": {"weight": "exponential"},
+    "riccati": {"prior": "riccati", "innovation": False},
+    "groups": {"num_key_value_heads": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def without_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """How many tokens the compiled step has decoded."""
+    calls, run = [], compiled.run_kernel
+    monkeypatch.setattr(compiled, "run_kernel", lambda *arguments: (calls.append(arguments), run(*arguments)))
+    return calls
+
+
+def build(**options):
+    torch.manual_seed(3)
+    layer = RobustFilterAttention(HEADS * MODES, HEADS, **options)
+    perturb(layer)
+    return layer.eval()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_tokens_are_those_of_pytorch(name, steps):
+    """140 tokens: over the first room of the cache, a first block of keys, and the lags of two tables."""
+    layer, plain = build(**LAYERS[name]), build(**LAYERS[name], backend="reference")
+    x = torch.randn(2, 140, HEADS * MODES)
+    cache = FilterCache()
+    pieces = [layer(x[:, :30], past_key_values=cache)]
+    pieces += [layer(x[:, i : i + 1], past_key_values=cache) for i in range(30, 140)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), plain(x), rtol=1e-4, atol=1e-5)  # sums of 140 in float32
+    assert len(steps) == 110 - 2  # all but the first tokens that need longer tables
+
+
+def test_it_follows_changes_of_the_cache(steps):
+    """Fewer tokens, other rows, and tokens of another way in between."""
+    layer, plain = build(), build(backend="reference")
+    x = torch.randn(3, 20, HEADS * MODES)
+    cache, reference = FilterCache(), FilterCache()
+    for each, model in ((cache, layer), (reference, plain)):
+        model(x[:, :8], past_key_values=each)
+        model(x[:, 8:9], past_key_values=each)
+        each.crop(-2)
+        each.reorder_cache(torch.tensor([2, 0, 1]))
+        model(x[:, 9:12], past_key_values=each)
+        each.batch_select_indices(torch.tensor([0, 2]))
+    last = x[:2, 12:13]
+    expected = plain(last, past_key_values=reference)
+    before = len(steps)
+    torch.testing.assert_close(layer(last, past_key_values=cache), expected, rtol=1e-4, atol=1e-5)
+    assert len(steps) == before + 1
+    expected = r"^past_key_values: got keys of batch 2, .* expected batch 1"
+    with pytest.raises(ValueError, match=expected):
+        layer(last[:1], past_key_values=cache)
+
+
+OTHERS = {
+    "horizon": ({"horizon": 0.7}, {}),
+    "log precision": ({"step": "precision"}, {}),
+    "clock": ({"prior": "riccati", "clock": "content"}, {}),
+    "routing": ({"aggregation": "routing"}, {}),
+    "reference": ({"backend": "reference"}, {}),
+    "times": ({}, {"times": IRREGULAR[:9]}),
+    "mask": ({}, {"key_mask": torch.arange(9)[None] != 4}),
+    "segments": ({}, {"segment_ids": torch.ones(1, 9, dtype=torch.long)}),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_elsewhere_the_operator_decodes(name, steps):
+    options, given = OTHERS[name]
+    layer, x = build(**options), torch.randn(1, 9, HEADS * MODES)
+
+    def until(end):
+        return {key: value[..., :end] for key, value in given.items()}
+
+    cache = FilterCache()
+    pieces = [layer(x[:, :7], past_key_values=cache, **until(7))]
+    pieces += [layer(x[:, i : i + 1], past_key_values=cache, **until(i + 1)) for i in (7, 8)]
+    torch.testing.assert_close(torch.cat(pieces, dim=1), layer(x, **given), rtol=1e-4, atol=1e-5)
+    assert not steps
+
+
+def test_dropout_is_the_operators(steps):
+    layer, x = build(dropout=0.5, backend="reference").train(), torch.randn(1, 8, HEADS * MODES)
+    layer.backend = "auto"
+    cache = FilterCache()
+    layer(x[:, :7], past_key_values=cache)
+    layer.eval()(x[:, 7:], past_key_values=cache)
+    layer.train()
+    outs = []
+    for _ in range(2):
+        outs.append(layer(x[:, 7:], past_key_values=cache))
+        cache.crop(-1)
+    assert not torch.equal(*outs)
