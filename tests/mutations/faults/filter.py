@@ -80,7 +80,7 @@ KERNELS = [
              "rows far below the bound underflow", "ops/cpu/test_random.py"),
     Mutation("ops/cpu/kernels/forward.h", "if (!safe[i]) rows_[i].offset", "rows_[i].offset",
              "an outlier changes its neighbours' digits", "ops/cpu/test_underflow.py"),
-    Mutation("ops/cpu/kernels/visibility.h", "times_[start + j] <= query_times_[i]);", "times_[start + j] < query_times_[i]);",
+    Mutation("ops/cpu/kernels/visibility.h", "+ j] <= query_times_[i]);", "+ j] < query_times_[i]);",
              "a query does not see the key of its own time", "ops/test_filter_attention_values.py"),
     Mutation("ops/cpu/kernels/visibility.h", "block.last <= earliest", "block.last <= latest",
              "a whole block is seen though its last keys lie ahead",
