@@ -1,10 +1,13 @@
 """The build of a wheel with compiled kernels, on request: `HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 python -m build`.
 
+A wheel that is built in a checkout names its commit, and results made with it name that too.
+
 Without the request the wheel is the same for all machines, and compiles its kernels on first use.
 """
 
 import importlib.util
 import platform
+import subprocess
 import sysconfig
 import tempfile
 from pathlib import Path
@@ -35,6 +38,11 @@ class Kernels(BuildHookInterface):
                 kernels = source / package / "kernels"
                 made.write_bytes(compiler.compile_library(compiler.find_compiler(), kernels, made.parent, target))
                 build_data["force_include"][str(made)] = f"{package}/prebuilt/{target}.so"
+        commit = _commit(Path(self.root))
+        if commit:
+            named = Path(self.scratch.name, "commit.txt")
+            named.write_text(f"{commit}\n")
+            build_data["force_include"][str(named)] = "rfa/commit.txt"  # `rfa.training.environment` reads it
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"
 
@@ -42,6 +50,17 @@ class Kernels(BuildHookInterface):
         """Remove what was compiled."""
         if hasattr(self, "scratch"):
             self.scratch.cleanup()
+
+
+def _commit(root: Path) -> str | None:
+    """The commit of a checkout, with `-dirty` if its source differs; None outside of one."""
+    if not (root / ".git").exists():
+        return None
+    head, changes = (
+        subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True).stdout.strip()
+        for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "src"))
+    )
+    return f"{head}-dirty" if head and changes else head or None
 
 
 def _load(path: Path) -> Any:

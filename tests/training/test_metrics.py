@@ -18,7 +18,7 @@ from rfa.evaluation import perplexities
 from rfa.models import RFAForCausalLM
 from rfa.training import RunFolder, TrainingSpec, resume, train
 from rfa.training.callbacks import read_metrics
-from rfa.training.environment import _commit
+from rfa.training.environment import _commit, _commit_of_wheel
 from training.runs import MODEL, at_step, tiny_spec, write_corpus
 
 DYNAMICS = {
@@ -190,3 +190,10 @@ def test_the_commit_is_the_checkouts_own(tmp_path):
     assert _commit(tmp_path) == f"{head}-dirty"
     (tmp_path / "venv").mkdir()
     assert _commit(tmp_path / "venv") is None
+
+
+def test_a_wheel_names_the_commit_that_it_was_built_at(tmp_path):
+    """hatch_build.py writes the file; without it the commit is unknown."""
+    assert _commit_of_wheel(tmp_path) is None
+    (tmp_path / "commit.txt").write_text("0123abcd\n")
+    assert _commit_of_wheel(tmp_path) == "0123abcd"

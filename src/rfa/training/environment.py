@@ -54,9 +54,12 @@ def _accelerated() -> dict[str, Any]:
 
 
 def _commit(checkout: Path) -> str | None:
-    """The commit of a source checkout, with `-dirty` if files differ from it; None for an installed package."""
+    """The commit of a source checkout, or of the one that a wheel was built in; None where neither is known.
+
+    `-dirty` follows if the source differs from it.
+    """
     if not (checkout / ".git").exists():  # git would report the commit of an unrelated repository around it
-        return None
+        return _commit_of_wheel(Path(rfa.version.__file__).parent)
     try:
         head, changes = (
             subprocess.run(
@@ -67,3 +70,11 @@ def _commit(checkout: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-dirty" if changes else head
+
+
+def _commit_of_wheel(package: Path) -> str | None:
+    """What hatch_build.py wrote into the wheel."""
+    try:
+        return (package / "commit.txt").read_text().strip() or None
+    except OSError:
+        return None
