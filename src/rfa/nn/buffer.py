@@ -33,11 +33,11 @@ class Buffer:
 
     def fits(self, new: Tensor) -> bool:
         """Whether `new` differs from the entries so far, if there are any, in nothing but their number."""
-        held = self._storage
+        held, dim = self._storage, self.dim
         if held is None or not self.length:
             return True
-        shapes = [x.shape[: self.dim] + x.shape[self.dim + 1 :] for x in (held, new)]
-        return shapes[0] == shapes[1] and held.dtype == new.dtype and held.device == new.device
+        alike = held.shape[:dim] == new.shape[:dim] and held.shape[dim + 1 :] == new.shape[dim + 1 :]
+        return alike and held.dtype == new.dtype and held.device == new.device
 
     def append(self, new: Tensor) -> Tensor:
         """Write `new` behind the other entries, and return all of them; at first that is `new` itself.
@@ -61,6 +61,11 @@ class Buffer:
         Raises:
             ValueError: for more entries than there is room for.
         """
+        start = self.length
+        return self.lengthen(shape, like).narrow(self.dim, start, shape[self.dim])
+
+    def lengthen(self, shape: Sequence[int], like: Tensor) -> Tensor:
+        """As `extend`, but all of the storage: entries, the new ones to be written behind them, and spare room."""
         start, length = self.length, self.length + shape[self.dim]
         self._check_room(length)
         storage = self._storage
@@ -72,7 +77,7 @@ class Buffer:
         if not (self._owned and same_mode and length <= storage.shape[self.dim]):
             storage, self._owned = self._with_room(storage.narrow(self.dim, 0, start), length), True
         self._storage, self.length = storage, length
-        return storage.narrow(self.dim, start, length - start)
+        return storage
 
     def _check_room(self, length: int) -> None:
         if self.room is not None and length > self.room:

@@ -90,8 +90,11 @@ class FilterLayer(CacheLayerMixin):
             states = torch.stack((query, key, value) if turn_values else (query, key))
             query, key, *turned = turns.backward(states).unbind()
             return query, *self.update(key, turned[0] if turn_values else value)
-        room = self._room(key, value)
-        query = compiled.enter((query, key, value), turns.phases(), room, turn_values)
+        self._check_fit(key, value)
+        room = [self._keys.extend(key.shape, key), self._values.extend(value.shape, value)]
+        room.append(self._key_norms.extend(key.shape[:3], key))
+        query = compiled.enter((query, key, value), turns, room, turn_values)
+        self.decoding.key_norm = self._key_norms.filled
         return query, cast(Tensor, self.keys), cast(Tensor, self.values)
 
     def step(
@@ -115,17 +118,11 @@ class FilterLayer(CacheLayerMixin):
         compiled = compiled_decoding(backend, query, key, value)
         if compiled is None:
             return None
-        room = self._room(key, value)
-        cached = self.keys, self.values, self.key_norms
-        states, turn_values = (query, key, value), options.rotate_values
-        return compiled.step(states, turns.phases(), room, cached, self.decoding, options.weight, turn_values)
-
-    def _room(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Room in the cache for new keys, values and norms, which the caller writes."""
         self._check_fit(key, value)
-        norms = self._key_norms.extend(key.shape[:3], key)
-        self.decoding.key_norm = self._key_norms.filled
-        return self._keys.extend(key.shape, key), self._values.extend(value.shape, value), norms
+        cache = [self._keys.lengthen(key.shape, key), self._values.lengthen(value.shape, value)]
+        cache.append(self._key_norms.lengthen(key.shape[:3], key))
+        states, prior = (query, key, value), self.decoding
+        return compiled.step(states, turns, cache, self._keys.length, prior, options.weight, options.rotate_values)
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

@@ -34,11 +34,6 @@ class Turns(NamedTuple):
         """`exp(-i omega t) x`, which brings states into the common frame."""
         return self._applied(states, torch.sub)
 
-    def phases(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine, `(b, heads, length, d)`."""
-        modes = self.cos.shape[-1] // 2
-        return self.cos[..., :modes], self.sin[..., modes:]
-
     def _applied(self, states: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         x = states.to(self.cos.dtype)
         return combine(x * self.cos, x.roll(x.shape[-1] // 2, -1) * self.sin).to(states.dtype)

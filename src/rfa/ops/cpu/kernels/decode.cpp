@@ -10,8 +10,8 @@ int rfa_enter(const rfa::EnterProblem* p) {
   return rfa::run_tasks(p->batch * p->heads, p->threads, [&](int64_t index) { rfa::enter_head(*p, index); });
 }
 int rfa_step(const rfa::StepProblem* p) {
-  const rfa::Problem attention = rfa::attention_of(*p);
-  const int64_t heads = attention.batch * attention.heads;
-  return rfa::run_tasks(heads, p->enter.threads, [&](int64_t index) { rfa::step_head(*p, attention, index); });
+  const rfa::EnterProblem enter = p->enter();
+  const rfa::Problem attention = p->attention();
+  return rfa::run_tasks(p->batch * p->heads, p->threads, [&](int64_t index) { rfa::step_head(*p, enter, attention, index); });
 }
 }

@@ -6,11 +6,28 @@
 namespace rfa {
 
 struct StepProblem {
-  EnterProblem enter;  // the new token's; the turned query goes where the estimate will be
-  int64_t keys, score_kind, lags;
-  States cached_keys, cached_values;  // (batch, heads, keys, channels), the new ones their last
-  Phases cached_norms;                // (batch, heads, 1, keys)
-  const float *tables, *scalars;      // (3, heads, lags), mirrored: lag 0 stands KEY_BLOCK before the end; (1, heads)
+  int64_t batch, heads, keys, channels, score_kind, turn_values, threads, lags;  // keys: the new one included
+  States query, key, value, out;   // of the token; as they were projected
+  States keys_of_cache, values_of_cache, norms_of_cache;
+  Phases cos, sin;                 // as in EnterProblem
+  const float *tables, *coefficient;  // (3, heads, lags), mirrored: lag 0 stands KEY_BLOCK before the end; (heads,)
+
+  EnterProblem enter() const {
+    const auto last = [this](States x) { return States{x.data + (keys - 1) * x.row, x.batch, x.head, x.row}; };
+    return {batch, heads, 1, channels, turn_values, 1, query, key, value, out,
+            last(keys_of_cache), last(values_of_cache), last(norms_of_cache), cos, sin};
+  }
+
+  // The query is read from `out`, in the frame, before its estimate is written there.
+  Problem attention() const {
+    Problem p{};
+    p.batch = batch, p.heads = heads, p.queries = p.slices = 1, p.keys = keys;
+    p.channels = p.value_channels = channels;
+    p.query = p.out = out, p.key = keys_of_cache, p.value = values_of_cache;
+    p.key_norm = {norms_of_cache.data, norms_of_cache.batch, norms_of_cache.head, 0};
+    p.tables = tables, p.scalars = coefficient, p.lags = lags;
+    return p;
+  }
 };
 
 // The prior of the last query: its row of a mirrored table is consecutive already, and nothing is copied.
@@ -30,26 +47,15 @@ class LastRow {
   int64_t table_;
 };
 
-// A decoder's attention to the cache.
-static inline Problem attention_of(const StepProblem& step) {
-  const EnterProblem& enter = step.enter;
-  Problem p{};
-  p.batch = enter.batch, p.heads = enter.heads, p.queries = p.slices = 1, p.keys = step.keys;
-  p.channels = p.value_channels = enter.channels;
-  p.query = p.out = enter.new_query;  // a query is read before its estimate is written
-  p.key = step.cached_keys, p.value = step.cached_values, p.key_norm = step.cached_norms;
-  p.tables = step.tables, p.scalars = step.scalars, p.lags = step.lags;
-  return p;
-}
-
-static inline void step_head(const StepProblem& step, const Problem& attention, int64_t index) {
-  enter_head(step.enter, index);
+// The decoder's step of one head of one sample.
+static inline void step_head(const StepProblem& p, const EnterProblem& enter, const Problem& attention, int64_t index) {
+  enter_head(enter, index);
   const Task task(attention, index);
-  if (step.score_kind == STUDENT_T) Decode<STUDENT_T, LastRow>(task).run();
+  if (p.score_kind == STUDENT_T) Decode<STUDENT_T, LastRow>(task).run();
   else Decode<EXPONENTIAL, LastRow>(task).run();
-  if (!step.enter.turn_values) return;
-  float* out = attention.out.at(task.b, task.h);
-  turn(out, step.enter.cos.at(task.b, task.h), step.enter.sin.at(task.b, task.h), 1.0f, out, attention.channels);
+  if (!p.turn_values) return;
+  float* out = p.out.at(task.b, task.h);
+  turn(out, p.cos.at(task.b, task.h), p.sin.at(task.b, task.h) + p.channels / 2, 1.0f, out, p.channels);
 }
 
 }  // namespace rfa
