@@ -135,9 +135,18 @@ def riccati_log_gain(
     half = 0.5 * (root - contraction / root)
     sign = torch.where(half < 0, -1.0, 1.0)
     # asinh, whose gradient in PyTorch squares its argument
-    logit = 0.5 * log_g + sign * (sign * half + torch.hypot(half, torch.ones_like(half))).log()
+    logit = 0.5 * log_g + sign * (sign * half + _hypot_of_one(half)).log()
     zero = torch.zeros_like(logit)
     return -torch.logaddexp(zero, -logit), -torch.logaddexp(zero, logit)
+
+
+def _hypot_of_one(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """`sqrt(x^2 + 1)`, also where the square would overflow."""
+    if not torch.compiler.is_exporting():
+        return torch.hypot(x, torch.ones_like(x))
+    size = x.abs()  # ONNX has no `hypot`
+    larger = size.clamp(min=1.0)
+    return larger * (1.0 + (size.clamp(max=1.0) / larger).square()).sqrt()
 
 
 class TimeDependentNoise(NamedTuple):

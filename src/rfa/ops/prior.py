@@ -272,7 +272,10 @@ def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
 
     The second tensor is False where no key of the group takes part. Keys and queries are sorted together: O(N log N).
     """
-    keys = positions.key_times.shape[-1]
+    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+    if positions.uniform and positions.key_groups is None:  # the queries stand at the last keys
+        last = torch.arange(keys - queries, keys, device=positions.key_times.device)[None]
+        return last, torch.ones_like(last, dtype=torch.bool)
     times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
     groups = (x for x in (positions.key_groups, positions.query_groups) if x is not None)
     (batch,) = torch.broadcast_shapes(times.shape[:1], *(x.shape[:1] for x in groups))
