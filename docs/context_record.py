@@ -91,7 +91,8 @@ def chosen(runs: list[dict[str, Any]]) -> Run:
 
 def _named(run: Run) -> str:
     of = run["setting"]
-    return f"{of['text']}, {of['vocabulary']:,}, {of['layers']} layers, d {of['hidden_size']}, {of['length']}, {of['steps']:,} steps"
+    sizes = f"{of['vocabulary']:,}, {of['layers']} layers, d {of['hidden_size']}, {of['length']}"
+    return f"{of['text']}, {sizes}, {of['steps']:,} steps"
 
 
 def losses(runs: list[dict[str, Any]]) -> Table:

@@ -15,7 +15,8 @@ import torch
 import rfa
 
 SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["auto_classes", "files", "checks", "progress", "dynamics", "ops", "nn", "models", "integrations", "parallel"]
+ORDER = ["auto_classes", "commit", "files", "checks", "progress"]
+ORDER += ["dynamics", "ops", "nn", "models", "integrations", "parallel"]
 ORDER += ["estimation", "data", "training", "results", "evaluation", "export", "report", "experiments", "bench"]
 ORDER += ["cli", "__main__"]
 LONGEST_FILE = 300

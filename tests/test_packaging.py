@@ -1,11 +1,14 @@
 """The source distribution, and what the tests need beside it."""
 
 import re
+import subprocess
 import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from rfa.commit import source_commit
 
 ROOT = Path(__file__).parents[1]
 
@@ -27,9 +30,45 @@ def test_a_wheel_of_the_source_distribution_is_that_of_the_checkout(tmp_path):
         for source, name in ((ROOT, "checkout"), (unpacked, "sdist"))
     )
     with zipfile.ZipFile(ours) as checkout, zipfile.ZipFile(theirs) as sdist:
-        assert {each.filename: each.CRC for each in checkout.infolist()} == {
-            each.filename: each.CRC for each in sdist.infolist()
-        }
+        named = [each for each in checkout.namelist() if each.endswith("commit.txt")]
+        commit = source_commit(ROOT / "src" / "rfa")
+        assert named == ([] if commit is None else ["rfa/commit.txt"])
+        assert [checkout.read(each).decode().strip() for each in named] == [commit] * len(named)
+        assert contents(checkout) == contents(sdist)
+
+
+def contents(wheel):
+    """The bytes of each file by its name; the list of files is compared without its order."""
+    found = {name: wheel.read(name) for name in wheel.namelist()}
+    (record,) = (name for name in found if name.endswith("RECORD"))
+    return {**found, record: b"".join(sorted(found[record].splitlines()))}
+
+
+def git(folder, *command):
+    given = ["git", "-C", folder, "-c", "user.name=a", "-c", "user.email=a@b.c", *command]
+    return subprocess.run(given, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_the_commit_is_the_checkouts_own_or_the_one_it_was_built_at(tmp_path, monkeypatch):
+    """None inside another repository; marked where the source differs from the commit."""
+    package = tmp_path / "src" / "rfa"
+    package.mkdir(parents=True)
+    assert source_commit(package) is None
+    git(tmp_path, "init", "-q")
+    (package / "a.py").write_text("")
+    git(tmp_path, "add", "-A")
+    git(tmp_path, "commit", "-qm", "first")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert source_commit(package) == head
+    (package / "a.py").write_text("changed")
+    assert source_commit(package) == f"{head}-dirty"
+    installed = tmp_path / "venv" / "site-packages" / "rfa"
+    installed.mkdir(parents=True)
+    assert source_commit(installed) is None
+    (installed / "commit.txt").write_text("0123abcd\n")
+    assert source_commit(installed) == "0123abcd"
+    monkeypatch.setenv("PATH", "")  # no git
+    assert source_commit(package) is None
 
 
 def test_packages_without_which_tests_are_skipped_are_listed():

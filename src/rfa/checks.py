@@ -1,4 +1,7 @@
-"""Checks of arguments and of what is installed, for all folders. A message says what was given and what is expected."""
+"""Checks of arguments, of what is installed and of what runs, for all folders.
+
+A message says what was given and what is expected.
+"""
 
 import importlib.util
 from typing import TYPE_CHECKING, Any
@@ -42,6 +45,13 @@ def check_fields(kind: "TypeAdapter[Any]", content: object) -> None:
         first, *others = error.errors(include_url=False)
         entry, more = ".".join(map(str, first["loc"])), f", and {len(others)} more faults" if others else ""
         raise ValueError(f"{entry}: {first['msg']}{more}") from error
+
+
+def exported() -> bool:
+    """Whether a program is being exported, which must serve longer sequences than its example's too."""
+    import torch
+
+    return getattr(torch.compiler, "is_exporting", bool)()  # PyTorch 2.6 lacks it
 
 
 def installed(module: str) -> bool:

@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
+from transformers.distributed import DistributedConfig
 
 from rfa.models import RFAConfig, RFAForCausalLM, RFATimeSeriesConfig
 from rfa.version import __version__
@@ -67,9 +68,18 @@ def test_a_head_that_is_missing(tmp_path, tied):
             RFAForCausalLM.from_pretrained(tmp_path, tie_word_embeddings=False)
 
 
-def test_a_plan_of_tensor_parallel_is_not_ignored(folder):
-    with pytest.raises(ValueError, match=r"^tp_plan: got 'auto', expected None: rfa.parallel.tensor_parallel"):
-        AutoModelForCausalLM.from_pretrained(folder, tp_plan="auto")
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tp_plan": "auto"},
+        {"tp_size": 2},
+        {"distributed_config": DistributedConfig(tp_plan={"model.embed_tokens": "rowwise"})},
+        {"distributed_config": DistributedConfig(tp_size=1)},
+    ],
+)
+def test_a_plan_of_tensor_parallel_is_not_ignored(folder, given):
+    with pytest.raises(ValueError, match=r"^tp_\w+: got .*, expected None: rfa.parallel.tensor_parallel"):
+        AutoModelForCausalLM.from_pretrained(folder, **given)
 
 
 def test_a_head_that_is_not_this_one(folder):

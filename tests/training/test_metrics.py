@@ -18,7 +18,6 @@ from rfa.evaluation import perplexities
 from rfa.models import RFAForCausalLM
 from rfa.training import RunFolder, TrainingSpec, resume, train
 from rfa.training.callbacks import read_metrics
-from rfa.training.environment import _commit, _commit_of_wheel
 from training.runs import MODEL, at_step, tiny_spec, write_corpus
 
 DYNAMICS = {
@@ -170,30 +169,3 @@ def test_record(finished, corpus):
     assert result["parameters"] == sum(p.numel() for p in model.parameters())
     assert result["valid_perplexity"] == pytest.approx(np.exp(result["valid_loss"]))
     assert result["valid_loss"] == read_metrics(RunFolder(finished))[-1]["valid_loss"]
-
-
-def test_the_commit_is_the_checkouts_own(tmp_path):
-    """None for a package installed inside another repository; marked where the source differs from the commit."""
-
-    def git(*command):
-        return subprocess.run(["git", "-C", tmp_path, *command], capture_output=True, text=True, check=True).stdout
-
-    assert _commit(tmp_path) is None
-    git("init", "-q")
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.py").write_text("")
-    git("add", "-A")
-    git("-c", "user.name=a", "-c", "user.email=a@b.c", "commit", "-qm", "first")
-    head = git("rev-parse", "HEAD").strip()
-    assert _commit(tmp_path) == head
-    (tmp_path / "src" / "a.py").write_text("changed")
-    assert _commit(tmp_path) == f"{head}-dirty"
-    (tmp_path / "venv").mkdir()
-    assert _commit(tmp_path / "venv") is None
-
-
-def test_a_wheel_names_the_commit_that_it_was_built_at(tmp_path):
-    """hatch_build.py writes the file; without it the commit is unknown."""
-    assert _commit_of_wheel(tmp_path) is None
-    (tmp_path / "commit.txt").write_text("0123abcd\n")
-    assert _commit_of_wheel(tmp_path) == "0123abcd"

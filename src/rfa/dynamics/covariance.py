@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import exported
+
 from .integrals import unit_decay_integral
 from .transition import decay_kernel, time_dtype
 
@@ -142,7 +144,7 @@ def riccati_log_gain(
 
 def _hypot_of_one(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """`sqrt(x^2 + 1)`, also where the square would overflow."""
-    if not torch.compiler.is_exporting():
+    if not exported():
         return torch.hypot(x, torch.ones_like(x))
     size = x.abs()  # ONNX has no `hypot`
     larger = size.clamp(min=1.0)

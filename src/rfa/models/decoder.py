@@ -138,13 +138,13 @@ class RFAPreTrainedModel(PreTrainedModel):
         `tie_word_embeddings=False` the head of a checkpoint with a tied one begins as the embedding.
 
         Raises:
-            ValueError: for `tp_plan`, which the models do not have. Where other parameters are missing, or there are
-                others: transformers would draw the missing ones at random with a warning. With `output_loading_info`
-                the caller judges.
+            ValueError: for a `tp_plan` or `tp_size`, also of a `distributed_config`: the models have none. Where other
+                parameters are missing, or there are others: transformers would draw the missing ones at random with a
+                warning. With `output_loading_info` the caller judges.
         """
         for name in ("tp_plan", "tp_size"):
-            expected = "None: rfa.parallel.tensor_parallel shares the heads"
-            require(kwargs.get(name) is None, name, kwargs.get(name), expected)
+            for given in (kwargs.get(name), getattr(kwargs.get("distributed_config"), name, None)):
+                require(given is None, name, given, "None: rfa.parallel.tensor_parallel shares the heads")
         loaded = cast(Any, super()).from_pretrained(*args, output_loading_info=True, **kwargs)
         if output_loading_info:
             return loaded

@@ -97,7 +97,7 @@ class FilterLayer(CacheLayerMixin):
         self.decoding.key_norm = self._key_norms.filled
         return query, cast(Tensor, self.keys), cast(Tensor, self.values)
 
-    def step(
+    def decode_token(
         self,
         query: Float[Tensor, "batch heads length channels"],
         key: Float[Tensor, "batch heads length channels"],
@@ -119,10 +119,10 @@ class FilterLayer(CacheLayerMixin):
         if compiled is None:
             return None
         self._check_fit(key, value)
-        cache = [self._keys.lengthen(key.shape, key), self._values.lengthen(value.shape, value)]
-        cache.append(self._key_norms.lengthen(key.shape[:3], key))
-        states, prior = (query, key, value), self.decoding
-        return compiled.step(states, turns, cache, self._keys.length, prior, options.weight, options.rotate_values)
+        storages = [self._keys.lengthen(key.shape, key), self._values.lengthen(value.shape, value)]
+        storages.append(self._key_norms.lengthen(key.shape[:3], key))
+        kind = options.weight, options.rotate_values
+        return compiled.decode_token((query, key, value), turns, storages, self._keys.length, self.decoding, *kind)
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object

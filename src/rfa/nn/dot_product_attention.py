@@ -7,12 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import exported, require
 from rfa.dynamics import riccati_log_gain, rotation_of_heads, turn
 from rfa.ops.channel_gates import channel_gated_attention
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
-from rfa.ops.transforms import exported, scaled_dot_product_attention
+from rfa.ops.transforms import scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer

@@ -196,7 +196,7 @@ class RobustFilterAttention(Attention):
         turns = cached.turns.at(frequency, positions, torch.promote_types(query.dtype, torch.float32))
         options = self._options()
         if "horizon" not in dynamics and self.aggregation == "consensus":
-            estimate = cached.step(query, key, value, turns, positions, options, self.backend)
+            estimate = cached.decode_token(query, key, value, turns, positions, options, self.backend)
             if estimate is not None:
                 return estimate
         query, keys, values = cached.enter(query, key, value, turns, self.rotate_values, self.backend)

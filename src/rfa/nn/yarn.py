@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rfa.checks import exported
 from rfa.dynamics import time_dtype, turn
 from rfa.ops.positions import Positions
-from rfa.ops.transforms import exported, readable
+from rfa.ops.transforms import readable
 
 FAST, SLOW = 32, 1  # turns within the training length, above which a mode stays and below which it is interpolated
 TEMPERATURE = 0.1

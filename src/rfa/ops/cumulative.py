@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rfa.checks import exported
 from rfa.dynamics import accumulated_variance, time_dtype
 
 from .positions import Positions, by_group, token_groups
-from .transforms import exported
 
 
 def linear_scan(factor: Tensor, term: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Compiled code for what a decoder does with new states, where a backend has it."""
+"""Which compiled code serves the new tokens of a decoder. Caches ask here, as the operators ask `backends.py`.
+
+It stands alone because its functions write into a cache, which no backend of the operators does.
+"""
 
 import functools
 from collections.abc import Callable
@@ -8,36 +11,39 @@ import torch
 from torch import Tensor
 
 from .backends import missing
-from .transforms import transformed
+from .transforms import readable, transformed
 from .weights import recording
 
 
 class CompiledDecoding(NamedTuple):
-    """How new states go into a cache.
+    """What compiled code does with new tokens; see `rfa.ops.cpu.decoding`.
 
     Fields:
-        enter: turns states and writes them into the cache; see `rfa.ops.cpu.enter`.
-        step: does so for one token at uniform times, and estimates it from all of the cache; see `rfa.ops.cpu.step`.
+        enter: turns states and writes them into the cache.
+        decode_token: does so for one token at uniform times, and estimates it from all of the cache.
     """
 
     enter: Callable[..., Tensor]
-    step: Callable[..., Tensor]
+    decode_token: Callable[..., Tensor]
 
 
 @functools.cache
 def _on_cpu() -> CompiledDecoding:
-    from .cpu.enter import enter
-    from .cpu.step import step
+    from .cpu.decoding import decode_token, enter
 
-    return CompiledDecoding(enter, step)
+    return CompiledDecoding(enter, decode_token)
 
 
 def compiled_decoding(backend: str, *states: Tensor) -> CompiledDecoding | None:
-    """The functions for these states: in float32 on a CPU, without gradients. None where PyTorch's operators serve."""
-    plain = not (torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed() or recording())
-    if not plain or backend not in ("auto", "cpu"):
+    """The functions for these states: in float32 on a CPU, without gradients. None where PyTorch's operators serve.
+
+    A program that is recorded needs those operators: it would not hold what compiled code writes.
+    """
+    if backend not in ("auto", "cpu") or torch.is_grad_enabled():
         return None
     for x in states:
         if type(x) is not Tensor or x.dtype is not torch.float32 or x.device.type != "cpu" or x.stride(-1) != 1:
             return None
+    if transformed() or recording() or not readable(*states):
+        return None
     return None if missing("cpu") is not None else _on_cpu()

@@ -7,14 +7,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import exported, require
 from rfa.dynamics import decay_kernel, rotation_of_heads, time_dtype
 
 from .backends import attend, backend_for
 from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, row_blocks, sees_any, turned
 from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
-from .transforms import exported, scaled_dot_product_attention
+from .transforms import scaled_dot_product_attention
 
 LogarithmicBias = tuple[Tensor, Tensor]  # r1 and r2, each `(heads,)`
 

@@ -258,8 +258,11 @@ def _cumulative_at_queries(cumulative: Tensor, positions: Positions) -> Tensor:
 
     It is 0 where no key of the group takes part.
     """
-    if not positions.key_times.shape[-1]:
-        return cumulative.new_zeros(*cumulative.shape[:2], positions.query_times.shape[-1])
+    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+    if not keys:
+        return cumulative.new_zeros(*cumulative.shape[:2], queries)
+    if positions.uniform and positions.key_groups is None:  # the queries stand at the last keys
+        return cumulative[..., keys - queries :]
     key, found = positions.once("last keys", lambda: _last_keys(positions))
     (batch,) = torch.broadcast_shapes(key.shape[:1], cumulative.shape[:1])
     index = key[:, None, :].expand(batch, cumulative.shape[1], -1)
@@ -272,10 +275,7 @@ def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
 
     The second tensor is False where no key of the group takes part. Keys and queries are sorted together: O(N log N).
     """
-    keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
-    if positions.uniform and positions.key_groups is None:  # the queries stand at the last keys
-        last = torch.arange(keys - queries, keys, device=positions.key_times.device)[None]
-        return last, torch.ones_like(last, dtype=torch.bool)
+    keys = positions.key_times.shape[-1]
     times = torch.cat([positions.key_times, positions.query_times], dim=-1).detach()
     groups = (x for x in (positions.key_groups, positions.query_groups) if x is not None)
     (batch,) = torch.broadcast_shapes(times.shape[:1], *(x.shape[:1] for x in groups))
@@ -287,13 +287,10 @@ def _last_keys(positions: Positions) -> tuple[Tensor, Tensor]:
     by_time = times.argsort(dim=-1, stable=True)  # a key stands before a query of the same time
     order = by_time.gather(-1, group.gather(-1, by_time).argsort(dim=-1, stable=True))
     group = group.gather(-1, order)
-
-    index = torch.arange(times.shape[-1], device=times.device).expand(batch, -1)
-    is_key = order < keys
+    index, is_key = torch.arange(times.shape[-1], device=times.device).expand(batch, -1), order < keys
     before = torch.where(is_key, index, -1).cummax(-1).values
     after = torch.where(is_key, index, times.shape[-1]).flip(-1).cummin(-1).values.flip(-1)
-    found = torch.zeros_like(is_key)
-    chosen = torch.zeros_like(index)
+    chosen, found = torch.zeros_like(index), torch.zeros_like(is_key)
     for candidate in (after, before):  # the earlier key is preferred, so it comes last
         inside = candidate.clamp(0, max(0, times.shape[-1] - 1))
         same = (candidate == inside) & (group.gather(-1, inside) == group)

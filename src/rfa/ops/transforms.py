@@ -57,11 +57,6 @@ def readable(*tensors: Tensor | None) -> bool:
     return not _recorded() and all(_has_numbers(x) for x in tensors if x is not None)
 
 
-def exported() -> bool:
-    """Whether a program is being exported, which must serve longer sequences than its example's too."""
-    return getattr(torch.compiler, "is_exporting", bool)()  # PyTorch 2.6 lacks it
-
-
 def _recorded() -> bool:
     """Whether a compiler, `torch.jit.trace` or a dispatch mode (`make_fx`, `FakeTensorMode`) records what runs.
 

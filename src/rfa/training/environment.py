@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import torch
 import transformers
 
 import rfa.version
+from rfa.commit import source_commit
 
 
 def environment() -> dict[str, Any]:
     """Versions, commit and machine of this process."""
     return {
         "rfa": rfa.version.__version__,
-        "commit": _commit(Path(__file__).parents[3]),
+        "commit": source_commit(Path(rfa.version.__file__).parent),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -51,30 +51,3 @@ def _accelerated() -> dict[str, Any]:
     except PackageNotFoundError:
         triton = None
     return {"cuda": torch.version.cuda, "triton": triton}
-
-
-def _commit(checkout: Path) -> str | None:
-    """The commit of a source checkout, or of the one that a wheel was built in; None where neither is known.
-
-    `-dirty` follows if the source differs from it.
-    """
-    if not (checkout / ".git").exists():  # git would report the commit of an unrelated repository around it
-        return _commit_of_wheel(Path(rfa.version.__file__).parent)
-    try:
-        head, changes = (
-            subprocess.run(
-                ["git", "-C", str(checkout), *command], capture_output=True, text=True, check=True, timeout=10
-            ).stdout.strip()
-            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "src"))
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return f"{head}-dirty" if changes else head
-
-
-def _commit_of_wheel(package: Path) -> str | None:
-    """What hatch_build.py wrote into the wheel."""
-    try:
-        return (package / "commit.txt").read_text().strip() or None
-    except OSError:
-        return None

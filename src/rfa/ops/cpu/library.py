@@ -28,6 +28,13 @@ class Strided(ctypes.Structure):
         assert channel == 1 or unused, tensor.stride()
         return cls(tensor.data_ptr(), batch if tensor.shape[0] > 1 else 0, head, row)
 
+    @classmethod
+    def of_storage(cls, tensor: Tensor) -> "Strided":
+        """As `of` for every sample by itself, of `(batch, heads, length)` too: there the last stride is the row's."""
+        batch, head, row, *channel = tensor.stride()
+        assert (channel or [row]) == [1] or tensor.numel() <= 1, tensor.stride()
+        return cls(tensor.data_ptr(), batch, head, row)
+
 
 class KernelProblem(ctypes.Structure):
     """One call of the kernels, field by field as in kernels/problem.h. It holds the tensors whose addresses it has."""

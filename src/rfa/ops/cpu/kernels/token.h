@@ -5,7 +5,7 @@
 
 namespace rfa {
 
-struct StepProblem {
+struct TokenProblem {
   int64_t batch, heads, keys, channels, score_kind, turn_values, threads, lags;  // keys: the new one included
   States query, key, value, out;   // of the token; as they were projected
   States keys_of_cache, values_of_cache, norms_of_cache;
@@ -47,8 +47,8 @@ class LastRow {
   int64_t table_;
 };
 
-// The decoder's step of one head of one sample.
-static inline void step_head(const StepProblem& p, const EnterProblem& enter, const Problem& attention, int64_t index) {
+// The token of one head of one sample.
+static inline void token_head(const TokenProblem& p, const EnterProblem& enter, const Problem& attention, int64_t index) {
   enter_head(enter, index);
   const Task task(attention, index);
   if (p.score_kind == STUDENT_T) Decode<STUDENT_T, LastRow>(task).run();

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from rfa.nn import FilterCache, RobustFilterAttention
-from rfa.ops.cpu import step as compiled
+from rfa.ops.cpu import decoding as compiled
+from rfa.ops.decoding import compiled_decoding
 
 from .by_hand import perturb
 from .cached import IRREGULAR
@@ -26,10 +27,16 @@ def without_gradients():
 
 
 @pytest.fixture
-def steps(monkeypatch):
-    """How many tokens the compiled step has decoded."""
+def decoded(monkeypatch):
+    """The tokens that compiled code has decoded."""
     calls, run = [], compiled.run_kernel
-    monkeypatch.setattr(compiled, "run_kernel", lambda *arguments: (calls.append(arguments), run(*arguments)))
+
+    def counted(entry, problem):
+        if entry == "token":
+            calls.append(problem)
+        run(entry, problem)
+
+    monkeypatch.setattr(compiled, "run_kernel", counted)
     return calls
 
 
@@ -41,7 +48,7 @@ def build(**options):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_tokens_are_those_of_pytorch(name, steps):
+def test_tokens_are_those_of_pytorch(name, decoded):
     """140 tokens: over the first room of the cache, a first block of keys, and the lags of two tables."""
     layer, plain = build(**LAYERS[name]), build(**LAYERS[name], backend="reference")
     x = torch.randn(2, 140, HEADS * MODES)
@@ -49,10 +56,10 @@ def test_tokens_are_those_of_pytorch(name, steps):
     pieces = [layer(x[:, :30], past_key_values=cache)]
     pieces += [layer(x[:, i : i + 1], past_key_values=cache) for i in range(30, 140)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), plain(x), rtol=1e-4, atol=1e-5)  # sums of 140 in float32
-    assert len(steps) == 110 - 2  # all but the first tokens that need longer tables
+    assert len(decoded) == 110 - 2  # all but the first tokens that need longer tables
 
 
-def test_it_follows_changes_of_the_cache(steps):
+def test_it_follows_changes_of_the_cache(decoded):
     """Fewer tokens, other rows, and tokens of another way in between."""
     layer, plain = build(), build(backend="reference")
     x = torch.randn(3, 20, HEADS * MODES)
@@ -66,9 +73,9 @@ def test_it_follows_changes_of_the_cache(steps):
         each.batch_select_indices(torch.tensor([0, 2]))
     last = x[:2, 12:13]
     expected = plain(last, past_key_values=reference)
-    before = len(steps)
+    before = len(decoded)
     torch.testing.assert_close(layer(last, past_key_values=cache), expected, rtol=1e-4, atol=1e-5)
-    assert len(steps) == before + 1
+    assert len(decoded) == before + 1
     expected = r"^past_key_values: got keys of batch 2, .* expected batch 1"
     with pytest.raises(ValueError, match=expected):
         layer(last[:1], past_key_values=cache)
@@ -87,7 +94,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_elsewhere_the_operator_decodes(name, steps):
+def test_elsewhere_the_operator_decodes(name, decoded):
     options, given = OTHERS[name]
     layer, x = build(**options), torch.randn(1, 9, HEADS * MODES)
 
@@ -98,10 +105,26 @@ def test_elsewhere_the_operator_decodes(name, steps):
     pieces = [layer(x[:, :7], past_key_values=cache, **until(7))]
     pieces += [layer(x[:, i : i + 1], past_key_values=cache, **until(i + 1)) for i in (7, 8)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), layer(x, **given), rtol=1e-4, atol=1e-5)
-    assert not steps
+    assert not decoded
 
 
-def test_dropout_is_the_operators(steps):
+def test_a_recorded_program_does_not_decode_in_compiled_code():
+    """Which writes behind the recorder's back: the program would return memory that nobody wrote."""
+    found = []
+
+    def ask(query):
+        found.append(compiled_decoding("cpu", query))
+        return query + 1
+
+    query = torch.randn(1, HEADS, 1, 2 * MODES)
+    ask(query)
+    torch.jit.trace(ask, query, check_trace=False)
+    torch.fx.experimental.proxy_tensor.make_fx(ask)(query)
+    assert found[0] is not None
+    assert found[1:] == [None, None]
+
+
+def test_dropout_is_the_operators(decoded):
     layer, x = build(dropout=0.5, backend="reference").train(), torch.randn(1, 8, HEADS * MODES)
     layer.backend = "auto"
     cache = FilterCache()

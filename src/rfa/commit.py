@@ -1,0 +1,32 @@
+"""The commit that the package was made from. It needs the standard library alone, so that the build can load it too."""
+
+import subprocess
+from pathlib import Path
+
+NAME = "commit.txt"  # what the build writes into wheels and source distributions
+
+
+def source_commit(package: Path) -> str | None:
+    """The commit of a checkout, or of the one that the package was built in; None where neither is known.
+
+    `-dirty` follows if the source differs from the commit.
+
+    Args:
+        package: the folder `rfa`, whose parent's parent is the checkout if there is one.
+    """
+    checkout = package.parents[1]
+    if not (checkout / ".git").exists():  # git would report the commit of an unrelated repository around it
+        try:
+            return (package / NAME).read_text("utf-8").strip() or None
+        except OSError:
+            return None
+    try:
+        head, changes = (
+            subprocess.run(
+                ["git", "-C", str(checkout), *command], capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
+            for command in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no", "src"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{head}-dirty" if changes else head

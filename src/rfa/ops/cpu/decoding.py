@@ -1,0 +1,106 @@
+"""New tokens of a decoder in C++: into the cache, and their estimates from it.
+
+A call replaces fifteen operators a layer and token, which would take longer than the attention.
+"""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from ..prior import DecodingCache
+from .library import SCORE_KINDS, Strided, run_kernel
+from .operator import KEY_BLOCK
+
+TokenStates = tuple[
+    Float[Tensor, "batch heads length channels"],
+    Float[Tensor, "batch heads length channels"],
+    Float[Tensor, "batch heads length channels"],
+]  # query, key and value
+Factors = tuple[Float[Tensor, "b heads length channels"], Float[Tensor, "b heads length channels"]]  # see `enter`
+
+_PARALLEL = 2**15  # numbers of states, from which threads share them
+_SIZES = ("batch", "heads", "keys", "channels", "score_kind", "turn_values", "threads", "lags")
+_STATES = ("query", "key", "value", "out", "keys_of_cache", "values_of_cache", "norms_of_cache", "cos", "sin")
+
+
+class EnterProblem(ctypes.Structure):
+    """See kernels/enter.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "channels", "turn_values", "threads")),
+        *((name, Strided) for name in ("query", "key", "value", "new_query", "keys", "values", "norms", "cos", "sin")),
+    )
+
+
+class TokenProblem(ctypes.Structure):
+    """See kernels/token.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in _SIZES),
+        *((name, Strided) for name in _STATES),
+        *((name, ctypes.c_void_p) for name in ("tables", "coefficient")),
+    )
+
+
+def enter(
+    states: TokenStates, factors: Factors, room: Sequence[Float[Tensor, "batch heads length ..."]], turn_values: bool
+) -> Float[Tensor, "batch heads length channels"]:
+    """Turn states by `exp(-i omega t)`, and write keys, values and `|k|^2` where they stay.
+
+    Args:
+        states: query, key and value in float32 whose channels are contiguous.
+        factors: of the channels at the tokens, in float32: the cosine twice side by side, and the negative sine beside
+            the sine (`rfa.nn.phases.Turns`).
+        room: for keys, values `(batch, heads, length, channels)` and norms `(batch, heads, length)`; written.
+        turn_values: whether values are turned too.
+
+    Returns:
+        The query in the frame.
+    """
+    turned = torch.empty_like(states[0])
+    threads = torch.get_num_threads() if turned.numel() >= _PARALLEL else 1
+    written = map(Strided.of_storage, (*states, turned, *room))
+    run_kernel("enter", EnterProblem(*turned.shape, turn_values, threads, *written, *map(Strided.of, factors)))
+    return turned
+
+
+def decode_token(
+    states: TokenStates,
+    factors: Factors,
+    storages: Sequence[Float[Tensor, "batch heads room ..."]],
+    keys: int,
+    decoding: DecodingCache,
+    score_kind: str,
+    turn_values: bool,
+) -> Float[Tensor, "batch heads 1 channels"]:
+    """What `enter` does, the operator for the last of uniform times, and the estimate's way out of the frame.
+
+    Args:
+        states: query, key and value of one token, as for `enter`.
+        factors: as for `enter`.
+        storages: keys, values and norms of the keys with their spare room; the new ones are written.
+        keys: number of keys, the new one included.
+        decoding: with tables for so many lags.
+        score_kind: "student_t" or "exponential".
+        turn_values: whether values and the estimate are turned.
+    """
+    tables = decoding.tables
+    assert tables is not None
+    if decoding.mirrored is None:
+        decoding.mirrored = F.pad(tables.tables.flip(-1), (0, KEY_BLOCK))
+    batch, heads, _, channels = states[0].shape
+    out = states[0].new_empty(batch, 1, heads, channels).transpose(1, 2)  # as the heads of one projection
+    problem = TokenProblem(
+        *(batch, heads, keys, channels, SCORE_KINDS.index(score_kind), turn_values, torch.get_num_threads()),
+        decoding.mirrored.shape[-1],
+        *map(Strided.of_storage, (*states, out, *storages)),
+        *map(Strided.of, factors),
+        decoding.mirrored.data_ptr(),
+        tables.coefficient.data_ptr(),
+    )
+    run_kernel("token", problem)
+    return out
