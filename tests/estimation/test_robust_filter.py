@@ -330,7 +330,8 @@ def test_edges():
     near = RobustFilter(Level()).fit(times, values)
     far = RobustFilter(Level()).fit(times + 1e6, values + 1e8)
     assert far.parameters == pytest.approx(near.parameters, rel=1e-3)
-    np.testing.assert_allclose(far.smooth().mean - 1e8, near.smooth().mean, atol=1e-4)
+    # parameters that differ by 1e-3 move the means, which are of size 1, by less than that
+    np.testing.assert_allclose(far.smooth().mean - 1e8, near.smooth().mean, atol=1e-3)
 
 
 def test_diagnostics_are_statsmodels(tmp_path):

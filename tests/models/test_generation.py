@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from cover import cover
 from transformers import DynamicCache, StaticCache
 
+from rfa.models.caching import CACHE_NAME
 from rfa.nn import FilterCache
 
 from .small import EXACT, PATHS, RELATIVE, assert_same, small, tokens
@@ -147,6 +148,22 @@ def test_an_empty_cache_of_transformers_becomes_ours(kind):
     options = {"max_new_tokens": NEW, "do_sample": False}
     whole = model.generate(ids[:, :5], **options)
     assert torch.equal(model.generate(ids[:, :5], past_key_values=made[kind](), **options), whole)
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
+def test_the_cache_has_two_names(name):
+    """transformers 5.24 renamed it. A cache that no layer fills would change nothing, without an error."""
+    model, ids = small("m2-sc-rfa"), tokens()
+    with torch.no_grad():
+        whole, held = model(ids, use_cache=False).logits, FilterCache()
+        first = model(ids[:, :5], **{name: held})
+        assert getattr(first, name if hasattr(first, name) else CACHE_NAME) is held
+        assert held.get_seq_length() == 5
+        assert_same(model(ids[:, 5:], **{name: held}).logits, whole[:, 5:])
+        prompt = model.generate(ids, max_new_tokens=3, do_sample=False, **{CACHE_NAME: FilterCache()})
+        assert torch.equal(prompt, model.generate(ids, max_new_tokens=3, do_sample=False))
+    with pytest.raises(ValueError, match=r"^cache: got 'given beside past_key_values', expected one of the two"):
+        model(ids, cache=FilterCache(), past_key_values=FilterCache())
 
 
 def test_caches_with_raw_keys_are_refused():

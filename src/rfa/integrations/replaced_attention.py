@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.checks import require
+from rfa.models.caching import one_cache
 from rfa.models.packing import NewTokens
 from rfa.nn import HeadDynamics
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
@@ -134,6 +135,7 @@ class ReplacedAttention(nn.Module):
         attention_mask: Mask | None = None,
         position_ids: Int[Tensor, "*b length"] | None = None,
         output_attentions: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> tuple[Float[Tensor, "batch length hidden"], None]:
         """What the attention module returns: its output, and None in the place of weights.
@@ -146,6 +148,7 @@ class ReplacedAttention(nn.Module):
             position_ids: they count up by one, or where they restart a packed sequence begins. Padding may count or
                 not.
             output_attentions: refused; the fused operator has no weights.
+            cache: the name of `past_key_values` in transformers 5.24 and later.
             kwargs: what else the model passes. `segment_ids`, and the arguments by which collators describe packed
                 sequences, are read; the cosines of the model's own rotation are not used.
 
@@ -157,6 +160,7 @@ class ReplacedAttention(nn.Module):
         require(not wanted, "output_attentions", wanted, "False: the operator keeps no weights")
         require(kwargs.get("times") is None, "times", "given", "none: tokens that take part stand at 0, 1, 2, ...")
         batch, queries, _ = hidden_states.shape
+        past_key_values = one_cache(past_key_values, cache)
         cached = 0 if past_key_values is None else int(past_key_values.get_seq_length(self.layer_idx))
         given = {name: kwargs.get(name) for name in DESCRIBING} | {"position_ids": position_ids}
         device, note = hidden_states.device, None

@@ -232,7 +232,7 @@ class RFAConfig(DecoderConfig):
     """
 
     model_type = "rfa"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (the Trainer adds lists to it)
+    keys_to_ignore_at_inference = ["cache", "past_key_values"]  # noqa: RUF012 (the Trainer adds lists to it)
 
     vocab_size: int = 50257
     train_length: int = 512

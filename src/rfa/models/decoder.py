@@ -22,6 +22,7 @@ from rfa.nn.projections import normal_projection
 from rfa.ops.positions import Positions
 from rfa.ops.weights import joined, recorded_weights
 
+from .caching import CACHE_NAME, CACHE_NAMES, one_cache
 from .configuration import DecoderConfig
 from .remote_code import auto_map
 
@@ -78,12 +79,13 @@ class RFABlock(GradientCheckpointingLayer):
         hidden_states: Float[Tensor, "batch length hidden"],
         positions: Positions | None = None,
         past_key_values: Cache | None = None,
+        cache: Cache | None = None,
     ) -> Float[Tensor, "batch length hidden"]:
         """The block's output."""
         hidden_states = hidden_states + self.attention(
             self.attention_norm(hidden_states),
             positions=positions,
-            past_key_values=past_key_values,
+            past_key_values=one_cache(past_key_values, cache),
             layer_index=self.layer_index,
         )
         return hidden_states + self.feed_forward(self.feed_forward_norm(hidden_states))
@@ -106,7 +108,7 @@ class RFAPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["RFABlock"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = list(CACHE_NAMES)
     _keep_in_fp32_modules_strict = _FULL_PRECISION
     _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
 
@@ -234,7 +236,7 @@ class RFAPreTrainedModel(PreTrainedModel):
                 watch(cast(RFABlock, layer), hidden_states)
             with nullcontext() if weights is None else recorded_weights() as rows:
                 # by keyword, for gradient checkpointing to find the cache
-                hidden_states = layer(hidden_states, positions=positions, past_key_values=past_key_values)
+                hidden_states = layer(hidden_states, positions=positions, **{CACHE_NAME: past_key_values})
             if weights is not None and rows is not None:
                 weights.append(joined(rows, positions.visible(cast(RFABlock, layer).attention.causal)))
         return self.output_projection(self.norm(hidden_states))

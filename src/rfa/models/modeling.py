@@ -15,6 +15,7 @@ from rfa.nn import FilterCache
 from rfa.nn.cache import check_cache, locate_tokens
 from rfa.nn.checks import check_ids, check_states
 
+from .caching import CACHE_NAME, one_cache
 from .configuration import RFAConfig
 from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
 from .packing import PACKING, NewTokens, check_absolute, packed_segments, read_key_mask
@@ -46,6 +47,7 @@ class RFAModel(RFAPreTrainedModel):
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         position_ids: Int[Tensor, "*p length"] | None = None,
         output_attentions: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> DecoderOutput:
         """Final hidden states `(batch, length, hidden)`; arguments as `RFAForCausalLM.forward`."""
@@ -65,6 +67,7 @@ class RFAModel(RFAPreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and self.config.causal and not torch.is_grad_enabled()
         require(self.config.causal or not use_cache, "use_cache", use_cache, "False with causal=False")
+        past_key_values = one_cache(past_key_values, cache)
         if use_cache and past_key_values is None and not self._is_checkpointed():
             past_key_values = FilterCache()
         past_key_values = check_cache(past_key_values)
@@ -86,7 +89,8 @@ class RFAModel(RFAPreTrainedModel):
 
         weights = self._weights_to_record(output_attentions)
         hidden_states = self.run_blocks(embedded, positions, past_key_values, weights=weights)
-        output = DecoderOutput(last_hidden_state=hidden_states, past_key_values=past_key_values)
+        named: dict[str, Any] = {CACHE_NAME: past_key_values}
+        output = DecoderOutput(last_hidden_state=hidden_states, **named)
         if weights is not None:
             output.attentions = tuple(of_layer for of_layer, _ in weights)
             if self.config.attention.has_precision():
@@ -136,6 +140,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Int[Tensor, ""] | None = None,
         position_ids: Int[Tensor, "*p length"] | None = None,
         output_attentions: bool | None = None,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> LanguageModelOutput:
         """Logits, and the loss where labels are given.
@@ -161,6 +166,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
                 cached tokens they continue from the number of these.
             output_attentions: also return the attention weights of each layer, and the log precision of each token's
                 estimate (`DecoderOutput`). The slower reference backend computes them, in O(N^2) memory.
+            cache: the name of `past_key_values` in transformers 5.24 and later.
             kwargs: `output_hidden_states`, `return_dict`, and what transformers' collators say of packed
                 documents: `seq_idx`, `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q` and `max_length_k`.
 
@@ -178,6 +184,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             inputs_embeds,
             position_ids,
             output_attentions,
+            cache,
             **kwargs,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
@@ -193,17 +200,17 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
 
         In training with gradient checkpointing it decodes without a cache.
         """
-        implementation, given = generation_config.cache_implementation, model_kwargs.get("past_key_values")
+        implementation, given = generation_config.cache_implementation, model_kwargs.get(CACHE_NAME)
         served = implementation in (None, "dynamic", "static")
         require(served, "cache_implementation", implementation, "None, 'dynamic' or 'static'")
         if self.model._is_checkpointed():
             generation_config.use_cache = False  # of a copy that `generate` made
         elif given is None and generation_config.use_cache is not False:
             limit = max(kwargs.get("max_cache_length", args[-1] if args else 0), generation_config.max_cache_len or 0)
-            model_kwargs["past_key_values"] = FilterCache(limit if implementation == "static" else None)
+            model_kwargs[CACHE_NAME] = FilterCache(limit if implementation == "static" else None)
         else:
             if given is not None:
-                model_kwargs["past_key_values"] = check_cache(given)
+                model_kwargs[CACHE_NAME] = check_cache(given)
             cast(Any, super())._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
     def _prepare_position_ids_for_generation(self, *args: Any, **kwargs: Any) -> None:
@@ -217,9 +224,11 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         attention_mask: Shaped[Tensor, "batch keys"] | None = None,
         inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
         is_first_iteration: bool | None = False,
+        cache: Cache | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
         """For `generate`, `times` are those of the prompt and of all tokens to come: each step takes its part."""
+        past_key_values = one_cache(past_key_values, cache)
         inputs = cast(Any, super()).prepare_inputs_for_generation(
             input_ids,
             next_sequence_length,

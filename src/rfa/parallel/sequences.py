@@ -13,6 +13,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 
 from rfa.checks import require
 from rfa.models import RFAModel
+from rfa.models.caching import CACHE_NAMES
 from rfa.models.decoder import RFABlock
 from rfa.models.modeling import refuse_unknown
 from rfa.models.packing import LENGTHS, LONGEST, read_key_mask
@@ -130,7 +131,7 @@ def _place(
         read_key_mask(mask, batch, length)
         if given.get("input_ids") is not None:
             check_ids("input_ids", states, model.config.vocab_size)
-        for name in ("past_key_values", *LENGTHS, *LONGEST):
+        for name in (*CACHE_NAMES, *LENGTHS, *LONGEST):
             require(given.get(name) is None, name, type(given.get(name)).__name__, "None over shards")
         weights = given.get("output_attentions")
         weights = model.config.output_attentions if weights is None else weights
