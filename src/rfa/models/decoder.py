@@ -108,7 +108,7 @@ class RFAPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["RFABlock"]  # noqa: RUF012
-    _skip_keys_device_placement = list(CACHE_NAMES)
+    _skip_keys_device_placement = list(CACHE_NAMES)  # noqa: RUF012
     _keep_in_fp32_modules_strict = _FULL_PRECISION
     _can_record_outputs = {"hidden_states": RFABlock}  # noqa: RUF012
 
