@@ -1,4 +1,6 @@
-"""The pilot's tables of docs/context.md, from results/context/pilot: `python docs/context_record.py`.
+"""The tables of docs/context.md, of the pilot and of the record: `python docs/context_record.py`.
+
+Both are made from results/context, those of the pilot from results/context/pilot.
 
 A file of the pilot is a run of `b1-rope`. Its entries are
 
@@ -10,17 +12,26 @@ A file of the pilot is a run of `b1-rope`. Its entries are
 """
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from rfa.experiments import load_recipe
 from rfa.files import write_text_whole
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
 from rfa.report.records import is_number
+from rfa.report.runs import by_label, perplexity_by_length
+from rfa.report.statistics import mean_and_interval
+from rfa.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
-PILOT = Path(__file__).parents[1] / "results" / "context" / "pilot"
+RECORD = Path(__file__).parents[1] / "results" / "context"
+PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[1] / "recipes" / "context.yaml"
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
 _SIZES = ("vocabulary", "layers", "hidden_size", "heads", "length", "batch_size", "steps")
 _PARTS = ("first_half", "second_quarter", "second_half")
@@ -128,12 +139,68 @@ def probes(runs: list[dict[str, Any]]) -> Table:
     return Table("probes", "", ("setting", *columns), tuple(rows))
 
 
-def written(page: str, pilot: Path = PILOT) -> str:
-    """The page with the pilot's tables, each between its marks. Raises `ValueError` for a page without them."""
+def record_of(results: Sequence[Run]) -> list[Table]:
+    """Two tables of the record's models, means over seeds with half of their t interval: losses, and probes."""
+    groups, trigram = by_label(results), trigram_of(results)
+    lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
+    distances = sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
+    near = [at for at in distances if at <= 2 * lengths[0]]
+    lost: list[tuple[Cell, ...]] = []
+    probed: list[tuple[Cell, ...]] = []
+    for label, runs in groups.items():
+        matched = [perplexity_by_length(run, "matched") for run in runs]
+        valid = _mean([run["training"]["valid_perplexity"] for run in runs], 2)
+        losses_of = [_mean([math.log(each[length]) for each in matched], 3) for length in lengths]
+        lost.append((label, str(len(runs)), f"{runs[0]['learning_rate']:g}", valid, *losses_of))
+        scores = [retrieval_scores([run], "repeat") for run in runs]
+        gains = [
+            _mean([float(np.mean(each.trials[each.distances.index(at)])) for each in scores], 2) for at in distances
+        ]
+        right = [_mean([_accuracy(run, at) for run in runs], 2) for at in distances if 4 * at <= 8 * lengths[0]]
+        probed.append((label, str(len(runs)), *gains, *right))
+    if trigram is not None:
+        of = perplexity_by_length(trigram, "matched")
+        cells = [NumberCell(math.log(of[length]), digits=3) if length in of else None for length in lengths]
+        lost.append((TRIGRAM_LABEL, "", "", NumberCell(trigram["valid_perplexity"]), *cells))
+    ends = [f"{length:,}" for length in lengths]
+    columns = ("model", "seeds", "rate", "validation perplexity", *ends)
+    asked = (*(f"repeat {at}" for at in distances), *(f"passkey {at}" for at in near))
+    return [
+        Table("matched losses", "", columns, tuple(lost)),
+        Table("gains", "", ("model", "seeds", *asked), tuple(probed)),
+    ]
+
+
+def _mean(values: Sequence[float], digits: int) -> NumberCell:
+    mean = mean_and_interval(values)
+    return NumberCell(mean.value, mean.half, digits=digits)
+
+
+def _gain(scores: Retrieval, distance: int) -> float:
+    return float(np.mean(scores.trials[scores.distances.index(distance)]))
+
+
+def _accuracy(run: Run, distance: int) -> float:
+    return next(row["accuracy"] for row in run["passkey"]["passkey"]["rows"] if row["distance"] == distance)
+
+
+def state(results: Sequence[Run]) -> str:
+    """How many runs of the recipe are done."""
+    planned = load_recipe(RECIPE).runs
+    return f"{len(results)} of {len(planned)} runs are done, each model's trials of learning rates before its first."
+
+
+def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
+    """The page with all tables, each between its marks. Raises `ValueError` for a page without them."""
     runs = read_pilot(pilot)
-    for table in (losses(runs), probes(runs)):
-        begin, end = f"<!-- {table.name}: docs/context_record.py -->", f"<!-- end of {table.name} -->"
-        page = replace_between(page, begin, end, f"\n{markdown(table, '').strip()}\n")
+    texts = {table.name: markdown(table, "") for table in (losses(runs), probes(runs))}
+    results = read_results(record).runs if (record / "results").is_dir() else []
+    texts["state"] = state(results)
+    found = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
+    texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains")}
+    for name, text in texts.items():
+        begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
+        page = replace_between(page, begin, end, f"\n{text.strip()}\n")
     return page
 
 

@@ -66,9 +66,9 @@ def signed(value: float, digits: int = 3) -> str:
 
 
 @functools.cache
-def novels() -> Labelled:
-    """The runs of the record of novels, by label."""
-    return by_label(read_results(RECORDS / "novels-small").runs)
+def language(record: str) -> Labelled:
+    """The runs of a record of language models, by label; none where there is no record."""
+    return by_label(read_results(RECORDS / record).runs) if (RECORDS / record / "results").is_dir() else {}
 
 
 @functools.cache
@@ -83,17 +83,20 @@ def recall() -> list[dict[str, Any]]:
     return read_recall_results(RECORDS / "recall") if (RECORDS / "recall").is_dir() else []
 
 
-def text(model: str, against: str, length: int) -> Answer:
-    """Whether a model has the lower perplexity by `blocks`, in nats a token, over seeds and over books."""
-    groups = novels()
-    runs, pairs = [run for each in groups.values() for run in each], pairs_of(groups[model], groups[against])
-    found = compare(pairs, length, "blocks").difference
+def text(model: str, against: str, length: int, protocol: str = "blocks", record: str = "novels-small") -> Answer:
+    """Whether a model has the lower perplexity, in nats a token, over seeds and over books (or files of code)."""
+    groups = language(record)
+    runs = [run for each in groups.values() for run in each]
+    pairs = pairs_of(groups.get(model, []), groups.get(against, []))
+    if not pairs:
+        return Answer(NOT_TESTED, "no result yet")
+    found = compare(pairs, length, protocol).difference
     if found is None or found.low is None or found.high is None:
         raise ValueError(f"{model} and {against}: got no interval over books, expected one")
     number = f"{signed(found.value)}{'' if found.half is None else f' ± {found.half:.3f}'}"
     number += f" [{signed(found.low)}, {signed(found.high)}] nats"
     if found.half is None:
-        within = verdict(found, seed_noise(runs, length, "blocks")) == WITHIN_A_SEED
+        within = verdict(found, seed_noise(runs, length, protocol)) == WITHIN_A_SEED
         return Answer(WITHIN_A_SEED if within else NOT_TESTED, f"{number}, one seed")
     over_seeds = answer(found.value - found.half, found.value + found.half)
     over_books = answer(found.low, found.high)
@@ -102,13 +105,13 @@ def text(model: str, against: str, length: int) -> Answer:
 
 def copied(least: float) -> Answer:
     """Whether the model that gains most from a repeated passage gains at least a share of perfect copying."""
-    runs = [run for each in novels().values() for run in each]
+    runs = [run for each in language("novels-small").values() for run in each]
     distance = repeat_distance(runs)
     possible = None if distance is None else copying_gain(runs[0], "repeat", distance)
     if distance is None or possible is None:
         raise ValueError("record: got one without a repeated passage, expected one")
     shares = {}
-    for label, of in novels().items():
+    for label, of in language("novels-small").items():
         scores = retrieval_scores(of, "repeat")
         mean = mean_and_interval(scores.trials[scores.distances.index(distance)])
         if mean.half is not None:

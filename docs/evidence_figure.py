@@ -3,7 +3,7 @@
 from typing import Any
 
 import matplotlib.pyplot as plt
-from evidence_answers import Difference, accuracies, cells_of, novels, ratio, recall, series
+from evidence_answers import Difference, accuracies, cells_of, language, ratio, recall, series
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -31,7 +31,7 @@ _WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
 def _text_column(length: int) -> Column:
-    groups, found = novels(), {}
+    groups, found = language("novels-small"), {}
     for name, (label, _) in DRAWN.items():
         pairs = pairs_of(groups.get(label, ()), groups["b1-rope"])
         mean = compare(pairs, length, "blocks").difference if pairs else None

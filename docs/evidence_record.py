@@ -17,7 +17,7 @@ FIGURE = PAGE.with_name("figures") / "evidence.png"
 _BEGIN, _END = "<!-- answers: docs/evidence_record.py -->", "<!-- end of answers -->"
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
-_X5_PLAIN = "x5-content-clock no-innovation"
+_X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynamics no-innovation", "x7-gated-roper"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
 
@@ -33,7 +33,12 @@ def _untested() -> Answer:
     return Answer(NOT_TESTED, "no result yet")
 
 
-_TEXT, _DETAILS = "replication.md", "replication-details.md#"
+def context(model: str, against: str, length: int = 256) -> Answer:
+    """Whether a model that uses its context is better on the same tokens, with so many tokens before them at most."""
+    return text(model, against, length, "matched", "context")
+
+
+_TEXT, _DETAILS, _CONTEXT = "replication.md", "replication-details.md#", "context.md"
 _WINDOW, _BEYOND, _VALUES, _ALIBI = (f"{_DETAILS}claim-{number}" for number in (3, 4, 11, 14))
 _STEP = f"{_DETAILS}the-innovation-step-costs-002-to-003-in-alibi-m2-and-x2"
 _PRIOR = f"{_DETAILS}the-priors-slope-helps"
@@ -43,7 +48,7 @@ _FILTERS, _RECALL, _SPEED = "filtering-benchmark.md", "recall.md", "performance.
 _TITLES = {
     _TEXT: "text",
     "replication-details.md": "text",
-    "context.md": "context",
+    _CONTEXT: "context",
     "experiments.md": "experiments",
     _SERIES: "series",
     _FILTERS: "filters",
@@ -52,9 +57,17 @@ _TITLES = {
 }
 CLAIMS: dict[str, Sequence[Claim]] = {
     "Long context": (
-        Claim("A filter uses a long context better than dot products", _untested, "context.md"),
-        Claim("Content clock, content dynamics, gated RoPER are better language models", _untested, "context.md"),
-        Claim("Real slow modes keep language models stable beyond the window", _untested, "context.md"),
+        Claim("m2 is better than RoPE in the window", partial(context, "m2-sc-rfa", "b1-rope"), _CONTEXT),
+        Claim("x2 is better than RoPE in the window", partial(context, _X2_PLAIN, "b1-rope"), _CONTEXT),
+        Claim("A forget gate makes RoPE better in the window", partial(context, _FOX, "b1-rope"), _CONTEXT),
+        Claim("Turned values make the forget gate better", partial(context, _X7, _FOX), _CONTEXT),
+        Claim("Content gains (x4) are better than the forget gate", partial(context, _X4, _FOX), _CONTEXT),
+        Claim("A content clock makes x2 better", partial(context, _X5_PLAIN, _X2_PLAIN), _CONTEXT),
+        Claim("A clock makes a better forget gate (c8)", partial(context, "c8-fox-clock", _FOX), _CONTEXT),
+        Claim("Content dynamics (x6) are better than m2", partial(context, _X6_PLAIN, "m2-sc-rfa"), _CONTEXT),
+        Claim("x2 is better than ALiBi at 8 windows", partial(context, _X2_PLAIN, "b2-alibi", 2048), _CONTEXT),
+        Claim("The forget gate is better than ALiBi at 8 windows", partial(context, _FOX, "b2-alibi", 2048), _CONTEXT),
+        Claim("Real slow modes keep language models stable beyond the window", _untested, _CONTEXT),
         Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
     ),
     "Text, small models that do not use their context": (
