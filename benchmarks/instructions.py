@@ -89,7 +89,7 @@ def count(options: argparse.Namespace, folder: Path) -> None:
         wrapper.write_text(f'#!/bin/bash\nexec {compiler} "${{@/-march=native/-march={march}}}"\n')
         wrapper.chmod(0o755)
         os.environ |= {"CXX": str(wrapper), "RFA_CACHE": str(folder / "cache")}
-    problem = OperatorProblem(StateShape(*options.shape), options.preset, Setting(backend="cpu", threads=1))
+    problem = OperatorProblem(StateShape(*options.shape), options.preset, Setting(backend="cpu"))
     check = problem.check()  # this also compiles the kernels, which must not happen under valgrind
     if not check["passed"]:
         sys.exit(f"instructions: the check failed: {check}")

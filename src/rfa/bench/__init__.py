@@ -5,7 +5,7 @@ one kind of case: its check and its contestants. `measurement.py` has the settin
 turns. `bound.py` computes the shortest possible time of the work on this machine.
 """
 
-from .measurement import Setting
+from .measurement import LARGEST, THREADS, Setting
 from .suite import WHAT, Case, append, cases, read, run
 
-__all__ = ["WHAT", "Case", "Setting", "append", "cases", "read", "run"]
+__all__ = ["LARGEST", "THREADS", "WHAT", "Case", "Setting", "append", "cases", "read", "run"]

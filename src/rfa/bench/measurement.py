@@ -1,6 +1,7 @@
 """The setting of a benchmark, the correctness check against float64, and the timing of contestants in turns."""
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +17,7 @@ from rfa.ops.backends import BACKENDS
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LARGEST = 2**31 - 1  # of counts
+THREADS = "OMP_NUM_THREADS"  # read once, when PyTorch is loaded
 
 
 class StateShape(NamedTuple):
@@ -34,11 +36,13 @@ class StateShape(NamedTuple):
 class Setting:
     """The setting of a benchmark.
 
+    Threads are not part of it. They are those of the process, as a user has it: OMP_NUM_THREADS before its start, or
+    PyTorch's own choice. `torch.set_num_threads` would also change how MKL divides its work, and make the peer slower.
+
     Args:
         device: "cpu" or "cuda".
         dtype: of the states. For a training step it is autocast's dtype; float32 means no autocast.
         backend: of the operator. A named backend runs or raises.
-        threads: of PyTorch and the kernels; None for no change.
         repeats: number of rounds. Every contestant has one turn in each round.
 
     Raises:
@@ -48,14 +52,12 @@ class Setting:
     device: str = "cpu"
     dtype: str = "float32"
     backend: str = "auto"
-    threads: int | None = None
     repeats: int = 7
 
     def __post_init__(self):
         require(self.device in ("cpu", "cuda"), "device", self.device, "'cpu' or 'cuda'")
         require(self.device == "cpu" or torch.cuda.is_available(), "device", self.device, "'cpu': there is no CUDA")
         require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
-        check_range("threads", 1 if self.threads is None else self.threads, 1, LARGEST)
         check_range("repeats", self.repeats, 1, LARGEST)
         names = ("auto", *BACKENDS)
         require(self.backend in names, "backend", self.backend, f"one of {', '.join(names)}")
@@ -76,8 +78,8 @@ class Setting:
 
     def fields(self) -> dict[str, Any]:
         """The fields of the setting in a line of results."""
-        threads = self.threads or torch.get_num_threads()
-        return {"device": self.device, "dtype": self.dtype, "threads": threads, "repeats": self.repeats}
+        threads = {"threads": torch.get_num_threads(), "threads_from": THREADS if THREADS in os.environ else "PyTorch"}
+        return {"device": self.device, "dtype": self.dtype, **threads, "repeats": self.repeats}
 
 
 class Tolerance(NamedTuple):

@@ -59,8 +59,7 @@ class MemoryCase:
         yield {**line, "peer": "sdpa", "ratio": summary(ratios), "ratios": ratios, "bytes": growth}
 
     def _in_a_process(self, contestant: str) -> int:
-        setting = {**asdict(self.setting), "threads": torch.get_num_threads()}
-        order = json.dumps([contestant, self.shape, self.preset, setting])
+        order = json.dumps([contestant, self.shape, self.preset, asdict(self.setting)])
         command = [sys.executable, "-m", __name__, order]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
         if done.returncode:
@@ -112,5 +111,4 @@ def _high_water() -> int:
 
 if __name__ == "__main__":
     contestant, shape, preset, options = json.loads(sys.argv[1])
-    torch.set_num_threads(options["threads"])
     print(growth(contestant, StateShape(*shape), preset, Setting(**options)))

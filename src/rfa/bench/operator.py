@@ -35,6 +35,8 @@ _CHECKED_ROWS, _DENSE_LENGTH = 64, 251
 def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
     """The attention layer of a preset. The operator is measured with its dynamics and options.
 
+    Its decay has a gradient, learned or not: who calls the operator may ask for it.
+
     Raises:
         ValueError: for a preset without a filter, or invalid sizes.
     """
@@ -42,11 +44,14 @@ def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
     require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
     layer = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
     require(isinstance(layer, RobustFilterAttention), "preset", name, "a filter, for anything but a training step")
-    return cast(RobustFilterAttention, layer)
+    layer = cast(RobustFilterAttention, layer)
+    for _, tensor in _wanted(layer):
+        tensor.requires_grad_()
+    return layer
 
 
 class OperatorProblem:
-    """Random states, a random gradient of the estimate, and a layer whose parameters need gradients.
+    """Random states, a random gradient of the estimate, and a layer whose dynamics need gradients.
 
     Args:
         shape: of the states.
@@ -65,9 +70,9 @@ class OperatorProblem:
             state.requires_grad_()
 
     @property
-    def wanted(self) -> list[Tensor]:
-        """The tensors whose gradients are computed: the states, and the parameters of the layer's dynamics."""
-        return [*self.states, *self.layer.dynamics.parameters()]
+    def wanted(self) -> dict[str, Tensor]:
+        """The tensors whose gradients are computed: the states, the parameters of the layer's dynamics, the decay."""
+        return dict(zip(("query", "key", "value"), self.states, strict=True)) | dict(_wanted(self.layer))
 
     def estimate(self) -> Tensor:
         """One call of the public operator."""
@@ -75,7 +80,7 @@ class OperatorProblem:
 
     def gradients(self) -> tuple[Tensor, ...]:
         """One call and its backward pass."""
-        return torch.autograd.grad(self.estimate(), self.wanted, self.grad)
+        return torch.autograd.grad(self.estimate(), [*self.wanted.values()], self.grad)
 
     def check(self) -> dict[str, Any]:
         """Check values and gradients of this problem at some rows, and of a shorter problem at all rows."""
@@ -105,11 +110,11 @@ class OperatorProblem:
         signal = expected.detach() / expected.detach().square().mean().sqrt()
         grad = torch.zeros_like(states[0])
         grad[:, :, rows] = self.grad[:batch, :, rows] + signal.to(grad.dtype)
-        wanted = [*exact_states, *exact.dynamics.parameters()]
+        wanted = [*exact_states, *(tensor for _, tensor in _wanted(exact))]
         expected_gradients = torch.autograd.grad(expected, wanted, grad[:, :, rows].double())
 
         actual = call_operator(self.layer, states, self.setting.backend)
-        gradients = torch.autograd.grad(actual, [*states, *self.layer.dynamics.parameters()], grad)
+        gradients = torch.autograd.grad(actual, [*states, *(tensor for _, tensor in _wanted(self.layer))], grad)
         pairs = list(zip(gradients, expected_gradients, strict=True))
         tolerance = TOLERANCES[self.setting.torch_dtype]
         return {
@@ -117,6 +122,12 @@ class OperatorProblem:
             "gradients of states": (pairs[:3], tolerance.states),
             "gradients of parameters": (pairs[3:], tolerance.parameters),
         }
+
+
+def _wanted(layer: RobustFilterAttention) -> list[tuple[str, Tensor]]:
+    """The tensors of a layer's dynamics that have gradients, by name."""
+    fixed = dict(layer.dynamics.named_buffers())
+    return [*layer.dynamics.named_parameters(), *((name, fixed[name]) for name in ("decay",) if name in fixed)]
 
 
 def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
@@ -201,7 +212,8 @@ class OperatorCase:
                 "peer": attention_work(self.shape, backward, False, itemsize),
             }
             for name in attends:
-                yield {**line, "pass": each, **compare(seconds, name), **bound_fields(works, setting)}
+                asked = {"gradients": list(problem.wanted)} if backward else {}
+                yield {**line, "pass": each, **asked, **compare(seconds, name), **bound_fields(works, setting)}
 
 
 def _with_gradients(attend: Callable[[], Tensor], problem: OperatorProblem) -> Callable[[], object]:

@@ -154,28 +154,23 @@ def run(
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("ab"):  # so that an error comes now, not after the first measurement
         pass
-    threads = torch.get_num_threads()
-    torch.set_num_threads(setting.threads or threads)
     total, done = sum(case.rounds for case in made), 0
-    try:
-        machine = {"processor": processor(setting.device), "environment": environment()}
-        for case in made:
-            begun = done
+    machine = {"processor": processor(setting.device), "environment": environment()}
+    for case in made:
+        begun = done
+        progress(Stage(case.title), done, total)
+
+        def tick(case: Case = case) -> None:
+            nonlocal done
+            done += 1
             progress(Stage(case.title), done, total)
 
-            def tick(case: Case = case) -> None:
-                nonlocal done
-                done += 1
-                progress(Stage(case.title), done, total)
-
-            for line in case.lines(tick):
-                line |= {**machine, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-                append(out, line)
-                yield line
-            done = begun + case.rounds
-        progress(Stage("done"), total, total)
-    finally:
-        torch.set_num_threads(threads)
+        for line in case.lines(tick):
+            line |= {**machine, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+            append(out, line)
+            yield line
+        done = begun + case.rounds
+    progress(Stage("done"), total, total)
 
 
 def processor(device: str) -> str:

@@ -47,11 +47,15 @@ MANY: dict[str, Callable[[str], bool]] = {
 }
 
 
+ARGUMENTS = "rfa.arguments"  # of a command, as they were given, in `meta` of its context
+
+
 class ManyValues(TyperCommand):
     """A command whose options named in `MANY` take several values in a row."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
+        ctx.meta[ARGUMENTS] = list(args)
         spread: list[str] = []
         option = ""
         for arg in args:

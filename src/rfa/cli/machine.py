@@ -1,12 +1,17 @@
 """The commands for this machine: bench and doctor."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from .app import ManyValues, app, assignment, console
+from rfa.checks import check_range
+
+from .app import ARGUMENTS, ManyValues, app, assignment, console
 from .console import progress_bars, speed_tables
 
 RESULTS = Path("benchmarks/results")  # of a clone
@@ -14,6 +19,7 @@ RESULTS = Path("benchmarks/results")  # of a clone
 
 @app.command(cls=ManyValues)
 def bench(
+    ctx: typer.Context,
     what: Annotated[
         str | None,
         typer.Argument(
@@ -32,7 +38,9 @@ def bench(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     backend: Annotated[str, typer.Option(help="auto, or the name of one; `rfa doctor` lists them.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="PyTorch's own choice by default.")] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="In a process that starts with so many; PyTorch's own choice by default.")
+    ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; both contestants have a turn in each.")] = 7,
     set_: Annotated[
         list[str] | None,
@@ -51,7 +59,11 @@ def bench(
     """
     from rfa import bench as benchmarks
 
-    setting = benchmarks.Setting(device, dtype, backend, threads, repeats)
+    if threads is not None:
+        check_range("threads", threads, 1, benchmarks.LARGEST)
+        if os.environ.get(benchmarks.THREADS) != str(threads):
+            raise typer.Exit(_with_threads(threads, ["bench", *ctx.meta[ARGUMENTS]]))
+    setting = benchmarks.Setting(device, dtype, backend, repeats)
     cases = benchmarks.cases(
         what,
         setting,
@@ -76,6 +88,19 @@ def bench(
             console.print(f"appended to {out}", highlight=False, soft_wrap=True)
     if not all(line["check"]["passed"] for line in lines):
         raise typer.Exit(1)
+
+
+def _with_threads(threads: int, arguments: list[str]) -> int:
+    """The exit status of a command in a process of its own that starts with so many threads."""
+    from rfa.bench import THREADS
+
+    command = [sys.executable, "-m", "rfa.cli", *arguments]
+    with subprocess.Popen(command, env={**os.environ, THREADS: str(threads)}) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # the terminal tells the process too, which prints what is done
+                continue
 
 
 @app.command()
