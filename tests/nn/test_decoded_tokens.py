@@ -5,6 +5,7 @@ import torch
 
 from rfa.nn import FilterCache, RobustFilterAttention
 from rfa.ops.cpu import decoding as compiled
+from rfa.ops.cpu import operator
 from rfa.ops.decoding import compiled_decoding
 
 from .by_hand import perturb
@@ -57,6 +58,68 @@ def test_tokens_are_those_of_pytorch(name, decoded):
     pieces += [layer(x[:, i : i + 1], past_key_values=cache) for i in range(30, 140)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), plain(x), rtol=1e-4, atol=1e-5)  # sums of 140 in float32
     assert len(decoded) == 110 - 2  # all but the first tokens that need longer tables
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("name", ["defaults", "riccati"])
+def test_tokens_in_half_precision(name, dtype, decoded):
+    layer, plain = (build(**LAYERS[name], backend=backend).to(dtype) for backend in ("auto", "reference"))
+    x = torch.randn(2, 80, HEADS * MODES).to(dtype)
+    caches = FilterCache(), FilterCache()
+    found, expected = (
+        torch.cat([model(part, past_key_values=cache) for part in (x[:, :60], *x[:, 60:].split(1, 1))], 1)
+        for model, cache in zip((layer, plain), caches, strict=True)
+    )
+    assert found.dtype is caches[0].layers[0].keys.dtype is caches[0].layers[0].values.dtype is dtype
+    assert len(decoded) == 20
+    # the query is not rounded in the frame, and all else is: a few units in the last place
+    assert (found - expected).norm() <= 2 * torch.finfo(dtype).eps * expected.norm()
+    # float32 may differ in the last place before it is rounded
+    step = torch.finfo(dtype).eps * caches[1].layers[0].keys.abs().max()
+    assert (caches[0].layers[0].keys - caches[1].layers[0].keys).abs().max() <= step
+    norms = caches[0].layers[0].keys.float().square().sum(-1)
+    torch.testing.assert_close(caches[0].layers[0].key_norms, norms)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_each_number_in_half_precision(dtype):
+    """All numbers are read as they are, and products with factors of any size are rounded as PyTorch rounds them."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).reshape(1, 1, 2048, 32)
+    key = every.nan_to_num(1.0, 1.0, 1.0)
+    factor = torch.randn(1, 1, 2048, 1) * 2.0 ** torch.randint(-30, 20, (1, 1, 2048, 1))
+    cos, sin = factor.expand(-1, -1, -1, 32).contiguous(), torch.zeros(1, 1, 2048, 32)
+    keys, values = torch.empty_like(key), torch.empty_like(key)
+    compiled.enter((key, key, every), (cos, sin), (keys, values, torch.empty(1, 1, 2048)), False)
+    assert torch.equal(values.isnan(), every.isnan())
+    assert torch.equal(values.nan_to_num(7.0), every.nan_to_num(7.0))
+    assert torch.equal(keys, (key.float() * factor).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_cache_in_half_precision_is_not_converted(dtype, monkeypatch):
+    """The operator reads it as it lies, and finds the same bits as in its copy in float32."""
+    seen, run = [], operator.run_kernel
+    monkeypatch.setattr(operator, "run_kernel", lambda entry, problem: (seen.append((entry, problem)), run(entry, problem)))
+    layer, x = build().to(dtype), torch.randn(2, 70, HEADS * MODES).to(dtype)
+    mask = torch.arange(70)[None] >= torch.tensor([[0], [5]])
+    cache = FilterCache()
+    layer(x[:, :69], past_key_values=cache, key_mask=mask[:, :69])
+    del seen[:]
+    layer(x[:, 69:], past_key_values=cache, key_mask=mask)
+    ((entry, given),) = seen
+    assert entry == "decode"
+    held = cache.layers[0]
+    assert (given.key.data, given.value.data) == (held.keys.data_ptr(), held.values.data_ptr())
+    out = torch.empty(2, HEADS, 1, 2 * MODES)
+    given.set(out=operator.Strided.of(out))
+    run("decode", given)
+    first, given.number = out.clone(), 0
+    given.set(key=held.keys.float(), value=held.values.float())
+    run("decode", given)
+    assert torch.equal(first, out)
 
 
 def test_it_follows_changes_of_the_cache(decoded):

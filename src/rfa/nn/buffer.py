@@ -55,23 +55,25 @@ class Buffer:
         self.extend(new.shape, new).copy_(new)
         return cast(Tensor, self.filled) if start else new
 
-    def extend(self, shape: Sequence[int], like: Tensor) -> Tensor:
+    def extend(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Room behind the other entries for new ones of this shape, which the caller writes, without gradients.
+
+        They are of `like`'s dtype or another.
 
         Raises:
             ValueError: for more entries than there is room for.
         """
         start = self.length
-        return self.lengthen(shape, like).narrow(self.dim, start, shape[self.dim])
+        return self.lengthen(shape, like, dtype).narrow(self.dim, start, shape[self.dim])
 
-    def lengthen(self, shape: Sequence[int], like: Tensor) -> Tensor:
+    def lengthen(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """As `extend`, but all of the storage: entries, the new ones to be written behind them, and spare room."""
         start, length = self.length, self.length + shape[self.dim]
         self._check_room(length)
         storage = self._storage
         if storage is None or start == 0:
             empty = (*shape[: self.dim], 0, *shape[self.dim + 1 :])
-            storage, self._owned = like.new_empty(empty), False
+            storage, self._owned = like.new_empty(empty, dtype=dtype), False
         # a compiler can ask neither, and a compiled function keeps to one mode
         same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
         if not (self._owned and same_mode and length <= storage.shape[self.dim]):

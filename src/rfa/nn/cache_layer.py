@@ -92,7 +92,7 @@ class FilterLayer(CacheLayerMixin):
             return query, *self.update(key, turned[0] if turn_values else value)
         self._check_fit(key, value)
         room = [self._keys.extend(key.shape, key), self._values.extend(value.shape, value)]
-        room.append(self._key_norms.extend(key.shape[:3], key))
+        room.append(self._key_norms.extend(key.shape[:3], key, torch.float32))
         query = compiled.enter((query, key, value), turns, room, turn_values)
         self.decoding.key_norm = self._key_norms.filled
         return query, cast(Tensor, self.keys), cast(Tensor, self.values)
@@ -120,7 +120,7 @@ class FilterLayer(CacheLayerMixin):
             return None
         self._check_fit(key, value)
         storages = [self._keys.lengthen(key.shape, key), self._values.lengthen(value.shape, value)]
-        storages.append(self._key_norms.lengthen(key.shape[:3], key))
+        storages.append(self._key_norms.lengthen(key.shape[:3], key, torch.float32))
         kind = options.weight, options.rotate_values
         return compiled.decode_token((query, key, value), turns, storages, self._keys.length, self.decoding, *kind)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .backends import missing
+from .kernel import HALF_AND_SINGLE
 from .transforms import readable, transformed
 from .weights import recording
 
@@ -35,14 +36,17 @@ def _on_cpu() -> CompiledDecoding:
 
 
 def compiled_decoding(backend: str, *states: Tensor) -> CompiledDecoding | None:
-    """The functions for these states: in float32 on a CPU, without gradients. None where PyTorch's operators serve.
+    """The functions for these states: on a CPU, of one dtype, without gradients. None where PyTorch's operators serve.
 
     A program that is recorded needs those operators: it would not hold what compiled code writes.
     """
     if backend not in ("auto", "cpu") or torch.is_grad_enabled():
         return None
+    dtype = states[0].dtype
+    if dtype not in HALF_AND_SINGLE:
+        return None
     for x in states:
-        if type(x) is not Tensor or x.dtype is not torch.float32 or x.device.type != "cpu" or x.stride(-1) != 1:
+        if type(x) is not Tensor or x.dtype is not dtype or x.device.type != "cpu" or x.stride(-1) != 1:
             return None
     if transformed() or recording() or not readable(*states):
         return None

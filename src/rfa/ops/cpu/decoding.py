@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..prior import DecodingCache
-from .library import SCORE_KINDS, Strided, run_kernel
+from .library import NUMBERS, SCORE_KINDS, Strided, run_kernel
 from .operator import KEY_BLOCK
 
 TokenStates = tuple[
@@ -23,7 +23,7 @@ TokenStates = tuple[
 Factors = tuple[Float[Tensor, "b heads length channels"], Float[Tensor, "b heads length channels"]]  # see `enter`
 
 _PARALLEL = 2**15  # numbers of states, from which threads share them
-_SIZES = ("batch", "heads", "keys", "channels", "score_kind", "turn_values", "threads", "lags")
+_SIZES = ("batch", "heads", "keys", "channels", "score_kind", "turn_values", "threads", "lags", "number")
 _STATES = ("query", "key", "value", "out", "keys_of_cache", "values_of_cache", "norms_of_cache", "cos", "sin")
 
 
@@ -31,7 +31,7 @@ class EnterProblem(ctypes.Structure):
     """See kernels/enter.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "channels", "turn_values", "threads")),
+        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "channels", "turn_values", "threads", "number")),
         *((name, Strided) for name in ("query", "key", "value", "new_query", "keys", "values", "norms", "cos", "sin")),
     )
 
@@ -52,20 +52,23 @@ def enter(
     """Turn states by `exp(-i omega t)`, and write keys, values and `|k|^2` where they stay.
 
     Args:
-        states: query, key and value in float32 whose channels are contiguous.
+        states: query, key and value of one dtype, float32 or half, whose channels are contiguous.
         factors: of the channels at the tokens, in float32: the cosine twice side by side, and the negative sine beside
             the sine (`rfa.nn.phases.Turns`).
-        room: for keys, values `(batch, heads, length, channels)` and norms `(batch, heads, length)`; written.
+        room: for keys, values `(batch, heads, length, channels)` and norms `(batch, heads, length)`, in float32;
+            written.
         turn_values: whether values are turned too.
 
     Returns:
         The query in the frame.
     """
-    turned = torch.empty_like(states[0])
+    dtype = states[0].dtype
+    turned = torch.empty_like(states[0], dtype=torch.float32)
     threads = torch.get_num_threads() if turned.numel() >= _PARALLEL else 1
     written = map(Strided.of_storage, (*states, turned, *room))
-    run_kernel("enter", EnterProblem(*turned.shape, turn_values, threads, *written, *map(Strided.of, factors)))
-    return turned
+    sizes = *turned.shape, turn_values, threads, NUMBERS.index(dtype)
+    run_kernel("enter", EnterProblem(*sizes, *written, *map(Strided.of, factors)))
+    return turned if dtype is torch.float32 else turned.to(dtype)
 
 
 def decode_token(
@@ -93,14 +96,15 @@ def decode_token(
     if decoding.mirrored is None:
         decoding.mirrored = F.pad(tables.tables.flip(-1), (0, KEY_BLOCK))
     batch, heads, _, channels = states[0].shape
-    out = states[0].new_empty(batch, 1, heads, channels).transpose(1, 2)  # as the heads of one projection
+    dtype = states[0].dtype
+    out = states[0].new_empty(batch, 1, heads, channels, dtype=torch.float32).transpose(1, 2)  # as the heads of one projection
     problem = TokenProblem(
         *(batch, heads, keys, channels, SCORE_KINDS.index(score_kind), turn_values, torch.get_num_threads()),
-        decoding.mirrored.shape[-1],
+        *(decoding.mirrored.shape[-1], NUMBERS.index(dtype)),
         *map(Strided.of_storage, (*states, out, *storages)),
         *map(Strided.of, factors),
         decoding.mirrored.data_ptr(),
         tables.coefficient.data_ptr(),
     )
     run_kernel("token", problem)
-    return out
+    return out if dtype is torch.float32 else out.to(dtype)

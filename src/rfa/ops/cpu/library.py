@@ -12,6 +12,7 @@ from .build import load_library
 from .compiler import BuildError
 
 SCORE_KINDS = get_args(ScoreKind)
+NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # of states in a cache, as in kernels/number.h
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -60,11 +61,18 @@ class KernelProblem(ctypes.Structure):
         ("query_slice", _integer),
         *((name, _pointer) for name in ("grad_tables", "grad_scalars", "grad_key_path", "grad_query_path")),
         ("grad_key_bias", _pointer),
+        ("number", _integer),
     )
 
     @classmethod
-    def of(cls, inputs: KernelInputs, blocks: int) -> "KernelProblem":
-        """The problem of these inputs. `blocks` is the number of blocks of work of each head."""
+    def of(cls, inputs: KernelInputs, blocks: int, decode: bool = False) -> "KernelProblem":
+        """The problem of these inputs.
+
+        Args:
+            inputs: of the operator.
+            blocks: the number of blocks of work of each head.
+            decode: keys and values are read as they are, in half precision too.
+        """
         problem = cls()
         problem.held = []
         batch, heads, queries, channels = inputs.query.shape
@@ -83,6 +91,10 @@ class KernelProblem(ctypes.Structure):
             given["scalars"] = inputs.scalars.to(torch.float32)
         if inputs.key_norm is not None:
             given["key_norm"] = inputs.key_norm.unsqueeze(2)
+        if decode and inputs.key.dtype is inputs.value.dtype and inputs.key.stride(-1) == inputs.value.stride(-1) == 1:
+            problem.held += (inputs.key, inputs.value)
+            problem.number = NUMBERS.index(inputs.key.dtype)
+            given |= {"key": Strided.of(inputs.key), "value": Strided.of(inputs.value)}
         problem.set(**given)
         return problem
 

@@ -67,7 +67,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     queries = inputs.query.shape[2]
     # decoding adds up in another order than backward, which forms the weights again
     decode = inputs.decode and inputs.key_cos is None and queries <= FEW
-    problem = KernelProblem.of(inputs, blocks=queries if decode else -(-queries // QUERY_BLOCK))
+    problem = KernelProblem.of(inputs, queries if decode else -(-queries // QUERY_BLOCK), decode)
     problem.set(out=Strided.of(out), log_sum=log_sum)
     run_kernel("decode" if decode else "forward", problem)
     return out, log_sum

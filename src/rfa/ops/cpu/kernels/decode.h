@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "frame.h"
+#include "number.h"
 #include "score.h"
 #include "visibility.h"
 
@@ -36,7 +37,8 @@ template <int64_t SCORE, class Prior> class Decode {
       const VisibleKeys seen = visibility_.look(i, 1, start);
       std::fill_n(scores_ + start, KEY_BLOCK, -INFINITY);
       if (!seen.keys) continue;
-      dots(q, start, std::min(seen.keys, p.keys - start));
+      const int64_t n = std::min(seen.keys, p.keys - start);
+      with_number(p.number, [&](auto number) { dots<decltype(number)>(q, start, n); });
       visibility_.mask(i, start, seen, mask_);
       score_row<SCORE>(prior_.pairs(query_row, start, seen.keys), row, seen.keys, norms_, scores_ + start);
       for (int64_t j = 0; j < seen.keys; j += LANES) {
@@ -60,11 +62,7 @@ template <int64_t SCORE, class Prior> class Decode {
         store(at, weight * load(decay + j));
       }
       total += sum(weights);
-      for (int64_t c = 0; c < p.value_channels;) {
-        if (c + 2 * LANES <= p.value_channels) add_values<2>(start, n, c);
-        else if (c + LANES <= p.value_channels) add_values<1>(start, n, c);
-        else add_rest(start, n, c);
-      }
+      with_number(p.number, [&](auto number) { add_values<decltype(number)>(start, n); });
     }
     float* out = p.out.at(task_.b, task_.h, i);
     for (int64_t c = 0; c < p.value_channels; c++) out[c] = total == 0.0f ? 0.0f : out_[c] / total;
@@ -73,11 +71,11 @@ template <int64_t SCORE, class Prior> class Decode {
   }
 
   // q.k and |k|^2 of `n` keys.
-  void dots(const float* q, int64_t start, int64_t n) {
+  template <class T> void dots(const float* q, int64_t start, int64_t n) {
     const Problem& p = task_.p;
     const float* norms = p.key_norm.data ? p.key_norm.at(task_.b, task_.h) : nullptr;
     for (int64_t j = 0; j < n; j++) {
-      const float* k = p.key.at(task_.b, task_.h, start + j);
+      const T* k = p.key.as<T>(task_.b, task_.h, start + j);
       fetch(k + AHEAD * p.key.row, p.channels);
       scores_[start + j] = dot(q, k, p.channels);
       if (SCORE != DOT_PRODUCT) norms_[j] = norms ? norms[start + j] : dot(k, k, p.channels);
@@ -85,40 +83,50 @@ template <int64_t SCORE, class Prior> class Decode {
   }
 
   // Asks for a later state early: memory is what decoding waits for. An address behind the last one does no harm.
-  RFA_INLINE_MEMBER static void fetch(const float* state, int64_t channels) {
-    for (int64_t c = 0; c < channels; c += 16) __builtin_prefetch(state + c);  // 64 bytes, a line
+  template <class T> RFA_INLINE_MEMBER static void fetch(const T* state, int64_t channels) {
+    for (int64_t c = 0; c < channels; c += 64 / sizeof(T)) __builtin_prefetch(state + c);  // 64 bytes, a line
   }
 
-  RFA_INLINE_MEMBER static float dot(const float* x, const float* y, int64_t n) {
+  template <class S, class T> RFA_INLINE_MEMBER static float dot(const S* x, const T* y, int64_t n) {
     Floats total = all(0.0f);
     int64_t c = 0;
-    for (; c + LANES <= n; c += LANES) total += load(x + c) * load(y + c);
+    for (; c + LANES <= n; c += LANES) total += load_as_float(x + c) * load_as_float(y + c);
     float result = sum(total);
-    for (; c < n; c++) result += x[c] * y[c];
+    for (; c < n; c++) result += from(x[c]) * from(y[c]);
     return result;
   }
 
-  // Weighted values of `n` keys, `N` vectors of channels from the c-th on, summed in registers.
-  template <int64_t N> RFA_INLINE_MEMBER void add_values(int64_t start, int64_t n, int64_t& c) {
+  // Weighted values of `n` keys.
+  template <class T> void add_values(int64_t start, int64_t n) {
+    for (int64_t c = 0; c < task_.p.value_channels;) {
+      if (c + 2 * LANES <= task_.p.value_channels) add_vectors<T, 2>(start, n, c);
+      else if (c + LANES <= task_.p.value_channels) add_vectors<T, 1>(start, n, c);
+      else add_rest<T>(start, n, c);
+    }
+  }
+
+  // `N` vectors of channels from the c-th on, summed in registers.
+  template <class T, int64_t N> RFA_INLINE_MEMBER void add_vectors(int64_t start, int64_t n, int64_t& c) {
     const Problem& p = task_.p;
-    const float* value = p.value.at(task_.b, task_.h, start) + c;
+    const T* value = p.value.as<T>(task_.b, task_.h, start) + c;
     Floats sums[N];
     for (int64_t v = 0; v < N; v++) sums[v] = load(out_ + c + v * LANES);
     for (int64_t j = 0; j < n; j++, value += p.value.row) {
       fetch(value + AHEAD * p.value.row, N * LANES);
       const float weight = scores_[start + j];
       if (weight == 0.0f) continue;  // an absent key may hold NaN
-      for (int64_t v = 0; v < N; v++) sums[v] += load(value + v * LANES) * weight;
+      for (int64_t v = 0; v < N; v++) sums[v] += load_as_float(value + v * LANES) * weight;
     }
     for (int64_t v = 0; v < N; v++) store(out_ + c + v * LANES, sums[v]);
     c += N * LANES;
   }
 
-  void add_rest(int64_t start, int64_t n, int64_t& c) {
-    const float* value = task_.p.value.at(task_.b, task_.h, start);
+  template <class T> void add_rest(int64_t start, int64_t n, int64_t& c) {
+    const T* value = task_.p.value.as<T>(task_.b, task_.h, start);
     for (; c < task_.p.value_channels; c++)
       for (int64_t j = 0; j < n; j++)
-        if (const float weight = scores_[start + j]; weight != 0.0f) out_[c] += weight * value[j * task_.p.value.row + c];
+        if (const float weight = scores_[start + j]; weight != 0.0f)
+          out_[c] += weight * from(value[j * task_.p.value.row + c]);
   }
 
   const Task& task_;

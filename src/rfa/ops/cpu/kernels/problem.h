@@ -8,7 +8,10 @@ namespace rfa {
 struct States {  // (batch, heads, length, channels), the last dimension contiguous
   float* data;
   int64_t batch, head, row;
-  float* at(int64_t b, int64_t h, int64_t t = 0) const { return data + b * batch + h * head + t * row; }
+  float* at(int64_t b, int64_t h, int64_t t = 0) const { return as<float>(b, h, t); }
+  template <class T> T* as(int64_t b, int64_t h, int64_t t = 0) const {
+    return reinterpret_cast<T*>(data) + b * batch + h * head + t * row;
+  }
 };
 
 struct Phases {  // cosine or sine, (b, heads, length, modes)
@@ -45,6 +48,8 @@ struct Problem {
   double *grad_key_path;    // (path_rows, batch, heads, keys)
   double *grad_query_path;  // (slices, path_rows, batch, heads, queries)
   double* grad_key_bias;    // (batch, heads, keys)
+  // decoding only
+  int64_t number;  // of key and value
 };
 
 constexpr float FAR = 9.0949470e-13f;  // 2^-40: a key with less has no effect beside one that has not decayed

@@ -6,16 +6,20 @@
 namespace rfa {
 
 struct TokenProblem {
-  int64_t batch, heads, keys, channels, score_kind, turn_values, threads, lags;  // keys: the new one included
-  States query, key, value, out;   // of the token; as they were projected
+  int64_t batch, heads, keys, channels, score_kind, turn_values, threads, lags, number;  // keys: the new one included
+  States query, key, value, out;   // of the token; as they were projected. `out` is in float
   States keys_of_cache, values_of_cache, norms_of_cache;
   Phases cos, sin;                 // as in EnterProblem
   const float *tables, *coefficient;  // (3, heads, lags), mirrored: lag 0 stands KEY_BLOCK before the end; (heads,)
 
   EnterProblem enter() const {
-    const auto last = [this](States x) { return States{x.data + (keys - 1) * x.row, x.batch, x.head, x.row}; };
-    return {batch, heads, 1, channels, turn_values, 1, query, key, value, out,
-            last(keys_of_cache), last(values_of_cache), last(norms_of_cache), cos, sin};
+    EnterProblem p{batch, heads, 1, channels, turn_values, 1, number, query, key, value, out,
+                   keys_of_cache, values_of_cache, norms_of_cache, cos, sin};
+    with_number(number, [&](auto kind) {
+      for (States* x : {&p.keys, &p.values}) x->data = reinterpret_cast<float*>(x->as<decltype(kind)>(0, 0, keys - 1));
+    });
+    p.norms.data = norms_of_cache.at(0, 0, keys - 1);
+    return p;
   }
 
   // The query is read from `out`, in the frame, before its estimate is written there.
@@ -25,7 +29,7 @@ struct TokenProblem {
     p.channels = p.value_channels = channels;
     p.query = p.out = out, p.key = keys_of_cache, p.value = values_of_cache;
     p.key_norm = {norms_of_cache.data, norms_of_cache.batch, norms_of_cache.head, 0};
-    p.tables = tables, p.scalars = coefficient, p.lags = lags;
+    p.tables = tables, p.scalars = coefficient, p.lags = lags, p.number = number;
     return p;
   }
 };
