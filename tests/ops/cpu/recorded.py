@@ -5,6 +5,7 @@ import subprocess
 from contextlib import contextmanager
 
 import numpy as np
+import torch
 
 from rfa.ops.cpu import decoding, library, operator
 from rfa.ops.cpu.library import Strided
@@ -23,11 +24,15 @@ WRITTEN = {
 }
 
 
+DOUBLE = ("log_sum", "grad_tables", "grad_scalars", "grad_key_path", "grad_query_path", "grad_key_bias")
+STORED = ("keys", "values", "keys_of_cache", "values_of_cache")  # in the cache's number
+
+
 class Call:
     """One call: its structure, the memory behind each of its pointers before the call, and what it wrote there."""
 
     def __init__(self, entry, problem):
-        self.entry, self.problem = entry, bytes(problem)
+        self.entry, self.problem, self.number = entry, bytes(problem), getattr(problem, "number", 0)
         self.extents = {name: size for name, size in _extents(entry, problem).items() if size and _at(problem, name)[1]}
         self.offsets = {name: _at(problem, name)[0] for name in self.extents}
         self.before = {name: ctypes.string_at(_at(problem, name)[1], size) for name, size in self.extents.items()}
@@ -40,11 +45,13 @@ class Call:
 
     def numbers(self, contents):
         """The bytes of each written field as numbers."""
-        double = ("log_sum", "grad_tables", "grad_scalars", "grad_key_path", "grad_query_path", "grad_key_bias")
-        return {
-            name: np.frombuffer(content, np.float64 if name in double else np.float32)
-            for name, content in contents.items()
-        }
+        return {name: self._numbers(name, content) for name, content in contents.items()}
+
+    def _numbers(self, name, content):
+        if name in STORED and self.number:
+            dtype = library.NUMBERS[self.number]
+            return torch.frombuffer(bytearray(content), dtype=dtype).float().numpy()
+        return np.frombuffer(content, np.float64 if name in DOUBLE else np.float32)
 
     def pack(self):
         """The bytes for replay.cpp, and where each field is in its memory."""
@@ -101,13 +108,15 @@ def _extents(entry, p):
         return _of_kernel(p)
     if entry == "phases":
         made = 4 * p.batch * p.heads * p.length * p.modes
-        return {"times": 8 * p.batch * p.time_heads * p.length, "frequency": 8 * p.heads * p.modes, "cos": made, "sin": made}
+        times = 8 * p.batch * p.time_heads * p.length
+        return {"times": times, "frequency": 8 * p.heads * p.modes, "cos": made, "sin": made}
     one = {name: (p.batch, p.heads, 1, p.channels) for name in ("query", "key", "value", "out")}
     if entry == "token":
         one |= {name: (p.batch, p.heads, p.keys, p.channels) for name in ("keys_of_cache", "values_of_cache")}
         one |= {"norms_of_cache": (p.batch, p.heads, p.keys, 1), **_factors(p, 1)}
         return {"tables": 4 * 3 * p.heads * p.lags, "coefficient": 4 * p.heads, **_of_states(p, one)}
-    states = {name: (p.batch, p.heads, p.length, p.channels) for name in ("query", "key", "value", "new_query", "keys", "values")}
+    new = ("query", "key", "value", "new_query", "keys", "values")
+    states = {name: (p.batch, p.heads, p.length, p.channels) for name in new}
     return _of_states(p, states | {"norms": (p.batch, p.heads, p.length, 1), **_factors(p, p.length)})
 
 
@@ -155,5 +164,7 @@ def _of_states(p, shapes):
     for name, (batch, heads, rows, channels) in shapes.items():
         at = getattr(p, name)
         last = (batch - 1) * at.batch + (heads - 1) * at.head + (rows - 1) * at.row + channels
-        found[name] = 4 * last if at.data and min(batch, heads, rows, channels) else 0
+        half = getattr(p, "number", 0) and name in ("key", "value", "keys", "values", "keys_of_cache", "values_of_cache")
+        half = half or (getattr(p, "number", 0) and name == "query" and not hasattr(p, "queries"))  # of a token
+        found[name] = (2 if half else 4) * last if at.data and min(batch, heads, rows, channels) else 0
     return found
