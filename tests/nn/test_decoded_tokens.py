@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from rfa.nn import FilterCache, RobustFilterAttention
+from rfa.ops import prior
 from rfa.ops.cpu import decoding as compiled
 from rfa.ops.cpu import operator
 from rfa.ops.decoding import compiled_decoding
@@ -169,6 +170,28 @@ def test_elsewhere_the_operator_decodes(name, decoded):
     pieces += [layer(x[:, i : i + 1], past_key_values=cache, **until(i + 1)) for i in (7, 8)]
     torch.testing.assert_close(torch.cat(pieces, dim=1), layer(x, **given), rtol=1e-4, atol=1e-5)
     assert not decoded
+
+
+PADDED = {  # of 24 keys; whether tables of lags serve, or sums along the keys
+    "on the left": (torch.arange(24)[None] >= torch.tensor([[0], [5]]), True),
+    "between": (torch.arange(24)[None] != torch.tensor([[30], [7]]), False),
+    "one key": (torch.arange(24)[None] >= torch.tensor([[0], [23]]), True),
+}
+
+
+@pytest.mark.parametrize("name", PADDED)
+def test_padding_under_the_riccati_prior(name, monkeypatch):
+    """No sums along all keys at each token where no key is absent between two."""
+    mask, served = PADDED[name]
+    layer, plain = build(prior="riccati"), build(prior="riccati", backend="reference")
+    x, summed, path = torch.randn(2, 24, HEADS * MODES), [], prior.separable_path
+    monkeypatch.setattr(prior, "separable_path", lambda problem: (summed.append(problem), path(problem))[1])
+    cache = FilterCache()
+    pieces = [layer(x[:, :20], past_key_values=cache, key_mask=mask[:, :20])]
+    pieces += [layer(x[:, i : i + 1], past_key_values=cache, key_mask=mask[:, : i + 1]) for i in range(20, 24)]
+    found, expected = torch.cat(pieces, dim=1), plain(x, key_mask=mask)
+    torch.testing.assert_close(found[mask], expected[mask], rtol=1e-4, atol=1e-5)
+    assert bool(summed) is not served
 
 
 def test_a_recorded_program_does_not_decode_in_compiled_code():

@@ -54,6 +54,7 @@ class FilterCache(Cache):
     def _forget_times(self) -> None:
         self.uniform = True  # the tokens stand at 0, 1, 2, ...; otherwise their times are kept
         self.origin: Tensor | None = None  # `(1 or batch, 1)`, as the times were given
+        self._steps: Tensor | None = None  # 0, 1, 2, ... for more tokens than there are
         self.times: Tensor | None = None  # of the keys since the origin, `(1 or batch, keys)`; padding has times too
 
     def layer(self, index: int) -> FilterLayer:
@@ -126,7 +127,19 @@ class FilterCache(Cache):
             origin = partial(self._shared_origin, key_mask=None if times is None else key_mask, cached=cached)
         elif self.origin is None:
             self.origin = torch.zeros(1, 1, dtype=torch.int64, device=device)
+        if given is None and key_mask is None and segment_ids is None and not torch.is_grad_enabled() and readable():
+            steps = self._uniform_times(keys, device)
+            return Positions(steps, steps[:, keys - length :], None, None, True, True, orders={})
         return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
+
+    def _uniform_times(self, keys: int, device: torch.device) -> Tensor:
+        """0, 1, 2, ... for this number of keys, `(1, keys)`: made for twice as many, which serve the next tokens."""
+        steps = self._steps
+        if steps is None or steps.shape[1] < keys or steps.device != device:
+            with torch.inference_mode(False):  # also serves where gradients are taken later
+                steps = torch.arange(2 * keys, device=device, dtype=time_dtype(device))[None]
+            self._steps = steps
+        return steps[:, :keys]
 
     def _shared_origin(self, given: Tensor, key_mask: Tensor | None, cached: int) -> Tensor:
         """The origin `(b, 1)` of all keys at the times `(b, keys)`, the first `cached` of which are in use already.

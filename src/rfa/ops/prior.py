@@ -17,7 +17,7 @@ from rfa.dynamics import accumulated_variance, decay_kernel, riccati_log_gain, t
 from .dense import least_effective_variance
 from .positions import Positions, by_group
 from .problem import Options, Parameters, Problem, RiccatiWeights
-from .transforms import transformed
+from .transforms import readable, transformed
 
 BITS = math.log2(math.e)  # bits in a nat
 UNIT = 2.0**40  # lag tables hold w / UNIT for Student-t scores: 1 / (Sigma + gamma^2) may lie beyond float32
@@ -86,14 +86,28 @@ def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTab
     """
     parameters, positions, options, _ = problem
     keys = positions.key_times.shape[-1]
-    grouped = options.prior == "riccati" and positions.key_groups is not None  # a gain depends on the key before
-    if not positions.uniform or grouped:
+    if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options)):
         return separable_path(problem)
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
         return lag_tables(parameters, options, keys)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:
         cache.tables, cache.mirrored = lag_tables(parameters, options, 2 * keys), None
     return cache.tables
+
+
+def _gains_of_lags(positions: Positions, options: Options) -> bool:
+    """Whether the Riccati weight of uniform times depends on the lag alone, as far as the values can be read at once.
+
+    A gain depends on the key before. That is one step away where no absent key lies between the keys of a group, as
+    with padding on the left. A key that is alone has another gain, which changes the log precision and nothing else.
+    """
+    groups = positions.key_groups
+    if groups is None:
+        return True
+    if options.log_precision or torch.is_grad_enabled() or groups.device.type != "cpu" or not readable(groups):
+        return False
+    rising = positions.once("rising", lambda: ((groups[:, 1:] >= groups[:, :-1]).all(),))
+    return bool(rising[0])
 
 
 def _coefficient(parameters: Parameters, options: Options) -> Tensor:

@@ -32,9 +32,9 @@ class Strided(ctypes.Structure):
     @classmethod
     def of_storage(cls, tensor: Tensor) -> "Strided":
         """As `of` for every sample by itself, of `(batch, heads, length)` too: there the last stride is the row's."""
-        batch, head, row, *channel = tensor.stride()
-        assert (channel or [row]) == [1] or tensor.numel() <= 1, tensor.stride()
-        return cls(tensor.data_ptr(), batch, head, row)
+        strides = tensor.stride()
+        assert strides[-1] == 1 or tensor.numel() <= 1, strides
+        return cls(tensor.data_ptr(), *strides[:3])
 
 
 class KernelProblem(ctypes.Structure):
