@@ -129,7 +129,7 @@ class FilterCache(Cache):
             self.origin = torch.zeros(1, 1, dtype=torch.int64, device=device)
         if given is None and key_mask is None and segment_ids is None and not torch.is_grad_enabled() and readable():
             steps = self._uniform_times(keys, device)
-            return Positions(steps, steps[:, keys - length :], None, None, True, True, orders={})
+            return Positions(steps, steps.narrow(1, keys - length, length), None, None, True, True, orders={})
         return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
 
     def _uniform_times(self, keys: int, device: torch.device) -> Tensor:
@@ -139,7 +139,7 @@ class FilterCache(Cache):
             with torch.inference_mode(False):  # also serves where gradients are taken later
                 steps = torch.arange(2 * keys, device=device, dtype=time_dtype(device))[None]
             self._steps = steps
-        return steps[:, :keys]
+        return steps.narrow(1, 0, keys)
 
     def _shared_origin(self, given: Tensor, key_mask: Tensor | None, cached: int) -> Tensor:
         """The origin `(b, 1)` of all keys at the times `(b, keys)`, the first `cached` of which are in use already.

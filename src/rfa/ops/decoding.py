@@ -46,8 +46,8 @@ def compiled_decoding(backend: str, *states: Tensor) -> CompiledDecoding | None:
     if dtype not in HALF_AND_SINGLE:
         return None
     for x in states:
-        if type(x) is not Tensor or x.dtype is not dtype or x.device.type != "cpu" or x.stride(-1) != 1:
+        if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.stride(-1) != 1:
             return None
-    if transformed() or recording() or not readable(*states):
+    if transformed() or recording() or not readable():  # no wrapped tensors: these are plain ones
         return None
     return None if missing("cpu") is not None else _on_cpu()

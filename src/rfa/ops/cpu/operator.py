@@ -112,7 +112,9 @@ def backward(
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64)
 
-    grad_states = [_like(x) for x in (query, key, inputs.value)]
+    grad_states = [_like(x) for x in (query, key, inputs.value)]  # which the kernel fills
+    if inputs.empty:
+        grad_states = [grad.zero_() for grad in grad_states]
     grad_query = grad_states[0] if cuts == 1 else torch.zeros(cuts, *query.shape)
     grad_tables = zeros(batch, heads, cuts, 3, problem.lags)
     grad_scalars = zeros(batch, heads, cuts, 6)
@@ -162,8 +164,8 @@ def _(grad_out, grad_log_sum, out, log_sum, *arguments):
 
 
 def _like(x: Tensor) -> Tensor:
-    """Zeros in float32 whose channels are contiguous, otherwise laid out as `x` is."""
-    return torch.zeros_like(x if x.stride(-1) == 1 else x.contiguous(), dtype=torch.float32)
+    """A new tensor in float32 whose channels are contiguous, otherwise laid out as `x` is."""
+    return torch.empty_like(x if x.stride(-1) == 1 else x.contiguous(), dtype=torch.float32)
 
 
 def _save(ctx, inputs, output) -> None:
