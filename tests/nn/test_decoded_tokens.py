@@ -103,7 +103,7 @@ def test_each_number_in_half_precision(dtype):
 def test_a_cache_in_half_precision_is_not_converted(dtype, monkeypatch):
     """The operator reads it as it lies, and finds the same bits as in its copy in float32."""
     seen, run = [], operator.run_kernel
-    monkeypatch.setattr(operator, "run_kernel", lambda entry, problem: (seen.append((entry, problem)), run(entry, problem)))
+    monkeypatch.setattr(operator, "run_kernel", lambda *call: (seen.append(call), run(*call)))
     layer, x = build().to(dtype), torch.randn(2, 70, HEADS * MODES).to(dtype)
     mask = torch.arange(70)[None] >= torch.tensor([[0], [5]])
     cache = FilterCache()

@@ -6,7 +6,7 @@ the weight w of the squared residual. Both types give them, and both carry gradi
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -72,11 +72,17 @@ class DecodingCache:
         key_norm: `|k|^2` of all keys, `(batch, heads, keys)`.
         tables: lag tables for at least as many lags as there are keys.
         mirrored: these with the longest lag first, as compiled code reads them for one token.
+        last_call: of compiled code for one token; a copy has none, because it holds addresses.
     """
 
     key_norm: Tensor | None = None
     tables: LagTables | None = None
     mirrored: Tensor | None = None
+    last_call: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and files."""
+        return {**self.__dict__, "last_call": None}
 
 
 def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTables | SeparablePath:

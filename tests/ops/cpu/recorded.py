@@ -164,7 +164,7 @@ def _of_states(p, shapes):
     for name, (batch, heads, rows, channels) in shapes.items():
         at = getattr(p, name)
         last = (batch - 1) * at.batch + (heads - 1) * at.head + (rows - 1) * at.row + channels
-        half = getattr(p, "number", 0) and name in ("key", "value", "keys", "values", "keys_of_cache", "values_of_cache")
-        half = half or (getattr(p, "number", 0) and name == "query" and not hasattr(p, "queries"))  # of a token
+        of_token = name == "query" and not hasattr(p, "queries")
+        half = getattr(p, "number", 0) and (name in ("key", "value", *STORED) or of_token)
         found[name] = (2 if half else 4) * last if at.data and min(batch, heads, rows, channels) else 0
     return found

@@ -1,5 +1,6 @@
 """The kernels compiled for ARM make recorded calls again under an emulator, and find the same numbers."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -87,7 +88,8 @@ def test_forward_and_backward(name, agree):
         out, log_precision = robust_filter_attention(
             **inputs, **PROBLEMS[name], return_log_precision=True, backend="cpu"
         )
-        torch.autograd.grad((out * torch.linspace(-1, 2, out.numel()).view_as(out)).sum() + log_precision.sum(), learned)
+        weight = torch.linspace(-1, 2, out.numel()).view_as(out)
+        torch.autograd.grad((out * weight).sum() + log_precision.sum(), learned)
 
     assert agree(use) == {"phases", "forward", "backward"}
 
@@ -111,5 +113,5 @@ def test_decoding(name, dtype, agree):
 
 
 def test_each_entry_point_is_recorded():
-    declared = {name for source in SOURCES.glob("*.cpp") for name in ENTRIES if f"int rfa_{name}(" in source.read_text()}
-    assert declared == set(ENTRIES)
+    sources = "".join(source.read_text() for source in SOURCES.glob("*.cpp"))
+    assert set(re.findall(r"int rfa_(\w+)\(const", sources)) == set(ENTRIES)

@@ -4,7 +4,9 @@ A call replaces fifteen operators a layer and token, which would take longer tha
 """
 
 import ctypes
+import operator
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +26,16 @@ Factors = tuple[Float[Tensor, "b heads length channels"], Float[Tensor, "b heads
 
 _PARALLEL = 2**15  # numbers of states, from which threads share them
 _SIZES = ("batch", "heads", "keys", "channels", "score_kind", "turn_values", "threads", "lags", "number")
+_OF_TOKEN = ("query", "key", "value", "out", "cos", "sin")  # what differs from one token to the next
 _STATES = ("query", "key", "value", "out", "keys_of_cache", "values_of_cache", "norms_of_cache", "cos", "sin")
+_SIZES_OF_ENTER = ("batch", "heads", "length", "channels", "turn_values", "threads", "number")
 
 
 class EnterProblem(ctypes.Structure):
     """See kernels/enter.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("batch", "heads", "length", "channels", "turn_values", "threads", "number")),
+        *((name, ctypes.c_int64) for name in _SIZES_OF_ENTER),
         *((name, Strided) for name in ("query", "key", "value", "new_query", "keys", "values", "norms", "cos", "sin")),
     )
 
@@ -44,6 +48,20 @@ class TokenProblem(ctypes.Structure):
         *((name, Strided) for name in _STATES),
         *((name, ctypes.c_void_p) for name in ("tables", "coefficient")),
     )
+
+
+class TokenCall(NamedTuple):
+    """The last call of `decode_token`, which the next one repeats with other addresses: to fill all takes as long.
+
+    Fields:
+        layout: shapes, strides and options for which it serves.
+        kept: the tensors for which it serves.
+        problem: the structure.
+    """
+
+    layout: tuple[Any, ...]
+    kept: tuple[Tensor, ...]
+    problem: TokenProblem
 
 
 def enter(
@@ -95,16 +113,30 @@ def decode_token(
     assert tables is not None
     if decoding.mirrored is None:
         decoding.mirrored = F.pad(tables.tables.flip(-1), (0, KEY_BLOCK))
-    batch, heads, _, channels = states[0].shape
-    dtype = states[0].dtype
-    out = states[0].new_empty(batch, 1, heads, channels, dtype=torch.float32).transpose(1, 2)  # as the heads of one projection
-    problem = TokenProblem(
-        *(batch, heads, keys, channels, SCORE_KINDS.index(score_kind), turn_values, torch.get_num_threads()),
-        *(decoding.mirrored.shape[-1], NUMBERS.index(dtype)),
-        *map(Strided.of_storage, (*states, out, *storages)),
-        *map(Strided.of, factors),
-        decoding.mirrored.data_ptr(),
-        tables.coefficient.data_ptr(),
-    )
+    query, key, value = states
+    cos, sin = factors
+    batch, heads, _, channels = query.shape
+    dtype, threads = query.dtype, torch.get_num_threads()
+    out = query.new_empty(batch, 1, heads, channels, dtype=torch.float32)
+    out = out.transpose(1, 2)  # as the heads of one projection
+    strides = (query.stride(), key.stride(), value.stride(), cos.stride(), sin.stride())
+    layout = (query.shape, cos.shape, strides, score_kind, turn_values, threads, dtype)
+    kept = (*storages, decoding.mirrored)
+    last = decoding.last_call
+    if last is not None and last.layout == layout and all(map(operator.is_, last.kept, kept)):
+        problem = last.problem
+        for name, tensor in zip(_OF_TOKEN, (query, key, value, out, cos, sin), strict=True):
+            getattr(problem, name).data = tensor.data_ptr()
+        problem.keys = keys
+    else:
+        problem = TokenProblem(
+            *(batch, heads, keys, channels, SCORE_KINDS.index(score_kind), turn_values, threads),
+            *(decoding.mirrored.shape[-1], NUMBERS.index(dtype)),
+            *map(Strided.of_storage, (*states, out, *storages)),
+            *map(Strided.of, factors),
+            decoding.mirrored.data_ptr(),
+            tables.coefficient.data_ptr(),
+        )
+        decoding.last_call = TokenCall(layout, kept, problem)
     run_kernel("token", problem)
     return out if dtype is torch.float32 else out.to(dtype)
