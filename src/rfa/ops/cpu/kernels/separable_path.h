@@ -5,11 +5,11 @@
 
 #include "decay_range.h"
 #include "functions.h"
+#include "key_chunks.h"
 #include "problem.h"
 
 namespace rfa {
 
-constexpr float LEAST_VARIANCE = 1.17549435e-38f;       // the least normal float, as in rfa/ops/prior.py
 constexpr float LEAST_OF_EXPONENTIAL = 1.9673782e-24f;  // of Sigma + gamma^2, as in dense.least_effective_variance
 constexpr float SMALL = 2.3283064e-10f;                 // 2^-32: gradients of variances are summed in this unit
 
@@ -36,8 +36,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
         log_variance_(KEY_BLOCK),
         complement_(KEY_BLOCK),
         inverse_(KEY_BLOCK),
-        to_last_(CAUSAL ? 3 * KEY_BLOCK : 0),
-        squares_to_last_(CAUSAL ? KEY_BLOCK : 0) {
+        chunks_(CAUSAL, key_, key_bias_, padded_, task.p.keys) {
     if (!CAUSAL) std::copy_n(task.key_times(), task.p.keys, static_cast<double*>(times_));
     const int64_t b = task.p.path_batch > 1 ? task.b : 0, each = task.p.path_batch * task.p.heads;
     for (int row = 0; row < ROWS_OF_PATH; row++)
@@ -51,6 +50,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
     unit_ = task.p.score_kind == STUDENT_T ? ONE : 1.0f;
     inverse_freedom_ = task.scalar(1) * unit_, key_noise_ = task.scalar(2), floor_ = task.scalar(3);
     query_noise_ = task.scalar(4), bias_factor_ = task.scalar(5);
+    chunks_.set_noises(key_noise_, floor_);
     gate_ = task.p.gate;
     least_effective_ = task.p.score_kind == EXPONENTIAL ? LEAST_OF_EXPONENTIAL : LEAST_VARIANCE;
     range_ = DecayRange(key_ + 0, task.p.keys);
@@ -70,23 +70,16 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
   }
 
   // E, b and w with `n` keys from `start` on. What `add` needs again stays in the buffers below.
-  //
-  // A lag is split at the last key l of a chunk that lies before the query. With E_jl and E_li, both at most 1,
-  //   E = E_jl E_li,    Sigma = V(l to i) + sigma_0^2 + E_li^2 (V(j to l) + eta^2 E_jl^2).
-  // The factors of the keys serve all queries behind the chunk. Sums of positive numbers lose no digits.
   Pairs pairs(const QueryRow& row, int64_t start, int64_t n) {
-    if (CAUSAL && prepared_ != start) prepare(start);
-    for (int64_t j = 0; j < n; j += LANES) {
-      Chunk& chunk = chunks_[j / LANES];
-      chunk.behind = CAUSAL && chunk.ordered && row.decay_sum >= chunk.decay_sum && row.variance >= chunk.variance &&
-                     (!RICCATI || row.riccati_sum <= chunk.riccati_sum);
-      if (chunk.behind) {
-        const double decay = std::exp(chunk.decay_sum - row.decay_sum), square = decay * decay;
-        chunk.square = square;
-        const double added = (row.variance - chunk.variance) + chunk.variance * (1.0 - square);
-        const Floats variance = load(to_last_ + KEY_BLOCK + j) * static_cast<float>(square) + static_cast<float>(added + floor_);
-        store(decay_ + j, load(to_last_ + j) * static_cast<float>(decay));
-        store(variance_ + j, larger(variance, all(LEAST_VARIANCE)));
+    const bool whole = CAUSAL && chunks_.prepare(row, start);
+    if (whole) {
+      chunks_.transport(chunks_.block(), 0, n, decay_, variance_);
+      if (RICCATI) chunks_.bias(chunks_.block(), 0, n, bias_);
+    }
+    for (int64_t j = 0; j < n && !whole; j += LANES) {
+      if (CAUSAL && chunks_.reach(row, j)) {
+        chunks_.transport(chunks_.at(j), j, j + LANES, decay_, variance_);
+        if (RICCATI) chunks_.bias(chunks_.at(j), j, j + LANES, bias_);
         continue;
       }
       const double* key = key_ + start + j;
@@ -100,26 +93,9 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
       store(complement_ + j, complement);
       const Floats variance = added + order.earlier * complement + decay * decay * key_noise_ + floor_;
       store(variance_ + j, larger(variance, all(LEAST_VARIANCE)));
+      if (RICCATI) store(bias_ + j, load(key_bias_ + start + j) - magnitude(riccati_between(row, start + j)));
     }
-    for (int64_t j = 0; j < n; j += LANES) {
-      const Floats effective_variance = larger(load(variance_ + j) + query_noise_, all(least_effective_));
-      const Floats inverse = gate_ ? 1.0f / effective_variance : all(1.0f);
-      store(inverse_ + j, inverse);
-      store(weight_ + j, inverse * inverse_freedom_);
-      if (RICCATI) {
-        const Chunk& chunk = chunks_[j / LANES];
-        if (chunk.behind)
-          store(bias_ + j, load(to_last_ + 2 * KEY_BLOCK + j) - static_cast<float>(chunk.riccati_sum - row.riccati_sum));
-        else
-          store(bias_ + j, load(key_bias_ + start + j) - magnitude(riccati_between(row, start + j)));
-      } else {
-        const Floats log_variance = log2(load(variance_ + j));
-        Floats bias = log_variance * -bias_factor_;
-        rounded(bias);
-        store(log_variance_ + j, log_variance);
-        store(bias_ + j, bias);
-      }
-    }
+    weigh(n);
     return {decay_, bias_, weight_};
   }
 
@@ -147,8 +123,8 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
       // numbers at its query and at its key, and u and 1 - E^2 stay in double while E^2 is near 1.
       const Doubles added = widen(variance);
       Doubles remaining;  // by E^2
-      if (chunks_[j / LANES].behind) {
-        remaining = added * (load(squares_to_last_ + j) * chunks_[j / LANES].square);
+      if (CAUSAL && chunks_.at(j).behind) {
+        remaining = added * chunks_.square(j);
       } else {
         const Floats complement = load(complement_ + j);
         const Doubles apart = (row.decay_sum - load(key_ + start + j)) * widen(order.sign);
@@ -232,55 +208,24 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
     return {choose(later, all(-1.0f), all(1.0f)), choose(later, all(static_cast<float>(row.variance)), key)};
   }
 
-  // A few keys and their last one, l: its M, u and C; whether all lie before it; whether the present query lies behind
-  // it, and then E_li^2.
-  struct Chunk {
-    double decay_sum, variance, riccati_sum;
-    bool ordered, behind = false;
-    double square = 0.0;
-  };
-
-  // The numbers of the keys of a block as its chunks' last keys see them: E, V + eta^2 E^2, the bias, and E^2 in double.
-  void prepare(int64_t start) {
-    prepared_ = start;
-    for (int64_t j = 0; j < KEY_BLOCK; j += LANES) {
-      const double* key = key_ + start + j;
-      const int64_t last = std::min<int64_t>(LANES, task_.p.keys - start - j) - 1;
-      Chunk& chunk = chunks_[j / LANES];
-      chunk.ordered = last >= 0;
-      if (!chunk.ordered) continue;
-      chunk.decay_sum = key[last], chunk.variance = key[padded_ + last];
-      chunk.riccati_sum = RICCATI ? key[2 * padded_ + last] : 0.0;
-      for (int64_t l = 0; l <= last; l++)
-        chunk.ordered = chunk.ordered && key[l] <= chunk.decay_sum && key[padded_ + l] <= chunk.variance &&
-                        (!RICCATI || key[2 * padded_ + l] >= chunk.riccati_sum);
-      const Doubles apart = chunk.decay_sum - load(key), variance = load(key + padded_);
-      Floats decay, less_one;
-      exp2_both(smaller(narrow(apart) * -BITS, all(0.0f)), &decay, &less_one);
-      const Floats complement = -less_one * (decay + 1.0f);
-      const Floats added = narrow(chunk.variance - variance) + narrow(variance) * complement;
-      store(to_last_ + j, decay);
-      store(to_last_ + KEY_BLOCK + j, added + decay * decay * key_noise_);
-      store(squares_to_last_ + j, square_of(apart, decay, complement));
-      if (RICCATI)
-        store(to_last_ + 2 * KEY_BLOCK + j,
-              load(key_bias_ + start + j) - narrow(load(key + 2 * padded_) - chunk.riccati_sum));
+  // w, and without a Riccati prior b, from Sigma. Pointers are copied: a store might change members.
+  void weigh(int64_t n) {
+    const float query_noise = query_noise_, least = least_effective_, freedom = inverse_freedom_, factor = bias_factor_;
+    const bool gate = gate_;
+    const float* variances = variance_;
+    float *inverses = inverse_, *weights = weight_, *logs = log_variance_, *biases = bias_;
+    for (int64_t j = 0; j < n; j += LANES) {
+      const Floats effective_variance = larger(load(variances + j) + query_noise, all(least));
+      const Floats inverse = gate ? 1.0f / effective_variance : all(1.0f);
+      store(inverses + j, inverse);
+      store(weights + j, inverse * freedom);
+      if (RICCATI) continue;
+      const Floats log_variance = log2(load(variances + j));
+      Floats bias = log_variance * -factor;
+      rounded(bias);
+      store(logs + j, log_variance);
+      store(biases + j, bias);
     }
-  }
-
-  // E^2 in double: of 1 - E^2 while that is small, of E else.
-  static RFA_INLINE_MEMBER Doubles square_of(Doubles apart, Floats decay, Floats complement) {
-    const Ints near = complement < 0.5f;
-    const Doubles inside = apart * widen(keep(all(1.0f), near));
-    return widen(keep(all(1.0f), near)) * (1.0 - one_less_exponential(2.0 * inside)) +
-           widen(choose(near, all(0.0f), decay * decay));
-  }
-
-  // 1 - exp(-x) for 0 <= x <= 0.7, to 3e-9 relative and far better where x is small.
-  static RFA_INLINE_MEMBER Doubles one_less_exponential(Doubles x) {
-    Doubles series = 1.0 - x * (1.0 / 9.0);
-    for (const double n : {8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0}) series = 1.0 - x * (1.0 / n) * series;
-    return x * series;
   }
 
   // u of the earlier one, as `order.earlier` but in double.
@@ -304,10 +249,7 @@ template <bool RICCATI, bool CAUSAL> class SeparablePath {
   Buffer<double> column_sums_;  // of one block of keys: gradients of M, u, then C and the bias
   // One query with a block of keys: E, b, w, Sigma, log2 Sigma, 1 - E^2, 1 / (Sigma + gamma^2).
   Buffer<float> decay_, bias_, weight_, variance_, log_variance_, complement_, inverse_;
-  Buffer<float> to_last_;           // of one block of keys, as `prepare` says
-  Buffer<double> squares_to_last_;
-  Chunk chunks_[KEY_BLOCK / LANES];
-  int64_t prepared_ = -1;  // the block
+  KeyChunks<RICCATI> chunks_;
   const double* query_;
   float unit_, inverse_freedom_, key_noise_, floor_, query_noise_, bias_factor_, least_effective_;
   bool gate_;
