@@ -120,8 +120,9 @@ def decode_token(
     out = query.new_empty(batch, 1, heads, channels, dtype=torch.float32)
     out = out.transpose(1, 2)  # as the heads of one projection
     strides = (query.stride(), key.stride(), value.stride(), cos.stride(), sin.stride())
-    layout = (query.shape, cos.shape, strides, score_kind, turn_values, threads, dtype)
-    kept = (*storages, decoding.mirrored)
+    kept = (*storages, decoding.mirrored, tables.coefficient)
+    places = tuple(tensor.data_ptr() for tensor in kept)  # `share_memory_` moves what a tensor holds
+    layout = (query.shape, cos.shape, strides, score_kind, turn_values, threads, dtype, places)
     last = decoding.last_call
     if last is not None and last.layout == layout and all(map(operator.is_, last.kept, kept)):
         problem = last.problem
