@@ -1,5 +1,8 @@
 """One call of compiled code decodes a token as PyTorch's operators do, and says where it does not serve."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -96,6 +99,8 @@ def test_each_number_in_half_precision(dtype):
     compiled.enter((key, key, every), (cos, sin), (keys, values, torch.empty(1, 1, 2048)), False)
     assert torch.equal(values.isnan(), every.isnan())
     assert torch.equal(values.nan_to_num(7.0), every.nan_to_num(7.0))
+    known = ~every.isnan()
+    assert torch.equal(values.view(torch.int16)[known], every.view(torch.int16)[known])  # infinity and -0.0 too
     assert torch.equal(keys, (key.float() * factor).to(dtype))
 
 
@@ -143,6 +148,26 @@ def test_it_follows_changes_of_the_cache(decoded):
     expected = r"^past_key_values: got keys of batch 2, .* expected batch 1"
     with pytest.raises(ValueError, match=expected):
         layer(last[:1], past_key_values=cache)
+
+
+def test_a_cache_whose_memory_moves(decoded):
+    """The addresses of the last token are not taken again; a moved, a copied and a stored cache go on by themselves."""
+    layer, plain, x = build(), build(backend="reference"), torch.randn(2, 30, HEADS * MODES)
+    cache, reference = FilterCache(), FilterCache()
+    for model, each in ((layer, cache), (plain, reference)):
+        for part in (x[:, :20], *x[:, 20:23].split(1, 1)):
+            model(part, past_key_values=each)
+    held, before = cache.layers[0], len(decoded)
+    assert held.decoding.last_call is not None
+    copies = copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))
+    for storage in (held.keys, held.values, held.key_norms):
+        storage.share_memory_()
+    expected = torch.cat([plain(part, past_key_values=reference) for part in x[:, 23:].split(1, 1)], 1)
+    for each in (cache, *copies):
+        assert each is cache or each.layers[0].decoding.last_call is None
+        found = torch.cat([layer(part, past_key_values=each) for part in x[:, 23:].split(1, 1)], 1)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert len(decoded) == before + 3 * 7
 
 
 OTHERS = {

@@ -126,8 +126,8 @@ class OperatorProblem:
 
 def _wanted(layer: RobustFilterAttention) -> list[tuple[str, Tensor]]:
     """The tensors of a layer's dynamics that have gradients, by name."""
-    fixed = dict(layer.dynamics.named_buffers())
-    return [*layer.dynamics.named_parameters(), *((name, fixed[name]) for name in ("decay",) if name in fixed)]
+    decay = [(name, tensor) for name, tensor in layer.dynamics.named_buffers() if name == "decay"]  # where not learned
+    return [*layer.dynamics.named_parameters(), *decay]
 
 
 def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:

@@ -82,7 +82,7 @@ class DecodingCache:
     last_call: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and files."""
+        """The state for a copy or a pickle, which must not hold addresses."""
         return {**self.__dict__, "last_call": None}
 
 

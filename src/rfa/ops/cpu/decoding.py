@@ -4,7 +4,6 @@ A call replaces fifteen operators a layer and token, which would take longer tha
 """
 
 import ctypes
-import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -51,16 +50,16 @@ class TokenProblem(ctypes.Structure):
 
 
 class TokenCall(NamedTuple):
-    """The last call of `decode_token`, which the next one repeats with other addresses: to fill all takes as long.
+    """The last call of `decode_token`. The next one with the same layout changes a few of its fields only.
+
+    It takes time to fill a whole structure. No tensor is kept, so a cache that changes frees its memory at once.
 
     Fields:
-        layout: shapes, strides and options for which it serves.
-        kept: the tensors for which it serves.
+        layout: the shapes, strides, addresses and options for which it serves.
         problem: the structure.
     """
 
     layout: tuple[Any, ...]
-    kept: tuple[Tensor, ...]
     problem: TokenProblem
 
 
@@ -119,12 +118,15 @@ def decode_token(
     dtype, threads = query.dtype, torch.get_num_threads()
     out = query.new_empty(batch, 1, heads, channels, dtype=torch.float32)
     out = out.transpose(1, 2)  # as the heads of one projection
-    strides = (query.stride(), key.stride(), value.stride(), cos.stride(), sin.stride())
-    kept = (*storages, decoding.mirrored, tables.coefficient)
-    places = tuple(tensor.data_ptr() for tensor in kept)  # `share_memory_` moves what a tensor holds
-    layout = (query.shape, cos.shape, strides, score_kind, turn_values, threads, dtype, places)
+    strided = (query, key, value, cos, sin, *storages)
+    fixed = (*storages, decoding.mirrored, tables.coefficient)  # a tensor may move, as by `share_memory_`
+    layout = (
+        *(query.shape, cos.shape, decoding.mirrored.shape, score_kind, turn_values, threads, dtype),
+        *(x.stride() for x in strided),
+        *(x.data_ptr() for x in fixed),
+    )
     last = decoding.last_call
-    if last is not None and last.layout == layout and all(map(operator.is_, last.kept, kept)):
+    if last is not None and last.layout == layout:
         problem = last.problem
         for name, tensor in zip(_OF_TOKEN, (query, key, value, out, cos, sin), strict=True):
             getattr(problem, name).data = tensor.data_ptr()
@@ -138,6 +140,6 @@ def decode_token(
             decoding.mirrored.data_ptr(),
             tables.coefficient.data_ptr(),
         )
-        decoding.last_call = TokenCall(layout, kept, problem)
+        decoding.last_call = TokenCall(layout, problem)
     run_kernel("token", problem)
     return out if dtype is torch.float32 else out.to(dtype)

@@ -22,7 +22,8 @@ template <class T> RFA_INLINE UnsignedRegister load_bits(const T* p) {
 
 RFA_INLINE FloatRegister load_one(const float* p) { return load_register<FloatRegister>(p); }
 RFA_INLINE FloatRegister load_one(const Bfloat16* p) { return (FloatRegister)(load_bits(p) << 16); }
-// The exponent moves from bias 15 to 127 by a product with 2^112, which is right for denormal numbers too.
+// The exponent moves from bias 15 to 127 by a product with 2^112. Denormal numbers are right too, and 0 in a thread
+// that takes float's denormals as 0.
 RFA_INLINE FloatRegister load_one(const Float16* p) {
   const UnsignedRegister half = load_bits(p), size = (half & 0x7fff) << 13;
   const FloatRegister number = (FloatRegister)size * 5.192296858534828e33f;
