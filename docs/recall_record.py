@@ -43,8 +43,11 @@ def state(record: Path) -> str:
     seeds: dict[str, set[int]] = {}
     for result in results:
         seeds.setdefault(result["task"], set()).add(result["seed"])
-    of = "; ".join(f"{task}: {'seed' if len(of) == 1 else 'seeds'} {_listed(of)}" for task, of in seeds.items())
-    return f"{len(results)} of {len(planned)} runs are done ({of})."
+    tasks: dict[str, list[str]] = {}
+    for task, of in seeds.items():
+        tasks.setdefault(f"{'seed' if len(of) == 1 else 'seeds'} {_listed(of)}", []).append(task)
+    done = "; ".join(f"{which}: {', '.join(names)}" for which, names in tasks.items())
+    return f"{len(results)} of {len(planned)} runs are done ({done})."
 
 
 def _listed(seeds: set[int]) -> str:
