@@ -40,6 +40,7 @@ MANY: dict[str, Callable[[str], bool]] = {
     "--components": lambda value: not value.startswith("-"),
     "--lengths": str.isdigit,
     "--only": lambda value: not value.startswith("-"),
+    "--peers": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),
     "--results": lambda value: not value.startswith("-"),
     "--set": lambda value: "=" in value and not value.startswith("-"),

@@ -103,21 +103,29 @@ def flex_filter_attention(
     query, key = turned(query, of_queries, inverse=True), turned(key, of_keys, inverse=True)
     if rotate_values:
         value = turned(value, of_keys, inverse=True)
-    scores = _scores(query, key, problem)
-    attend = functools.partial(
-        attend,
-        scale=1.0,
-        block_mask=_block_mask(batch, positions, causal),
-        return_aux=AuxRequest(lse=True),
-    )
-    estimate, decayed = attend(query, key, value, scores.decayed)
-    _, plain = attend(query, key, value[..., :_LEAST_CHANNELS].contiguous(), scores.plain)
-    unseen = plain.lse == -torch.inf
-    factor = (decayed.lse - plain.lse).masked_fill(unseen, -torch.inf).exp()
-    estimate = (estimate * factor[..., None]).masked_fill(unseen[..., None], 0.0)
+    attend = functools.partial(attend, scale=1.0, block_mask=visible_blocks(batch, positions, causal))
+    estimate, log_precision = decayed_attention(attend, query, key, value, filter_scores(query, key, problem))
     if rotate_values:
         estimate = turned(estimate, of_queries)
-    return (estimate.to(dtype), plain.lse) if return_log_precision else estimate.to(dtype)
+    return (estimate.to(dtype), log_precision) if return_log_precision else estimate.to(dtype)
+
+
+def decayed_attention(
+    attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, scores: "ScorePair"
+) -> tuple[Tensor, Tensor]:
+    """The estimate and the log precision of states in the common frame, by two calls of flex attention.
+
+    Args:
+        attend: flex attention with its scale of 1 and its mask.
+        query, key, value: the states.
+        scores: of these states, from `filter_scores`.
+    """
+    log_sums = AuxRequest(lse=True)
+    estimate, decayed = attend(query, key, value, scores.decayed, return_aux=log_sums)
+    _, plain = attend(query, key, value[..., :_LEAST_CHANNELS].contiguous(), scores.plain, return_aux=log_sums)
+    unseen = plain.lse == -torch.inf
+    factor = (decayed.lse - plain.lse).masked_fill(unseen, -torch.inf).exp()
+    return (estimate * factor[..., None]).masked_fill(unseen[..., None], 0.0), plain.lse
 
 
 def _check_gradients(*tensors: Tensor) -> None:
@@ -134,7 +142,7 @@ class ScorePair(NamedTuple):
     decayed: Score
 
 
-def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
+def filter_scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
     """For states in the common frame. All numbers are buffers that flex attention captures."""
     parameters, positions, options = problem.parameters, problem.positions, problem.options
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
@@ -188,7 +196,7 @@ def _riccati_buffers(path: SeparablePath, batch: int) -> tuple[Tensor, Tensor, T
     )
 
 
-def _block_mask(batch: int, positions: Positions, causal: bool) -> Any:
+def visible_blocks(batch: int, positions: Positions, causal: bool) -> Any:
     """Which keys a query sees; None for all."""
     groups = positions.key_groups
     queries, keys = positions.query_times.shape[-1], positions.key_times.shape[-1]
