@@ -81,18 +81,18 @@ def test_a_wrong_gradient_is_refused(gradients_of_flex, monkeypatch):
     assert "its numbers are off" in reason
 
 
-def test_flex_attention_is_compiled_on_a_gpu(monkeypatch):
-    """By Dynamo alone: what is handed to the compiler can be traced whole."""
+def test_flex_attention_is_compiled_on_a_gpu(gradients_of_flex, monkeypatch):
+    """Traced whole and differentiated as on a GPU, where gradients of captured views would be lost."""
     compiled = []
 
     def by_dynamo(function, **given):
         compiled.append(given)
-        return torch_compile(function, **given, backend="eager")
+        return torch_compile(function, **given, backend="aot_eager")
 
     torch_compile = torch.compile
     monkeypatch.setattr(torch, "compile", by_dynamo)
     monkeypatch.setattr(peers_module, "_flex_attention", partial(_on_a_gpu, peers_module._flex_attention))
-    assert found(["flex"]).refused == {}
+    assert found(["flex"], backward=True).refused == {}
     assert compiled == [{"dynamic": False, "fullgraph": True}]
 
 

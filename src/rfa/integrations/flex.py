@@ -147,7 +147,7 @@ def filter_scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
     parameters, positions, options = problem.parameters, problem.positions, problem.options
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
     tables, coefficient, _ = lag_tables(parameters, options, keys)
-    decay, prior, inverse_variance = tables.unbind()
+    decay, prior, inverse_variance = (table.clone() for table in tables)  # compiled, views would lose their gradients
     steps = torch.arange(keys, device=key.device)
     log_decay = (-parameters.decay.double()[:, None] * steps).float()
     query_norm, key_norm = (states.square().sum(-1) for states in (query, key))
@@ -187,13 +187,16 @@ def filter_scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
 
 
 def _riccati_buffers(path: SeparablePath, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The bias of each key and C at keys and at queries, in bits, `(batch, heads, length)` in float32."""
+    """The bias of each key and C at keys and at queries, in bits, `(batch, heads, length)` in float32.
+
+    They are copies: a compiled flex attention gives views wrong gradients.
+    """
     assert path.key_bias is not None
-    return (
-        path.key_bias.expand(batch, -1, -1),
-        path.key_path[2].float().expand(batch, -1, -1),
-        path.query_path[2].float().expand(batch, -1, -1),
+    bias, at_keys, at_queries = (
+        part.float().expand(batch, -1, -1).clone(memory_format=torch.contiguous_format)
+        for part in (path.key_bias, path.key_path[2], path.query_path[2])
     )
+    return bias, at_keys, at_queries
 
 
 def visible_blocks(batch: int, positions: Positions, causal: bool) -> Any:
