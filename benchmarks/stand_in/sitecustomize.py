@@ -27,7 +27,6 @@ _DO_NOTHING = (
     "set_device",
     "_lazy_init",
     "reset_peak_memory_stats",
-    "set_sync_debug_mode",
     "manual_seed_all",
 )
 _WAITS = ("_local_scalar_dense", "equal", "nonzero", "masked_select", "is_nonzero")
@@ -68,10 +67,22 @@ class _Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in _WAITS:
-            raise RuntimeError(f"{func}: operation not permitted when stream is capturing")
+            raise RuntimeError(f"{func}: operation not permitted: it waits for the GPU")
         made = func(*args, **(kwargs or {}))
         self._operations.append((func, args, kwargs or {}, made))
         return made
+
+
+_refusing: list[_Recorder] = []
+
+
+def set_sync_debug_mode(mode: str) -> None:
+    """From "error" on, refuse what would wait for the GPU."""
+    while _refusing:
+        _refusing.pop().__exit__(None, None, None)
+    if mode == "error":
+        _refusing.append(_Recorder([]))
+        _refusing[-1].__enter__()
 
 
 class CUDAGraph:
@@ -82,7 +93,7 @@ class CUDAGraph:
 
     def replay(self) -> None:
         """Make all operations again, and put their results where they were."""
-        with torch.no_grad():
+        with torch.no_grad(), _without_it():
             for func, args, kwargs, made in self.operations:
                 again = func(*args, **kwargs)
                 for old, new in zip(tree_leaves(made), tree_leaves(again), strict=True):
@@ -159,12 +170,15 @@ def install() -> None:
         "Stream": Stream,
         "current_stream": lambda *device: Stream(),
         "stream": _as_it_is,
+        "default_generators": (torch.default_generator,),
         "CUDAGraph": CUDAGraph,
         "graph": graph,
+        "set_sync_debug_mode": set_sync_debug_mode,
     }
     given |= {name: lambda *given, **options: None for name in _DO_NOTHING}  # Dynamo tells them apart
     for name, value in given.items():
         setattr(torch.cuda, name, value)
+    torch._C._cuda_getDevice = torch.cuda.current_device
     torch.cuda.jiterator._create_jit_fn = _no_compiler
     torch.library.opcheck = functools.partial(_checked, torch.library.opcheck)
     torch.compile = functools.partial(_traced, torch.compile)
