@@ -8,9 +8,11 @@ from torch import Tensor
 
 from ..kernel import KernelInputs
 from ..positions import numbered
+from .folds import FOLD, TERMS, Folds, folds_of, key_factors
 
 _FAR = 2**31 - 1
 LINEAR_ROWS = 64  # of the linear kernels
+NO_FOLDS = (None, None, None, None)
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 
@@ -112,17 +114,24 @@ class Frame(NamedTuple):
     value_norm: Tensor
 
 
-def to_frame(inputs: KernelInputs) -> Frame:
-    """The states as the kernels read them.
+def to_frame(inputs: KernelInputs, factors: Tensor | None = None) -> Frame:
+    """The states as the kernels read them, keys and values times the `factors` of `Folds.keys`.
 
     They are rotated in a pass of their own. Within the kernels this would read eight bytes of phases for every two
     bytes of a half-precision state, in each tile instead of once.
     """
     query, query_norm = turned(inputs.query, inputs.query_cos, inputs.query_sin, None, inverse=True)
-    key, key_norm = turned(inputs.key, inputs.key_cos, inputs.key_sin, inputs.key_groups, inverse=True)
+    key, key_norm = turned(inputs.key, inputs.key_cos, inputs.key_sin, inputs.key_groups, inverse=True, factors=factors)
     cos, sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
-    value, value_norm = turned(inputs.value, cos, sin, inputs.key_groups, inverse=True)
+    value, value_norm = turned(inputs.value, cos, sin, inputs.key_groups, inverse=True, factors=factors)
     return Frame(query, key, value, query_norm, key_norm, value_norm)
+
+
+def folded_frame(inputs: KernelInputs) -> tuple[Frame, Folds | None]:
+    """The states as the kernels read them, and the folds of the call if it has any."""
+    factors = key_factors(inputs)
+    frame = to_frame(inputs, factors)
+    return frame, None if factors is None else folds_of(inputs, factors, frame.query_norm)
 
 
 def turned(
@@ -133,6 +142,7 @@ def turned(
     *,
     inverse: bool,
     dtype: torch.dtype | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
@@ -160,6 +170,7 @@ def turned(
             cos,
             sin,
             groups,
+            factors,
             *states.stride(),
             *phase,
             heads,
@@ -171,6 +182,7 @@ def turned(
             INVERSE=inverse,
             NORM=inverse,
             GROUPS=groups is not None,
+            FOLD=0 if factors is None else factors.shape[-1],
         )
     return target, norm
 
@@ -198,7 +210,7 @@ def _split(path: Tensor | None) -> Tensor | None:
     return torch.stack([high, (path - high.to(path.dtype)).to(torch.float32)], dim=3)
 
 
-def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[str, Any]:
+def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None, folds: Folds | None) -> dict[str, Any]:
     """The compile-time choices that the three attention kernels share."""
     query = inputs.query
     return {
@@ -211,6 +223,8 @@ def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[
         "RICCATI": inputs.key_bias is not None,
         "GROUPS": order.key_groups is not None,
         "RANGES": ranges is not None,
+        "FOLD": 0 if folds is None else FOLD,
+        "TERMS": 2 * TERMS,
         "FAST_LOG": query.dtype != torch.float32 and query.is_cuda and torch.version.cuda is not None,
         "PRECISION": "interpreted" if not query.is_cuda else "ieee" if query.dtype == torch.float32 else "tf32",
     }

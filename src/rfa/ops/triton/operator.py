@@ -23,13 +23,14 @@ from ..kernel import (
 )
 from ..transforms import refuse_forward_mode, transformable
 from .arguments import (
+    NO_FOLDS,
     batched,
     block_ranges,
     choices,
+    folded_frame,
     forward_blocks,
     orders,
     prior_arguments,
-    to_frame,
     turned,
     whole_ranges,
 )
@@ -85,7 +86,8 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     if inputs.empty:
         return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
     blocks = forward_blocks(max(channels, value_channels), query.dtype, inputs.tables is not None)
-    order, frame = orders(inputs), to_frame(inputs)
+    order = orders(inputs)
+    frame, folds = folded_frame(inputs)
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     turn = inputs.rotate_values and inputs.query_cos is not None
@@ -100,6 +102,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *prior_arguments(inputs),
             *order[:4],
             row_ranges,
+            *(folds or NO_FOLDS),
             heads,
             queries,
             keys,
@@ -108,7 +111,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *batched(inputs, order),
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
-            **choices(inputs, order, row_ranges),
+            **choices(inputs, order, row_ranges, folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )

@@ -5,6 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .folds import fold_evidence, fold_rows
 from .pairs import product, scores
 from .prior import load_path, path_prior, table_prior
 from .sharp import SHARP, marked
@@ -31,6 +32,10 @@ def forward_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_bits,
+    fold_terms,
+    fold_keys,
+    nearest,
     heads,
     queries,
     keys,
@@ -49,6 +54,8 @@ def forward_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    TERMS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
@@ -92,6 +99,43 @@ def forward_kernel(
     total = tl.zeros([ROWS], tl.float32)
     estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
     unknown = tl.zeros([ROWS], tl.int32)  # how many poisoned values a row sees
+    if FOLD > 0:
+        places = tl.arange(0, FOLD)
+        terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
+        constants = tl.load(fold_keys + (2 * head + 1) * FOLD + places)
+        step = tl.load(tables + head * lags + FOLD) / tl.load(tables + head * lags)
+        shortest = tl.load(nearest + pair)
+        folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
+        lag_of_rows = offset + rows - (FOLD - 1)  # to the edge of block 0
+        for tile in range(0, folded):
+            lag = lag_of_rows - tile * FOLD
+            decay, bias, weight, bits = fold_rows(
+                tables, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+            )
+            key_index = pair * keys + tile * FOLD + places
+            k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            k_norm = tl.load(key_norm + key_index) + constants
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            z = product(bits, terms, PRECISION=PRECISION)
+            z -= coefficient * fold_evidence(
+                dot, q_norm, k_norm[None, :], decay[:, None], weight[:, None], FAST_LOG=FAST_LOG
+            )
+            higher = tl.maximum(highest, tl.max(z, 1) + bias)
+            reference = tl.where(higher == float("-inf"), 0.0, higher)
+            attention = tl.exp2(z - (reference - bias)[:, None])
+            rescale = tl.exp2(highest - reference)
+            total = total * rescale + tl.sum(attention, 1)
+            # The estimate is that at the edge of the block: all rows decay alike from one block to the next.
+            estimate = estimate * (rescale * step)[:, None] + product(attention.to(v.dtype), v, PRECISION=PRECISION)
+            highest = higher
+            v_norm = tl.load(value_norm + key_index)
+            if tl.max((v_norm != v_norm).to(tl.int32), 0) > 0:
+                unknown += 1
+        if folded > 0:
+            first = folded * (FOLD // COLUMNS)
+            decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD, mask=in_rows, other=0.0)
+            estimate *= decay[:, None]
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -109,6 +153,8 @@ def forward_kernel(
             if CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            if FOLD > 0:
+                decay /= tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)[None, :]
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]

@@ -5,7 +5,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .pairs import gradient_product, pair_gradients, product
+from .folds import fold_evidence, fold_rows
+from .pairs import UNIT, gradient_product, pair_gradients, product
 from .prior import load_path, path_prior, table_prior
 
 
@@ -25,6 +26,8 @@ def key_gradient_kernel(
     delta_rest,
     grad_key,
     grad_value,
+    grad_factor,
+    grad_constant,
     tables,
     key_path,
     query_path,
@@ -35,6 +38,10 @@ def key_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_bits,
+    fold_terms,
+    fold_keys,
+    nearest,
     heads,
     queries,
     keys,
@@ -53,6 +60,8 @@ def key_gradient_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    TERMS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
@@ -93,10 +102,17 @@ def key_gradient_kernel(
         last = tl.load(ranges + (batch * column_blocks + block) * 2 + 1)
     elif CAUSAL:  # uniform times: from the diagonal on
         first = tl.maximum(block * COLUMNS - offset, 0) // ROWS
+    if FOLD > 0:
+        factor = tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)
+        edge = block * FOLD + FOLD - 1
+        unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
+        last_pairs = tl.minimum(unfolded, last)
+    else:
+        last_pairs = last
     d_key = tl.zeros([COLUMNS, CHANNELS], tl.float32)
     d_value = tl.zeros([COLUMNS, VALUE_CHANNELS], tl.float32)
     residuals = tl.zeros([COLUMNS], tl.float32)
-    for tile in range(first, last):
+    for tile in range(first, last_pairs):
         rows = tile * ROWS + tl.arange(0, ROWS)
         in_rows = rows < queries
         query_index = pair * queries + rows
@@ -120,6 +136,8 @@ def key_gradient_kernel(
             if CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            if FOLD > 0:
+                decay /= factor[:, None]
         else:
             row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)
             later = row_order[None, :] >= column_order
@@ -163,6 +181,46 @@ def key_gradient_kernel(
         residuals += tl.sum(grad_residual * decay * decay, 1)
 
     d_key += 2.0 * residuals[:, None] * k.to(tl.float32)
+    if FOLD > 0:
+        of_pairs = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
+        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, TERMS)[None, :] * FOLD)
+        norm_and_constant = k_norm + tl.load(fold_keys + (2 * head + 1) * FOLD + columns % FOLD)[:, None]
+        residuals = tl.zeros([COLUMNS], tl.float32)
+        for tile in range(tl.maximum(first, unfolded), last):
+            rows = tile * ROWS + tl.arange(0, ROWS)
+            in_rows = rows < queries
+            query_index = pair * queries + rows
+            q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+            index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+            d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
+            q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
+            total = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))
+            total_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)
+            row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)
+            row_delta += tl.load(delta_rest + query_index, mask=in_rows, other=0.0)
+            decay, bias, weight, bits = fold_rows(
+                tables, fold_bits, head, heads, lags, offset + rows - edge, in_rows, FOLD=FOLD, TERMS=TERMS
+            )
+            dot = product(k, tl.trans(q), PRECISION=PRECISION)
+            grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
+            z = product(terms, tl.trans(bits), PRECISION=PRECISION)
+            evidence = fold_evidence(
+                dot, q_norm[None, :], norm_and_constant, decay[None, :], weight[None, :], FAST_LOG=FAST_LOG
+            )
+            z -= coefficient * evidence
+            attention = tl.exp2(z - ((total - bias) + total_rest)[None, :])
+            grad_score = attention * (decay[None, :] * grad_attention - row_delta[None, :])
+            to_dot = (2.0 * coefficient * UNIT) * decay * weight
+            grad_dot = tl.exp2(-evidence) * grad_score * to_dot[None, :]
+            d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
+            d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
+            residuals -= tl.sum(grad_dot * decay[None, :], 1)
+        d_key += residuals[:, None] * k.to(tl.float32)
+        through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1) - of_pairs
+        tl.store(grad_factor + key_index, through_states / factor, mask=in_columns)
+        tl.store(grad_constant + key_index, 0.5 * residuals, mask=in_columns)
+        d_key *= factor[:, None]
+        d_value *= factor[:, None]
     index = key_index[:, None] * CHANNELS + channels[None, :]
     tl.store(grad_key + index, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
     tl.store(grad_value + value_index, d_value.to(grad_value.dtype.element_ty), mask=in_columns[:, None])

@@ -5,7 +5,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .pairs import diagonal_sums, gradient_product, pair_gradients, product
+from .folds import fold_evidence, fold_rows
+from .pairs import LN2, UNIT, diagonal_sums, gradient_product, pair_gradients, product
 from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
 
@@ -27,6 +28,7 @@ def query_gradient_kernel(
     grad_path,
     grad_scalars,
     partial,
+    grad_bits,
     tables,
     key_path,
     query_path,
@@ -37,6 +39,12 @@ def query_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_bits,
+    fold_terms,
+    fold_keys,
+    nearest,
+    polynomials_of_rows,
+    distances,
     heads,
     queries,
     keys,
@@ -59,6 +67,8 @@ def query_gradient_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    TERMS: tl.constexpr,
     PRIOR: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
@@ -136,6 +146,64 @@ def query_gradient_kernel(
             d_decay_sum = tl.zeros([ROWS], tl.float64)
             d_variance = tl.zeros([ROWS], tl.float64)
             d_riccati_sum = tl.zeros([ROWS], tl.float64)
+    if FOLD > 0:
+        places = tl.arange(0, FOLD)
+        term = tl.arange(0, TERMS)
+        terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
+        constants = tl.load(fold_keys + (2 * head + 1) * FOLD + places)
+        folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
+        if PRIOR:
+            functions = tl.trans(terms).to(tl.bfloat16)
+            polynomials = tl.load(
+                polynomials_of_rows + (term % (TERMS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+            )
+            kept = (term[:, None] < TERMS // 2) & (term[None, :] < TERMS // 2)
+            moment = grad_bits + tl.program_id(0).to(tl.int64) * distances * (TERMS // 2) * (TERMS // 2)
+            moment += term[:, None] * (TERMS // 2) + term[None, :]
+            in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
+            in_program -= offset
+        for tile in range(0, folded):
+            lag = offset + rows - (tile * FOLD + FOLD - 1)
+            decay, bias, weight, bits = fold_rows(
+                tables, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+            )
+            key_index = pair * keys + tile * FOLD + places
+            k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            k_norm = tl.load(key_norm + key_index)
+            k_norm = tl.where(k_norm == k_norm, k_norm, 0.0) + constants
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+            z = product(bits, terms, PRECISION=PRECISION)
+            evidence = fold_evidence(dot, q_norm, k_norm[None, :], decay[:, None], weight[:, None], FAST_LOG=FAST_LOG)
+            z -= coefficient * evidence
+            attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
+            grad_score = attention * (decay[:, None] * grad_attention - (row_delta + row_delta_rest))
+            grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
+            to_dot = (2.0 * coefficient * UNIT) * decay * weight
+            d_query += gradient_product(grad_gain * to_dot[:, None], k, PRECISION=PRECISION)
+            gains = tl.sum(grad_gain, 1)
+            residuals -= gains * (coefficient * UNIT) * weight
+            if PRIOR:
+                scores = tl.sum(grad_score, 1)
+                dots = tl.sum(grad_gain * dot, 1)
+                values = tl.sum(attention * grad_attention, 1)
+                coefficients -= tl.sum(grad_score * evidence, 1) * LN2
+                of_norm = tl.reshape(q_norm, [ROWS]) * UNIT * weight
+                of_decay = (1.0 + of_norm) * gains - scores - (UNIT * weight * decay) * dots
+                of_decay = values + 2.0 * coefficient * tl.where(decay > 0.0, of_decay / decay, 0.0)
+                of_weight = coefficient * (gains - scores) / weight
+                window = in_program + lag
+                tl.store(window, of_decay, mask=in_rows)
+                tl.store(window + windows * COLUMNS, scores * LN2, mask=in_rows)
+                tl.store(window + 2 * windows * COLUMNS, of_weight, mask=in_rows)
+                of_bits = product(grad_score.to(tl.bfloat16), functions, PRECISION=PRECISION)
+                moments = product(polynomials, of_bits, PRECISION=PRECISION)
+                distance = block - tile + offset // FOLD
+                tl.store(moment + distance * (TERMS // 2) * (TERMS // 2), moments * LN2, mask=kept)
+        first = folded * (FOLD // COLUMNS)
+        if PRIOR:
+            tl.debug_barrier()  # the windows below add to what other threads have stored
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -158,6 +226,9 @@ def query_gradient_kernel(
             if CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            if FOLD > 0:
+                factor = tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)[None, :]
+                decay /= factor
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
@@ -205,18 +276,20 @@ def query_gradient_kernel(
             coefficients += tl.sum(grad_coefficient, 1)
             if UNIFORM:
                 window = program + (highest - tile) * COLUMNS
+                if FOLD > 0:
+                    grad_decay /= factor
                 whole, ahead_decay, behind_decay = diagonal_sums(
                     grad_decay, ahead_decay, behind_decay, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                tl.store(window, whole)
+                _add(window, whole, FOLD=FOLD)
                 whole, ahead_bias, behind_bias = diagonal_sums(
                     grad_bias, ahead_bias, behind_bias, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                tl.store(window + windows * COLUMNS, whole)
+                _add(window + windows * COLUMNS, whole, FOLD=FOLD)
                 whole, ahead_weight, behind_weight = diagonal_sums(
                     grad_weight, ahead_weight, behind_weight, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                tl.store(window + 2 * windows * COLUMNS, whole)
+                _add(window + 2 * windows * COLUMNS, whole, FOLD=FOLD)
             else:
                 grad_variance, grad_gamma, grad_inverse_freedom, grad_bias_factor = variance_gradients(
                     grad_bias,
@@ -258,13 +331,13 @@ def query_gradient_kernel(
         if UNIFORM:  # the windows after the last tile; of a causal head they may lie wholly before lag 0
             window = program + (highest - last) * COLUMNS
             if highest - last >= 0:
-                tl.store(window, ahead_decay)
-                tl.store(window + windows * COLUMNS, ahead_bias)
-                tl.store(window + 2 * windows * COLUMNS, ahead_weight)
+                _add(window, ahead_decay, FOLD=FOLD)
+                _add(window + windows * COLUMNS, ahead_bias, FOLD=FOLD)
+                _add(window + 2 * windows * COLUMNS, ahead_weight, FOLD=FOLD)
             if ROWS > COLUMNS and highest - last >= 1:
-                tl.store(window - COLUMNS, behind_decay)
-                tl.store(window + (windows - 1) * COLUMNS, behind_bias)
-                tl.store(window + (2 * windows - 1) * COLUMNS, behind_weight)
+                _add(window - COLUMNS, behind_decay, FOLD=FOLD)
+                _add(window + (windows - 1) * COLUMNS, behind_bias, FOLD=FOLD)
+                _add(window + (2 * windows - 1) * COLUMNS, behind_weight, FOLD=FOLD)
         else:
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
@@ -275,3 +348,12 @@ def query_gradient_kernel(
             tl.store(path_index, d_decay_sum, mask=in_rows)
             tl.store(path_index + queries, d_variance, mask=in_rows)
             tl.store(path_index + 2 * queries, d_riccati_sum, mask=in_rows)
+
+
+@triton.jit
+@no_type_check
+def _add(window, lags, FOLD: tl.constexpr):
+    """Store the sums of a window of lags, or add them to what its program has stored for folded tiles."""
+    if FOLD > 0:
+        lags += tl.load(window)
+    tl.store(window, lags)

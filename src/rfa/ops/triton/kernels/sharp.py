@@ -5,6 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .folds import fold_evidence, fold_rows
 from .pairs import pair_weights, product
 from .prior import load_path, path_prior, table_prior
 
@@ -54,6 +55,10 @@ def sharpen_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_bits,
+    fold_terms,
+    fold_keys,
+    nearest,
     heads,
     queries,
     keys,
@@ -72,6 +77,8 @@ def sharpen_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    TERMS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
     EVERY: tl.constexpr,
@@ -124,6 +131,31 @@ def sharpen_kernel(
             last = first
     total = tl.zeros([ROWS], tl.float64)
     inner = tl.zeros([ROWS], tl.float64)
+    if FOLD > 0:
+        places = tl.arange(0, FOLD)
+        terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
+        constants = tl.load(fold_keys + (2 * head + 1) * FOLD + places)
+        folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
+        for tile in range(0, folded):
+            lag = offset + rows - (tile * FOLD + FOLD - 1)
+            decay, bias, weight, bits = fold_rows(
+                tables, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+            )
+            key_index = pair * keys + tile * FOLD + places
+            k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            k_norm = tl.load(key_norm + key_index)
+            k_norm = tl.where(k_norm == k_norm, k_norm, 0.0) + constants
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+            z = product(bits, terms, PRECISION=PRECISION)
+            z -= coefficient * fold_evidence(
+                dot, q_norm, k_norm[None, :], decay[:, None], weight[:, None], FAST_LOG=FAST_LOG
+            )
+            attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
+            total += tl.sum(attention, 1).to(tl.float64)
+            inner += tl.sum(attention * (decay[:, None] * grad_attention - row_delta), 1).to(tl.float64)
+        first = folded * (FOLD // COLUMNS)
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -146,6 +178,8 @@ def sharpen_kernel(
             if CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            if FOLD > 0:
+                decay /= tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)[None, :]
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]

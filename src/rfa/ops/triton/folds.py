@@ -1,0 +1,210 @@
+"""Lags that are split at the edges of blocks of keys: for uniform causal times, half precision, Student-t weights.
+
+The formulas are in `kernels/folds.py`. A kernel takes a tile of pairs by them where the lag tables of the head allow
+it, and pair by pair where they do not. This file finds out which tiles these are, and carries the gradients of the
+parts back to the tables.
+"""
+
+import math
+from functools import cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernel import KernelInputs
+from ..prior import UNIT
+
+FOLD = 64  # keys of a block
+TERMS = 8  # of the expansion of T within a block
+MOST_POWER = 24.0  # a larger c multiplies the rounding of the gradients of the tables
+MOST_BITS = 1000.0  # of a coefficient of T
+LEAST_FACTOR = 2.0**-12  # of a key at the start of a block: float16 keeps eleven digits of it
+LEAST_GAIN = 2.0**-14  # of G over |q|^2: a residual may be negative by rounding, but never as far as -G
+NEVER = 2**30  # no lag is as long
+
+
+class Folds(NamedTuple):
+    """What the kernels read of a call's folds.
+
+    Fields:
+        bits: the coefficients u of T, high and low parts, `(heads, lags - FOLD + 1, 2 TERMS)` float16.
+        terms: their functions of a key's place in its block, `(2 TERMS, FOLD)` float16.
+        keys: the factor F of a key's state and the constant C, `(heads, 2, FOLD)` float32.
+        nearest: the shortest lag from a row to the edge of a block that folds, `(batch, heads)` int32.
+    """
+
+    bits: Tensor
+    terms: Tensor
+    keys: Tensor
+    nearest: Tensor
+
+
+@cache
+def _functions(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """The functions `(TERMS, FOLD)` of a key's distance n to the edge, which are 0 at 0, as float16 holds them; the
+    matrix that fits them; Legendre's polynomials `(TERMS, FOLD)` of a row's place in its block. In float64.
+    """
+    distance = torch.arange(FOLD, dtype=torch.float64)
+    place = 2.0 * distance / (FOLD - 1) - 1.0
+    legendre = [torch.ones_like(place), place]
+    for p in range(1, TERMS - 1):
+        legendre.append(((2 * p + 1) * place * legendre[p] - p * legendre[p - 1]) / (p + 1))
+    polynomials = torch.stack(legendre)
+    functions = (distance / FOLD * polynomials).half().double()
+    fit = torch.linalg.pinv(functions.T)
+    return functions.to(device), fit.to(device), polynomials.to(device)
+
+
+def may_fold(inputs: KernelInputs) -> bool:
+    """Whether a call has blocks to fold, as far as the host can tell without reading a tensor."""
+    return (
+        inputs.tables is not None
+        and inputs.causal
+        and inputs.score_kind == "student_t"
+        and inputs.query.dtype != torch.float32
+        and inputs.key_groups is None
+        and inputs.key.shape[2] >= 2 * FOLD
+    )
+
+
+def key_factors(inputs: KernelInputs) -> Tensor | None:
+    """`Folds.keys`, by the place in a block; F is 1 in heads that do not fold. None for a call that does not."""
+    if not may_fold(inputs) or inputs.tables is None:
+        return None
+    decay, _, weight = inputs.tables[..., :FOLD]
+    gain = 1.0 / (UNIT * weight.double())
+    start = decay[:, :1].double()
+    factor, constant = decay / start, (gain - gain[:, :1]) / start**2
+    folds = (factor[:, -1:] >= LEAST_FACTOR) & constant.isfinite().all(-1, keepdim=True) & (start > 0.0)
+    factor, constant = torch.where(folds, factor, 1.0), torch.where(folds, constant, 0.0)
+    return torch.stack([factor, constant], dim=1).flip(-1).float().contiguous()
+
+
+def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor) -> Folds:
+    """The coefficients of T, and from which lag on each head folds.
+
+    A lag m folds if E, G and T of the lags m to `m + FOLD - 1` are what the formulas make of them, for all lags from m
+    on. No tensor is read on the host.
+    """
+    assert inputs.tables is not None
+    functions, fit, _ = _functions(inputs.tables.device)
+    decay, bias, weight = inputs.tables.double()
+    power = inputs.scalars[0].double()[:, None]
+    gain = 1.0 / (UNIT * weight)
+    evidence = bias + power * gain.log2()  # T
+    windows = [x.unfold(-1, FOLD, 1) for x in (decay, gain, evidence)]
+    at_edge = [x[..., 0] for x in windows]
+    change = windows[2] - at_edge[2][..., None]
+    coefficients = change @ fit.T
+    high = coefficients.half()
+    low = (coefficients - high.double()).half()
+    fitted = (high.double() + low.double()) @ functions
+    factor, constant = factors.flip(-1).double().unbind(1)
+    split_decay = at_edge[0][..., None] * factor[:, None]
+    split_gain = at_edge[1][..., None] + at_edge[0].square()[..., None] * constant[:, None]
+    good = (fitted - change).abs() <= 2.0**-12
+    good &= (split_decay - windows[0]).abs() <= 2.0**-14 * windows[0] + 2.0**-60
+    good &= (split_gain - windows[1]).abs() * (1.0 + power[..., None]) <= 2.0**-12 * windows[1]
+    good = good.all(-1) & (coefficients.abs() <= MOST_BITS).all(-1)
+    lags = torch.arange(1, good.shape[-1] + 1, device=good.device)
+    nearest = torch.where(good, 0, lags).amax(-1)
+    least = gain[:, : inputs.key.shape[2]].amin(-1)
+    greatest = gain[:, : inputs.key.shape[2]].amax(-1)
+    mild = (power[:, 0] <= MOST_POWER) & (least >= 2.0**-40) & (greatest <= 2.0**40)
+    largest = torch.nan_to_num(query_norm, nan=0.0).amax(-1)
+    mild = mild & (largest * LEAST_GAIN <= least)
+    nearest = torch.where(mild, nearest, NEVER).to(torch.int32).contiguous()
+    bits = torch.stack([high, low], dim=-2).flatten(-2).contiguous()
+    terms = functions.flip(-1).half().repeat(2, 1).contiguous()  # a key's place counts from the start of its block
+    return Folds(bits, terms, factors, nearest)
+
+
+def distances(queries: int, keys: int) -> int:
+    """The number of distances between a block of queries and a block of keys before it."""
+    return -(-queries // FOLD) + (keys - queries) // FOLD
+
+
+def row_polynomials(device: torch.device) -> Tensor:
+    """Functions `(TERMS, FOLD)` of a row's place in its block: by them gradients of u are summed over rows."""
+    return _functions(device)[2].float()
+
+
+class FoldGradients(NamedTuple):
+    """Sums over the folded tiles of all programs and batches, in float64.
+
+    Fields:
+        moments: of the scores' gradients, `(heads, distances, TERMS, TERMS)`.
+        factor, constant: `(heads, keys)`, of F and C at each key.
+    """
+
+    moments: Tensor
+    factor: Tensor
+    constant: Tensor
+
+
+def fold_gradients(inputs: KernelInputs, folds: Folds, gradients: FoldGradients) -> tuple[Tensor, Tensor]:
+    """What folded tiles add to the gradients of the tables `(3, heads, lags)` and of c `(heads,)`, in float64.
+
+    The gradients of E, b and w at the lags of the edges themselves are among the sums of lags already.
+    """
+    assert inputs.tables is not None
+    decay, _, weight = inputs.tables.double()
+    power, gain = inputs.scalars[0].double(), 1.0 / (UNIT * weight)
+    factor, constant = folds.keys.flip(-1).double().unbind(1)
+    start = decay[:, :1]
+    result = torch.zeros_like(inputs.tables, dtype=torch.float64)
+
+    to_factor, to_constant = (_by_distance(x) for x in (gradients.factor, gradients.constant))
+    result[0, :, :FOLD] += to_factor / start
+    result[0, :, 0] -= ((to_factor * factor).sum(-1) + 2.0 * (to_constant * constant).sum(-1)) / start[:, 0]
+    to_gain = torch.zeros_like(gain)
+    to_gain[:, :FOLD] += to_constant / start**2
+    to_gain[:, 0] -= to_constant.sum(-1) / start[:, 0] ** 2
+
+    evidence = _evidence_gradient(gradients.moments, inputs)
+    result[1] += evidence
+    to_gain += evidence * power[:, None] / (gain * math.log(2.0))
+    result[2] -= to_gain * gain / weight
+    return result, (evidence * gain.log2()).sum(-1)
+
+
+def _by_distance(x: Tensor) -> Tensor:
+    """Sums `(heads, keys)` over the blocks, `(heads, FOLD)`, by the distance to the edge."""
+    return F.pad(x, (0, -x.shape[-1] % FOLD)).unflatten(-1, (-1, FOLD)).sum(1).flip(-1)
+
+
+def _evidence_gradient(moments: Tensor, inputs: KernelInputs) -> Tensor:
+    """The gradient of T at each lag, `(heads, lags)`, less what its values at the edges have.
+
+    With `f` and `g` the functions of keys and rows, u is linear in the lags' T, and moments are sums over pairs of the
+    score's gradient times `g_a(row) f_p(key)`. So each moment is spread over the lags of its tile. Only the last block of
+    queries is at the greatest distance.
+    """
+    queries = inputs.query.shape[2]
+    whole, ragged = (_spread(moments.device, rows).flatten(0, 1) for rows in (FOLD, queries % FOLD or FOLD))
+    moments = moments.flatten(-2)
+    tiles = torch.cat([moments[:, :-1] @ whole, moments[:, -1:] @ ragged], dim=1)  # (heads, distances, 127)
+    offset = inputs.key.shape[2] - queries
+    first = offset % FOLD - (FOLD - 1)  # the lag of the nearest row of distance 0 to its edge
+    count = tiles.shape[1]
+    lags = torch.zeros(tiles.shape[0], (count + 2) * FOLD, dtype=torch.float64, device=tiles.device)
+    for part in (0, 1):
+        piece = F.pad(tiles[..., part * FOLD : (part + 1) * FOLD], (0, part))
+        lags[:, part * FOLD : (part + count) * FOLD] += piece.flatten(1)
+    lags = lags[:, -first:] if first <= 0 else F.pad(lags, (first, 0))
+    lags = lags[:, : inputs.lags]
+    return F.pad(lags, (0, inputs.lags - lags.shape[-1]))
+
+
+@cache
+def _spread(device: torch.device, rows: int) -> Tensor:
+    """What a moment `(TERMS, TERMS)` of a tile of so many rows adds to T at its lags, from the nearest row's on."""
+    _, fit, polynomials = _functions(device)
+    fit_rows = torch.linalg.pinv(polynomials[:, :rows].T, rtol=1e-6)
+    spread = torch.zeros(TERMS, TERMS, 2 * FOLD - 1, dtype=torch.float64, device=device)
+    for row in range(rows):
+        spread[:, :, row : row + FOLD] += fit_rows[:, row, None, None] * fit
+        spread[:, :, row] -= fit_rows[:, row, None] * fit.sum(-1)
+    return spread

@@ -1,0 +1,45 @@
+"""Scores of a tile whose lags are split at the edge of its block of keys.
+
+Times are uniform and causal. The edge of a block is its last key. A query that is m behind the edge and a key that is n
+before it have the lag `m + n`. With the numbers of the lag tables, `G = 1 / w`, `T = b + c log2 G`, `E_0 = E(0)`:
+
+    E(m + n) = E(m) F(n)                       F(n) = E(n) / E_0
+    G(m + n) = G(m) + E(m)^2 C(n)              C(n) = (G(n) - G(0)) / E_0^2
+    T(m + n) = T(m) + sum_p u_p(m) f_p(n)
+    z        = T - c log2(G + r) = b(m) + sum_p u_p(m) f_p(n) - c log2 g,       g = (G + r) / G(m)
+    g        = 1 + |q|^2 / G(m) + E(m)^2 / G(m) (|k'|^2 + C(n)) - 2 E(m) / G(m) q.k',     k' = F(n) k
+
+The states k' and v' = F v come from the host, rounded once. So a pair needs two multiplications and additions, a
+logarithm and an exponential. The sum over p is a product of matrices; its coefficients come as a high and a low part.
+"""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .pairs import ONE, UNIT, log2
+
+LN2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+@no_type_check
+def fold_rows(tables, bits, head, heads, lags, lag, present, FOLD: tl.constexpr, TERMS: tl.constexpr):
+    """E, b, w and the coefficients u `[rows, TERMS]` at the lags from rows to an edge. An absent row has E = 0."""
+    decay = tl.load(tables + head * lags + lag, mask=present, other=0.0)
+    bias = tl.load(tables + (head + heads) * lags + lag, mask=present, other=0.0)
+    weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=present, other=ONE)
+    index = (head * (lags - FOLD + 1) + lag)[:, None] * TERMS + tl.arange(0, TERMS)[None, :]
+    return decay, bias, weight, tl.load(bits + index, mask=present[:, None], other=0.0)
+
+
+@triton.jit
+@no_type_check
+def fold_evidence(dot, query_norm, key_norm, decay, weight, FAST_LOG: tl.constexpr):
+    """`log2 g`; numbers of rows and of columns are shaped to fit the tile."""
+    inverse_gain = weight * UNIT
+    of_norm = decay * decay * inverse_gain
+    of_dot = -2.0 * decay * inverse_gain
+    of_row = 1.0 + query_norm * inverse_gain
+    return log2(of_dot * dot + (of_norm * key_norm + of_row), FAST_LOG=FAST_LOG)
