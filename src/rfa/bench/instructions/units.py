@@ -1,7 +1,6 @@
 """What each instruction is for, the shapes of matrix products, and how fast the multiprocessors do them."""
 
 import re
-from typing import NamedTuple
 
 from rfa.checks import require
 

@@ -6,15 +6,20 @@ parts back to the tables.
 """
 
 import math
-from functools import cache
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernel import KernelInputs
 from ..prior import UNIT
+
+Array = npt.NDArray[Any]
 
 FOLD = 64  # keys of a block
 TERMS = 8  # of the expansion of T within a block
@@ -42,19 +47,38 @@ class Folds(NamedTuple):
 
 
 @cache
-def _functions(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def _functions() -> tuple[Array, Array, Array]:
     """The functions `(TERMS, FOLD)` of a key's distance n to the edge, which are 0 at 0, as float16 holds them; the
-    matrix that fits them; Legendre's polynomials `(TERMS, FOLD)` of a row's place in its block. In float64.
+    matrix that fits them; Legendre's polynomials `(TERMS, FOLD)` of a row's place in its block.
     """
-    distance = torch.arange(FOLD, dtype=torch.float64)
-    place = 2.0 * distance / (FOLD - 1) - 1.0
-    legendre = [torch.ones_like(place), place]
-    for p in range(1, TERMS - 1):
-        legendre.append(((2 * p + 1) * place * legendre[p] - p * legendre[p - 1]) / (p + 1))
-    polynomials = torch.stack(legendre)
-    functions = (distance / FOLD * polynomials).half().double()
-    fit = torch.linalg.pinv(functions.T)
-    return functions.to(device), fit.to(device), polynomials.to(device)
+    distance = np.arange(FOLD)
+    polynomials = np.polynomial.legendre.legvander(2.0 * distance / (FOLD - 1) - 1.0, TERMS - 1).T
+    functions = (distance / FOLD * polynomials).astype(np.float16).astype(np.float64)
+    return functions, np.linalg.pinv(functions.T), polynomials
+
+
+def _spread(rows: int) -> Array:
+    """What a moment `(TERMS, TERMS)` of a tile of so many rows adds to T at its lags, from the nearest row's on."""
+    _, fit, polynomials = _functions()
+    fit_rows = np.linalg.pinv(polynomials[:, :rows].T, rcond=1e-6)
+    spread = np.zeros((TERMS, TERMS, 2 * FOLD - 1))
+    for row in range(rows):
+        spread[:, :, row : row + FOLD] += fit_rows[:, row, None, None] * fit
+        spread[:, :, row] -= fit_rows[:, row, None] * fit.sum(-1)
+    return spread.reshape(TERMS * TERMS, -1)
+
+
+_constants: dict[tuple[str, torch.device], Tensor] = {}
+
+
+def _constant(name: str, device: torch.device, make: Callable[[], Array]) -> Tensor:
+    """A constant on a device, copied once: a graph of CUDA calls cannot copy from the host."""
+    if (name, device) not in _constants:
+        constant = torch.from_numpy(make()).to(device)
+        if type(constant) is not Tensor:  # of a tracer
+            return constant
+        _constants[name, device] = constant
+    return _constants[name, device]
 
 
 def may_fold(inputs: KernelInputs) -> bool:
@@ -89,7 +113,9 @@ def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor) -> Folds
     on. No tensor is read on the host.
     """
     assert inputs.tables is not None
-    functions, fit, _ = _functions(inputs.tables.device)
+    device = inputs.tables.device
+    functions = _constant("functions", device, lambda: _functions()[0])
+    fit = _constant("fit", device, lambda: _functions()[1])
     decay, bias, weight = inputs.tables.double()
     power = inputs.scalars[0].double()[:, None]
     gain = 1.0 / (UNIT * weight)
@@ -128,7 +154,7 @@ def distances(queries: int, keys: int) -> int:
 
 def row_polynomials(device: torch.device) -> Tensor:
     """Functions `(TERMS, FOLD)` of a row's place in its block: by them gradients of u are summed over rows."""
-    return _functions(device)[2].float()
+    return _constant("rows", device, lambda: _functions()[2].astype(np.float32))
 
 
 class FoldGradients(NamedTuple):
@@ -179,11 +205,13 @@ def _evidence_gradient(moments: Tensor, inputs: KernelInputs) -> Tensor:
     """The gradient of T at each lag, `(heads, lags)`, less what its values at the edges have.
 
     With `f` and `g` the functions of keys and rows, u is linear in the lags' T, and moments are sums over pairs of the
-    score's gradient times `g_a(row) f_p(key)`. So each moment is spread over the lags of its tile. Only the last block of
-    queries is at the greatest distance.
+    score's gradient times `g_a(row) f_p(key)`. So each moment is spread over the lags of its tile. Only the last block
+    of queries is at the greatest distance.
     """
     queries = inputs.query.shape[2]
-    whole, ragged = (_spread(moments.device, rows).flatten(0, 1) for rows in (FOLD, queries % FOLD or FOLD))
+    whole, ragged = (
+        _constant(f"spread {rows}", moments.device, partial(_spread, rows)) for rows in (FOLD, queries % FOLD or FOLD)
+    )
     moments = moments.flatten(-2)
     tiles = torch.cat([moments[:, :-1] @ whole, moments[:, -1:] @ ragged], dim=1)  # (heads, distances, 127)
     offset = inputs.key.shape[2] - queries
@@ -196,15 +224,3 @@ def _evidence_gradient(moments: Tensor, inputs: KernelInputs) -> Tensor:
     lags = lags[:, -first:] if first <= 0 else F.pad(lags, (first, 0))
     lags = lags[:, : inputs.lags]
     return F.pad(lags, (0, inputs.lags - lags.shape[-1]))
-
-
-@cache
-def _spread(device: torch.device, rows: int) -> Tensor:
-    """What a moment `(TERMS, TERMS)` of a tile of so many rows adds to T at its lags, from the nearest row's on."""
-    _, fit, polynomials = _functions(device)
-    fit_rows = torch.linalg.pinv(polynomials[:, :rows].T, rtol=1e-6)
-    spread = torch.zeros(TERMS, TERMS, 2 * FOLD - 1, dtype=torch.float64, device=device)
-    for row in range(rows):
-        spread[:, :, row : row + FOLD] += fit_rows[:, row, None, None] * fit
-        spread[:, :, row] -= fit_rows[:, row, None] * fit.sum(-1)
-    return spread
