@@ -93,4 +93,5 @@ def main():
             print("      ", ", ".join(f"{k} {v * scale:.1f}" for k, v in count.most_common()))
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -12,7 +12,7 @@ from .folds import FOLD, TERMS, Folds, folds_of, key_factors
 
 _FAR = 2**31 - 1
 LINEAR_ROWS = 64  # of the linear kernels
-NO_FOLDS = (None, None, None, None)
+NO_FOLDS = (None,) * 6
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 
@@ -115,7 +115,7 @@ class Frame(NamedTuple):
 
 
 def to_frame(inputs: KernelInputs, factors: Tensor | None = None) -> Frame:
-    """The states as the kernels read them, keys and values times the `factors` of `Folds.keys`.
+    """The states as the kernels read them, keys and values times `Folds.factors`.
 
     They are rotated in a pass of their own. Within the kernels this would read eight bytes of phases for every two
     bytes of a half-precision state, in each tile instead of once.
@@ -131,7 +131,7 @@ def folded_frame(inputs: KernelInputs) -> tuple[Frame, Folds | None]:
     """The states as the kernels read them, and the folds of the call if it has any."""
     factors = key_factors(inputs)
     frame = to_frame(inputs, factors)
-    return frame, None if factors is None else folds_of(inputs, factors, frame.query_norm)
+    return frame, None if factors is None else folds_of(inputs, factors, frame.query_norm, frame.key_norm)
 
 
 def turned(
@@ -277,4 +277,4 @@ def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over queries."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(32, 64, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 64, 8 if channels > 64 else 4, 2)

@@ -65,6 +65,8 @@ def backward(
         return query, key, value, PriorGradients(*zeros)
     order, prior = orders(inputs), prior_arguments(inputs)
     frame, folds = folded_frame(inputs)
+    if folds is not None:  # the log sum of a row that sees a poisoned key is NaN
+        folds = folds._replace(columns=torch.where(frame.key_norm.isnan(), 0.0, folds.columns))
     incoming = _incoming(inputs, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(inputs.query):
         _sharpen(inputs, order, frame, folds, prior, incoming, log_sum)
@@ -286,6 +288,8 @@ def _key_gradients(
     key_gradient_kernel[(column_blocks * batch * heads,)](
         *frame,
         *incoming,
+        incoming.log_sum + incoming.log_sum_rest,
+        incoming.delta + incoming.delta_rest,
         gradient,
         value_gradient,
         factor,

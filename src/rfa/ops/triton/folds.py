@@ -34,15 +34,19 @@ class Folds(NamedTuple):
     """What the kernels read of a call's folds.
 
     Fields:
+        rows: `1 / G` and `-2 E / G` of each lag, `(heads, 2, lags)` float32.
+        columns: `-(|k'|^2 + C) / 2`, `(batch, heads, keys)` float32.
         bits: the coefficients u of T, high and low parts, `(heads, lags - FOLD + 1, 2 TERMS)` float16.
         terms: their functions of a key's place in its block, `(2 TERMS, FOLD)` float16.
-        keys: the factor F of a key's state and the constant C, `(heads, 2, FOLD)` float32.
+        factors: F of a key's state by its place, `(heads, FOLD)` float32.
         nearest: the shortest lag from a row to the edge of a block that folds, `(batch, heads)` int32.
     """
 
+    rows: Tensor
+    columns: Tensor
     bits: Tensor
     terms: Tensor
-    keys: Tensor
+    factors: Tensor
     nearest: Tensor
 
 
@@ -94,19 +98,15 @@ def may_fold(inputs: KernelInputs) -> bool:
 
 
 def key_factors(inputs: KernelInputs) -> Tensor | None:
-    """`Folds.keys`, by the place in a block; F is 1 in heads that do not fold. None for a call that does not."""
+    """`Folds.factors`; 1 in heads that do not fold. None for a call that does not."""
     if not may_fold(inputs) or inputs.tables is None:
         return None
-    decay, _, weight = inputs.tables[..., :FOLD]
-    gain = 1.0 / (UNIT * weight.double())
-    start = decay[:, :1].double()
-    factor, constant = decay / start, (gain - gain[:, :1]) / start**2
-    folds = (factor[:, -1:] >= LEAST_FACTOR) & constant.isfinite().all(-1, keepdim=True) & (start > 0.0)
-    factor, constant = torch.where(folds, factor, 1.0), torch.where(folds, constant, 0.0)
-    return torch.stack([factor, constant], dim=1).flip(-1).float().contiguous()
+    decay = inputs.tables[0, :, :FOLD]
+    factors = decay / decay[:, :1]
+    return torch.where(factors[:, -1:] >= LEAST_FACTOR, factors, 1.0).flip(-1).contiguous()
 
 
-def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor) -> Folds:
+def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor, key_norm: Tensor) -> Folds:
     """The coefficients of T, and from which lag on each head folds.
 
     A lag m folds if E, G and T of the lags m to `m + FOLD - 1` are what the formulas make of them, for all lags from m
@@ -117,8 +117,7 @@ def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor) -> Folds
     functions = _constant("functions", device, lambda: _functions()[0])
     fit = _constant("fit", device, lambda: _functions()[1])
     decay, bias, weight = inputs.tables.double()
-    power = inputs.scalars[0].double()[:, None]
-    gain = 1.0 / (UNIT * weight)
+    power, gain = inputs.scalars[0].double()[:, None], _gain(weight)
     evidence = bias + power * gain.log2()  # T
     windows = [x.unfold(-1, FOLD, 1) for x in (decay, gain, evidence)]
     at_edge = [x[..., 0] for x in windows]
@@ -127,7 +126,8 @@ def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor) -> Folds
     high = coefficients.half()
     low = (coefficients - high.double()).half()
     fitted = (high.double() + low.double()) @ functions
-    factor, constant = factors.flip(-1).double().unbind(1)
+    factor = factors.flip(-1).double()
+    constant = _constants_of_keys(decay, gain)
     split_decay = at_edge[0][..., None] * factor[:, None]
     split_gain = at_edge[1][..., None] + at_edge[0].square()[..., None] * constant[:, None]
     good = (fitted - change).abs() <= 2.0**-12
@@ -144,7 +144,21 @@ def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor) -> Folds
     nearest = torch.where(mild, nearest, NEVER).to(torch.int32).contiguous()
     bits = torch.stack([high, low], dim=-2).flatten(-2).contiguous()
     terms = functions.flip(-1).half().repeat(2, 1).contiguous()  # a key's place counts from the start of its block
-    return Folds(bits, terms, factors, nearest)
+    rows = torch.stack([1.0 / gain, -2.0 * decay / gain], dim=1).float()
+    keys = key_norm.shape[-1]
+    at_keys = constant.flip(-1).float().repeat(1, -(-keys // FOLD))[:, :keys]
+    return Folds(rows, -0.5 * (key_norm + at_keys), bits, terms, factors, nearest)
+
+
+def _gain(weight: Tensor) -> Tensor:
+    """G; finite where w is 0, in heads that do not fold."""
+    return 1.0 / (UNIT * weight.clamp(min=2.0**-120))
+
+
+def _constants_of_keys(decay: Tensor, gain: Tensor) -> Tensor:
+    """C of the distances 0 to FOLD - 1, `(heads, FOLD)`."""
+    start = torch.where(decay[:, :1] > 0.0, decay[:, :1], 1.0)
+    return (gain[:, :FOLD] - gain[:, :1]) / start.square()
 
 
 def distances(queries: int, keys: int) -> int:
@@ -177,9 +191,9 @@ def fold_gradients(inputs: KernelInputs, folds: Folds, gradients: FoldGradients)
     """
     assert inputs.tables is not None
     decay, _, weight = inputs.tables.double()
-    power, gain = inputs.scalars[0].double(), 1.0 / (UNIT * weight)
-    factor, constant = folds.keys.flip(-1).double().unbind(1)
-    start = decay[:, :1]
+    power, gain = inputs.scalars[0].double(), _gain(weight)
+    factor, constant = folds.factors.flip(-1).double(), _constants_of_keys(decay, gain)
+    start = torch.where(decay[:, :1] > 0.0, decay[:, :1], 1.0)
     result = torch.zeros_like(inputs.tables, dtype=torch.float64)
 
     to_factor, to_constant = (_by_distance(x) for x in (gradients.factor, gradients.constant))
@@ -192,7 +206,7 @@ def fold_gradients(inputs: KernelInputs, folds: Folds, gradients: FoldGradients)
     evidence = _evidence_gradient(gradients.moments, inputs)
     result[1] += evidence
     to_gain += evidence * power[:, None] / (gain * math.log(2.0))
-    result[2] -= to_gain * gain / weight
+    result[2] -= to_gain * UNIT * gain.square()
     return result, (evidence * gain.log2()).sum(-1)
 
 

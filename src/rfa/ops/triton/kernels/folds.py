@@ -18,28 +18,28 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .pairs import ONE, UNIT, log2
+from .pairs import log2
 
 LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
 @no_type_check
-def fold_rows(tables, bits, head, heads, lags, lag, present, FOLD: tl.constexpr, TERMS: tl.constexpr):
-    """E, b, w and the coefficients u `[rows, TERMS]` at the lags from rows to an edge. An absent row has E = 0."""
+def fold_rows(tables, rows, bits, head, heads, lags, lag, present, FOLD: tl.constexpr, TERMS: tl.constexpr):
+    """E, b, `1 / G`, `-2 E / G` and the coefficients u `[rows, TERMS]` at the lags from rows to an edge.
+
+    An absent row has zeros, and g = 1.
+    """
     decay = tl.load(tables + head * lags + lag, mask=present, other=0.0)
     bias = tl.load(tables + (head + heads) * lags + lag, mask=present, other=0.0)
-    weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=present, other=ONE)
+    inverse_gain = tl.load(rows + head * 2 * lags + lag, mask=present, other=0.0)
+    of_dot = tl.load(rows + (head * 2 + 1) * lags + lag, mask=present, other=0.0)
     index = (head * (lags - FOLD + 1) + lag)[:, None] * TERMS + tl.arange(0, TERMS)[None, :]
-    return decay, bias, weight, tl.load(bits + index, mask=present[:, None], other=0.0)
+    return decay, bias, inverse_gain, of_dot, tl.load(bits + index, mask=present[:, None], other=0.0)
 
 
 @triton.jit
 @no_type_check
-def fold_evidence(dot, query_norm, key_norm, decay, weight, FAST_LOG: tl.constexpr):
-    """`log2 g`; numbers of rows and of columns are shaped to fit the tile."""
-    inverse_gain = weight * UNIT
-    of_norm = decay * decay * inverse_gain
-    of_dot = -2.0 * decay * inverse_gain
-    of_row = 1.0 + query_norm * inverse_gain
-    return log2(of_dot * dot + (of_norm * key_norm + of_row), FAST_LOG=FAST_LOG)
+def fold_evidence(dot, of_row, column, decay, of_dot, FAST_LOG: tl.constexpr):
+    """`log2 g` with `of_row = 1 + |q|^2 / G` and `column = -(|k'|^2 + C) / 2`, shaped to fit the tile."""
+    return log2(of_dot * (dot + decay * column) + of_row, FAST_LOG=FAST_LOG)

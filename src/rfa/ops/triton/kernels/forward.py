@@ -32,9 +32,11 @@ def forward_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_rows_of_lags,
+    fold_columns,
     fold_bits,
     fold_terms,
-    fold_keys,
+    fold_factors,
     nearest,
     heads,
     queries,
@@ -101,25 +103,30 @@ def forward_kernel(
     unknown = tl.zeros([ROWS], tl.int32)  # how many poisoned values a row sees
     if FOLD > 0:
         places = tl.arange(0, FOLD)
+        q_norms = tl.reshape(q_norm, [ROWS])
         terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
-        constants = tl.load(fold_keys + (2 * head + 1) * FOLD + places)
         step = tl.load(tables + head * lags + FOLD) / tl.load(tables + head * lags)
         shortest = tl.load(nearest + pair)
         folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
         lag_of_rows = offset + rows - (FOLD - 1)  # to the edge of block 0
+        keys_of_head = key + pair * keys * CHANNELS
+        values_of_head = value + pair * keys * VALUE_CHANNELS
+        in_keys = places[:, None] * CHANNELS + channels[None, :]
+        in_values = places[:, None] * VALUE_CHANNELS + value_channels[None, :]
         for tile in range(0, folded):
             lag = lag_of_rows - tile * FOLD
-            decay, bias, weight, bits = fold_rows(
-                tables, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
             )
             key_index = pair * keys + tile * FOLD + places
-            k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
-            v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
-            k_norm = tl.load(key_norm + key_index) + constants
+            k = tl.load(keys_of_head + tile * (FOLD * CHANNELS) + in_keys)
+            v = tl.load(values_of_head + tile * (FOLD * VALUE_CHANNELS) + in_values)
+            column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            of_row = 1.0 + q_norms * inverse_gain
             z = product(bits, terms, PRECISION=PRECISION)
             z -= coefficient * fold_evidence(
-                dot, q_norm, k_norm[None, :], decay[:, None], weight[:, None], FAST_LOG=FAST_LOG
+                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
             higher = tl.maximum(highest, tl.max(z, 1) + bias)
             reference = tl.where(higher == float("-inf"), 0.0, higher)
@@ -154,7 +161,7 @@ def forward_kernel(
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
             if FOLD > 0:
-                decay /= tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)[None, :]
+                decay /= tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]

@@ -66,7 +66,7 @@ def frame_kernel(
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
     if FOLD > 0:
-        factor = tl.load(factors + head * 2 * FOLD + time % FOLD)[:, None]
+        factor = tl.load(factors + head * FOLD + time % FOLD)[:, None]
         real, imaginary = real * factor, imaginary * factor
 
     stored = (time < length)[:, None] & (mode < MODES)[None, :]

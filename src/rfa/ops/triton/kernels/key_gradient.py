@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from .folds import fold_evidence, fold_rows
-from .pairs import UNIT, gradient_product, pair_gradients, product
+from .pairs import gradient_product, pair_gradients, product
 from .prior import load_path, path_prior, table_prior
 
 
@@ -24,6 +24,8 @@ def key_gradient_kernel(
     log_sum_rest,
     delta,
     delta_rest,
+    whole_log_sum,
+    whole_delta,
     grad_key,
     grad_value,
     grad_factor,
@@ -38,9 +40,11 @@ def key_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_rows_of_lags,
+    fold_columns,
     fold_bits,
     fold_terms,
-    fold_keys,
+    fold_factors,
     nearest,
     heads,
     queries,
@@ -102,17 +106,55 @@ def key_gradient_kernel(
         last = tl.load(ranges + (batch * column_blocks + block) * 2 + 1)
     elif CAUSAL:  # uniform times: from the diagonal on
         first = tl.maximum(block * COLUMNS - offset, 0) // ROWS
-    if FOLD > 0:
-        factor = tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)
-        edge = block * FOLD + FOLD - 1
-        unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
-        last_pairs = tl.minimum(unfolded, last)
-    else:
-        last_pairs = last
     d_key = tl.zeros([COLUMNS, CHANNELS], tl.float32)
     d_value = tl.zeros([COLUMNS, VALUE_CHANNELS], tl.float32)
     residuals = tl.zeros([COLUMNS], tl.float32)
-    for tile in range(first, last_pairs):
+    if FOLD > 0:
+        factor = tl.load(fold_factors + head * FOLD + columns % FOLD)
+        edge = block * FOLD + FOLD - 1
+        unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
+        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, TERMS)[None, :] * FOLD)
+        column = tl.load(fold_columns + key_index, mask=in_columns, other=0.0)[:, None]
+        for tile in range(tl.maximum(first, unfolded), last):
+            rows = tile * ROWS + tl.arange(0, ROWS)
+            in_rows = rows < queries
+            query_index = pair * queries + rows
+            q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+            index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+            d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
+            q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
+            total = tl.load(whole_log_sum + query_index, mask=in_rows, other=0.0)
+            subtracted = tl.load(whole_delta + query_index, mask=in_rows, other=0.0)
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables,
+                fold_rows_of_lags,
+                fold_bits,
+                head,
+                heads,
+                lags,
+                offset + rows - edge,
+                in_rows,
+                FOLD=FOLD,
+                TERMS=TERMS,
+            )
+            dot = product(k, tl.trans(q), PRECISION=PRECISION)
+            grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
+            of_row = 1.0 + q_norm * inverse_gain
+            evidence = fold_evidence(dot, of_row[None, :], column, decay[None, :], of_dot[None, :], FAST_LOG=FAST_LOG)
+            z = product(terms, tl.trans(bits), PRECISION=PRECISION) - coefficient * evidence
+            attention = tl.exp2(z - (total - bias)[None, :])
+            grad_score = attention * (decay[None, :] * grad_attention - subtracted[None, :])
+            grad_dot = tl.exp2(-evidence) * grad_score * of_dot[None, :]  # times -c
+            d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
+            d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
+            residuals -= tl.sum(grad_dot * decay[None, :], 1)
+        d_key = -coefficient * (d_key + residuals[:, None] * k.to(tl.float32))
+        through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
+        tl.store(grad_factor + key_index, through_states / factor, mask=in_columns)
+        tl.store(grad_constant + key_index, -0.5 * coefficient * residuals, mask=in_columns)
+        residuals = tl.zeros([COLUMNS], tl.float32)
+        last = tl.minimum(unfolded, last)
+    for tile in range(first, last):
         rows = tile * ROWS + tl.arange(0, ROWS)
         in_rows = rows < queries
         query_index = pair * queries + rows
@@ -182,43 +224,6 @@ def key_gradient_kernel(
 
     d_key += 2.0 * residuals[:, None] * k.to(tl.float32)
     if FOLD > 0:
-        of_pairs = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
-        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, TERMS)[None, :] * FOLD)
-        norm_and_constant = k_norm + tl.load(fold_keys + (2 * head + 1) * FOLD + columns % FOLD)[:, None]
-        residuals = tl.zeros([COLUMNS], tl.float32)
-        for tile in range(tl.maximum(first, unfolded), last):
-            rows = tile * ROWS + tl.arange(0, ROWS)
-            in_rows = rows < queries
-            query_index = pair * queries + rows
-            q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-            index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
-            d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
-            q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
-            total = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))
-            total_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)
-            row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)
-            row_delta += tl.load(delta_rest + query_index, mask=in_rows, other=0.0)
-            decay, bias, weight, bits = fold_rows(
-                tables, fold_bits, head, heads, lags, offset + rows - edge, in_rows, FOLD=FOLD, TERMS=TERMS
-            )
-            dot = product(k, tl.trans(q), PRECISION=PRECISION)
-            grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
-            z = product(terms, tl.trans(bits), PRECISION=PRECISION)
-            evidence = fold_evidence(
-                dot, q_norm[None, :], norm_and_constant, decay[None, :], weight[None, :], FAST_LOG=FAST_LOG
-            )
-            z -= coefficient * evidence
-            attention = tl.exp2(z - ((total - bias) + total_rest)[None, :])
-            grad_score = attention * (decay[None, :] * grad_attention - row_delta[None, :])
-            to_dot = (2.0 * coefficient * UNIT) * decay * weight
-            grad_dot = tl.exp2(-evidence) * grad_score * to_dot[None, :]
-            d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
-            d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
-            residuals -= tl.sum(grad_dot * decay[None, :], 1)
-        d_key += residuals[:, None] * k.to(tl.float32)
-        through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1) - of_pairs
-        tl.store(grad_factor + key_index, through_states / factor, mask=in_columns)
-        tl.store(grad_constant + key_index, 0.5 * residuals, mask=in_columns)
         d_key *= factor[:, None]
         d_value *= factor[:, None]
     index = key_index[:, None] * CHANNELS + channels[None, :]

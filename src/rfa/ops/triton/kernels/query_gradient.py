@@ -39,9 +39,11 @@ def query_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_rows_of_lags,
+    fold_columns,
     fold_bits,
     fold_terms,
-    fold_keys,
+    fold_factors,
     nearest,
     polynomials_of_rows,
     distances,
@@ -148,9 +150,9 @@ def query_gradient_kernel(
             d_riccati_sum = tl.zeros([ROWS], tl.float64)
     if FOLD > 0:
         places = tl.arange(0, FOLD)
+        q_norms = tl.reshape(q_norm, [ROWS])
         term = tl.arange(0, TERMS)
         terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
-        constants = tl.load(fold_keys + (2 * head + 1) * FOLD + places)
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
         if PRIOR:
             functions = tl.trans(terms).to(tl.bfloat16)
@@ -164,35 +166,35 @@ def query_gradient_kernel(
             in_program -= offset
         for tile in range(0, folded):
             lag = offset + rows - (tile * FOLD + FOLD - 1)
-            decay, bias, weight, bits = fold_rows(
-                tables, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
             )
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
-            k_norm = tl.load(key_norm + key_index)
-            k_norm = tl.where(k_norm == k_norm, k_norm, 0.0) + constants
+            column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            of_row = 1.0 + q_norms * inverse_gain
             grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
             z = product(bits, terms, PRECISION=PRECISION)
-            evidence = fold_evidence(dot, q_norm, k_norm[None, :], decay[:, None], weight[:, None], FAST_LOG=FAST_LOG)
+            evidence = fold_evidence(
+                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
+            )
             z -= coefficient * evidence
             attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
             grad_score = attention * (decay[:, None] * grad_attention - (row_delta + row_delta_rest))
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
-            to_dot = (2.0 * coefficient * UNIT) * decay * weight
-            d_query += gradient_product(grad_gain * to_dot[:, None], k, PRECISION=PRECISION)
+            d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)
             gains = tl.sum(grad_gain, 1)
-            residuals -= gains * (coefficient * UNIT) * weight
+            residuals -= coefficient * inverse_gain * gains
             if PRIOR:
                 scores = tl.sum(grad_score, 1)
                 dots = tl.sum(grad_gain * dot, 1)
                 values = tl.sum(attention * grad_attention, 1)
                 coefficients -= tl.sum(grad_score * evidence, 1) * LN2
-                of_norm = tl.reshape(q_norm, [ROWS]) * UNIT * weight
-                of_decay = (1.0 + of_norm) * gains - scores - (UNIT * weight * decay) * dots
+                of_decay = of_row * gains - scores + 0.5 * of_dot * dots
                 of_decay = values + 2.0 * coefficient * tl.where(decay > 0.0, of_decay / decay, 0.0)
-                of_weight = coefficient * (gains - scores) / weight
+                of_weight = coefficient * UNIT * (gains - scores) / inverse_gain
                 window = in_program + lag
                 tl.store(window, of_decay, mask=in_rows)
                 tl.store(window + windows * COLUMNS, scores * LN2, mask=in_rows)
@@ -227,7 +229,7 @@ def query_gradient_kernel(
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
             if FOLD > 0:
-                factor = tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)[None, :]
+                factor = tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
                 decay /= factor
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)

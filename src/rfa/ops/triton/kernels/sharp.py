@@ -55,9 +55,11 @@ def sharpen_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_rows_of_lags,
+    fold_columns,
     fold_bits,
     fold_terms,
-    fold_keys,
+    fold_factors,
     nearest,
     heads,
     queries,
@@ -133,24 +135,24 @@ def sharpen_kernel(
     inner = tl.zeros([ROWS], tl.float64)
     if FOLD > 0:
         places = tl.arange(0, FOLD)
+        q_norms = tl.reshape(q_norm, [ROWS])
         terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
-        constants = tl.load(fold_keys + (2 * head + 1) * FOLD + places)
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
         for tile in range(0, folded):
             lag = offset + rows - (tile * FOLD + FOLD - 1)
-            decay, bias, weight, bits = fold_rows(
-                tables, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
             )
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
-            k_norm = tl.load(key_norm + key_index)
-            k_norm = tl.where(k_norm == k_norm, k_norm, 0.0) + constants
+            column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            of_row = 1.0 + q_norms * inverse_gain
             grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
             z = product(bits, terms, PRECISION=PRECISION)
             z -= coefficient * fold_evidence(
-                dot, q_norm, k_norm[None, :], decay[:, None], weight[:, None], FAST_LOG=FAST_LOG
+                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
             attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
             total += tl.sum(attention, 1).to(tl.float64)
@@ -179,7 +181,7 @@ def sharpen_kernel(
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
             if FOLD > 0:
-                decay /= tl.load(fold_keys + 2 * head * FOLD + columns % FOLD)[None, :]
+                decay /= tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
