@@ -263,18 +263,18 @@ def forward_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the forward kernel; `channels` is the larger of a key's and a value's."""
     if dtype == torch.float32:
         return Blocks(32 if channels > 64 else 64, 32, 8, 1)
-    return Blocks(64, 64 if uniform else 32, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 64 if uniform else 32, 4, 2)
 
 
 def query_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64, 32, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 32, 4, 2)
 
 
 def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over queries."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64, 64, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 64, 4, 2)

@@ -150,6 +150,12 @@ def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor, key_norm
     return Folds(rows, -0.5 * (key_norm + at_keys), bits, terms, factors, nearest)
 
 
+def poisoned_before(value_norm: Tensor) -> Tensor:
+    """How many values up to the end of each whole block hold NaN or infinity, `(batch, heads, blocks)` int32."""
+    whole = value_norm[..., : value_norm.shape[-1] // FOLD * FOLD]
+    return whole.unflatten(-1, (-1, FOLD)).isnan().sum(-1).cumsum(-1).to(torch.int32)
+
+
 def _gain(weight: Tensor) -> Tensor:
     """G; finite where w is 0, in heads that do not fold."""
     return 1.0 / (UNIT * weight.clamp(min=2.0**-120))

@@ -34,6 +34,7 @@ from .arguments import (
     turned,
     whole_ranges,
 )
+from .folds import poisoned_before
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
@@ -103,6 +104,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *order[:4],
             row_ranges,
             *(folds or NO_FOLDS),
+            None if folds is None else poisoned_before(frame.value_norm),
             heads,
             queries,
             keys,

@@ -25,17 +25,14 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 @no_type_check
-def fold_rows(tables, rows, bits, head, heads, lags, lag, present, FOLD: tl.constexpr, TERMS: tl.constexpr):
-    """E, b, `1 / G`, `-2 E / G` and the coefficients u `[rows, TERMS]` at the lags from rows to an edge.
-
-    An absent row has zeros, and g = 1.
-    """
-    decay = tl.load(tables + head * lags + lag, mask=present, other=0.0)
-    bias = tl.load(tables + (head + heads) * lags + lag, mask=present, other=0.0)
-    inverse_gain = tl.load(rows + head * 2 * lags + lag, mask=present, other=0.0)
-    of_dot = tl.load(rows + (head * 2 + 1) * lags + lag, mask=present, other=0.0)
+def fold_rows(tables, rows, bits, head, heads, lags, lag, FOLD: tl.constexpr, TERMS: tl.constexpr):
+    """E, b, `1 / G`, `-2 E / G` and the coefficients u `[rows, TERMS]` at the lags from rows to an edge."""
+    decay = tl.load(tables + head * lags + lag)
+    bias = tl.load(tables + (head + heads) * lags + lag)
+    inverse_gain = tl.load(rows + head * 2 * lags + lag)
+    of_dot = tl.load(rows + (head * 2 + 1) * lags + lag)
     index = (head * (lags - FOLD + 1) + lag)[:, None] * TERMS + tl.arange(0, TERMS)[None, :]
-    return decay, bias, inverse_gain, of_dot, tl.load(bits + index, mask=present[:, None], other=0.0)
+    return decay, bias, inverse_gain, of_dot, tl.load(bits + index)
 
 
 @triton.jit

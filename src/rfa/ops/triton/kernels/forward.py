@@ -38,6 +38,7 @@ def forward_kernel(
     fold_terms,
     fold_factors,
     nearest,
+    poisoned,
     heads,
     queries,
     keys,
@@ -104,11 +105,11 @@ def forward_kernel(
     if FOLD > 0:
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
+        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
         terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
         step = tl.load(tables + head * lags + FOLD) / tl.load(tables + head * lags)
         shortest = tl.load(nearest + pair)
         folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
-        lag_of_rows = offset + rows - (FOLD - 1)  # to the edge of block 0
         keys_of_head = key + pair * keys * CHANNELS
         values_of_head = value + pair * keys * VALUE_CHANNELS
         in_keys = places[:, None] * CHANNELS + channels[None, :]
@@ -116,7 +117,7 @@ def forward_kernel(
         for tile in range(0, folded):
             lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, FOLD=FOLD, TERMS=TERMS
             )
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(keys_of_head + tile * (FOLD * CHANNELS) + in_keys)
@@ -136,12 +137,10 @@ def forward_kernel(
             # The estimate is that at the edge of the block: all rows decay alike from one block to the next.
             estimate = estimate * (rescale * step)[:, None] + product(attention.to(v.dtype), v, PRECISION=PRECISION)
             highest = higher
-            v_norm = tl.load(value_norm + key_index)
-            if tl.max((v_norm != v_norm).to(tl.int32), 0) > 0:
-                unknown += 1
         if folded > 0:
+            unknown += tl.load(poisoned + pair * (keys // FOLD) + folded - 1)
             first = folded * (FOLD // COLUMNS)
-            decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD, mask=in_rows, other=0.0)
+            decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD)
             estimate *= decay[:, None]
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)

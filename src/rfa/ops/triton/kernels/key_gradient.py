@@ -132,8 +132,7 @@ def key_gradient_kernel(
                 head,
                 heads,
                 lags,
-                offset + rows - edge,
-                in_rows,
+                offset + tl.minimum(rows, queries - 1) - edge,
                 FOLD=FOLD,
                 TERMS=TERMS,
             )

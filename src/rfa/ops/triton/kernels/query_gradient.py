@@ -151,6 +151,7 @@ def query_gradient_kernel(
     if FOLD > 0:
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
+        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
         term = tl.arange(0, TERMS)
         terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
@@ -165,9 +166,9 @@ def query_gradient_kernel(
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
         for tile in range(0, folded):
-            lag = offset + rows - (tile * FOLD + FOLD - 1)
+            lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, FOLD=FOLD, TERMS=TERMS
             )
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])

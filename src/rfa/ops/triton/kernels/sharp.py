@@ -136,12 +136,13 @@ def sharpen_kernel(
     if FOLD > 0:
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
+        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
         terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
         for tile in range(0, folded):
-            lag = offset + rows - (tile * FOLD + FOLD - 1)
+            lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, in_rows, FOLD=FOLD, TERMS=TERMS
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, FOLD=FOLD, TERMS=TERMS
             )
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
