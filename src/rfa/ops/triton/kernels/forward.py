@@ -11,6 +11,9 @@ from .prior import load_path, path_prior, table_prior
 from .sharp import SHARP, marked
 
 
+LOWEST = tl.constexpr(-3e38)  # a maximum before the first score; all of Student-t weights are higher
+
+
 @triton.jit
 @no_type_check
 def forward_kernel(
@@ -98,7 +101,7 @@ def forward_kernel(
         last = tl.load(ranges + (batch * row_blocks + block) * 2 + 1)
     elif CAUSAL:  # uniform times: up to the diagonal
         last = tl.minimum(last, tl.cdiv(offset + (block + 1) * ROWS, COLUMNS))
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    highest = tl.full([ROWS], float("-inf") if FOLD == 0 else LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
     unknown = tl.zeros([ROWS], tl.int32)  # how many poisoned values a row sees
@@ -130,9 +133,8 @@ def forward_kernel(
                 dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
             higher = tl.maximum(highest, tl.max(z, 1) + bias)
-            reference = tl.where(higher == float("-inf"), 0.0, higher)
-            attention = tl.exp2(z - (reference - bias)[:, None])
-            rescale = tl.exp2(highest - reference)
+            attention = tl.exp2(z - (higher - bias)[:, None])
+            rescale = tl.exp2(highest - higher)
             total = total * rescale + tl.sum(attention, 1)
             # The estimate is that at the edge of the block: all rows decay alike from one block to the next.
             estimate = estimate * (rescale * step)[:, None] + product(attention.to(v.dtype), v, PRECISION=PRECISION)
@@ -155,10 +157,12 @@ def forward_kernel(
             column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[:, None] - columns[None, :]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[:, None] - columns[None, :]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it, and absent rows are not stored
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
             if FOLD > 0:
                 decay /= tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
         else:

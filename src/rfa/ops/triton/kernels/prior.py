@@ -17,15 +17,21 @@ SMALL = tl.constexpr(2.3283064365386963e-10)  # 2^-32: gradients of variances ar
 
 @triton.jit
 @no_type_check
-def table_prior(tables, head, heads, lags, lag, visible):
+def table_prior(tables, head, heads, lags, lag, visible, CAUSAL: tl.constexpr):
     """E, b, w at the lags `|i - j|`. A tile has few lags, so neighbouring pairs read the same cache lines.
 
-    Tables `(3, heads, lags)`: there may be more lags than keys.
+    Tables `(3, heads, lags)`: there may be more lags than keys. No lag may be longer; causal ones below 0 count as 0.
     """
-    lag = tl.abs(lag)
-    decay = tl.load(tables + head * lags + lag, mask=visible, other=0.0)
-    bias = tl.load(tables + (head + heads) * lags + lag, mask=visible, other=0.0)
-    weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=visible, other=0.0)
+    if CAUSAL:
+        lag = tl.maximum(lag, 0)
+        decay = tl.load(tables + head * lags + lag)
+        bias = tl.load(tables + (head + heads) * lags + lag)
+        weight = tl.load(tables + (head + 2 * heads) * lags + lag)
+    else:
+        lag = tl.abs(lag)
+        decay = tl.load(tables + head * lags + lag, mask=visible, other=0.0)
+        bias = tl.load(tables + (head + heads) * lags + lag, mask=visible, other=0.0)
+        weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=visible, other=0.0)
     return decay, bias, weight
 
 

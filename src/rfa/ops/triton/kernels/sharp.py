@@ -105,7 +105,7 @@ def sharpen_kernel(
     index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
     d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
     q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[:, None]
     row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
@@ -177,10 +177,12 @@ def sharpen_kernel(
             column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[:, None] - columns[None, :]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[:, None] - columns[None, :]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it, and absent rows are not stored
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
             if FOLD > 0:
                 decay /= tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
         else:
