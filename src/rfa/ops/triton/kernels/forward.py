@@ -10,7 +10,6 @@ from .pairs import product, scores
 from .prior import load_path, path_prior, table_prior
 from .sharp import SHARP, marked
 
-
 LOWEST = tl.constexpr(-3e38)  # a maximum before the first score; all of Student-t weights are higher
 
 

@@ -123,7 +123,7 @@ def key_gradient_kernel(
             index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
             d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
             q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
-            total = tl.load(whole_log_sum + query_index, mask=in_rows, other=0.0)
+            total = tl.load(whole_log_sum + query_index, mask=in_rows, other=float("inf"))
             subtracted = tl.load(whole_delta + query_index, mask=in_rows, other=0.0)
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
                 tables,
@@ -161,7 +161,7 @@ def key_gradient_kernel(
         index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
         d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
         q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[None, :]
-        row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[None, :]
+        row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[None, :]
         row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[None, :]
         row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[None, :]
         row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[None, :]
@@ -173,10 +173,12 @@ def key_gradient_kernel(
             row_groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[None, :] - columns[:, None]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[None, :] - columns[:, None]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it; an absent row weighs nothing
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
             if FOLD > 0:
                 decay /= factor[:, None]
         else:
