@@ -151,12 +151,14 @@ def query_gradient_kernel(
     if FOLD > 0:
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
+        row_deltas = tl.reshape(row_delta + row_delta_rest, [ROWS])
         lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
         term = tl.arange(0, TERMS)
         terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
         if PRIOR:
             functions = tl.trans(terms).to(tl.bfloat16)
+            distances_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
             polynomials = tl.load(
                 polynomials_of_rows + (term % (TERMS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
             )
@@ -183,24 +185,27 @@ def query_gradient_kernel(
             )
             z -= coefficient * evidence
             attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
-            grad_score = attention * (decay[:, None] * grad_attention - (row_delta + row_delta_rest))
+            grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
             d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)
             gains = tl.sum(grad_gain, 1)
             residuals -= coefficient * inverse_gain * gains
             if PRIOR:
                 scores = tl.sum(grad_score, 1)
-                dots = tl.sum(grad_gain * dot, 1)
-                values = tl.sum(attention * grad_attention, 1)
+                of_columns = tl.sum(grad_gain * column[None, :], 1)
                 coefficients -= tl.sum(grad_score * evidence, 1) * LN2
-                of_decay = of_row * gains - scores + 0.5 * of_dot * dots
-                of_decay = values + 2.0 * coefficient * tl.where(decay > 0.0, of_decay / decay, 0.0)
+                of_decay = scores + row_deltas * tl.sum(attention, 1) + coefficient * (of_row * gains - scores)
+                of_decay = tl.where(decay > 0.0, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
                 of_weight = coefficient * UNIT * (gains - scores) / inverse_gain
                 window = in_program + lag
                 tl.store(window, of_decay, mask=in_rows)
                 tl.store(window + windows * COLUMNS, scores * LN2, mask=in_rows)
                 tl.store(window + 2 * windows * COLUMNS, of_weight, mask=in_rows)
                 of_bits = product(grad_score.to(tl.bfloat16), functions, PRECISION=PRECISION)
+                first_bits = tl.sum(
+                    grad_score * distances_to_edge[None, :], 1
+                )  # not rounded: the others are far smaller
+                of_bits = tl.where(term[None, :] == 0, first_bits[:, None], of_bits)
                 moments = product(polynomials, of_bits, PRECISION=PRECISION)
                 distance = block - tile + offset // FOLD
                 tl.store(moment + distance * (TERMS // 2) * (TERMS // 2), moments * LN2, mask=kept)
