@@ -127,12 +127,12 @@ def forward_kernel(
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
             of_row = 1.0 + q_norms * inverse_gain
-            z = product(bits, terms, PRECISION=PRECISION)
-            z -= coefficient * fold_evidence(
+            z = bias[:, None] - coefficient * fold_evidence(
                 dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
-            higher = tl.maximum(highest, tl.max(z, 1) + bias)
-            attention = tl.exp2(z - (higher - bias)[:, None])
+            z += product(bits, terms, PRECISION=PRECISION)
+            higher = tl.maximum(highest, tl.max(z, 1))
+            attention = tl.exp2(z - higher[:, None])
             rescale = tl.exp2(highest - higher)
             total = total * rescale + tl.sum(attention, 1)
             # The estimate is that at the edge of the block: all rows decay alike from one block to the next.

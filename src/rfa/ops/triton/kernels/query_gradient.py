@@ -179,12 +179,11 @@ def query_gradient_kernel(
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
             of_row = 1.0 + q_norms * inverse_gain
             grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
-            z = product(bits, terms, PRECISION=PRECISION)
             evidence = fold_evidence(
                 dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
-            z -= coefficient * evidence
-            attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
+            z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
+            attention = tl.exp2(z + product(bits, terms, PRECISION=PRECISION))
             grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
             d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)

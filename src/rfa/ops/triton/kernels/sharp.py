@@ -151,11 +151,11 @@ def sharpen_kernel(
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
             of_row = 1.0 + q_norms * inverse_gain
             grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
-            z = product(bits, terms, PRECISION=PRECISION)
-            z -= coefficient * fold_evidence(
+            evidence = fold_evidence(
                 dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
-            attention = tl.exp2(z - ((row_log_sum - bias[:, None]) + row_log_sum_rest))
+            z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
+            attention = tl.exp2(z + product(bits, terms, PRECISION=PRECISION))
             total += tl.sum(attention, 1).to(tl.float64)
             inner += tl.sum(attention * (decay[:, None] * grad_attention - row_delta), 1).to(tl.float64)
         first = folded * (FOLD // COLUMNS)
