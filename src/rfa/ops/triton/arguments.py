@@ -277,4 +277,4 @@ def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over queries."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64, 64, 4, 2)
+    return Blocks(64 if uniform else 32, 64, 4, 2)

@@ -200,6 +200,8 @@ def key_gradient_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         weights, grad_dot, grad_residual, _, _, _, _ = pair_gradients(

@@ -260,6 +260,8 @@ def query_gradient_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         _, grad_dot, grad_residual, grad_decay, grad_bias, grad_weight, grad_coefficient = pair_gradients(
@@ -310,6 +312,7 @@ def query_gradient_kernel(
                     SCORE=SCORE,
                     GATE=GATE,
                     RICCATI=RICCATI,
+                    FAST_LOG=FAST_LOG,
                 )
                 inverse_freedoms += tl.sum(grad_inverse_freedom, 1)
                 etas += tl.sum(grad_variance * decay * decay, 1)

@@ -207,6 +207,8 @@ def sharpen_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         attention, _, _, _, _ = pair_weights(
