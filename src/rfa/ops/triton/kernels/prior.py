@@ -8,9 +8,8 @@ from typing import no_type_check
 
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
-from .pairs import log2
+from .pairs import divided, log2
 
 BITS = tl.constexpr(1.4426950408889634)  # a nat
 LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
@@ -113,16 +112,6 @@ def path_prior(
         else tl.zeros_like(effective_variance) + inverse_freedom
     )
     return decay, bias, weight, complement, variance, effective_variance
-
-
-@triton.jit
-@no_type_check
-def divided(x, y, FAST_LOG: tl.constexpr):
-    """The fast form is two instructions instead of some eight, and 0 for y above 2^126."""
-    if FAST_LOG:
-        return libdevice.fast_dividef(x, y)
-    else:
-        return x / y
 
 
 @triton.jit
