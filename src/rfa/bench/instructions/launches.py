@@ -1,10 +1,11 @@
 """Record the Triton kernels that host code launches, as a CUDA device would get them, without a device.
 
 The host code runs on fake tensors, which have a shape, a dtype and no memory, and which say that they are on a CUDA
-device. So it takes the branches that it takes there, at any size. A launch is not run: its arguments pass through Triton's own specialisation (integers
-that are 1 or multiples of 16, aligned pointers) and are kept.
+device. So it takes the branches that it takes there, at any size. A launch is not run: its arguments pass through
+Triton's own specialisation (integers that are 1 or multiples of 16, aligned pointers) and are kept.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -37,8 +38,8 @@ class Launch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The kernel's name."""
-        return str(self.function.__name__).removesuffix("_kernel")
+        """The kernel's name in words."""
+        return str(self.function.__name__).removesuffix("_kernel").replace("_", " ")
 
     @property
     def identity(self) -> str:
@@ -70,7 +71,7 @@ class _Pointer:
 
 
 def _argument(given: Any) -> Any:
-    return _Pointer(given.dtype, given.storage_offset() * given.itemsize) if isinstance(given, Tensor) else given
+    return _Pointer(given.dtype, int(given.storage_offset()) * given.itemsize) if isinstance(given, Tensor) else given
 
 
 @contextmanager
@@ -81,8 +82,9 @@ def fake_device(arch: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for name in ("_exchange_device", "_maybe_exchange_device"):
-            stack.enter_context(mock.patch.object(torch.cuda, name, lambda index: -1))
-        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda *_: divmod(arch, 10)))
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=-1))
+        capability = divmod(arch, 10)
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=capability))
         if torch.version.cuda is None:
             stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
@@ -108,6 +110,7 @@ def launches(call: Callable[[], object], arch: int) -> list[Launch]:
         launch = Launch(self, signature, constants, attributes, dict(options))
         found.setdefault(launch.identity, launch)
 
-    with fake_device(arch), mock.patch.object(JITFunction, "run", record):
+    with warnings.catch_warnings(), fake_device(arch), mock.patch.object(JITFunction, "run", record):
+        warnings.simplefilter("ignore")
         call()
     return list(found.values())

@@ -204,4 +204,5 @@ class _Way(NamedTuple):
 
     def then(self, rest: "_Way") -> "_Way":
         """This way and then the other."""
-        return _Way(*(mine + others for mine, others in zip(self, rest, strict=True)))
+        sums = self.products + rest.products, self.less_instructions + rest.less_instructions
+        return _Way(*sums, self.blocks + rest.blocks)
