@@ -5,14 +5,14 @@ from collections.abc import Iterator, Sequence
 from .speed import Line
 
 _GROUPS = {
-    "products": ("tensor",),
-    "functions": ("function", "slow convert"),
+    "tensor": ("tensor",),
+    "func.": ("function", "slow convert"),
     "FMA": ("float", "integer multiply"),
     "ALU": ("integer", "logic", "compare", "select", "move", "convert"),
-    "memory": ("global", "shared", "tensor memory", "local", "shuffle"),
-    "copies": ("copy",),
+    "mem.": ("global", "shared", "tensor memory", "local", "shuffle"),
+    "copy": ("copy",),
 }
-COUNT_COLUMNS = ("a pair", *_GROUPS, "rest", "conditional")  # the last one is not part of the first
+COUNT_COLUMNS = ("a pair", *_GROUPS, "rest", "cond.")  # the last one is not part of the first
 KERNEL_COLUMNS = ("registers", "spills", "shared KiB", "programs", "busiest unit", "to issue")
 
 
@@ -37,12 +37,13 @@ def count_rows(line: Line) -> list[list[str]]:
 
 def kernel_rows(line: Line) -> list[list[str]]:
     """A kernel's name and `KERNEL_COLUMNS`, and a row for each further loop, which has cycles only."""
-    of_kernel = [str(line[name]) for name in ("registers", "spills", "programs")]
+    of_kernel = [str(line[name]) for name in ("registers", "spills", "programs_per_multiprocessor")]
     of_kernel.insert(2, f"{line['shared_bytes'] / 1024:.0f}")
     rows = []
     for name, loop in _loops(line):
-        cycles = [f"{loop['cycles'][loop['busiest']]:.3f} {loop['busiest']}", f"{loop['cycles_to_issue']:.3f}"]
-        rows.append([name, *(of_kernel if loop is line["loops"][0] else [""] * len(of_kernel)), *cycles])
+        cycles, busiest = loop["cycles_per_pair"], loop["busiest_unit"]
+        figures = [f"{cycles[busiest]:.3f} {busiest}", f"{cycles['issue']:.3f}"]
+        rows.append([name, *(of_kernel if loop is line["loops"][0] else [""] * len(of_kernel)), *figures])
     return rows
 
 

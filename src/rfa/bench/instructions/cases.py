@@ -47,12 +47,12 @@ class Case(NamedTuple):
         return f"{self.arch}, {self.dtype}, {self.channels} channels, {self.times} times, {self.score}"
 
     def launches(self) -> list[tuple[str, Launch]]:
-        """The kernels of a forward and a backward pass by name, first those without the gradients of the prior."""
+        """The kernels of a forward and a backward pass by name, then those that also give the gradients of the prior."""
         found: dict[str, tuple[str, Launch]] = {}
         for learned in (False,) if self.score == "softmax" else (False, True):
             names = Counter[str]()
             for launch in launches(partial(self._call, learned), ARCHITECTURES[self.arch].number):
-                name = launch.name + (" with the prior's" if learned else "")
+                name = launch.name + (" with prior" if learned else "")
                 names[name] += 1
                 numbered = name if names[name] == 1 else f"{name} {names[name]}"
                 found.setdefault(launch.identity, (numbered, launch))

@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from rfa.progress import Stage, StageProgress
 from .cases import Case
 from .launches import Launch
 from .machine_code import Loop, product_loops
-from .units import ARCHITECTURES, ISSUED, KINDS, UNITS, kind, products, work
+from .units import ARCHITECTURES, ISSUED, KINDS, UNITS, is_tf32, kind, products
 
 _DOT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>")
 _RESULT = re.compile(r"dot\b.*-> tensor<(\d+)x(\d+)xf32, (#\w+)>")
@@ -30,10 +31,17 @@ Counts = dict[str, Any]
 
 
 class Visit(NamedTuple):
-    """What a loop does for one tile, by Triton's code: pairs of a query and a key, and multiply-adds of its warps."""
+    """What a loop does for one tile, by Triton's code.
+
+    Fields:
+        pairs: of a query and a key.
+        needed: multiply-adds of its products.
+        done: multiply-adds that its warps do, more than needed where a tile is too small for so many warps.
+    """
 
     pairs: int
-    products: int
+    needed: int
+    done: int
 
 
 class Compiled(NamedTuple):
@@ -78,6 +86,9 @@ def compiled(launch: Launch, arch: str) -> Compiled:
         file.flush()
         listing = _output(tools / "nvdisasm", "--print-code", file.name)
         usage = _output(tools / "cuobjdump", "--dump-resource-usage", file.name)
+    require(
+        "ttg.warp_specialize" not in kernel.asm["ttgir"], launch.name, "specialised warps", "warps that do the same"
+    )
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     require(found is not None, "cuobjdump", usage, "the registers of a kernel")
     registers, stack = map(int, found.groups()) if found else (0, 0)
@@ -116,11 +127,12 @@ def visits(source: str, placed: str) -> list[Visit]:
         while open_ and depth <= open_[-1][0]:
             open_.pop()
     repeated = _repeated(placed)
-    return [
-        Visit(dots[0][0] * dots[0][1], sum(m * n * k * repeated.get((m, n), 1) for m, n, k in dots))
-        for dots in found
-        if dots
-    ]
+    visited = []
+    for dots in filter(None, found):
+        needed = [rows * columns * inner for rows, columns, inner in dots]
+        done = sum(each * repeated.get(dot[:2], 1) for dot, each in zip(dots, needed, strict=True))
+        visited.append(Visit(dots[0][0] * dots[0][1], sum(needed), done))
+    return visited
 
 
 def _repeated(placed: str) -> dict[tuple[int, int], int]:
@@ -157,18 +169,17 @@ def counts(name: str, case: Case, launch: Launch) -> Counts | None:
         require(len(set(tiles)) == 1, name, tiles, f"{len(loops)} loops, or loops with the same products")
         tiles = tiles[:1] * len(loops)
     counted = [_of_loop(loop, tile, made.warps, case.arch) for loop, tile in zip(loops, tiles, strict=True)]
-    main = counted[0]
     return {
-        "name": " ".join([name, *(f"({x})" for x in (case.times, case.score) if x not in _USUAL)]),
+        "name": ", ".join([name, *(each for each in (case.times, case.score) if each not in _USUAL)]),
         **case._asdict(),
-        "instructions_per_pair": main["instructions_per_pair"],
+        "instructions_per_pair": counted[0]["instructions_per_pair"],
         "registers": made.registers,
         "spills": sum(map(made.listing.count, (" LDL", " STL"))),
         "stack_bytes": made.stack_bytes,
         "shared_bytes": made.shared_bytes,
         "warps": made.warps,
-        "programs": ARCHITECTURES[case.arch].programs(made.registers, made.warps, made.shared_bytes),
-        "loops": counted,
+        "programs_per_multiprocessor": ARCHITECTURES[case.arch].programs(made.registers, made.warps, made.shared_bytes),
+        "loops": [{"main": number == 0, **loop} for number, loop in enumerate(counted)],
         "triton": triton.__version__,
     }
 
@@ -180,26 +191,31 @@ def _of_loop(loop: Loop, tile: Visit, warps: int, arch: str) -> Counts:
     """Instructions of a thread and cycles of a multiprocessor, for each pair."""
     multiprocessor = ARCHITECTURES[arch]
     done = sum(products(each, warps) for each in loop.body)
-    pairs = done / tile.products * tile.pairs
-    require(done % tile.products == 0, "machine code", f"{done} multiply-adds", f"a multiple of {tile.products}")
+    require(done % tile.done == 0, "machine code", f"{done} multiply-adds", f"a multiple of {tile.done}")
+    pairs = done // tile.done * tile.pairs
     share = 32 * warps / pairs  # threads for each pair
 
-    def results(kinds: tuple[str, ...]) -> float:
-        return sum(multiprocessor.cycles(kind(x), work(x)) for x in loop.body if kind(x) in kinds) * share
-
-    halved = sum(products(each, warps) for each in loop.body if "TF32" in each.opcode)
-    cycles = {unit: results(kinds) for unit, kinds in UNITS.items()}
-    cycles["tensor"] = (done + halved) / pairs / multiprocessor.products
+    cycles = {
+        unit: sum(multiprocessor.cycles(each) for each in loop.body if kind(each) in kinds) * share
+        for unit, kinds in UNITS.items()
+        if unit != "tensor"
+    }
+    slow = sum(products(each, warps) for each in loop.body if is_tf32(each))
+    cycles["tensor"] = (done + slow) / pairs / multiprocessor.products
+    busiest = max(cycles, key=lambda unit: cycles[unit])
     number = Counter(map(kind, loop.body))
     return {
         "instructions_per_pair": _rounded(len(loop.body) * share),
         "conditional_per_pair": _rounded(len(loop.others) * share),
-        "pairs": _rounded(pairs),
+        "pairs": pairs,
         "spills": number["local"],
+        "products_done_of_needed": _rounded(tile.done / tile.needed),
         "by_kind": {each: _rounded(number[each] * share) for each in KINDS if number[each]},
-        "busiest": max(cycles, key=lambda unit: cycles[unit]),
-        "cycles": {unit: _rounded(each) for unit, each in cycles.items() if each},
-        "cycles_to_issue": _rounded(len(loop.body) * share / ISSUED),
+        "busiest_unit": busiest,
+        "cycles_per_pair": {
+            **{unit: _rounded(each) for unit, each in cycles.items() if each},
+            "issue": _rounded(len(loop.body) * share / ISSUED),
+        },
     }
 
 
@@ -213,25 +229,30 @@ def run(made: Sequence[Case], only: Sequence[str] = (), progress: StageProgress 
     Args:
         made: the cases, from `cases`.
         only: beginnings of the names of kernels; all by default.
-        progress: called with the stage, the cases done and their number.
+        progress: called with the stage, the cases or kernels done and their number.
 
     Raises:
         ValueError: where triton is missing or interprets its kernels, or no kernel has a name that `only` asks for.
     """
     require(installed("triton"), "instructions", "no triton", "the package triton (Linux only): pip install triton")
     require(not interpreted(), "TRITON_INTERPRET", "1", "that it is not set: kernels are compiled")
-    names: set[str] = set()
+    kernels: list[tuple[Case, str, Launch]] = []
     for done, case in enumerate(made):
-        for name, launch in case.launches():
-            names.add(name)
-            if only and not name.startswith(tuple(only)):
-                continue
-            progress(Stage(f"{case}: {name}"), done, len(made))
-            if (line := counts(name, case, launch)) is not None:
-                yield line
+        progress(Stage("launches"), done, len(made))
+        kernels += [(case, name, launch) for name, launch in case.launches()]
+    names = {name: None for _, name, _ in kernels}
     for each in only:
-        require(any(name.startswith(each) for name in names), "only", each, f"the beginning of one of {sorted(names)}")
-    progress(Stage("done"), len(made), len(made))
+        require(any(map(partial(_begins, each), names)), "only", each, f"the beginning of one of: {', '.join(names)}")
+    kernels = [kernel for kernel in kernels if not only or any(_begins(each, kernel[1]) for each in only)]
+    for done, (case, name, launch) in enumerate(kernels):
+        progress(Stage(f"{case}: {name}"), done, len(kernels))
+        if (line := counts(name, case, launch)) is not None:
+            yield line
+    progress(Stage("done"), len(kernels), len(kernels))
+
+
+def _begins(beginning: str, name: str) -> bool:
+    return name.startswith(beginning)
 
 
 def as_json(lines: Sequence[Counts]) -> str:

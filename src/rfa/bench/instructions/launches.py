@@ -8,7 +8,6 @@ Triton's own specialisation (integers that are 1 or multiples of 16, aligned poi
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -58,20 +57,9 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@dataclass(frozen=True)
-class _Pointer:
-    """A tensor as a launch sees it. PyTorch's allocations start at multiples of 512 bytes."""
-
-    dtype: torch.dtype
-    address: int
-
-    def data_ptr(self) -> int:
-        """As Triton asks for it."""
-        return self.address
-
-
-def _argument(given: Any) -> Any:
-    return _Pointer(given.dtype, int(given.storage_offset()) * given.itemsize) if isinstance(given, Tensor) else given
+def _address(tensor: Tensor) -> int:
+    """Of a fake tensor: up to a multiple of 512 bytes, where PyTorch's allocations start."""
+    return int(tensor.storage_offset()) * tensor.itemsize
 
 
 @contextmanager
@@ -88,6 +76,7 @@ def fake_device(arch: int) -> Iterator[None]:
         if torch.version.cuda is None:
             stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
+        stack.enter_context(mock.patch.object(Tensor, "data_ptr", _address))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(_Operators())
         yield
@@ -104,9 +93,8 @@ def launches(call: Callable[[], object], arch: int) -> list[Launch]:
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         bind = create_function_from_signature(self.signature, self.params, backend)
-        given = {name: _argument(x) for name, x in kwargs.items()}
-        bound, specialization, options = bind(*map(_argument, args), **given)
-        _, signature, constants, attributes = self._pack_args(backend, given, bound, specialization, options)
+        bound, specialization, options = bind(*args, **kwargs)
+        _, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
         launch = Launch(self, signature, constants, attributes, dict(options))
         found.setdefault(launch.identity, launch)
 

@@ -39,7 +39,7 @@ def kind(instruction: Instruction) -> str:
     return _KIND.get(instruction.name) or ("uniform" if shared else "other")
 
 
-_WARP = {"1684": 16 * 8 * 4, "1688": 16 * 8 * 8, "16816": 16 * 8 * 16}
+_WARP = {"1684": 16 * 8 * 4, "1688": 16 * 8 * 8, "16816": 16 * 8 * 16}  # by the name of an HMMA
 _TF32 = 2  # in a descriptor
 
 
@@ -53,25 +53,36 @@ def products(instruction: Instruction, warps: int) -> int:
     """
     if kind(instruction) != "tensor":
         return 0
-    expected = "a matrix product of a known shape"
     if instruction.name.startswith("UTC"):
-        found = re.search(r"idesc\[0x([0-9a-f]+)\]", instruction.operands)
-        require(found is not None, "machine code", f"{instruction.opcode} {instruction.operands}", expected)
-        descriptor = int(found[1], 16) if found else 0
-        rows, columns = (descriptor >> 24 & 31) * 16, (descriptor >> 17 & 63) * 8
-        return rows * columns * (8 if descriptor >> 7 & 7 == _TF32 else 16)
+        descriptor = _descriptor(instruction)
+        return (descriptor >> 24 & 31) * 16 * (descriptor >> 17 & 63) * 8 * (8 if is_tf32(instruction) else 16)
     if shape := re.match(r"\w+GMMA\.(\d+)x(\d+)x(\d+)\.", instruction.opcode):
         rows, columns, inner = map(int, shape.groups())
         return rows * columns * inner * warps // 4
     named = instruction.opcode.split(".")[1]
-    require(named in _WARP, "machine code", instruction.opcode, expected)
+    require(named in _WARP, "machine code", instruction.opcode, "a matrix product of a known shape")
     return _WARP[named] * warps
 
 
-def work(instruction: Instruction) -> int:
-    """How many results of 32 bits a thread gets or moves by an instruction that is no matrix product."""
-    if kind(instruction) == "float":
-        return 2 if instruction.name in ("FFMA2", "FMUL2", "FADD2") else 1
+def is_tf32(instruction: Instruction) -> bool:
+    """Whether a matrix product takes factors in TF32, at half the speed of 16 bits."""
+    if instruction.name.startswith("UTC") and kind(instruction) == "tensor":
+        return _descriptor(instruction) >> 7 & 7 == _TF32
+    return "TF32" in instruction.opcode
+
+
+def _descriptor(instruction: Instruction) -> int:
+    """The number that says shape and formats of a UTCHMMA: rows / 16 from bit 24 on, columns / 8 from bit 17 on."""
+    found = re.search(r"idesc\[(0x[0-9a-f]+)\]", instruction.operands)
+    if found is None:
+        raise ValueError(f"machine code: got {instruction.operands}, expected a matrix product of a known shape")
+    return int(found[1], 16)
+
+
+def results(instruction: Instruction) -> int:
+    """How many results of 32 bits an instruction that is no matrix product gives or moves, in one thread."""
+    if instruction.name in ("FFMA2", "FMUL2", "FADD2"):
+        return 2
     if kind(instruction) in UNITS["memory"]:
         return max(_WIDTHS.get(part, 1) for part in instruction.opcode.split("."))
     return 1
@@ -97,18 +108,18 @@ class Architecture(NamedTuple):
     Fields:
         number: of the compute capability.
         products: multiply-adds of dense 16-bit matrices in a cycle; half as many in TF32.
-        results: of the units for one kind of instructions in a cycle, each of 32 bits of a thread.
+        rates: results in a cycle, each of 32 bits of a thread, by the kind of instructions; 64 for others.
         shared_bytes: of shared memory.
     """
 
     number: int
     products: int
-    results: dict[str, int]
+    rates: dict[str, int]
     shared_bytes: int
 
-    def cycles(self, kind: str, results: float) -> float:
-        """How long the unit of a kind takes for so many results."""
-        return results / self.results.get(kind, 64)
+    def cycles(self, instruction: Instruction) -> float:
+        """The share of a cycle that the unit for an instruction, which is no matrix product, takes for one thread."""
+        return results(instruction) / self.rates.get(kind(instruction), 64)
 
     def programs(self, registers: int, warps: int, shared_bytes: int) -> int:
         """How many programs a multiprocessor holds at once; 0 where one does not fit."""
