@@ -47,7 +47,7 @@ class Case(NamedTuple):
         return f"{self.arch}, {self.dtype}, {self.channels} channels, {self.times} times, {self.score}"
 
     def launches(self) -> list[tuple[str, Launch]]:
-        """The kernels of a forward and a backward pass by name, then those that also give the gradients of the prior."""
+        """The kernels of a forward and a backward pass by name, then those that give the gradients of the prior too."""
         found: dict[str, tuple[str, Launch]] = {}
         for learned in (False,) if self.score == "softmax" else (False, True):
             names = Counter[str]()
