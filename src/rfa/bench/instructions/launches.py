@@ -1,13 +1,13 @@
 """Record the Triton kernels that host code launches, as a CUDA device would get them, without a device.
 
 The host code runs on fake tensors, which have a shape, a dtype and no memory, and which say that they are on a CUDA
-device. So it takes the branches that it takes there, at any size. A launch is not run: its arguments pass through Triton's own specialisation (integers
-that are 1 or multiples of 16, aligned pointers) and are kept.
+device. So it takes the branches that it takes there, at any size. A launch is not run: its arguments pass through
+Triton's own specialisation (integers that are 1 or multiples of 16, aligned pointers) and are kept.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -37,8 +37,8 @@ class Launch(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The kernel's name."""
-        return str(self.function.__name__).removesuffix("_kernel")
+        """The kernel's name in words."""
+        return str(self.function.__name__).removesuffix("_kernel").replace("_", " ")
 
     @property
     def identity(self) -> str:
@@ -57,20 +57,9 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@dataclass(frozen=True)
-class _Pointer:
-    """A tensor as a launch sees it. PyTorch's allocations start at multiples of 512 bytes."""
-
-    dtype: torch.dtype
-    address: int
-
-    def data_ptr(self) -> int:
-        """As Triton asks for it."""
-        return self.address
-
-
-def _argument(given: Any) -> Any:
-    return _Pointer(given.dtype, given.storage_offset() * given.itemsize) if isinstance(given, Tensor) else given
+def _address(tensor: Tensor) -> int:
+    """Of a fake tensor: up to a multiple of 512 bytes, where PyTorch's allocations start."""
+    return int(tensor.storage_offset()) * tensor.itemsize
 
 
 @contextmanager
@@ -81,11 +70,13 @@ def fake_device(arch: int) -> Iterator[None]:
     """
     with ExitStack() as stack:
         for name in ("_exchange_device", "_maybe_exchange_device"):
-            stack.enter_context(mock.patch.object(torch.cuda, name, lambda index: -1))
-        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", lambda *_: divmod(arch, 10)))
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=-1))
+        capability = divmod(arch, 10)
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=capability))
         if torch.version.cuda is None:
             stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
         stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
+        stack.enter_context(mock.patch.object(Tensor, "data_ptr", _address))
         stack.enter_context(FakeTensorMode())
         stack.enter_context(_Operators())
         yield
@@ -102,12 +93,12 @@ def launches(call: Callable[[], object], arch: int) -> list[Launch]:
 
     def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         bind = create_function_from_signature(self.signature, self.params, backend)
-        given = {name: _argument(x) for name, x in kwargs.items()}
-        bound, specialization, options = bind(*map(_argument, args), **given)
-        _, signature, constants, attributes = self._pack_args(backend, given, bound, specialization, options)
+        bound, specialization, options = bind(*args, **kwargs)
+        _, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
         launch = Launch(self, signature, constants, attributes, dict(options))
         found.setdefault(launch.identity, launch)
 
-    with fake_device(arch), mock.patch.object(JITFunction, "run", record):
+    with warnings.catch_warnings(), fake_device(arch), mock.patch.object(JITFunction, "run", record):
+        warnings.simplefilter("ignore")
         call()
     return list(found.values())

@@ -117,6 +117,10 @@ def product_loops(text: str, products: Callable[[Instruction], int]) -> list[Loo
         products: the multiply-adds of an instruction, 0 for those that are no matrix product.
     """
     made = blocks(text)
+    reachable = set(_reachable(made))
+    for index, block in enumerate(made):
+        if index not in reachable:  # what runs only where the threads of a warp have parted
+            block.followers.clear()
     dominators = _dominators(made)
     bodies: dict[int, set[int]] = {}
     for index, block in enumerate(made):
@@ -132,8 +136,8 @@ def product_loops(text: str, products: Callable[[Instruction], int]) -> list[Loo
 def _dominators(made: Sequence[Block]) -> list[set[int]]:
     """For each block those that every way from the start to it passes; none for a block that cannot be reached."""
     before: list[list[int]] = [[] for _ in made]
-    for index in _reachable(made):
-        for follower in made[index].followers:
+    for index, block in enumerate(made):
+        for follower in block.followers:
             before[follower].append(index)
     everything = set(range(len(made)))
     found = [set(everything) for _ in made]
@@ -204,4 +208,5 @@ class _Way(NamedTuple):
 
     def then(self, rest: "_Way") -> "_Way":
         """This way and then the other."""
-        return _Way(*(mine + others for mine, others in zip(self, rest, strict=True)))
+        sums = self.products + rest.products, self.less_instructions + rest.less_instructions
+        return _Way(*sums, self.blocks + rest.blocks)

@@ -1,4 +1,4 @@
-"""What each instruction is for, the shapes of matrix products, and how fast the multiprocessors do them."""
+"""What each instruction is for, the shapes of matrix products, and what a multiprocessor does in a cycle."""
 
 import re
 
@@ -6,38 +6,40 @@ from rfa.checks import require
 
 from .machine_code import Instruction
 
-_KINDS = {  # by the names of opcodes; those of the uniform path start with U
-    "tensor": "HMMA HGMMA IMMA IGMMA QGMMA BMMA DMMA UTCHMMA UTCQMMA UTCIMMA UTCOMMA OMMA QMMA",
+_KINDS = {  # by the names of opcodes
+    "tensor": "HMMA HGMMA UTCHMMA QMMA QGMMA UTCQMMA IMMA IGMMA UTCIMMA DMMA OMMA UTCOMMA",
     "function": "MUFU",
-    "float": "FFMA FMUL FADD FFMA2 FMUL2 FADD2 FFMA32I FMUL32I FADD32I FSWZADD HFMA2 HADD2 HMUL2 HFMA HADD HMUL",
-    "double": "DFMA DADD DMUL DSETP DMNMX",
-    "integer multiply": "IMAD IMAD32I IMUL XMAD",
-    "integer": "IADD3 IADD IADD32I VIADD LEA SHF SHL SHR IABS ISCADD SGXT BMSK PRMT FLO POPC BREV IDP VIADDMNX",
-    "logic": "LOP3 LOP LOP32I PLOP3 P2R R2P BFE BFI",
-    "compare": "ISETP FSETP FSET ISET HSETP2 HSET2 FMNMX FMNMX3 IMNMX VIMNMX VIMNMX3 VIADDMNMX HMNMX2 FCHK",
+    "float": "FFMA FMUL FADD FFMA2 FMUL2 FADD2 FFMA32I FMUL32I FADD32I FSWZADD HFMA2 HADD2 HMUL2",
+    "integer multiply": "IMAD IMAD32I IMUL IDP",
+    "integer": "IADD3 IADD IADD32I VIADD LEA SHF SHL SHR IABS SGXT BMSK PRMT POPC BREV",
+    "logic": "LOP3 PLOP3 P2R R2P",
+    "compare": "ISETP FSETP FSET HSETP2 HSET2 FMNMX FMNMX3 IMNMX VIMNMX VIMNMX3 VIADDMNMX HMNMX2 FCHK",
     "select": "SEL FSEL",
-    "move": "MOV MOV32I CS2R S2R S2UR R2UR LEPC",
-    "convert": "F2FP F2F F2I I2F I2FP I2I FRND F2IP I2IP F2F32",
-    "global": "LDG STG LD ST ATOM ATOMG RED REDG LDC ULDC LDCU",
-    "shared": "LDS STS LDSM STSM ATOMS LDTM STTM UTCCP LDGMC",
+    "move": "MOV MOV32I CS2R S2R S2UR R2UR R2URL LDC",
+    "convert": "F2FP I2FP I2IP F2IP",
+    "slow convert": "F2F F2I I2F I2I FRND FLO",
+    "double": "DFMA DADD DMUL DSETP",
+    "global": "LDG STG LD ST ATOM ATOMG RED REDG",
+    "shared": "LDS STS LDSM STSM ATOMS",
+    "tensor memory": "LDTM STTM",
     "local": "LDL STL",
-    "copy": "LDGSTS UBLKCP UBLKRED UTMALDG UTMASTG UTMAREDG UTMAPF UBLKPF",
-    "shuffle": "SHFL REDUX CREDUX VOTE VOTEU MATCH",
-    "barrier": "BAR BARRIER SYNCS DEPBAR LDGDEPBAR WARPGROUP WARPGROUPSET WARPSYNC WARPARRIVE FENCE MEMBAR UTCBAR "
-    "UTMACMDFLUSH ERRBAR CCTL ARRIVES UTMACCTL LDTMWAIT UTCATOMSWS UVIRTCOUNT",
-    "control": "BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK NOP BPT ELECT NANOSLEEP YIELD KILL PLEPOCH ACQBULK USETMAXREG",
+    "copy": "LDGSTS UBLKCP UBLKRED UTMALDG UTMASTG UTMAREDG UTMAPF UBLKPF UTCCP",
+    "shuffle": "SHFL REDUX CREDUX VOTE MATCH",
+    "barrier": "BAR SYNCS DEPBAR LDGDEPBAR WARPGROUP WARPSYNC FENCE MEMBAR UTCBAR UTMACMDFLUSH ERRBAR CCTL ARRIVES",
+    "control": "BRA BRX JMP EXIT CALL RET BSSY BSYNC BREAK NOP BPT ELECT NANOSLEEP YIELD KILL USETMAXREG",
 }
-KINDS = (*_KINDS, "uniform", "other")
+KINDS = (*_KINDS, "uniform", "other")  # of the unit for numbers that a warp shares; of none of these
 _KIND = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 
 
 def kind(instruction: Instruction) -> str:
     """One of `KINDS`."""
-    known = _KIND.get(instruction.name)
-    return known or ("uniform" if instruction.name.startswith("U") else "other")
+    shared = instruction.name.startswith("U") or instruction.name == "LDCU"
+    return _KIND.get(instruction.name) or ("uniform" if shared else "other")
 
 
-_WARP = {"1684": 16 * 8 * 4, "1688": 16 * 8 * 8, "16816": 16 * 8 * 16, "16832": 16 * 8 * 32}
+_WARP = {"1684": 16 * 8 * 4, "1688": 16 * 8 * 8, "16816": 16 * 8 * 16}  # by the name of an HMMA
+_TF32 = 2  # in a descriptor
 
 
 def products(instruction: Instruction, warps: int) -> int:
@@ -46,20 +48,88 @@ def products(instruction: Instruction, warps: int) -> int:
     An HMMA is one warp's, an HGMMA that of a group of four warps, and one thread issues a UTCHMMA for all of them.
 
     Raises:
-        ValueError: where the shape cannot be told.
+        ValueError: where its shape cannot be told.
     """
     if kind(instruction) != "tensor":
         return 0
     if instruction.name.startswith("UTC"):
-        descriptor = re.search(r"idesc\[0x([0-9a-f]+)\]", instruction.operands)
-        require(descriptor is not None, "machine code", instruction.operands, "a matrix product of a known shape")
-        bits = int(descriptor[1], 16) if descriptor else 0
-        rows, columns = (bits >> 24 & 31) * 16, (bits >> 17 & 63) * 8
-        inner = 8 if (bits >> 7 & 7) == 2 else 16  # TF32, or a format of 16 bits
-        return rows * columns * inner * (2 if ".2CTA" in instruction.opcode else 1)
-    if shape := re.match(r"\w*GMMA\.(\d+)x(\d+)x(\d+)\.", instruction.opcode):
+        descriptor = _descriptor(instruction)
+        return (descriptor >> 24 & 31) * 16 * (descriptor >> 17 & 63) * 8 * (8 if is_tf32(instruction) else 16)
+    if shape := re.match(r"\w+GMMA\.(\d+)x(\d+)x(\d+)\.", instruction.opcode):
         rows, columns, inner = map(int, shape.groups())
         return rows * columns * inner * warps // 4
-    shape = re.match(r"\w*MMA\.(\d+)\.", instruction.opcode)
-    require(shape is not None and shape[1] in _WARP, "machine code", instruction.opcode, "a product of a known shape")
-    return _WARP[shape[1]] * warps if shape else 0
+    named = instruction.opcode.split(".")[1]
+    require(named in _WARP, "machine code", instruction.opcode, "a matrix product of a known shape")
+    return _WARP[named] * warps
+
+
+def is_tf32(instruction: Instruction) -> bool:
+    """Whether a matrix product takes factors in TF32, at half the speed of 16 bits."""
+    if instruction.name.startswith("UTC") and kind(instruction) == "tensor":
+        return _descriptor(instruction) >> 7 & 7 == _TF32
+    return "TF32" in instruction.opcode
+
+
+def _descriptor(instruction: Instruction) -> int:
+    """The number that says shape and formats of a UTCHMMA: rows / 16 from bit 24 on, columns / 8 from bit 17 on."""
+    found = re.search(r"idesc\[(0x[0-9a-f]+)\]", instruction.operands)
+    if found is None:
+        raise ValueError(f"machine code: got {instruction.operands}, expected a matrix product of a known shape")
+    return int(found[1], 16)
+
+
+def results(instruction: Instruction) -> int:
+    """How many results of 32 bits an instruction that is no matrix product gives or moves, in one thread."""
+    if instruction.name in ("FFMA2", "FMUL2", "FADD2"):
+        return 2
+    if kind(instruction) in UNITS["memory"]:
+        return max(_WIDTHS.get(part, 1) for part in instruction.opcode.split("."))
+    return 1
+
+
+_WIDTHS = {"64": 2, "2": 2, "128": 4, "4": 4}  # in LDS.64, LDGSTS.E.128 and LDSM.16.M88.4
+
+
+UNITS = {  # the kinds of instructions that a unit carries out; all are issued
+    "tensor": ("tensor",),
+    "functions": ("function", "slow convert"),
+    "FMA": ("float", "integer multiply"),
+    "ALU": ("integer", "logic", "compare", "select", "move", "convert"),
+    "double": ("double",),
+    "memory": ("global", "shared", "local", "copy", "shuffle"),
+}
+ISSUED = 128  # instructions of threads in a cycle: those of four warps
+
+
+class Architecture(NamedTuple):
+    """A multiprocessor as NVIDIA documents it.
+
+    Fields:
+        number: of the compute capability.
+        products: multiply-adds of dense 16-bit matrices in a cycle; half as many in TF32.
+        rates: results in a cycle, each of 32 bits of a thread, by the kind of instructions; 64 for others.
+        shared_bytes: of shared memory.
+    """
+
+    number: int
+    products: int
+    rates: dict[str, int]
+    shared_bytes: int
+
+    def cycles(self, instruction: Instruction) -> float:
+        """The share of a cycle that the unit for an instruction, which is no matrix product, takes for one thread."""
+        return results(instruction) / self.rates.get(kind(instruction), 64)
+
+    def programs(self, registers: int, warps: int, shared_bytes: int) -> int:
+        """How many programs a multiprocessor holds at once; 0 where one does not fit."""
+        by_warp = -(-registers // 8) * 8 * 32
+        by_registers = 65536 // by_warp // 4 * 4 // warps
+        return min(by_registers, 64 // warps, 32, self.shared_bytes // (shared_bytes + 1024))
+
+
+_RATES = {"function": 16, "slow convert": 16, **dict.fromkeys(UNITS["memory"], 32)}
+ARCHITECTURES = {
+    "sm_80": Architecture(80, 1024, {**_RATES, "float": 64, "double": 32}, 164 * 1024),
+    "sm_90": Architecture(90, 2048, {**_RATES, "float": 128}, 228 * 1024),
+    "sm_100": Architecture(100, 4096, {**_RATES, "float": 128}, 228 * 1024),
+}
