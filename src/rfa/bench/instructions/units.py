@@ -1,6 +1,7 @@
 """What each instruction is for, the shapes of matrix products, and what a multiprocessor does in a cycle."""
 
 import re
+from typing import NamedTuple
 
 from rfa.checks import require
 
