@@ -88,7 +88,7 @@ def test_values_of_another_size(nearest, monkeypatch, dtype, channels):
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_heads_of_both_kinds(nearest, monkeypatch, dtype):
-    """A large c and large states go pair by pair beside a head that folds, and a fast decay folds where E is nothing."""
+    """A large c and large states go pair by pair; a fast decay folds where E is nothing."""
     from rfa.ops.triton.folds import NEVER
 
     inputs = slow(5, heads=4)
@@ -170,3 +170,24 @@ def test_expansion_of_a_smooth_function():
     low = (coefficients - high.double()).half()
     fitted = (high.double() + low.double()) @ torch.from_numpy(functions)
     assert (fitted - change).abs().max() < 2.0**-12
+
+
+@cover(1, dtype=TYPES, present=[100, 128, 149])
+def test_padding_at_the_end_folds(nearest, monkeypatch, dtype, present):
+    mask = torch.ones(2, 150, dtype=torch.bool)
+    mask[0, present:] = False
+    assert_as_accurate_as_pairs(monkeypatch, slow(10, heads=1, batch=2), dtype=dtype, key_mask=mask)
+    assert (nearest[0] <= 65).all()
+
+
+@cover(1, dtype=TYPES, packed=[False, True])
+def test_other_groups_go_pair_by_pair(nearest, monkeypatch, dtype, packed):
+    from rfa.ops.triton import folds
+
+    inputs, segments = slow(11, heads=1), torch.arange(150)[None] // 70
+    options = {"segment_ids": segments} if packed else {"key_mask": segments > 0}
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype, **options)
+    assert nearest  # the call has folds, of no block
+    groups = segments.to(torch.int32) if packed else segments.to(torch.int32) - 1
+    given = type("Inputs", (), {"key_groups": groups, "query_groups": groups, "query": inputs["query"]})
+    assert folds._blocks_of_present_keys(given).tolist() == [0]

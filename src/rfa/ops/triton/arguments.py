@@ -12,7 +12,7 @@ from .folds import FOLD, TERMS, Folds, folds_of, key_factors
 
 _FAR = 2**31 - 1
 LINEAR_ROWS = 64  # of the linear kernels
-NO_FOLDS = (None,) * 6
+NO_FOLDS = (None,) * 7
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 

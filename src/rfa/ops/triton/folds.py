@@ -40,6 +40,8 @@ class Folds(NamedTuple):
         terms: their functions of a key's place in its block, `(2 TERMS, FOLD)` float16.
         factors: F of a key's state by its place, `(heads, FOLD)` float32.
         nearest: the shortest lag from a row to the edge of a block that folds, `(batch, heads)` int32.
+        blocks: how many blocks may fold, `(batch,)` int32: those of present keys where padding stands at the end. None
+            without groups. Packed sequences, and padding elsewhere, do not fold.
     """
 
     rows: Tensor
@@ -48,6 +50,7 @@ class Folds(NamedTuple):
     terms: Tensor
     factors: Tensor
     nearest: Tensor
+    blocks: Tensor | None
 
 
 @cache
@@ -92,7 +95,6 @@ def may_fold(inputs: KernelInputs) -> bool:
         and inputs.causal
         and inputs.score_kind == "student_t"
         and inputs.query.dtype != torch.float32
-        and inputs.key_groups is None
         and inputs.key.shape[2] >= 2 * FOLD
     )
 
@@ -147,7 +149,19 @@ def folds_of(inputs: KernelInputs, factors: Tensor, query_norm: Tensor, key_norm
     rows = torch.stack([1.0 / gain, -2.0 * decay / gain], dim=1).float()
     keys = key_norm.shape[-1]
     at_keys = constant.flip(-1).float().repeat(1, -(-keys // FOLD))[:, :keys]
-    return Folds(rows, -0.5 * (key_norm + at_keys), bits, terms, factors, nearest)
+    return Folds(rows, -0.5 * (key_norm + at_keys), bits, terms, factors, nearest, _blocks_of_present_keys(inputs))
+
+
+def _blocks_of_present_keys(inputs: KernelInputs) -> Tensor | None:
+    groups, query_groups = inputs.key_groups, inputs.query_groups
+    if groups is None or query_groups is None:
+        return None
+    group, count = groups.amax(1, keepdim=True), (groups >= 0).sum(1)
+    alone = (query_groups == group).all(1)
+    first = torch.arange(groups.shape[1], device=groups.device) < count[:, None]
+    ends = (groups == torch.where(first, group, groups.clamp(max=-1))).all(1)
+    batch = inputs.query.shape[0]
+    return torch.where(alone & ends, count // FOLD, 0).to(torch.int32).expand(batch).contiguous()
 
 
 def poisoned_before(value_norm: Tensor) -> Tensor:

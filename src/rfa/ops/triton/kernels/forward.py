@@ -40,6 +40,7 @@ def forward_kernel(
     fold_terms,
     fold_factors,
     nearest,
+    fold_blocks,
     poisoned,
     heads,
     queries,
@@ -112,6 +113,8 @@ def forward_kernel(
         step = tl.load(tables + head * lags + FOLD) / tl.load(tables + head * lags)
         shortest = tl.load(nearest + pair)
         folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
+        if GROUPS:
+            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
         keys_of_head = key + pair * keys * CHANNELS
         values_of_head = value + pair * keys * VALUE_CHANNELS
         in_keys = places[:, None] * CHANNELS + channels[None, :]
@@ -139,8 +142,8 @@ def forward_kernel(
             estimate = estimate * (rescale * step)[:, None] + product(attention.to(v.dtype), v, PRECISION=PRECISION)
             highest = higher
         if folded > 0:
-            unknown += tl.load(poisoned + pair * (keys // FOLD) + folded - 1)
             first = folded * (FOLD // COLUMNS)
+            unknown += tl.load(poisoned + pair * (keys // FOLD) + folded - 1)
             decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD)
             estimate *= decay[:, None]
     for tile in range(first, last):

@@ -46,6 +46,7 @@ def key_gradient_kernel(
     fold_terms,
     fold_factors,
     nearest,
+    fold_blocks,
     heads,
     queries,
     keys,
@@ -113,6 +114,8 @@ def key_gradient_kernel(
         factor = tl.load(fold_factors + head * FOLD + columns % FOLD)
         edge = block * FOLD + FOLD - 1
         unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
+        if GROUPS:
+            unfolded = tl.where(block < tl.load(fold_blocks + batch), unfolded, last)
         terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, TERMS)[None, :] * FOLD)
         column = tl.load(fold_columns + key_index, mask=in_columns, other=0.0)[:, None]
         for tile in range(tl.maximum(first, unfolded), last):

@@ -45,6 +45,7 @@ def query_gradient_kernel(
     fold_terms,
     fold_factors,
     nearest,
+    fold_blocks,
     polynomials_of_rows,
     distances,
     heads,
@@ -156,6 +157,8 @@ def query_gradient_kernel(
         term = tl.arange(0, TERMS)
         terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
+        if GROUPS:
+            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
         if PRIOR:
             functions = tl.trans(terms).to(tl.bfloat16)
             distances_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
