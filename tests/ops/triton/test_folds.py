@@ -14,16 +14,17 @@ TYPES = list(HALF)
 @pytest.fixture
 def nearest(monkeypatch):
     """The shortest folding lag of each head, `(batch, heads)`, of every call so far."""
-    from rfa.ops.triton import arguments, folds
+    from rfa.ops.triton import backward, folds, operator
 
-    seen = []
+    seen, made = [], folds.folds_of
 
     def watched(*given):
-        found = folds.folds_of(*given)
-        seen.append(found.nearest)
+        found = made(*given)
+        seen.extend([] if found is None else [found.nearest])
         return found
 
-    monkeypatch.setattr(arguments, "folds_of", watched)
+    for module in (operator, backward):
+        monkeypatch.setattr(module, "folds_of", watched)
     return seen
 
 
@@ -62,7 +63,7 @@ def test_folded_heads(nearest, monkeypatch, dtype, options):
     assert (nearest[0] <= 65).all(), nearest[0]
 
 
-@cover(1, dtype=TYPES, sizes=[(200, 130), (192, 192), (257, 65), (130, 3), (128, 128)])
+@cover(1, dtype=TYPES, sizes=[(200, 130), (192, 192), (257, 150), (150, 128), (128, 128)])
 def test_ragged_blocks_and_queries_that_follow_a_cache(nearest, monkeypatch, dtype, sizes):
     keys, queries = sizes
     inputs = slow(2, heads=1, keys=keys, queries=queries, batch=2)
@@ -161,7 +162,7 @@ def test_gradient_through_the_log_precision_alone():
 
 def test_expansion_of_a_smooth_function():
     """The functions of a block reproduce `log2(65 + n)` to 2^-12 of a bit, in float16."""
-    from rfa.ops.triton.folds import FOLD, _functions
+    from rfa.ops.triton.fold_constants import FOLD, _functions
 
     functions, fit, _ = _functions()
     change = torch.log2(65.0 + torch.arange(FOLD, dtype=torch.float64)) - torch.log2(torch.tensor(65.0).double())

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from ..kernel import KernelInputs
 from ..positions import numbered
-from .folds import FOLD, TERMS, Folds, folds_of, key_factors
 
 _FAR = 2**31 - 1
 LINEAR_ROWS = 64  # of the linear kernels
-NO_FOLDS = (None,) * 7
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`
 
 
@@ -114,24 +112,17 @@ class Frame(NamedTuple):
     value_norm: Tensor
 
 
-def to_frame(inputs: KernelInputs, factors: Tensor | None = None) -> Frame:
-    """The states as the kernels read them, keys and values times `Folds.factors`.
+def to_frame(inputs: KernelInputs) -> Frame:
+    """The states as the kernels read them.
 
     They are rotated in a pass of their own. Within the kernels this would read eight bytes of phases for every two
     bytes of a half-precision state, in each tile instead of once.
     """
     query, query_norm = turned(inputs.query, inputs.query_cos, inputs.query_sin, None, inverse=True)
-    key, key_norm = turned(inputs.key, inputs.key_cos, inputs.key_sin, inputs.key_groups, inverse=True, factors=factors)
+    key, key_norm = turned(inputs.key, inputs.key_cos, inputs.key_sin, inputs.key_groups, inverse=True)
     cos, sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
-    value, value_norm = turned(inputs.value, cos, sin, inputs.key_groups, inverse=True, factors=factors)
+    value, value_norm = turned(inputs.value, cos, sin, inputs.key_groups, inverse=True)
     return Frame(query, key, value, query_norm, key_norm, value_norm)
-
-
-def folded_frame(inputs: KernelInputs) -> tuple[Frame, Folds | None]:
-    """The states as the kernels read them, and the folds of the call if it has any."""
-    factors = key_factors(inputs)
-    frame = to_frame(inputs, factors)
-    return frame, None if factors is None else folds_of(inputs, factors, frame.query_norm, frame.key_norm)
 
 
 def turned(
@@ -146,7 +137,8 @@ def turned(
 ) -> tuple[Tensor, Tensor]:
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
-    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN.
+    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN. `factors`
+    `(heads, block)` multiply the states of a head by their places in blocks.
     """
     from .kernels.frame import frame_kernel
 
@@ -210,7 +202,7 @@ def _split(path: Tensor | None) -> Tensor | None:
     return torch.stack([high, (path - high.to(path.dtype)).to(torch.float32)], dim=3)
 
 
-def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None, folds: Folds | None) -> dict[str, Any]:
+def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None) -> dict[str, Any]:
     """The compile-time choices that the three attention kernels share."""
     query = inputs.query
     return {
@@ -223,8 +215,6 @@ def choices(inputs: KernelInputs, order: Orders, ranges: Tensor | None, folds: F
         "RICCATI": inputs.key_bias is not None,
         "GROUPS": order.key_groups is not None,
         "RANGES": ranges is not None,
-        "FOLD": 0 if folds is None else FOLD,
-        "TERMS": 2 * TERMS,
         "FAST_LOG": query.dtype != torch.float32 and query.is_cuda and torch.version.cuda is not None,
         "PRECISION": "interpreted" if not query.is_cuda else "ieee" if query.dtype == torch.float32 else "tf32",
     }
@@ -277,4 +267,4 @@ def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over queries."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64 if uniform else 32, 64, 4, 2)
+    return Blocks(64 if uniform and channels <= 64 else 32, 64, 4, 2)

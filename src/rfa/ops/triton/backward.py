@@ -10,24 +10,25 @@ from torch import Tensor
 from ..kernel import KernelInputs
 from .arguments import (
     LINEAR_ROWS,
-    NO_FOLDS,
     SMALL,
     Frame,
     Orders,
     batched,
     block_ranges,
     choices,
-    folded_frame,
     forward_blocks,
     key_blocks,
     orders,
     prior_arguments,
     query_blocks,
+    to_frame,
     turned,
     unit,
     whole_ranges,
 )
-from .folds import TERMS, FoldGradients, Folds, distances, fold_gradients, row_polynomials
+from .fold_constants import TERMS, constant
+from .fold_gradients import FoldGradients, distances, fold_gradients
+from .folds import Folds, fold_arguments, fold_choices, folds_of
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
@@ -64,9 +65,11 @@ def backward(
         query, key, value = (x.new_zeros(x.shape) for x in (inputs.query, inputs.key, inputs.value))
         return query, key, value, PriorGradients(*zeros)
     order, prior = orders(inputs), prior_arguments(inputs)
-    frame, folds = folded_frame(inputs)
-    if folds is not None:  # the log sum of a row that sees a poisoned key is NaN
-        folds = folds._replace(columns=torch.where(frame.key_norm.isnan(), 0.0, folds.columns))
+    frame = to_frame(inputs)
+    folds = folds_of(inputs, frame)
+    if folds is not None:  # a poisoned row's log sum is NaN, and that of a row that sees a poisoned key
+        frame = frame._replace(query_norm=_known(frame.query_norm))
+        folds = folds._replace(columns=_known(folds.columns))
     incoming = _incoming(inputs, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(inputs.query):
         _sharpen(inputs, order, frame, folds, prior, incoming, log_sum)
@@ -76,6 +79,10 @@ def backward(
             of_folds = fold_gradients(inputs, folds, FoldGradients(moments, factor, constant))
             gradients = _with_folds(gradients, *of_folds)
     return query, key, value, gradients
+
+
+def _known(norm: Tensor) -> Tensor:
+    return torch.where(norm.isnan(), 0.0, norm)
 
 
 def _with_folds(gradients: PriorGradients, tables: Tensor, power: Tensor) -> PriorGradients:
@@ -141,7 +148,7 @@ def _sharpen(
         *prior,
         *order[:4],
         row_ranges,
-        *(folds or NO_FOLDS),
+        *fold_arguments(folds),
         heads,
         queries,
         keys,
@@ -150,7 +157,8 @@ def _sharpen(
         *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(inputs, order, row_ranges, folds),
+        **choices(inputs, order, row_ranges),
+        **fold_choices(folds),
         EVERY=inputs.query.dtype != torch.float32,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
@@ -192,7 +200,7 @@ def _query_gradients(
         numbers = parts[0] * parts[1]
         if folds is not None:
             numbers += apart * TERMS**2
-            polynomials = row_polynomials(gradient.device)
+            polynomials = constant("rows", gradient.device)
             moments = torch.zeros(heads, apart, TERMS, TERMS, dtype=torch.float64, device=gradient.device)
         launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * numbers)))
         scalars = new(batch, heads, inputs.scalars.shape[0], queries)
@@ -217,7 +225,7 @@ def _query_gradients(
             *prior,
             *order[:4],
             row_ranges,
-            *(folds or NO_FOLDS),
+            *fold_arguments(folds),
             polynomials,
             apart,
             heads,
@@ -233,7 +241,8 @@ def _query_gradients(
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
             PRIOR=prior_gradient,
-            **choices(inputs, order, row_ranges, folds),
+            **choices(inputs, order, row_ranges),
+            **fold_choices(folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
@@ -297,7 +306,7 @@ def _key_gradients(
         *prior,
         *order[:4],
         column_ranges,
-        *(folds or NO_FOLDS),
+        *fold_arguments(folds),
         heads,
         queries,
         keys,
@@ -306,7 +315,8 @@ def _key_gradients(
         *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(inputs, order, column_ranges, folds),
+        **choices(inputs, order, column_ranges),
+        **fold_choices(folds),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )

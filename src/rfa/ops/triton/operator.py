@@ -23,18 +23,17 @@ from ..kernel import (
 )
 from ..transforms import refuse_forward_mode, transformable
 from .arguments import (
-    NO_FOLDS,
     batched,
     block_ranges,
     choices,
-    folded_frame,
     forward_blocks,
     orders,
     prior_arguments,
+    to_frame,
     turned,
     whole_ranges,
 )
-from .folds import poisoned_before
+from .folds import fold_arguments, fold_choices, folds_of, poisoned_before
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
@@ -88,7 +87,8 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
         return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
     blocks = forward_blocks(max(channels, value_channels), query.dtype, inputs.tables is not None)
     order = orders(inputs)
-    frame, folds = folded_frame(inputs)
+    frame = to_frame(inputs)
+    folds = folds_of(inputs, frame)
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     turn = inputs.rotate_values and inputs.query_cos is not None
@@ -103,7 +103,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *prior_arguments(inputs),
             *order[:4],
             row_ranges,
-            *(folds or NO_FOLDS),
+            *fold_arguments(folds),
             None if folds is None else poisoned_before(frame.value_norm),
             heads,
             queries,
@@ -113,7 +113,8 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *batched(inputs, order),
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
-            **choices(inputs, order, row_ranges, folds),
+            **choices(inputs, order, row_ranges),
+            **fold_choices(folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )

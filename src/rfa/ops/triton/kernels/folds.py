@@ -25,13 +25,13 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 @no_type_check
-def fold_rows(tables, rows, bits, head, heads, lags, lag, FOLD: tl.constexpr, TERMS: tl.constexpr):
-    """E, b, `1 / G`, `-2 E / G` and the coefficients u `[rows, TERMS]` at the lags from rows to an edge."""
+def fold_rows(tables, rows, bits, head, heads, lags, keys, lag, FOLD: tl.constexpr, PARTS: tl.constexpr):
+    """E, b, `1 / G`, `-2 E / G` and the coefficients u `[rows, PARTS]` at the lags from rows to an edge."""
     decay = tl.load(tables + head * lags + lag)
     bias = tl.load(tables + (head + heads) * lags + lag)
-    inverse_gain = tl.load(rows + head * 2 * lags + lag)
-    of_dot = tl.load(rows + (head * 2 + 1) * lags + lag)
-    index = (head * (lags - FOLD + 1) + lag)[:, None] * TERMS + tl.arange(0, TERMS)[None, :]
+    inverse_gain = tl.load(rows + head * 2 * keys + lag)
+    of_dot = tl.load(rows + (head * 2 + 1) * keys + lag)
+    index = (head * (keys - FOLD + 1) + lag)[:, None] * PARTS + tl.arange(0, PARTS)[None, :]
     return decay, bias, inverse_gain, of_dot, tl.load(bits + index)
 
 

@@ -34,6 +34,8 @@ def forward_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
     fold_rows_of_lags,
     fold_columns,
     fold_bits,
@@ -61,7 +63,7 @@ def forward_kernel(
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
     FOLD: tl.constexpr,
-    TERMS: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
@@ -106,27 +108,27 @@ def forward_kernel(
     estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
     unknown = tl.zeros([ROWS], tl.int32)  # how many poisoned values a row sees
     if FOLD > 0:
+        tl.static_assert(ROWS == FOLD)  # as of the gradients: they take the same tiles
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
         lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-        terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
-        step = tl.load(tables + head * lags + FOLD) / tl.load(tables + head * lags)
+        terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
+        start = tl.load(tables + head * lags)
+        step = tl.load(tables + head * lags + FOLD) / tl.where(start > 0.0, start, 1.0)
         shortest = tl.load(nearest + pair)
         folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
         if GROUPS:
             folded = tl.minimum(folded, tl.load(fold_blocks + batch))
-        keys_of_head = key + pair * keys * CHANNELS
-        values_of_head = value + pair * keys * VALUE_CHANNELS
         in_keys = places[:, None] * CHANNELS + channels[None, :]
         in_values = places[:, None] * VALUE_CHANNELS + value_channels[None, :]
         for tile in range(0, folded):
             lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, FOLD=FOLD, TERMS=TERMS
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
             )
             key_index = pair * keys + tile * FOLD + places
-            k = tl.load(keys_of_head + tile * (FOLD * CHANNELS) + in_keys)
-            v = tl.load(values_of_head + tile * (FOLD * VALUE_CHANNELS) + in_values)
+            k = tl.load(fold_key + (pair * keys + tile * FOLD) * CHANNELS + in_keys)
+            v = tl.load(fold_value + (pair * keys + tile * FOLD) * VALUE_CHANNELS + in_values)
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
             of_row = 1.0 + q_norms * inverse_gain
@@ -165,8 +167,6 @@ def forward_kernel(
             elif CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
-            if FOLD > 0:
-                decay /= tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]

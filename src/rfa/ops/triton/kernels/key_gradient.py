@@ -40,6 +40,8 @@ def key_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
     fold_rows_of_lags,
     fold_columns,
     fold_bits,
@@ -66,7 +68,7 @@ def key_gradient_kernel(
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
     FOLD: tl.constexpr,
-    TERMS: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
@@ -79,9 +81,8 @@ def key_gradient_kernel(
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
     key_index = pair * keys + columns
-    k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+    state_index = key_index[:, None] * CHANNELS + channels[None, :]
     value_index = key_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    v = tl.load(value + value_index, mask=in_columns[:, None], other=0.0)
     k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[:, None]
     k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
     coefficient = tl.load(scalars + head)
@@ -111,13 +112,16 @@ def key_gradient_kernel(
     d_value = tl.zeros([COLUMNS, VALUE_CHANNELS], tl.float32)
     residuals = tl.zeros([COLUMNS], tl.float32)
     if FOLD > 0:
+        tl.static_assert(COLUMNS == FOLD)
         factor = tl.load(fold_factors + head * FOLD + columns % FOLD)
         edge = block * FOLD + FOLD - 1
         unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
         if GROUPS:
             unfolded = tl.where(block < tl.load(fold_blocks + batch), unfolded, last)
-        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, TERMS)[None, :] * FOLD)
+        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, PARTS)[None, :] * FOLD)
         column = tl.load(fold_columns + key_index, mask=in_columns, other=0.0)[:, None]
+        k = tl.load(fold_key + state_index, mask=in_columns[:, None], other=0.0)
+        v = tl.load(fold_value + value_index, mask=in_columns[:, None], other=0.0)
         for tile in range(tl.maximum(first, unfolded), last):
             rows = tile * ROWS + tl.arange(0, ROWS)
             in_rows = rows < queries
@@ -135,9 +139,10 @@ def key_gradient_kernel(
                 head,
                 heads,
                 lags,
+                keys,
                 offset + tl.minimum(rows, queries - 1) - edge,
                 FOLD=FOLD,
-                TERMS=TERMS,
+                PARTS=PARTS,
             )
             dot = product(k, tl.trans(q), PRECISION=PRECISION)
             grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
@@ -156,6 +161,10 @@ def key_gradient_kernel(
         tl.store(grad_constant + key_index, -0.5 * coefficient * residuals, mask=in_columns)
         residuals = tl.zeros([COLUMNS], tl.float32)
         last = tl.minimum(unfolded, last)
+        d_key *= factor[:, None]
+        d_value *= factor[:, None]
+    k = tl.load(key + state_index, mask=in_columns[:, None], other=0.0)
+    v = tl.load(value + value_index, mask=in_columns[:, None], other=0.0)
     for tile in range(first, last):
         rows = tile * ROWS + tl.arange(0, ROWS)
         in_rows = rows < queries
@@ -182,8 +191,6 @@ def key_gradient_kernel(
             elif CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
-            if FOLD > 0:
-                decay /= factor[:, None]
         else:
             row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)
             later = row_order[None, :] >= column_order
@@ -229,9 +236,5 @@ def key_gradient_kernel(
         residuals += tl.sum(grad_residual * decay * decay, 1)
 
     d_key += 2.0 * residuals[:, None] * k.to(tl.float32)
-    if FOLD > 0:
-        d_key *= factor[:, None]
-        d_value *= factor[:, None]
-    index = key_index[:, None] * CHANNELS + channels[None, :]
-    tl.store(grad_key + index, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
+    tl.store(grad_key + state_index, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
     tl.store(grad_value + value_index, d_value.to(grad_value.dtype.element_ty), mask=in_columns[:, None])

@@ -39,6 +39,8 @@ def query_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
     fold_rows_of_lags,
     fold_columns,
     fold_bits,
@@ -71,7 +73,7 @@ def query_gradient_kernel(
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
     FOLD: tl.constexpr,
-    TERMS: tl.constexpr,
+    PARTS: tl.constexpr,
     PRIOR: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
@@ -150,11 +152,12 @@ def query_gradient_kernel(
             d_variance = tl.zeros([ROWS], tl.float64)
             d_riccati_sum = tl.zeros([ROWS], tl.float64)
     if FOLD > 0:
+        tl.static_assert(ROWS == FOLD)
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
         row_deltas = tl.reshape(row_delta + row_delta_rest, [ROWS])
         lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-        term = tl.arange(0, TERMS)
+        term = tl.arange(0, PARTS)
         terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
         if GROUPS:
@@ -163,21 +166,21 @@ def query_gradient_kernel(
             functions = tl.trans(terms).to(tl.bfloat16)
             distances_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
             polynomials = tl.load(
-                polynomials_of_rows + (term % (TERMS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+                polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
             )
-            kept = (term[:, None] < TERMS // 2) & (term[None, :] < TERMS // 2)
-            moment = grad_bits + tl.program_id(0).to(tl.int64) * distances * (TERMS // 2) * (TERMS // 2)
-            moment += term[:, None] * (TERMS // 2) + term[None, :]
+            kept = (term[:, None] < PARTS // 2) & (term[None, :] < PARTS // 2)
+            moment = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
+            moment += term[:, None] * (PARTS // 2) + term[None, :]
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
         for tile in range(0, folded):
             lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, FOLD=FOLD, TERMS=TERMS
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
             )
             key_index = pair * keys + tile * FOLD + places
-            k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
-            v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
             of_row = 1.0 + q_norms * inverse_gain
@@ -197,7 +200,7 @@ def query_gradient_kernel(
                 of_columns = tl.sum(grad_gain * column[None, :], 1)
                 coefficients -= tl.sum(grad_score * evidence, 1) * LN2
                 of_decay = scores + row_deltas * tl.sum(attention, 1) + coefficient * (of_row * gains - scores)
-                of_decay = tl.where(decay > 0.0, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
+                of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
                 of_weight = coefficient * UNIT * (gains - scores) / inverse_gain
                 window = in_program + lag
                 tl.store(window, of_decay, mask=in_rows)
@@ -210,7 +213,7 @@ def query_gradient_kernel(
                 of_bits = tl.where(term[None, :] == 0, first_bits[:, None], of_bits)
                 moments = product(polynomials, of_bits, PRECISION=PRECISION)
                 distance = block - tile + offset // FOLD
-                tl.store(moment + distance * (TERMS // 2) * (TERMS // 2), moments * LN2, mask=kept)
+                tl.store(moment + distance * (PARTS // 2) * (PARTS // 2), moments * LN2, mask=kept)
         first = folded * (FOLD // COLUMNS)
         if PRIOR:
             tl.debug_barrier()  # the windows below add to what other threads have stored
@@ -238,9 +241,6 @@ def query_gradient_kernel(
             elif CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
-            if FOLD > 0:
-                factor = tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
-                decay /= factor
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
@@ -290,8 +290,6 @@ def query_gradient_kernel(
             coefficients += tl.sum(grad_coefficient, 1)
             if UNIFORM:
                 window = program + (highest - tile) * COLUMNS
-                if FOLD > 0:
-                    grad_decay /= factor
                 whole, ahead_decay, behind_decay = diagonal_sums(
                     grad_decay, ahead_decay, behind_decay, ROWS=ROWS, COLUMNS=COLUMNS
                 )

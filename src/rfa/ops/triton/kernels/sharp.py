@@ -55,6 +55,8 @@ def sharpen_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
     fold_rows_of_lags,
     fold_columns,
     fold_bits,
@@ -81,7 +83,7 @@ def sharpen_kernel(
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
     FOLD: tl.constexpr,
-    TERMS: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
     EVERY: tl.constexpr,
@@ -135,21 +137,22 @@ def sharpen_kernel(
     total = tl.zeros([ROWS], tl.float64)
     inner = tl.zeros([ROWS], tl.float64)
     if FOLD > 0:
+        tl.static_assert(ROWS == FOLD)  # as of the gradients: they take the same tiles
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
         lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-        terms = tl.load(fold_terms + tl.arange(0, TERMS)[:, None] * FOLD + places[None, :])
+        terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
         folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
         if GROUPS:
             folded = tl.minimum(folded, tl.load(fold_blocks + batch))
         for tile in range(0, folded):
             lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, lag, FOLD=FOLD, TERMS=TERMS
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
             )
             key_index = pair * keys + tile * FOLD + places
-            k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :])
-            v = tl.load(value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
             of_row = 1.0 + q_norms * inverse_gain
@@ -186,8 +189,6 @@ def sharpen_kernel(
             elif CAUSAL:
                 visible &= lag >= 0
             decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
-            if FOLD > 0:
-                decay /= tl.load(fold_factors + head * FOLD + columns % FOLD)[None, :]
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
