@@ -18,7 +18,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .pairs import log2
+from .pairs import log2, product
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -40,3 +40,24 @@ def fold_rows(tables, rows, bits, head, heads, lags, keys, lag, FOLD: tl.constex
 def fold_evidence(dot, of_row, column, decay, of_dot, FAST_LOG: tl.constexpr):
     """`log2 g` with `of_row = 1 + |q|^2 / G` and `column = -(|k'|^2 + C) / 2`, shaped to fit the tile."""
     return log2(of_dot * (dot + decay * column) + of_row, FAST_LOG=FAST_LOG)
+
+
+@triton.jit
+@no_type_check
+def fold_moments(grad_score, functions, distance, PRECISION: tl.constexpr):
+    """Sums of gradients of scores over the keys of a tile, times each function of their places, `[rows, PARTS]`.
+
+    The first function is `distance`. Its sum is that of unrounded numbers: it is larger than the others by far.
+    """
+    sums = product(grad_score.to(functions.dtype), functions, PRECISION=PRECISION)
+    first = tl.sum(grad_score * distance[None, :], 1)
+    return tl.where(tl.arange(0, functions.shape[1])[None, :] == 0, first[:, None], sums)
+
+
+@triton.jit
+@no_type_check
+def add_window(window, sums, FOLD: tl.constexpr):
+    """Store the sums of a window of lags, or add them to what its program has stored for folded tiles."""
+    if FOLD > 0:
+        sums += tl.load(window)
+    tl.store(window, sums)

@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import fold_evidence, fold_rows
+from .folds import add_window, fold_evidence, fold_moments, fold_rows
 from .pairs import LN2, UNIT, diagonal_sums, gradient_product, pair_gradients, product
 from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
@@ -163,8 +163,8 @@ def query_gradient_kernel(
         if GROUPS:
             folded = tl.minimum(folded, tl.load(fold_blocks + batch))
         if PRIOR:
-            functions = tl.trans(terms).to(tl.bfloat16)
-            distances_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
+            functions = tl.trans(terms).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
+            distance_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
             polynomials = tl.load(
                 polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
             )
@@ -206,11 +206,7 @@ def query_gradient_kernel(
                 tl.store(window, of_decay, mask=in_rows)
                 tl.store(window + windows * COLUMNS, scores * LN2, mask=in_rows)
                 tl.store(window + 2 * windows * COLUMNS, of_weight, mask=in_rows)
-                of_bits = product(grad_score.to(tl.bfloat16), functions, PRECISION=PRECISION)
-                first_bits = tl.sum(
-                    grad_score * distances_to_edge[None, :], 1
-                )  # not rounded: the others are far smaller
-                of_bits = tl.where(term[None, :] == 0, first_bits[:, None], of_bits)
+                of_bits = fold_moments(grad_score, functions, distance_to_edge, PRECISION=PRECISION)
                 moments = product(polynomials, of_bits, PRECISION=PRECISION)
                 distance = block - tile + offset // FOLD
                 tl.store(moment + distance * (PARTS // 2) * (PARTS // 2), moments * LN2, mask=kept)
@@ -293,15 +289,15 @@ def query_gradient_kernel(
                 whole, ahead_decay, behind_decay = diagonal_sums(
                     grad_decay, ahead_decay, behind_decay, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                _add(window, whole, FOLD=FOLD)
+                add_window(window, whole, FOLD=FOLD)
                 whole, ahead_bias, behind_bias = diagonal_sums(
                     grad_bias, ahead_bias, behind_bias, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                _add(window + windows * COLUMNS, whole, FOLD=FOLD)
+                add_window(window + windows * COLUMNS, whole, FOLD=FOLD)
                 whole, ahead_weight, behind_weight = diagonal_sums(
                     grad_weight, ahead_weight, behind_weight, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                _add(window + 2 * windows * COLUMNS, whole, FOLD=FOLD)
+                add_window(window + 2 * windows * COLUMNS, whole, FOLD=FOLD)
             else:
                 grad_variance, grad_gamma, grad_inverse_freedom, grad_bias_factor = variance_gradients(
                     grad_bias,
@@ -344,13 +340,13 @@ def query_gradient_kernel(
         if UNIFORM:  # the windows after the last tile; of a causal head they may lie wholly before lag 0
             window = program + (highest - last) * COLUMNS
             if highest - last >= 0:
-                _add(window, ahead_decay, FOLD=FOLD)
-                _add(window + windows * COLUMNS, ahead_bias, FOLD=FOLD)
-                _add(window + 2 * windows * COLUMNS, ahead_weight, FOLD=FOLD)
+                add_window(window, ahead_decay, FOLD=FOLD)
+                add_window(window + windows * COLUMNS, ahead_bias, FOLD=FOLD)
+                add_window(window + 2 * windows * COLUMNS, ahead_weight, FOLD=FOLD)
             if ROWS > COLUMNS and highest - last >= 1:
-                _add(window - COLUMNS, behind_decay, FOLD=FOLD)
-                _add(window + (windows - 1) * COLUMNS, behind_bias, FOLD=FOLD)
-                _add(window + (2 * windows - 1) * COLUMNS, behind_weight, FOLD=FOLD)
+                add_window(window - COLUMNS, behind_decay, FOLD=FOLD)
+                add_window(window + (windows - 1) * COLUMNS, behind_bias, FOLD=FOLD)
+                add_window(window + (2 * windows - 1) * COLUMNS, behind_weight, FOLD=FOLD)
         else:
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
@@ -361,12 +357,3 @@ def query_gradient_kernel(
             tl.store(path_index, d_decay_sum, mask=in_rows)
             tl.store(path_index + queries, d_variance, mask=in_rows)
             tl.store(path_index + 2 * queries, d_riccati_sum, mask=in_rows)
-
-
-@triton.jit
-@no_type_check
-def _add(window, lags, FOLD: tl.constexpr):
-    """Store the sums of a window of lags, or add them to what its program has stored for folded tiles."""
-    if FOLD > 0:
-        lags += tl.load(window)
-    tl.store(window, lags)
