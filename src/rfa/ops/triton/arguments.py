@@ -179,6 +179,19 @@ def turned(
     return target, norm
 
 
+def gradient_of(states: Tensor, cos: Tensor | None) -> Tensor:
+    """Room for a gradient in the frame: float32 where it is still to be turned."""
+    dtype = states.dtype if cos is None else torch.float32
+    return torch.empty(states.shape, dtype=dtype, device=states.device)
+
+
+def out_of_frame(gradient: Tensor, states: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """A gradient turned out of the frame, in the dtype of its states."""
+    if cos is None:
+        return gradient
+    return turned(gradient, cos, sin, None, inverse=False, dtype=states.dtype)[0]
+
+
 def prior_arguments(inputs: KernelInputs) -> tuple[Tensor | None, ...]:
     """Tables, paths at keys and queries, key bias and scalars, contiguous.
 
