@@ -251,9 +251,9 @@ class Blocks(NamedTuple):
     Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
     the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
     gradients. The sizes are the largest whose values and accumulators ptxas keeps in the registers of an H100 or H200
-    with little spilling. Folded tiles have 64 rows and 64 keys. Two stages of prefetch are enough. In float32 the products are exact ("ieee"; TF32 would
-    cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles. The
-    sizes follow from what the compiler says for sm_90. They were not measured.
+    with little spilling. Folded tiles have 64 rows and 64 keys. Two stages of prefetch are enough. In float32 the
+    products are exact ("ieee"; TF32 would cost three digits). They do not run on tensor cores and hold both factors in
+    registers, hence narrower tiles. The sizes follow from what the compiler says for sm_90. They were not measured.
     """
 
     rows: int
