@@ -2,20 +2,25 @@
 
     python benchmarks/performance.py [benchmarks/results/*.jsonl]
 
-The command reads result files of `rfa bench` and of benchmarks/instructions.py. It measures nothing.
+The command reads result files of `rfa bench` and of benchmarks/instructions.py. It measures nothing. The tables of GPU
+kernels are those of benchmarks/results/gpu_instructions.json.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from rfa.bench import read
 from rfa.files import write_text_whole
 from rfa.report.figures import save, speed_over_length
+from rfa.report.kernel_counts import counts_by_size, counts_of_size
 from rfa.report.layout import replace_between
 from rfa.report.speed import instruction_table, latest, markdown_tables, operator_curves
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+KERNELS = ROOT / "benchmarks" / "results" / "gpu_instructions.json"
+BEGIN_KERNELS, END_KERNELS = "<!-- kernels: begin -->", "<!-- kernels: end -->"
 MEASURED = {"operator", "step", "decode", "generate", "memory"}
 
 
@@ -26,6 +31,7 @@ def main() -> None:
     options = parser.parse_args()
     files = options.files or sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
     print(update(options.page, files))
+    write_text_whole(options.page, with_kernels(options.page.read_text(encoding="utf-8")))
 
 
 def update(page: Path, files: list[Path]) -> str:
@@ -49,6 +55,20 @@ def update(page: Path, files: list[Path]) -> str:
         raise ValueError(f"{page}: {error}") from None
     write_text_whole(page, text)
     return measured
+
+
+def with_kernels(text: str) -> str:
+    """The text of the page with the tables of the GPU kernels."""
+    lines = json.loads(KERNELS.read_text(encoding="utf-8"))
+    parts = [
+        "Instructions for each pair at uniform times, in bfloat16 / float16, by architecture and channels of a head:",
+        counts_by_size(lines, "uniform"),
+        "The same at irregular times:",
+        counts_by_size(lines, "irregular"),
+        "For sm_90, bfloat16 and 64 channels, instructions by unit, and the kernel:",
+        counts_of_size(lines, "sm_90", "bfloat16", 64),
+    ]
+    return replace_between(text, BEGIN_KERNELS, END_KERNELS, "\n\n" + "\n\n".join(parts) + "\n\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `suite.py` lists the cases and writes the result file. `operator.py`, `step.py`, `decode.py` and `memory.py` each have
 one kind of case: its check and its contestants. `peers.py` has the peers of the operator. `measurement.py` has the
 setting, the tolerances and the timing in turns. `bound.py` computes the shortest possible time of the work on this
-machine.
+machine. `instructions/` reads the machine code of GPU kernels.
 """
 
 from .measurement import LARGEST, THREADS, Setting

@@ -37,13 +37,18 @@ errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emo
 
 
 MANY: dict[str, Callable[[str], bool]] = {
+    "--arch": lambda value: not value.startswith("-"),
+    "--channels": str.isdigit,
     "--components": lambda value: not value.startswith("-"),
+    "--dtype": lambda value: not value.startswith("-"),
     "--lengths": str.isdigit,
     "--only": lambda value: not value.startswith("-"),
     "--peers": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),
     "--results": lambda value: not value.startswith("-"),
+    "--score": lambda value: not value.startswith("-"),
     "--set": lambda value: "=" in value and not value.startswith("-"),
+    "--times": lambda value: not value.startswith("-"),
     "--values": lambda value: not value.startswith("-"),
 }
 
@@ -52,15 +57,16 @@ ARGUMENTS = "rfa.arguments"  # of a command, as they were given, in `meta` of it
 
 
 class ManyValues(TyperCommand):
-    """A command whose options named in `MANY` take several values in a row."""
+    """A command whose options take several values in a row: those that are named in `MANY` and have lists here."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
         ctx.meta[ARGUMENTS] = list(args)
         spread: list[str] = []
         option = ""
+        many = {name for parameter in self.params if getattr(parameter, "multiple", False) for name in parameter.opts}
         for arg in args:
-            if arg in MANY:
+            if arg in MANY and arg in many:
                 option = arg
             elif option and MANY[option](arg):
                 if spread[-1] != option:

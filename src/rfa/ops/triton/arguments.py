@@ -133,10 +133,12 @@ def turned(
     *,
     inverse: bool,
     dtype: torch.dtype | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
-    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN.
+    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN. `factors`
+    `(heads, block)` multiply the states of a head by their places in blocks.
     """
     from .kernels.frame import frame_kernel
 
@@ -160,6 +162,7 @@ def turned(
             cos,
             sin,
             groups,
+            factors,
             *states.stride(),
             *phase,
             heads,
@@ -171,8 +174,22 @@ def turned(
             INVERSE=inverse,
             NORM=inverse,
             GROUPS=groups is not None,
+            FOLD=0 if factors is None else factors.shape[-1],
         )
     return target, norm
+
+
+def gradient_of(states: Tensor, cos: Tensor | None) -> Tensor:
+    """Room for a gradient in the frame: float32 where it is still to be turned."""
+    dtype = states.dtype if cos is None else torch.float32
+    return torch.empty(states.shape, dtype=dtype, device=states.device)
+
+
+def out_of_frame(gradient: Tensor, states: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """A gradient turned out of the frame, in the dtype of its states."""
+    if cos is None:
+        return gradient
+    return turned(gradient, cos, sin, None, inverse=False, dtype=states.dtype)[0]
 
 
 def prior_arguments(inputs: KernelInputs) -> tuple[Tensor | None, ...]:
@@ -234,9 +251,9 @@ class Blocks(NamedTuple):
     Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
     the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
     gradients. The sizes are the largest whose values and accumulators ptxas keeps in the registers of an H100 or H200
-    with almost no spilling. Two stages of prefetch are enough. In float32 the products are exact ("ieee"; TF32 would
-    cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles. The
-    sizes follow from what the compiler says for sm_90. They were not measured.
+    with little spilling. Folded tiles have 64 rows and 64 keys. Two stages of prefetch are enough. In float32 the
+    products are exact ("ieee"; TF32 would cost three digits). They do not run on tensor cores and hold both factors in
+    registers, hence narrower tiles. The sizes follow from what the compiler says for sm_90. They were not measured.
     """
 
     rows: int
@@ -249,18 +266,18 @@ def forward_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the forward kernel; `channels` is the larger of a key's and a value's."""
     if dtype == torch.float32:
         return Blocks(32 if channels > 64 else 64, 32, 8, 1)
-    return Blocks(64, 64 if uniform else 32, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 64 if uniform else 32, 4, 2)
 
 
 def query_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64, 32, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 32, 4, 2)
 
 
 def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over queries."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(32, 64, 8 if channels > 64 else 4, 2)
+    return Blocks(64 if uniform and channels <= 64 else 32, 64, 4, 2)
