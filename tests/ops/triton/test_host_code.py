@@ -3,11 +3,10 @@
 So no call waits for the GPU, and a CUDA graph can hold it. The kernels are not launched.
 """
 
-import pytest
 import torch
 from cover import cover
 
-from rfa.ops.kernel import KernelInputs, kernel_inputs, rotation_tables
+from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.positions import Positions
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
@@ -32,11 +31,13 @@ def test_all_is_on_the_device_and_nothing_waits(monkeypatch, irregular, prior, g
     launched = []
 
     def launch(kernel, grid):
-        launched.append(kernel.__name__ if hasattr(kernel, "__name__") else str(kernel))
-        return lambda *given, **options: (
-            [x.device for x in given if isinstance(x, torch.Tensor) and not x.is_meta]
-            and (pytest.fail("a kernel is handed a tensor of the CPU"))
-        )
+        def run(*given, **options):
+            launched.append(kernel)
+            assert all(x.is_meta for x in given if isinstance(x, torch.Tensor)), (
+                "a kernel is handed a tensor of the CPU"
+            )
+
+        return run
 
     monkeypatch.setattr(type(forward.forward_kernel), "__getitem__", launch)
     inputs = {n: x.to("meta", dtype if x.dim() == 4 else torch.float32) for n, x in problem(keys=70, modes=8).items()}
@@ -54,5 +55,4 @@ def test_all_is_on_the_device_and_nothing_waits(monkeypatch, irregular, prior, g
     gradients = operator.triton_backward._init_fn(*incoming, *given)
     assert all(x.is_meta for x in (out, log_sum, *gradients))
     assert [x.shape for x in gradients[:3]] == [x.shape for x in states]
-    assert len(launched) >= 4
-    assert isinstance(given, KernelInputs)
+    assert len(launched) >= 4  # forward, and two gradients with what they need
