@@ -26,7 +26,7 @@ SCORES = ("student_t", "exponential", "riccati", "dot_product")
 _DYNAMICS = ("decay", "process_noise", "key_noise", "query_noise", "noise_floor", "robustness", "inverse_temperature")
 
 
-class Case(NamedTuple):
+class KernelCase(NamedTuple):
     """One way to call causal attention.
 
     Fields:
@@ -112,7 +112,7 @@ def cases(
     channels: Sequence[int] = (),
     times: Sequence[str] = (),
     scores: Sequence[str] = (),
-) -> list[Case]:
+) -> list[KernelCase]:
     """Every combination, and plain attention beside it.
 
     Args:
@@ -136,4 +136,4 @@ def cases(
             require(each in expected, field, each, f"one of {', '.join(map(str, expected))}")
     combinations = product(archs, dtypes or DTYPES, channels or (64, 128))
     chosen = [*product(times or TIMES, scores or SCORES[:1]), ("uniform", "softmax")]
-    return list(dict.fromkeys(Case(*each, *how) for each in combinations for how in chosen))
+    return list(dict.fromkeys(KernelCase(*each, *how) for each in combinations for how in chosen))

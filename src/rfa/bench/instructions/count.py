@@ -16,7 +16,7 @@ from rfa.checks import installed, require
 from rfa.ops.backends import interpreted
 from rfa.progress import Stage, StageProgress
 
-from .cases import Case
+from .cases import KernelCase
 from .launches import Launch
 from .machine_code import Loop, product_loops
 from .units import ARCHITECTURES, ISSUED, KINDS, UNITS, is_tf32, kind, products
@@ -155,7 +155,7 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def counts(name: str, case: Case, launch: Launch) -> Counts | None:
+def counts(name: str, case: KernelCase, launch: Launch) -> Counts | None:
     """The line of a kernel in the result file; None for a kernel without a loop over pairs."""
     import triton
 
@@ -223,7 +223,9 @@ def _rounded(x: float) -> float:
     return round(x, 4)
 
 
-def run(made: Sequence[Case], only: Sequence[str] = (), progress: StageProgress = lambda *_: None) -> Iterator[Counts]:
+def run(
+    made: Sequence[KernelCase], only: Sequence[str] = (), progress: StageProgress = lambda *_: None
+) -> Iterator[Counts]:
     """Count each kernel of the cases that has a loop over pairs.
 
     Args:
@@ -236,7 +238,7 @@ def run(made: Sequence[Case], only: Sequence[str] = (), progress: StageProgress 
     """
     require(installed("triton"), "instructions", "no triton", "the package triton (Linux only): pip install triton")
     require(not interpreted(), "TRITON_INTERPRET", "1", "that it is not set: kernels are compiled")
-    kernels: list[tuple[Case, str, Launch]] = []
+    kernels: list[tuple[KernelCase, str, Launch]] = []
     for done, case in enumerate(made):
         progress(Stage("launches"), done, len(made))
         kernels += [(case, name, launch) for name, launch in case.launches()]
