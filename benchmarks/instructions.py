@@ -54,7 +54,8 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
     import torch
 
     from rfa.bench.measurement import Setting, StateShape
-    from rfa.bench.operator import OperatorProblem, peers
+    from rfa.bench.operator import OperatorProblem
+    from rfa.bench.peers import dot_products
 
     torch.set_num_threads(1)
     setting = Setting(backend="cpu")
@@ -63,8 +64,11 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
     if options.contestant == "rfa":
         call = problem.gradients if backward else problem.estimate
     else:
-        attend = peers(setting, problem.states)["sdpa"]
-        call = attend if not backward else lambda: torch.autograd.grad(attend(), problem.states, problem.grad)
+
+        def call():
+            attended = dot_products(problem.states)
+            return torch.autograd.grad(attended, problem.states, problem.grad) if backward else attended
+
     with torch.set_grad_enabled(backward):
         call()
         switch.start()

@@ -100,9 +100,21 @@ def test_compiled_flex_attention_is_the_same():
     torch.testing.assert_close(same, flex_filter_attention(*states, **given))
 
 
-@pytest.mark.parametrize("prior", ["lyapunov", pytest.param("riccati", marks=slow)])
-def test_gradients_are_the_references(prior, monkeypatch):
-    """Flex attention refuses gradients on the CPU, but it has them: here the refusals are switched off."""
+@pytest.mark.parametrize(
+    ("prior", "compiler"),
+    [
+        ("lyapunov", None),
+        pytest.param("riccati", None, marks=slow),
+        pytest.param("lyapunov", "aot_eager", marks=slow),  # `bench/test_peers.py` has it too
+        ("riccati", "aot_eager"),
+    ],
+)
+def test_gradients_are_the_references(prior, compiler, monkeypatch):
+    """Flex attention refuses gradients on the CPU, but it has them: here the refusals are switched off.
+
+    Compiled, it loses the gradients of captured tensors that are views: "aot_eager" differentiates as on a GPU.
+    """
+    attend = flex_attention if compiler is None else torch.compile(flex_attention, backend=compiler)
     monkeypatch.setattr(sys.modules["torch.nn.attention.flex_attention"], "_validate_device", lambda *states: None)
     monkeypatch.setattr(flex, "_check_gradients", lambda *tensors: None)
     states, given = problem(9, 11)
@@ -112,7 +124,10 @@ def test_gradients_are_the_references(prior, monkeypatch):
     options = {"prior": prior, "key_mask": torch.rand(2, 11) > 0.2}
     got, wanted = (
         torch.autograd.grad((function(*states, **given, **options) * along).sum(), inputs)
-        for function in (flex_filter_attention, partial(rfa.robust_filter_attention, backend="reference"))
+        for function in (
+            partial(flex_filter_attention, attend=attend),
+            partial(rfa.robust_filter_attention, backend="reference"),
+        )
     )
     for one, other in zip(got, wanted, strict=True):
         assert (one - other).norm() < 1e-4 * other.norm()  # float32, sums in another order

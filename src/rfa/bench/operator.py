@@ -1,14 +1,12 @@
-"""The operator, forward only and with its backward pass, compared with scaled dot-product attention."""
+"""The operator, forward only and with its backward pass, compared with its peers."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rfa.checks import require
 from rfa.models import preset
@@ -26,6 +24,7 @@ from .measurement import (
     compare_with_tolerances,
     in_turns,
 )
+from .peers import peers
 
 PASSES = ("forward", "forward_backward")
 _CHECKED_SCORES = 2**20  # maximum number of scores of the reference; with gradients they need about 200 MB
@@ -140,39 +139,21 @@ def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: s
     return cast(Tensor, estimate)  # a tuple only with return_log_precision
 
 
-def peers(setting: Setting, states: list[Tensor]) -> dict[str, Callable[[], Tensor]]:
-    """SDPA on the same states: each of its fastest kernels in half precision on CUDA, otherwise its own choice."""
-    query, key, value = states
-
-    def by(*kernels: SDPBackend) -> Callable[[], Tensor]:
-        def attend() -> Tensor:
-            if not kernels:
-                return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            with sdpa_kernel(list(kernels)):
-                return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-        return attend
-
-    if setting.device != "cuda" or setting.dtype == "float32":
-        return {"sdpa": by()}
-    found = {}
-    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        attend = by(kernel)
-        try:
-            attend()
-        except RuntimeError:  # not for this card, or these states
-            continue
-        found["sdpa-" + kernel.name.removesuffix("_ATTENTION").lower()] = attend
-    return found or {"sdpa": by()}
-
-
 @dataclass(frozen=True)
 class OperatorCase:
-    """The time of one preset at one shape, with a line of results for each pass and peer."""
+    """The time of one preset at one shape, with a line of results for each pass and peer.
+
+    Fields:
+        shape: of the states.
+        preset: whose layer is measured.
+        setting: of the benchmark.
+        peers: names of `rfa.bench.peers.PEERS`. Those that cannot run are named in each line as "refused".
+    """
 
     shape: StateShape
     preset: str
     setting: Setting
+    peers: tuple[str, ...] = ("sdpa",)
 
     @property
     def title(self) -> str:
@@ -198,23 +179,21 @@ class OperatorCase:
         if not line["check"]["passed"]:
             yield line
             return
-        attends = peers(setting, problem.states)
         for each in PASSES:
             backward = each == "forward_backward"
-            contestants: dict[str, Callable[[], object]] = {"rfa": problem.gradients if backward else problem.estimate}
-            for name, attend in attends.items():
-                contestants[name] = _with_gradients(attend, problem) if backward else attend
+            found = peers(self.peers, problem.layer, problem.states, problem.grad, setting, backward)
+            part = {**line, "pass": each, **({"gradients": list(problem.wanted)} if backward else {})}
+            part |= {"refused": found.refused} if found.refused else {}
+            if not found.calls:
+                yield {**part, "peer": "none"}
+                continue
+            contestants = {"rfa": problem.gradients if backward else problem.estimate, **found.calls}
             with torch.set_grad_enabled(backward):
                 seconds = in_turns(contestants, setting.repeats, setting.device, tick)
             itemsize = problem.grad.itemsize
-            works = {
-                "rfa": attention_work(self.shape, backward, problem.logarithm, itemsize),
-                "peer": attention_work(self.shape, backward, False, itemsize),
-            }
-            for name in attends:
-                asked = {"gradients": list(problem.wanted)} if backward else {}
-                yield {**line, "pass": each, **asked, **compare(seconds, name), **bound_fields(works, setting)}
-
-
-def _with_gradients(attend: Callable[[], Tensor], problem: OperatorProblem) -> Callable[[], object]:
-    return lambda: torch.autograd.grad(attend(), problem.states, problem.grad)
+            work = attention_work(self.shape, backward, problem.logarithm, itemsize)
+            plain = attention_work(self.shape, backward, False, itemsize)
+            for name, check in found.checks.items():
+                works = {"rfa": work, "peer": work if name in found.filters else plain}
+                measured = {**compare(seconds, name), "peer_check": check}
+                yield {**part, **measured, **bound_fields(works, setting)}

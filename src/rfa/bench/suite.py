@@ -19,6 +19,7 @@ from .generate import GenerationCase
 from .measurement import LARGEST, Setting, StateShape, Tick
 from .memory import MemoryCase
 from .operator import OperatorCase, filter_layer
+from .peers import PEERS
 from .step import PEER, TrainingStepCase
 
 WHAT = ("operator", "step", "decode", "generate", "memory", "all")
@@ -54,6 +55,7 @@ def cases(
     channels: int = 64,
     presets: Sequence[str] = (),
     model: Mapping[str, Any] | None = None,
+    peers: Sequence[str] = (),
 ) -> list[Case]:
     """The cases of a command.
 
@@ -66,6 +68,7 @@ def cases(
         heads, channels: of the states. A model's width is `heads * channels / 2`.
         presets: `m2-sc-rfa` by default; "all" for all presets except the peer of training steps.
         model: further fields of whole models, in training and generation.
+        peers: of the operator, names of `PEERS`; "all" for all, the default on a GPU. On a CPU it is "sdpa".
 
     Raises:
         ValueError: for unknown or invalid values.
@@ -79,12 +82,17 @@ def cases(
     require(what in (None, "step", "generate", "all") or not model, "--set", model, "a whole model with it")
     for name in chosen:
         require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
+    require(what in (None, "operator", "all") or not peers, "--peers", peers, "the operator with it")
+    for name in peers:
+        require(name in (*PEERS, "all"), "peers", name, f"'all' or some of {', '.join(PEERS)}")
+    everyone = "all" in peers or (not peers and setting.device == "cuda")
+    against = PEERS if everyone else tuple(dict.fromkeys(peers)) or PEERS[:1]
     found: list[Case] = []
     for name in chosen:
         # a baseline does not use our operator: with "all" it is skipped, named by the user it is an error
         if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
             filter_layer(name, heads, channels)
-            found += _attention_cases(what, name, setting, lengths, batch, heads, channels)
+            found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against)
         if what in (None, "step", "all"):
             size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
             size |= {**(SMALL if what is None else {}), **(model or {})}
@@ -107,12 +115,13 @@ def _attention_cases(
     batch: int | None,
     heads: int,
     channels: int,
+    peers: tuple[str, ...],
 ) -> Iterator[Case]:
     if what in (None, "operator", "all"):
         for length in lengths or (CURVE if what == "all" else TARGETS[setting.device]):
             # on a CPU about 2,048 tokens, in at most 4 sequences
             usual = 16 if setting.device == "cuda" else min(4, max(1, 2048 // length))
-            yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting)
+            yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting, peers)
     if what in ("decode", "all"):
         for length in lengths or [DECODE_LENGTH]:
             yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting)

@@ -43,6 +43,7 @@ MANY: dict[str, Callable[[str], bool]] = {
     "--dtype": lambda value: not value.startswith("-"),
     "--lengths": str.isdigit,
     "--only": lambda value: not value.startswith("-"),
+    "--peers": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),
     "--results": lambda value: not value.startswith("-"),
     "--score": lambda value: not value.startswith("-"),

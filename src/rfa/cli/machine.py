@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from rich.table import Table
 
 from rfa.checks import check_range, require
 
-from .app import ARGUMENTS, ManyValues, app, assignment, console
+from .app import ARGUMENTS, ManyValues, app, assignment, console, one_line
 from .console import instruction_tables, progress_bars, speed_tables
 
 RESULTS = Path("benchmarks/results")  # of a clone
@@ -42,6 +43,10 @@ def bench(
         int | None, typer.Option(help="In a process that starts with so many; PyTorch's own choice by default.")
     ] = None,
     repeats: Annotated[int, typer.Option(help="Rounds; both contestants have a turn in each.")] = 7,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(help="Of the operator; on a CPU sdpa, on a GPU all by default.", metavar="P ... | all"),
+    ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
@@ -54,8 +59,9 @@ def bench(
     """Compare time and memory with PyTorch's attention, measured in turns, each after a correctness check.
 
     Prints median and spread of the ratio to the peer, and appends a line of JSON for each. The peer is scaled
-    dot-product attention, b1-rope for a training step, and transformers' Llama for generate. The exit status is 1 if a
-    check failed; such a case is not timed.
+    dot-product attention, b1-rope for a training step, and transformers' Llama for generate. The operator has more
+    peers: kernels by name, FlashAttention, and FlexAttention with the filter's scores. One that cannot run is named
+    with its reason. The exit status is 1 if a check failed; such a case is not timed.
     """
     from rfa import bench as benchmarks
 
@@ -73,6 +79,7 @@ def bench(
         channels=channels,
         presets=presets or (),
         model=dict(assignment(text) for text in set_ or []),
+        peers=peers or (),
     )
     if out is None:
         out = RESULTS / "bench.jsonl" if RESULTS.is_dir() else Path("rfa-bench.jsonl")
@@ -85,9 +92,17 @@ def bench(
     finally:  # print finished cases even if the rest is stopped
         if lines:
             console.print(speed_tables(lines))
+            for said in dict.fromkeys(text for line in lines for text in _refusals(line)):
+                console.print(said, highlight=False, soft_wrap=True)
             console.print(f"appended to {out}", highlight=False, soft_wrap=True)
     if not all(line["check"]["passed"] for line in lines):
         raise typer.Exit(1)
+
+
+def _refusals(line: dict[str, Any]) -> Iterator[str]:
+    """The peers of a line that did not run, with their reasons."""
+    for name, reason in line.get("refused", {}).items():
+        yield one_line(f"{name}, {line['pass']}, {line['dtype']}: not timed: {reason}")
 
 
 def _with_threads(threads: int, arguments: list[str]) -> int:

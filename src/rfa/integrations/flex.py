@@ -103,21 +103,29 @@ def flex_filter_attention(
     query, key = turned(query, of_queries, inverse=True), turned(key, of_keys, inverse=True)
     if rotate_values:
         value = turned(value, of_keys, inverse=True)
-    scores = _scores(query, key, problem)
-    attend = functools.partial(
-        attend,
-        scale=1.0,
-        block_mask=_block_mask(batch, positions, causal),
-        return_aux=AuxRequest(lse=True),
-    )
-    estimate, decayed = attend(query, key, value, scores.decayed)
-    _, plain = attend(query, key, value[..., :_LEAST_CHANNELS].contiguous(), scores.plain)
-    unseen = plain.lse == -torch.inf
-    factor = (decayed.lse - plain.lse).masked_fill(unseen, -torch.inf).exp()
-    estimate = (estimate * factor[..., None]).masked_fill(unseen[..., None], 0.0)
+    attend = functools.partial(attend, scale=1.0, block_mask=visible_blocks(batch, positions, causal))
+    estimate, log_precision = decayed_attention(attend, query, key, value, filter_scores(query, key, problem))
     if rotate_values:
         estimate = turned(estimate, of_queries)
-    return (estimate.to(dtype), plain.lse) if return_log_precision else estimate.to(dtype)
+    return (estimate.to(dtype), log_precision) if return_log_precision else estimate.to(dtype)
+
+
+def decayed_attention(
+    attend: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, scores: "ScorePair"
+) -> tuple[Tensor, Tensor]:
+    """The estimate and the log precision of states in the common frame, by two calls of flex attention.
+
+    Args:
+        attend: flex attention with its scale of 1 and its mask.
+        query, key, value: the states.
+        scores: of these states, from `filter_scores`.
+    """
+    log_sums = AuxRequest(lse=True)
+    estimate, decayed = attend(query, key, value, scores.decayed, return_aux=log_sums)
+    _, plain = attend(query, key, value[..., :_LEAST_CHANNELS].contiguous(), scores.plain, return_aux=log_sums)
+    unseen = plain.lse == -torch.inf
+    factor = (decayed.lse - plain.lse).masked_fill(unseen, -torch.inf).exp()
+    return (estimate * factor[..., None]).masked_fill(unseen[..., None], 0.0), plain.lse
 
 
 def _check_gradients(*tensors: Tensor) -> None:
@@ -134,12 +142,12 @@ class ScorePair(NamedTuple):
     decayed: Score
 
 
-def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
+def filter_scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
     """For states in the common frame. All numbers are buffers that flex attention captures."""
     parameters, positions, options = problem.parameters, problem.positions, problem.options
     keys, first = key.shape[2], key.shape[2] - query.shape[2]
     tables, coefficient, _ = lag_tables(parameters, options, keys)
-    decay, prior, inverse_variance = tables.unbind()
+    decay, prior, inverse_variance = (table.clone() for table in tables)  # compiled, views would lose their gradients
     steps = torch.arange(keys, device=key.device)
     log_decay = (-parameters.decay.double()[:, None] * steps).float()
     query_norm, key_norm = (states.square().sum(-1) for states in (query, key))
@@ -179,16 +187,19 @@ def _scores(query: Tensor, key: Tensor, problem: Problem) -> ScorePair:
 
 
 def _riccati_buffers(path: SeparablePath, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The bias of each key and C at keys and at queries, in bits, `(batch, heads, length)` in float32."""
+    """The bias of each key and C at keys and at queries, in bits, `(batch, heads, length)` in float32.
+
+    They are copies: a compiled flex attention gives views wrong gradients.
+    """
     assert path.key_bias is not None
-    return (
-        path.key_bias.expand(batch, -1, -1),
-        path.key_path[2].float().expand(batch, -1, -1),
-        path.query_path[2].float().expand(batch, -1, -1),
+    bias, at_keys, at_queries = (
+        part.float().expand(batch, -1, -1).clone(memory_format=torch.contiguous_format)
+        for part in (path.key_bias, path.key_path[2], path.query_path[2])
     )
+    return bias, at_keys, at_queries
 
 
-def _block_mask(batch: int, positions: Positions, causal: bool) -> Any:
+def visible_blocks(batch: int, positions: Positions, causal: bool) -> Any:
     """Which keys a query sees; None for all."""
     groups = positions.key_groups
     queries, keys = positions.query_times.shape[-1], positions.key_times.shape[-1]

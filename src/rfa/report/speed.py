@@ -91,6 +91,8 @@ def speed_cells(line: Line) -> list[str]:
         what += f", {_PASSES.get(line['pass'], line['pass'])}"
     size = _size(line)
     named = f"{line['preset']} ({line['backend']})"
+    if "ratio" not in line and line["check"]["passed"]:
+        return [what, size, line["dtype"], named, "not timed", "no peer ran", *[""] * 4]
     if "ratio" not in line:
         worst = max(line["check"]["errors"].items(), key=lambda item: _or_infinite(item[1]))
         error = "not finite" if worst[1] is None else f"{worst[1]:.1e}"

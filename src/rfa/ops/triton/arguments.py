@@ -133,10 +133,12 @@ def turned(
     *,
     inverse: bool,
     dtype: torch.dtype | None = None,
+    factors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
-    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN.
+    Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN. `factors`
+    `(heads, block)` multiply the states of a head by their places in blocks.
     """
     from .kernels.frame import frame_kernel
 
@@ -160,6 +162,7 @@ def turned(
             cos,
             sin,
             groups,
+            factors,
             *states.stride(),
             *phase,
             heads,
@@ -171,6 +174,7 @@ def turned(
             INVERSE=inverse,
             NORM=inverse,
             GROUPS=groups is not None,
+            FOLD=0 if factors is None else factors.shape[-1],
         )
     return target, norm
 
@@ -249,18 +253,18 @@ def forward_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the forward kernel; `channels` is the larger of a key's and a value's."""
     if dtype == torch.float32:
         return Blocks(32 if channels > 64 else 64, 32, 8, 1)
-    return Blocks(64, 64 if uniform else 32, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 64 if uniform else 32, 4, 2)
 
 
 def query_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64, 32, 8 if channels > 64 else 4, 2)
+    return Blocks(64, 32, 4, 2)
 
 
 def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
     """Of the kernel of sums over queries."""
     if dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(32, 64, 8 if channels > 64 else 4, 2)
+    return Blocks(64 if uniform and channels <= 64 else 32, 64, 4, 2)

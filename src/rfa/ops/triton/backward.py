@@ -26,6 +26,9 @@ from .arguments import (
     unit,
     whole_ranges,
 )
+from .fold_constants import TERMS, constant
+from .fold_gradients import FoldGradients, distances, fold_gradients
+from .folds import Folds, fold_arguments, fold_choices, folds_of
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
@@ -61,13 +64,32 @@ def backward(
         zeros = (p if p is None else p.new_zeros(p.shape) for p in parts)
         query, key, value = (x.new_zeros(x.shape) for x in (inputs.query, inputs.key, inputs.value))
         return query, key, value, PriorGradients(*zeros)
-    order, frame, prior = orders(inputs), to_frame(inputs), prior_arguments(inputs)
+    order, prior = orders(inputs), prior_arguments(inputs)
+    frame = to_frame(inputs)
+    folds = folds_of(inputs, frame)
+    if folds is not None:  # a poisoned row's log sum is NaN, and that of a row that sees a poisoned key
+        frame = frame._replace(query_norm=_known(frame.query_norm))
+        folds = folds._replace(columns=_known(folds.columns))
     incoming = _incoming(inputs, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(inputs.query):
-        _sharpen(inputs, order, frame, prior, incoming, log_sum)
-        query, gradients = _query_gradients(inputs, order, frame, prior, incoming, prior_gradient)
-        key, value = _key_gradients(inputs, order, frame, prior, incoming)
+        _sharpen(inputs, order, frame, folds, prior, incoming, log_sum)
+        query, gradients, moments = _query_gradients(inputs, order, frame, folds, prior, incoming, prior_gradient)
+        key, value, factor, constant = _key_gradients(inputs, order, frame, folds, prior, incoming)
+        if folds is not None and moments is not None and factor is not None and constant is not None:
+            of_folds = fold_gradients(inputs, folds, FoldGradients(moments, factor, constant))
+            gradients = _with_folds(gradients, *of_folds)
     return query, key, value, gradients
+
+
+def _known(norm: Tensor) -> Tensor:
+    return torch.where(norm.isnan(), 0.0, norm)
+
+
+def _with_folds(gradients: PriorGradients, tables: Tensor, power: Tensor) -> PriorGradients:
+    assert gradients.tables is not None
+    assert gradients.scalars is not None
+    scalars = gradients.scalars + power.to(gradients.scalars.dtype)
+    return gradients._replace(tables=gradients.tables + tables.float(), scalars=scalars)
 
 
 def _incoming(inputs: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor) -> Incoming:
@@ -103,6 +125,7 @@ def _sharpen(
     inputs: KernelInputs,
     order: Orders,
     frame: Frame,
+    folds: Folds | None,
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
     log_sum: Tensor,
@@ -125,6 +148,7 @@ def _sharpen(
         *prior,
         *order[:4],
         row_ranges,
+        *fold_arguments(folds),
         heads,
         queries,
         keys,
@@ -134,6 +158,7 @@ def _sharpen(
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
         **choices(inputs, order, row_ranges),
+        **fold_choices(folds),
         EVERY=inputs.query.dtype != torch.float32,
         num_warps=blocks.warps,
         num_stages=blocks.stages,
@@ -144,11 +169,12 @@ def _query_gradients(
     inputs: KernelInputs,
     order: Orders,
     frame: Frame,
+    folds: Folds | None,
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
     prior_gradient: bool,
-) -> tuple[Tensor, PriorGradients]:
-    """Gradients of the query and of the prior.
+) -> tuple[Tensor, PriorGradients, Tensor | None]:
+    """Gradients of the query and of the prior, and the moments of `FoldGradients` where there are folds.
 
     Each program adds up the gradients of lags or keys for its own rows, and the host adds the programs in float64. The
     traffic is 12 to 32 bytes for each `blocks.rows` pairs, against some 80 operations a pair. The sums of a long
@@ -168,15 +194,23 @@ def _query_gradients(
     new = partial(torch.empty, device=inputs.query.device)
     gradient = _gradient_of(inputs.query, inputs.query_cos)
     parts = (3, windows * blocks.columns) if uniform else (2 if inputs.key_bias is None else 4, keys)
-    launched, path, scalars, sums = row_blocks, None, None, None
+    launched, path, scalars, sums, moments, polynomials = row_blocks, None, None, None, None, None
+    apart = distances(queries, keys)
     if prior_gradient:
-        launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * parts[0] * parts[1])))
+        numbers = parts[0] * parts[1]
+        if folds is not None:
+            numbers += apart * TERMS**2
+            polynomials = constant("rows", gradient.device)
+            moments = torch.zeros(heads, apart, TERMS, TERMS, dtype=torch.float64, device=gradient.device)
+        launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * numbers)))
         scalars = new(batch, heads, inputs.scalars.shape[0], queries)
         path = None if uniform else new(batch, heads, 3, queries, dtype=torch.float64)
         sums = torch.zeros(batch, heads, *parts, dtype=torch.float64, device=gradient.device)
     for start in range(0, row_blocks, launched):
         count = min(launched, row_blocks - start)
-        partial_sums = None
+        partial_sums = partial_moments = None
+        if moments is not None:
+            partial_moments = torch.zeros(batch, heads, count, *moments.shape[1:], device=gradient.device)
         if sums is not None:
             dtype = torch.float32 if uniform else torch.float64
             partial_sums = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
@@ -187,9 +221,13 @@ def _query_gradients(
             path,
             scalars,
             partial_sums,
+            partial_moments,
             *prior,
             *order[:4],
             row_ranges,
+            *fold_arguments(folds),
+            polynomials,
+            apart,
             heads,
             queries,
             keys,
@@ -204,34 +242,42 @@ def _query_gradients(
             COLUMNS=blocks.columns,
             PRIOR=prior_gradient,
             **choices(inputs, order, row_ranges),
+            **fold_choices(folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
         if sums is not None and partial_sums is not None:
             sums += partial_sums.sum(2, dtype=torch.float64)
+        if moments is not None and partial_moments is not None:
+            moments += partial_moments.sum((0, 2), dtype=torch.float64)
     query = _out_of_frame(gradient, inputs.query, inputs.query_cos, inputs.query_sin)
     if sums is None or scalars is None:
-        return query, PriorGradients(None, None, None, None, None)
+        return query, PriorGradients(None, None, None, None, None), None
     by_head = scalars.sum((0, 3), dtype=torch.float64).T
     units = by_head.new_tensor([1.0, unit(inputs), *[1 / SMALL] * 3, 1.0])[: len(by_head)]
     by_head = (units[:, None] * by_head).to(inputs.scalars.dtype).contiguous()
     if inputs.key_path is None or inputs.query_path is None or path is None:
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
         tables = F.pad(tables, (0, inputs.lags - keys))
-        return query, PriorGradients(tables, None, None, None, by_head)
+        return query, PriorGradients(tables, None, None, None, by_head), moments
     sums[:, :, :2] /= SMALL
     path[:, :, :2] /= SMALL
     bias = None
     if inputs.key_bias is not None:
         bias = _of_batch(sums[:, :, 3], inputs.key_bias.shape[0]).to(inputs.key_bias.dtype)
     key_path, query_path = _path_gradient(sums, inputs.key_path), _path_gradient(path, inputs.query_path)
-    return query, PriorGradients(None, key_path, query_path, bias, by_head)
+    return query, PriorGradients(None, key_path, query_path, bias, by_head), None
 
 
 def _key_gradients(
-    inputs: KernelInputs, order: Orders, frame: Frame, prior: tuple[Tensor | None, ...], incoming: Incoming
-) -> tuple[Tensor, Tensor]:
-    """Gradients of key and value."""
+    inputs: KernelInputs,
+    order: Orders,
+    frame: Frame,
+    folds: Folds | None,
+    prior: tuple[Tensor | None, ...],
+    incoming: Incoming,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of key and value, and of F and C at each key, summed over the batch, where there are folds."""
     from .kernels.key_gradient import key_gradient_kernel
 
     batch, heads, queries, _ = inputs.query.shape
@@ -242,17 +288,25 @@ def _key_gradients(
     blocks = key_blocks(
         max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, inputs.tables is not None
     )
+    factor = constant = None
+    if folds is not None:
+        factor, constant = gradient.new_empty(2, batch, heads, keys, dtype=torch.float32)
     column_blocks = -(-keys // blocks.columns)
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     column_ranges = None if ranges is None else whole_ranges(ranges[1], batch)
     key_gradient_kernel[(column_blocks * batch * heads,)](
         *frame,
         *incoming,
+        incoming.log_sum + incoming.log_sum_rest,
+        incoming.delta + incoming.delta_rest,
         gradient,
         value_gradient,
+        factor,
+        constant,
         *prior,
         *order[:4],
         column_ranges,
+        *fold_arguments(folds),
         heads,
         queries,
         keys,
@@ -262,11 +316,15 @@ def _key_gradients(
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
         **choices(inputs, order, column_ranges),
+        **fold_choices(folds),
         num_warps=blocks.warps,
         num_stages=blocks.stages,
     )
     key = _out_of_frame(gradient, inputs.key, inputs.key_cos, inputs.key_sin)
-    return key, _out_of_frame(value_gradient, inputs.value, value_cos, value_sin)
+    value = _out_of_frame(value_gradient, inputs.value, value_cos, value_sin)
+    if factor is None or constant is None:
+        return key, value, None, None
+    return key, value, factor.sum(0, dtype=torch.float64), constant.sum(0, dtype=torch.float64)
 
 
 def _gradient_of(states: Tensor, cos: Tensor | None) -> Tensor:

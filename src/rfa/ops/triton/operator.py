@@ -33,6 +33,7 @@ from .arguments import (
     turned,
     whole_ranges,
 )
+from .folds import fold_arguments, fold_choices, folds_of, poisoned_before
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
@@ -85,7 +86,9 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     if inputs.empty:
         return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
     blocks = forward_blocks(max(channels, value_channels), query.dtype, inputs.tables is not None)
-    order, frame = orders(inputs), to_frame(inputs)
+    order = orders(inputs)
+    frame = to_frame(inputs)
+    folds = folds_of(inputs, frame)
     ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
     row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
     turn = inputs.rotate_values and inputs.query_cos is not None
@@ -100,6 +103,8 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *prior_arguments(inputs),
             *order[:4],
             row_ranges,
+            *fold_arguments(folds),
+            None if folds is None else poisoned_before(frame.value_norm),
             heads,
             queries,
             keys,
@@ -109,6 +114,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
             **choices(inputs, order, row_ranges),
+            **fold_choices(folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )

@@ -5,9 +5,12 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .folds import fold_evidence, fold_rows
 from .pairs import product, scores
 from .prior import load_path, path_prior, table_prior
 from .sharp import SHARP, marked
+
+LOWEST = tl.constexpr(-3e38)  # a maximum before the first score; all of Student-t weights are higher
 
 
 @triton.jit
@@ -31,6 +34,16 @@ def forward_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
+    fold_rows_of_lags,
+    fold_columns,
+    fold_bits,
+    fold_terms,
+    fold_factors,
+    nearest,
+    fold_blocks,
+    poisoned,
     heads,
     queries,
     keys,
@@ -49,6 +62,8 @@ def forward_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
@@ -88,10 +103,51 @@ def forward_kernel(
         last = tl.load(ranges + (batch * row_blocks + block) * 2 + 1)
     elif CAUSAL:  # uniform times: up to the diagonal
         last = tl.minimum(last, tl.cdiv(offset + (block + 1) * ROWS, COLUMNS))
-    highest = tl.full([ROWS], float("-inf"), tl.float32)
+    highest = tl.full([ROWS], float("-inf") if FOLD == 0 else LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     estimate = tl.zeros([ROWS, VALUE_CHANNELS], tl.float32)
     unknown = tl.zeros([ROWS], tl.int32)  # how many poisoned values a row sees
+    if FOLD > 0:
+        tl.static_assert(ROWS == FOLD)  # as of the gradients: they take the same tiles
+        places = tl.arange(0, FOLD)
+        q_norms = tl.reshape(q_norm, [ROWS])
+        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
+        terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
+        start = tl.load(tables + head * lags)
+        step = tl.load(tables + head * lags + FOLD) / tl.where(start > 0.0, start, 1.0)
+        shortest = tl.load(nearest + pair)
+        folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
+        if GROUPS:
+            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+        in_keys = places[:, None] * CHANNELS + channels[None, :]
+        in_values = places[:, None] * VALUE_CHANNELS + value_channels[None, :]
+        for tile in range(0, folded):
+            lag = lag_of_rows - tile * FOLD
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
+            )
+            key_index = pair * keys + tile * FOLD + places
+            k = tl.load(fold_key + (pair * keys + tile * FOLD) * CHANNELS + in_keys)
+            v = tl.load(fold_value + (pair * keys + tile * FOLD) * VALUE_CHANNELS + in_values)
+            column = tl.load(fold_columns + key_index)
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            of_row = 1.0 + q_norms * inverse_gain
+            z = bias[:, None] - coefficient * fold_evidence(
+                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
+            )
+            z += product(bits, terms, PRECISION=PRECISION)
+            higher = tl.maximum(highest, tl.max(z, 1))
+            attention = tl.exp2(z - higher[:, None])
+            rescale = tl.exp2(highest - higher)
+            total = total * rescale + tl.sum(attention, 1)
+            # The estimate is that at the edge of the block: all rows decay alike from one block to the next.
+            estimate = estimate * (rescale * step)[:, None] + product(attention.to(v.dtype), v, PRECISION=PRECISION)
+            highest = higher
+        if folded > 0:
+            first = folded * (FOLD // COLUMNS)
+            unknown += tl.load(poisoned + pair * (keys // FOLD) + folded - 1)
+            decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD)
+            estimate *= decay[:, None]
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -105,10 +161,12 @@ def forward_kernel(
             column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[:, None] - columns[None, :]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[:, None] - columns[None, :]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it, and absent rows are not stored
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
@@ -131,6 +189,8 @@ def forward_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         z = scores(dot, q_norm, k_norm, decay, bias, weight, coefficient, SCORE=SCORE, FAST_LOG=FAST_LOG)

@@ -17,6 +17,7 @@ def frame_kernel(
     cos,
     sin,
     groups,
+    factors,
     source_batch,
     source_head,
     source_time,
@@ -34,8 +35,11 @@ def frame_kernel(
     INVERSE: tl.constexpr,
     NORM: tl.constexpr,
     GROUPS: tl.constexpr,
+    FOLD: tl.constexpr,
 ):
     """Rotate states by the phase, or against it, into a contiguous tensor, and give their squared norms if wanted.
+
+    With FOLD, each state is multiplied by the factor of its head and of its place in a block of FOLD states.
 
     Absent states, of group -1, become zero. On the way into the frame, so does a state that holds NaN or infinity, or
     that leaves the range of float16 by its rotation. Its norm is NaN.
@@ -61,6 +65,9 @@ def frame_kernel(
         if INVERSE:
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
+    if FOLD > 0:
+        factor = tl.load(factors + head * FOLD + time % FOLD)[:, None]
+        real, imaginary = real * factor, imaginary * factor
 
     stored = (time < length)[:, None] & (mode < MODES)[None, :]
     index = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]

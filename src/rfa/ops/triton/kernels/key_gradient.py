@@ -5,6 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .folds import fold_evidence, fold_rows
 from .pairs import gradient_product, pair_gradients, product
 from .prior import load_path, path_prior, table_prior
 
@@ -23,8 +24,12 @@ def key_gradient_kernel(
     log_sum_rest,
     delta,
     delta_rest,
+    whole_log_sum,
+    whole_delta,
     grad_key,
     grad_value,
+    grad_factor,
+    grad_constant,
     tables,
     key_path,
     query_path,
@@ -35,6 +40,15 @@ def key_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
+    fold_rows_of_lags,
+    fold_columns,
+    fold_bits,
+    fold_terms,
+    fold_factors,
+    nearest,
+    fold_blocks,
     heads,
     queries,
     keys,
@@ -53,6 +67,8 @@ def key_gradient_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
 ):
@@ -65,9 +81,8 @@ def key_gradient_kernel(
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
     key_index = pair * keys + columns
-    k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
+    state_index = key_index[:, None] * CHANNELS + channels[None, :]
     value_index = key_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    v = tl.load(value + value_index, mask=in_columns[:, None], other=0.0)
     k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[:, None]
     k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
     coefficient = tl.load(scalars + head)
@@ -96,6 +111,60 @@ def key_gradient_kernel(
     d_key = tl.zeros([COLUMNS, CHANNELS], tl.float32)
     d_value = tl.zeros([COLUMNS, VALUE_CHANNELS], tl.float32)
     residuals = tl.zeros([COLUMNS], tl.float32)
+    if FOLD > 0:
+        tl.static_assert(COLUMNS == FOLD)
+        factor = tl.load(fold_factors + head * FOLD + columns % FOLD)
+        edge = block * FOLD + FOLD - 1
+        unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
+        if GROUPS:
+            unfolded = tl.where(block < tl.load(fold_blocks + batch), unfolded, last)
+        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, PARTS)[None, :] * FOLD)
+        column = tl.load(fold_columns + key_index, mask=in_columns, other=0.0)[:, None]
+        k = tl.load(fold_key + state_index, mask=in_columns[:, None], other=0.0)
+        v = tl.load(fold_value + value_index, mask=in_columns[:, None], other=0.0)
+        for tile in range(tl.maximum(first, unfolded), last):
+            rows = tile * ROWS + tl.arange(0, ROWS)
+            in_rows = rows < queries
+            query_index = pair * queries + rows
+            q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
+            index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
+            d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
+            q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
+            total = tl.load(whole_log_sum + query_index, mask=in_rows, other=float("inf"))
+            subtracted = tl.load(whole_delta + query_index, mask=in_rows, other=0.0)
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables,
+                fold_rows_of_lags,
+                fold_bits,
+                head,
+                heads,
+                lags,
+                keys,
+                offset + tl.minimum(rows, queries - 1) - edge,
+                FOLD=FOLD,
+                PARTS=PARTS,
+            )
+            dot = product(k, tl.trans(q), PRECISION=PRECISION)
+            grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
+            of_row = 1.0 + q_norm * inverse_gain
+            evidence = fold_evidence(dot, of_row[None, :], column, decay[None, :], of_dot[None, :], FAST_LOG=FAST_LOG)
+            z = product(terms, tl.trans(bits), PRECISION=PRECISION) - coefficient * evidence
+            attention = tl.exp2(z - (total - bias)[None, :])
+            grad_score = attention * (decay[None, :] * grad_attention - subtracted[None, :])
+            grad_dot = tl.exp2(-evidence) * grad_score * of_dot[None, :]  # times -c
+            d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
+            d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
+            residuals -= tl.sum(grad_dot * decay[None, :], 1)
+        d_key = -coefficient * (d_key + residuals[:, None] * k.to(tl.float32))
+        through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
+        tl.store(grad_factor + key_index, through_states / factor, mask=in_columns)
+        tl.store(grad_constant + key_index, -0.5 * coefficient * residuals, mask=in_columns)
+        residuals = tl.zeros([COLUMNS], tl.float32)
+        last = tl.minimum(unfolded, last)
+        d_key *= factor[:, None]
+        d_value *= factor[:, None]
+    k = tl.load(key + state_index, mask=in_columns[:, None], other=0.0)
+    v = tl.load(value + value_index, mask=in_columns[:, None], other=0.0)
     for tile in range(first, last):
         rows = tile * ROWS + tl.arange(0, ROWS)
         in_rows = rows < queries
@@ -104,7 +173,7 @@ def key_gradient_kernel(
         index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
         d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
         q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[None, :]
-        row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[None, :]
+        row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[None, :]
         row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[None, :]
         row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[None, :]
         row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[None, :]
@@ -116,10 +185,12 @@ def key_gradient_kernel(
             row_groups = tl.load(query_groups + batch * queries + rows, mask=in_rows, other=-2)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[None, :] - columns[:, None]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[None, :] - columns[:, None]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it; an absent row weighs nothing
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
         else:
             row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)
             later = row_order[None, :] >= column_order
@@ -139,6 +210,8 @@ def key_gradient_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         weights, grad_dot, grad_residual, _, _, _, _ = pair_gradients(
@@ -163,6 +236,5 @@ def key_gradient_kernel(
         residuals += tl.sum(grad_residual * decay * decay, 1)
 
     d_key += 2.0 * residuals[:, None] * k.to(tl.float32)
-    index = key_index[:, None] * CHANNELS + channels[None, :]
-    tl.store(grad_key + index, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
+    tl.store(grad_key + state_index, d_key.to(grad_key.dtype.element_ty), mask=in_columns[:, None])
     tl.store(grad_value + value_index, d_value.to(grad_value.dtype.element_ty), mask=in_columns[:, None])

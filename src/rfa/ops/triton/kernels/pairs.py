@@ -26,6 +26,16 @@ def log2(x, FAST_LOG: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def divided(x, y, FAST_LOG: tl.constexpr):
+    """The fast form is two instructions instead of some eight, and 0 for y above 2^126."""
+    if FAST_LOG:
+        return libdevice.fast_dividef(x, y)
+    else:
+        return x / y
+
+
+@triton.jit
+@no_type_check
 def log2_1p(x, FAST_LOG: tl.constexpr):
     """`log2(1 + UNIT x)`; a small argument keeps its precision, a large one is scaled before its logarithm."""
     large = x > LARGE
@@ -132,7 +142,7 @@ def pair_gradients(
     else:
         grad_distance = -coefficient * grad_score
         if SCORE == "student_t":
-            grad_distance = grad_distance / ((ONE + distance) * LN2)
+            grad_distance = divided(grad_distance, (ONE + distance) * LN2, FAST_LOG=FAST_LOG)
         grad_weight = grad_distance * residual
         grad_residual = tl.where(positive, grad_distance * weight, 0.0)
         grad_dot = -2.0 * grad_residual * decay

@@ -9,6 +9,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .pairs import divided, log2
+
 BITS = tl.constexpr(1.4426950408889634)  # a nat
 LEAST = tl.constexpr(1.1754943508222875e-38)  # of a variance: the smallest normal float32
 LEAST_OF_EXPONENTIAL = tl.constexpr(1.9673781396807392e-24)  # as `least_effective_variance`
@@ -17,15 +19,21 @@ SMALL = tl.constexpr(2.3283064365386963e-10)  # 2^-32: gradients of variances ar
 
 @triton.jit
 @no_type_check
-def table_prior(tables, head, heads, lags, lag, visible):
+def table_prior(tables, head, heads, lags, lag, visible, CAUSAL: tl.constexpr):
     """E, b, w at the lags `|i - j|`. A tile has few lags, so neighbouring pairs read the same cache lines.
 
-    Tables `(3, heads, lags)`: there may be more lags than keys.
+    Tables `(3, heads, lags)`: there may be more lags than keys. No lag may be longer; causal ones below 0 count as 0.
     """
-    lag = tl.abs(lag)
-    decay = tl.load(tables + head * lags + lag, mask=visible, other=0.0)
-    bias = tl.load(tables + (head + heads) * lags + lag, mask=visible, other=0.0)
-    weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=visible, other=0.0)
+    if CAUSAL:
+        lag = tl.maximum(lag, 0)
+        decay = tl.load(tables + head * lags + lag)
+        bias = tl.load(tables + (head + heads) * lags + lag)
+        weight = tl.load(tables + (head + 2 * heads) * lags + lag)
+    else:
+        lag = tl.abs(lag)
+        decay = tl.load(tables + head * lags + lag, mask=visible, other=0.0)
+        bias = tl.load(tables + (head + heads) * lags + lag, mask=visible, other=0.0)
+        weight = tl.load(tables + (head + 2 * heads) * lags + lag, mask=visible, other=0.0)
     return decay, bias, weight
 
 
@@ -71,23 +79,35 @@ def path_prior(
     SCORE: tl.constexpr,
     GATE: tl.constexpr,
     RICCATI: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    FAST_LOG: tl.constexpr,
 ):
-    """E, b, w and, for the gradients, `1 - E^2`, Sigma and `Sigma + gamma^2`, both before they are clamped."""
-    decay_sum = tl.maximum(_between(query_path[0], query_path[1], key_path[0], key_path[1], later), 0.0)
+    """E, b, w and, for the gradients, `1 - E^2`, Sigma and `Sigma + gamma^2`, both before they are clamped.
+
+    A causal pair whose query is earlier takes no part: it gets the numbers of lag 0.
+    """
+    if CAUSAL:
+        decay_sum = tl.maximum((query_path[0] - key_path[0]) + (query_path[1] - key_path[1]), 0.0)
+        added = (query_path[2] - key_path[2]) + (query_path[3] - key_path[3])
+        earlier = key_path[2]
+    else:
+        decay_sum = tl.maximum(_between(query_path[0], query_path[1], key_path[0], key_path[1], later), 0.0)
+        added = _between(query_path[2], query_path[3], key_path[2], key_path[3], later)
+        earlier = tl.where(later, key_path[2], query_path[2])
     decay = tl.exp2(decay_sum * -BITS)
-    complement = _one_less_exponential(2.0 * decay_sum, decay * decay)
-    added = _between(query_path[2], query_path[3], key_path[2], key_path[3], later)
-    earlier = tl.where(later, key_path[2], query_path[2])
-    variance = added + earlier * complement + eta2 * decay * decay + floor
+    complement = _one_less_exponential(2.0 * decay_sum, decay * decay, FAST_LOG=FAST_LOG)
+    variance = added + earlier * complement + (eta2 * decay * decay + floor)
+    if CAUSAL:
+        variance = tl.where(later, variance, eta2 + floor)
     positive_variance = tl.maximum(variance, LEAST)
     effective_variance = variance + gamma2
     if RICCATI:
         bias = key_bias - tl.abs((query_path[4] - key_path[4]) + (query_path[5] - key_path[5]))
     else:
-        bias = -bias_factor * tl.log2(positive_variance)
+        bias = -bias_factor * log2(positive_variance, FAST_LOG=FAST_LOG)
     least = LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST
     weight = (
-        inverse_freedom / tl.maximum(effective_variance, least)
+        divided(inverse_freedom, tl.maximum(effective_variance, least), FAST_LOG=FAST_LOG)
         if GATE
         else tl.zeros_like(effective_variance) + inverse_freedom
     )
@@ -96,11 +116,15 @@ def path_prior(
 
 @triton.jit
 @no_type_check
-def _one_less_exponential(x, exponential):
-    """`1 - exp(-x)` for x >= 0; Taylor's series to 2e-8 where the subtraction would lose digits."""
-    series = 1.0 - x * (1.0 / 4.0) * (1.0 - x * (1.0 / 5.0) * (1.0 - x * (1.0 / 6.0) * (1.0 - x * (1.0 / 7.0))))
-    series = x * (1.0 - x * 0.5 * (1.0 - x * (1.0 / 3.0) * series))
-    return tl.where(x < 0.35, series, 1.0 - exponential)
+def _one_less_exponential(x, exponential, FAST_LOG: tl.constexpr):
+    """`1 - exp(-x)` for x >= 0; Taylor's series where the subtraction would lose digits, to 2e-8, or to 2e-6."""
+    if FAST_LOG:
+        series = x * (1.0 - x * (0.5 - x * (1.0 / 6.0 - x * (1.0 / 24.0))))
+        return tl.where(x < 0.125, series, 1.0 - exponential)
+    else:
+        series = 1.0 - x * (1.0 / 4.0) * (1.0 - x * (1.0 / 5.0) * (1.0 - x * (1.0 / 6.0) * (1.0 - x * (1.0 / 7.0))))
+        series = x * (1.0 - x * 0.5 * (1.0 - x * (1.0 / 3.0) * series))
+        return tl.where(x < 0.35, series, 1.0 - exponential)
 
 
 @triton.jit
@@ -115,6 +139,7 @@ def variance_gradients(
     SCORE: tl.constexpr,
     GATE: tl.constexpr,
     RICCATI: tl.constexpr,
+    FAST_LOG: tl.constexpr,
 ):
     """Gradients of Sigma (through b and w) and of gamma^2 in units of 1 / SMALL, of W times W, and of B."""
     positive_variance = tl.maximum(variance, LEAST)
@@ -122,13 +147,13 @@ def variance_gradients(
         grad_variance = tl.zeros_like(variance)
         grad_bias_factor = tl.zeros_like(variance)
     else:
-        grad_variance = tl.where(variance >= LEAST, (bias_factor * -BITS * SMALL) * grad_bias / positive_variance, 0.0)
-        grad_bias_factor = -grad_bias * tl.log2(positive_variance)
+        to_variance = divided((bias_factor * -BITS * SMALL) * grad_bias, positive_variance, FAST_LOG=FAST_LOG)
+        grad_variance = tl.where(variance >= LEAST, to_variance, 0.0)
+        grad_bias_factor = -grad_bias * log2(positive_variance, FAST_LOG=FAST_LOG)
     if GATE:
         least = LEAST_OF_EXPONENTIAL if SCORE == "exponential" else LEAST
-        grad_effective_variance = tl.where(
-            effective_variance >= least, -grad_weight * weight * (SMALL / tl.maximum(effective_variance, least)), 0.0
-        )
+        part = divided(SMALL, tl.maximum(effective_variance, least), FAST_LOG=FAST_LOG)
+        grad_effective_variance = tl.where(effective_variance >= least, -grad_weight * weight * part, 0.0)
         grad_variance += grad_effective_variance
     else:
         grad_effective_variance = tl.zeros_like(variance)

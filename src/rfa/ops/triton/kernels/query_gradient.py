@@ -5,7 +5,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .pairs import diagonal_sums, gradient_product, pair_gradients, product
+from .folds import add_window, fold_evidence, fold_moments, fold_rows
+from .pairs import LN2, UNIT, diagonal_sums, gradient_product, pair_gradients, product
 from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
 
@@ -27,6 +28,7 @@ def query_gradient_kernel(
     grad_path,
     grad_scalars,
     partial,
+    grad_bits,
     tables,
     key_path,
     query_path,
@@ -37,6 +39,17 @@ def query_gradient_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
+    fold_rows_of_lags,
+    fold_columns,
+    fold_bits,
+    fold_terms,
+    fold_factors,
+    nearest,
+    fold_blocks,
+    polynomials_of_rows,
+    distances,
     heads,
     queries,
     keys,
@@ -59,6 +72,8 @@ def query_gradient_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    PARTS: tl.constexpr,
     PRIOR: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
@@ -88,7 +103,7 @@ def query_gradient_kernel(
     index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
     d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
     q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[:, None]
     row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[:, None]
@@ -136,6 +151,68 @@ def query_gradient_kernel(
             d_decay_sum = tl.zeros([ROWS], tl.float64)
             d_variance = tl.zeros([ROWS], tl.float64)
             d_riccati_sum = tl.zeros([ROWS], tl.float64)
+    if FOLD > 0:
+        tl.static_assert(ROWS == FOLD)
+        places = tl.arange(0, FOLD)
+        q_norms = tl.reshape(q_norm, [ROWS])
+        row_deltas = tl.reshape(row_delta + row_delta_rest, [ROWS])
+        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
+        term = tl.arange(0, PARTS)
+        terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
+        folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
+        if GROUPS:
+            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+        if PRIOR:
+            functions = tl.trans(terms).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
+            distance_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
+            polynomials = tl.load(
+                polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+            )
+            kept = (term[:, None] < PARTS // 2) & (term[None, :] < PARTS // 2)
+            moment = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
+            moment += term[:, None] * (PARTS // 2) + term[None, :]
+            in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
+            in_program -= offset
+        for tile in range(0, folded):
+            lag = lag_of_rows - tile * FOLD
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
+            )
+            key_index = pair * keys + tile * FOLD + places
+            k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            column = tl.load(fold_columns + key_index)
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            of_row = 1.0 + q_norms * inverse_gain
+            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+            evidence = fold_evidence(
+                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
+            )
+            z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
+            attention = tl.exp2(z + product(bits, terms, PRECISION=PRECISION))
+            grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
+            grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
+            d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)
+            gains = tl.sum(grad_gain, 1)
+            residuals -= coefficient * inverse_gain * gains
+            if PRIOR:
+                scores = tl.sum(grad_score, 1)
+                of_columns = tl.sum(grad_gain * column[None, :], 1)
+                coefficients -= tl.sum(grad_score * evidence, 1) * LN2
+                of_decay = scores + row_deltas * tl.sum(attention, 1) + coefficient * (of_row * gains - scores)
+                of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
+                of_weight = coefficient * UNIT * (gains - scores) / inverse_gain
+                window = in_program + lag
+                tl.store(window, of_decay, mask=in_rows)
+                tl.store(window + windows * COLUMNS, scores * LN2, mask=in_rows)
+                tl.store(window + 2 * windows * COLUMNS, of_weight, mask=in_rows)
+                of_bits = fold_moments(grad_score, functions, distance_to_edge, PRECISION=PRECISION)
+                moments = product(polynomials, of_bits, PRECISION=PRECISION)
+                distance = block - tile + offset // FOLD
+                tl.store(moment + distance * (PARTS // 2) * (PARTS // 2), moments * LN2, mask=kept)
+        first = folded * (FOLD // COLUMNS)
+        if PRIOR:
+            tl.debug_barrier()  # the windows below add to what other threads have stored
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -154,10 +231,12 @@ def query_gradient_kernel(
             column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[:, None] - columns[None, :]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[:, None] - columns[None, :]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it, and absent rows are not stored
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
@@ -180,6 +259,8 @@ def query_gradient_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         _, grad_dot, grad_residual, grad_decay, grad_bias, grad_weight, grad_coefficient = pair_gradients(
@@ -208,15 +289,15 @@ def query_gradient_kernel(
                 whole, ahead_decay, behind_decay = diagonal_sums(
                     grad_decay, ahead_decay, behind_decay, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                tl.store(window, whole)
+                add_window(window, whole, FOLD=FOLD)
                 whole, ahead_bias, behind_bias = diagonal_sums(
                     grad_bias, ahead_bias, behind_bias, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                tl.store(window + windows * COLUMNS, whole)
+                add_window(window + windows * COLUMNS, whole, FOLD=FOLD)
                 whole, ahead_weight, behind_weight = diagonal_sums(
                     grad_weight, ahead_weight, behind_weight, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                tl.store(window + 2 * windows * COLUMNS, whole)
+                add_window(window + 2 * windows * COLUMNS, whole, FOLD=FOLD)
             else:
                 grad_variance, grad_gamma, grad_inverse_freedom, grad_bias_factor = variance_gradients(
                     grad_bias,
@@ -228,6 +309,7 @@ def query_gradient_kernel(
                     SCORE=SCORE,
                     GATE=GATE,
                     RICCATI=RICCATI,
+                    FAST_LOG=FAST_LOG,
                 )
                 inverse_freedoms += tl.sum(grad_inverse_freedom, 1)
                 etas += tl.sum(grad_variance * decay * decay, 1)
@@ -258,13 +340,13 @@ def query_gradient_kernel(
         if UNIFORM:  # the windows after the last tile; of a causal head they may lie wholly before lag 0
             window = program + (highest - last) * COLUMNS
             if highest - last >= 0:
-                tl.store(window, ahead_decay)
-                tl.store(window + windows * COLUMNS, ahead_bias)
-                tl.store(window + 2 * windows * COLUMNS, ahead_weight)
+                add_window(window, ahead_decay, FOLD=FOLD)
+                add_window(window + windows * COLUMNS, ahead_bias, FOLD=FOLD)
+                add_window(window + 2 * windows * COLUMNS, ahead_weight, FOLD=FOLD)
             if ROWS > COLUMNS and highest - last >= 1:
-                tl.store(window - COLUMNS, behind_decay)
-                tl.store(window + (windows - 1) * COLUMNS, behind_bias)
-                tl.store(window + (2 * windows - 1) * COLUMNS, behind_weight)
+                add_window(window - COLUMNS, behind_decay, FOLD=FOLD)
+                add_window(window + (windows - 1) * COLUMNS, behind_bias, FOLD=FOLD)
+                add_window(window + (2 * windows - 1) * COLUMNS, behind_weight, FOLD=FOLD)
         else:
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)

@@ -5,6 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .folds import fold_evidence, fold_rows
 from .pairs import pair_weights, product
 from .prior import load_path, path_prior, table_prior
 
@@ -54,6 +55,15 @@ def sharpen_kernel(
     key_groups,
     query_groups,
     ranges,
+    fold_key,
+    fold_value,
+    fold_rows_of_lags,
+    fold_columns,
+    fold_bits,
+    fold_terms,
+    fold_factors,
+    nearest,
+    fold_blocks,
     heads,
     queries,
     keys,
@@ -72,6 +82,8 @@ def sharpen_kernel(
     RICCATI: tl.constexpr,
     GROUPS: tl.constexpr,
     RANGES: tl.constexpr,
+    FOLD: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
     EVERY: tl.constexpr,
@@ -96,7 +108,7 @@ def sharpen_kernel(
     index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
     d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
     q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=0.0)[:, None]
+    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[:, None]
     row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
     coefficient = tl.load(scalars + head)
@@ -124,6 +136,35 @@ def sharpen_kernel(
             last = first
     total = tl.zeros([ROWS], tl.float64)
     inner = tl.zeros([ROWS], tl.float64)
+    if FOLD > 0:
+        tl.static_assert(ROWS == FOLD)  # as of the gradients: they take the same tiles
+        places = tl.arange(0, FOLD)
+        q_norms = tl.reshape(q_norm, [ROWS])
+        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
+        terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
+        folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
+        if GROUPS:
+            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+        for tile in range(0, folded):
+            lag = lag_of_rows - tile * FOLD
+            decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
+            )
+            key_index = pair * keys + tile * FOLD + places
+            k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
+            v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
+            column = tl.load(fold_columns + key_index)
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            of_row = 1.0 + q_norms * inverse_gain
+            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+            evidence = fold_evidence(
+                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
+            )
+            z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
+            attention = tl.exp2(z + product(bits, terms, PRECISION=PRECISION))
+            total += tl.sum(attention, 1).to(tl.float64)
+            inner += tl.sum(attention * (decay[:, None] * grad_attention - row_delta), 1).to(tl.float64)
+        first = folded * (FOLD // COLUMNS)
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
@@ -142,10 +183,12 @@ def sharpen_kernel(
             column_groups = tl.load(key_groups + batch * keys + columns, mask=in_columns, other=-1)[None, :]
             visible &= (row_groups == column_groups) & (column_groups >= 0)
         if UNIFORM:
-            lag = offset + rows[:, None] - columns[None, :]
-            if CAUSAL:
+            lag = offset + tl.minimum(rows, queries - 1)[:, None] - columns[None, :]
+            if CAUSAL and not GROUPS:  # keys after the last query are later than it, and absent rows are not stored
+                visible = lag >= 0
+            elif CAUSAL:
                 visible &= lag >= 0
-            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible)
+            decay, bias, weight = table_prior(tables, head, heads, lags, lag, visible, CAUSAL=CAUSAL)
         else:
             column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)
             later = row_order >= column_order[None, :]
@@ -168,6 +211,8 @@ def sharpen_kernel(
                 SCORE=SCORE,
                 GATE=GATE,
                 RICCATI=RICCATI,
+                CAUSAL=CAUSAL,
+                FAST_LOG=FAST_LOG,
             )
 
         attention, _, _, _, _ = pair_weights(
