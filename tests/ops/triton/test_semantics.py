@@ -7,7 +7,7 @@ from cover import cover, slow, some
 from rfa.ops.kernel import kernel_inputs
 from rfa.ops.positions import Positions
 from rfa.ops.prior import UNIT, LagTables
-from rfa.ops.triton import backward, fused_attention
+from rfa.ops.triton import fused_attention, query_gradients
 
 from ..problems import irregular_times, problem
 from .fused_problems import DEVICE, errors, needs_triton, one_head, rounded, triton_attention
@@ -85,7 +85,7 @@ def test_scores_with_free_tables(score, causal):
 def test_long_lag_tables_are_summed_in_turns(monkeypatch):
     inputs, prior, positions = states(70, 70), table_prior(70), by_position(70, 70)
     whole = gradients(run, inputs, prior, positions, False)
-    monkeypatch.setattr(backward, "_PARTIAL_SUMS", 1)  # one block of queries at a time
+    monkeypatch.setattr(query_gradients, "_PARTIAL_SUMS", 1)  # one block of queries at a time
     for one, other in zip(gradients(run, inputs, prior, positions, False), whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)  # the same numbers, added in another order
 

@@ -179,6 +179,19 @@ def turned(
     return target, norm
 
 
+def gradient_of(states: Tensor, cos: Tensor | None) -> Tensor:
+    """Room for a gradient in the frame: float32 where it is still to be turned."""
+    dtype = states.dtype if cos is None else torch.float32
+    return torch.empty(states.shape, dtype=dtype, device=states.device)
+
+
+def out_of_frame(gradient: Tensor, states: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """A gradient turned out of the frame, in the dtype of its states."""
+    if cos is None:
+        return gradient
+    return turned(gradient, cos, sin, None, inverse=False, dtype=states.dtype)[0]
+
+
 def prior_arguments(inputs: KernelInputs) -> tuple[Tensor | None, ...]:
     """Tables, paths at keys and queries, key bias and scalars, contiguous.
 
@@ -238,9 +251,9 @@ class Blocks(NamedTuple):
     Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
     the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
     gradients. The sizes are the largest whose values and accumulators ptxas keeps in the registers of an H100 or H200
-    with almost no spilling. Two stages of prefetch are enough. In float32 the products are exact ("ieee"; TF32 would
-    cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles. The
-    sizes follow from what the compiler says for sm_90. They were not measured.
+    with little spilling. Folded tiles have 64 rows and 64 keys. Two stages of prefetch are enough. In float32 the
+    products are exact ("ieee"; TF32 would cost three digits). They do not run on tensor cores and hold both factors in
+    registers, hence narrower tiles. The sizes follow from what the compiler says for sm_90. They were not measured.
     """
 
     rows: int

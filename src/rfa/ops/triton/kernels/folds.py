@@ -56,8 +56,12 @@ def fold_moments(grad_score, functions, distance, PRECISION: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def add_window(window, sums, FOLD: tl.constexpr):
+def add_windows(window, stride, of_decay, of_bias, of_weight, FOLD: tl.constexpr):
     """Store the sums of a window of lags, or add them to what its program has stored for folded tiles."""
     if FOLD > 0:
-        sums += tl.load(window)
-    tl.store(window, sums)
+        of_decay += tl.load(window)
+        of_bias += tl.load(window + stride)
+        of_weight += tl.load(window + 2 * stride)
+    tl.store(window, of_decay)
+    tl.store(window + stride, of_bias)
+    tl.store(window + 2 * stride, of_weight)

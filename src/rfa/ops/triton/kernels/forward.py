@@ -16,57 +16,18 @@ LOWEST = tl.constexpr(-3e38)  # a maximum before the first score; all of Student
 @triton.jit
 @no_type_check
 def forward_kernel(
-    query,
-    key,
-    value,
-    query_norm,
-    key_norm,
-    value_norm,
-    out,
-    log_sum,
-    tables,
-    key_path,
-    query_path,
-    key_bias,
-    scalars,
-    key_order,
-    query_order,
-    key_groups,
-    query_groups,
-    ranges,
-    fold_key,
-    fold_value,
-    fold_rows_of_lags,
-    fold_columns,
-    fold_bits,
-    fold_terms,
-    fold_factors,
-    nearest,
-    fold_blocks,
-    poisoned,
-    heads,
-    queries,
-    keys,
-    lags,
-    row_blocks,
-    path_batched,
-    order_batched,
-    CHANNELS: tl.constexpr,
-    VALUE_CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SCORE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    GATE: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    RICCATI: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RANGES: tl.constexpr,
-    FOLD: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    query, key, value, query_norm, key_norm, value_norm,  # the frame
+    out, log_sum,  # results
+    tables, key_path, query_path, key_bias, scalars,  # the prior
+    key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    nearest, fold_blocks, poisoned,
+    heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
+    CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr, RANGES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
-):
+):  # fmt: skip
     """States in the common frame in, estimates in the common frame out.
 
     A running maximum keeps the sums in range. The prior's bound would save a maximum and a rescaling in each tile. But

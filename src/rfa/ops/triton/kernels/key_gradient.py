@@ -13,65 +13,19 @@ from .prior import load_path, path_prior, table_prior
 @triton.jit
 @no_type_check
 def key_gradient_kernel(
-    query,
-    key,
-    value,
-    query_norm,
-    key_norm,
-    value_norm,
-    grad_out,
-    log_sum,
-    log_sum_rest,
-    delta,
-    delta_rest,
-    whole_log_sum,
-    whole_delta,
-    grad_key,
-    grad_value,
-    grad_factor,
-    grad_constant,
-    tables,
-    key_path,
-    query_path,
-    key_bias,
-    scalars,
-    key_order,
-    query_order,
-    key_groups,
-    query_groups,
-    ranges,
-    fold_key,
-    fold_value,
-    fold_rows_of_lags,
-    fold_columns,
-    fold_bits,
-    fold_terms,
-    fold_factors,
-    nearest,
-    fold_blocks,
-    heads,
-    queries,
-    keys,
-    lags,
-    column_blocks,
-    path_batched,
-    order_batched,
-    CHANNELS: tl.constexpr,
-    VALUE_CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SCORE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    GATE: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    RICCATI: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RANGES: tl.constexpr,
-    FOLD: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    query, key, value, query_norm, key_norm, value_norm,  # the frame
+    grad_out, log_sum, log_sum_rest, delta, delta_rest, whole_log_sum, whole_delta,  # of each row
+    grad_key, grad_value, grad_factor, grad_constant,  # results
+    tables, key_path, query_path, key_bias, scalars,  # the prior
+    key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    nearest, fold_blocks,
+    heads, queries, keys, lags, column_blocks, path_batched, order_batched,  # sizes
+    CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr, RANGES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
     FAST_LOG: tl.constexpr,
-):
+):  # fmt: skip
     """One program for each block of keys of a head; tiles are `[keys, queries]`: no tile is transposed."""
     block = tl.program_id(0) % column_blocks  # the longest first, when causal
     pair = (tl.program_id(0) // column_blocks).to(tl.int64)

@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import add_window, fold_evidence, fold_moments, fold_rows
+from .folds import add_windows, fold_evidence, fold_moments, fold_rows
 from .pairs import LN2, UNIT, diagonal_sums, gradient_product, pair_gradients, product
 from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
@@ -13,71 +13,20 @@ from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, 
 @triton.jit
 @no_type_check
 def query_gradient_kernel(
-    query,
-    key,
-    value,
-    query_norm,
-    key_norm,
-    value_norm,
-    grad_out,
-    log_sum,
-    log_sum_rest,
-    delta,
-    delta_rest,
-    grad_query,
-    grad_path,
-    grad_scalars,
-    partial,
-    grad_bits,
-    tables,
-    key_path,
-    query_path,
-    key_bias,
-    scalars,
-    key_order,
-    query_order,
-    key_groups,
-    query_groups,
-    ranges,
-    fold_key,
-    fold_value,
-    fold_rows_of_lags,
-    fold_columns,
-    fold_bits,
-    fold_terms,
-    fold_factors,
-    nearest,
-    fold_blocks,
-    polynomials_of_rows,
-    distances,
-    heads,
-    queries,
-    keys,
-    lags,
-    row_blocks,
-    path_batched,
-    order_batched,
-    first_block,
-    launched_blocks,
-    first_window,
-    windows,
-    CHANNELS: tl.constexpr,
-    VALUE_CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SCORE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    GATE: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    RICCATI: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RANGES: tl.constexpr,
-    FOLD: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRIOR: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FAST_LOG: tl.constexpr,
-):
+    query, key, value, query_norm, key_norm, value_norm,  # the frame
+    grad_out, log_sum, log_sum_rest, delta, delta_rest,  # of each row
+    grad_query, grad_path, grad_scalars, partial, grad_bits,  # results
+    tables, key_path, query_path, key_bias, scalars,  # the prior
+    key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    nearest, fold_blocks, polynomials_of_rows, distances,
+    heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
+    first_block, launched_blocks, first_window, windows,  # of this launch
+    CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr, RANGES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, PRIOR: tl.constexpr,
+    PRECISION: tl.constexpr, FAST_LOG: tl.constexpr,
+):  # fmt: skip
     """One program for each block of queries of a head, of the blocks from `first_block` on.
 
     Each program adds up the gradients of lags or keys in its own part of `partial`, and the host sums the programs in a
@@ -286,18 +235,16 @@ def query_gradient_kernel(
             coefficients += tl.sum(grad_coefficient, 1)
             if UNIFORM:
                 window = program + (highest - tile) * COLUMNS
-                whole, ahead_decay, behind_decay = diagonal_sums(
+                of_decay, ahead_decay, behind_decay = diagonal_sums(
                     grad_decay, ahead_decay, behind_decay, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                add_window(window, whole, FOLD=FOLD)
-                whole, ahead_bias, behind_bias = diagonal_sums(
+                of_bias, ahead_bias, behind_bias = diagonal_sums(
                     grad_bias, ahead_bias, behind_bias, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                add_window(window + windows * COLUMNS, whole, FOLD=FOLD)
-                whole, ahead_weight, behind_weight = diagonal_sums(
+                of_weight, ahead_weight, behind_weight = diagonal_sums(
                     grad_weight, ahead_weight, behind_weight, ROWS=ROWS, COLUMNS=COLUMNS
                 )
-                add_window(window + 2 * windows * COLUMNS, whole, FOLD=FOLD)
+                add_windows(window, windows * COLUMNS, of_decay, of_bias, of_weight, FOLD=FOLD)
             else:
                 grad_variance, grad_gamma, grad_inverse_freedom, grad_bias_factor = variance_gradients(
                     grad_bias,
@@ -333,20 +280,14 @@ def query_gradient_kernel(
     index = query_index[:, None] * CHANNELS + channels[None, :]
     tl.store(grad_query + index, d_query.to(grad_query.dtype.element_ty), mask=in_rows[:, None])
     if PRIOR:
-        scalar_index = grad_scalars + pair * queries + rows
-        if not UNIFORM:
-            scalar_index = grad_scalars + pair * 6 * queries + rows
+        scalar_index = grad_scalars + pair * (1 if UNIFORM else 6) * queries + rows
         tl.store(scalar_index, coefficients, mask=in_rows)
         if UNIFORM:  # the windows after the last tile; of a causal head they may lie wholly before lag 0
             window = program + (highest - last) * COLUMNS
             if highest - last >= 0:
-                add_window(window, ahead_decay, FOLD=FOLD)
-                add_window(window + windows * COLUMNS, ahead_bias, FOLD=FOLD)
-                add_window(window + 2 * windows * COLUMNS, ahead_weight, FOLD=FOLD)
+                add_windows(window, windows * COLUMNS, ahead_decay, ahead_bias, ahead_weight, FOLD=FOLD)
             if ROWS > COLUMNS and highest - last >= 1:
-                add_window(window - COLUMNS, behind_decay, FOLD=FOLD)
-                add_window(window + (windows - 1) * COLUMNS, behind_bias, FOLD=FOLD)
-                add_window(window + (2 * windows - 1) * COLUMNS, behind_weight, FOLD=FOLD)
+                add_windows(window - COLUMNS, windows * COLUMNS, behind_decay, behind_bias, behind_weight, FOLD=FOLD)
         else:
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)

@@ -33,61 +33,18 @@ def is_marked(log_sum):
 @triton.jit
 @no_type_check
 def sharpen_kernel(
-    query,
-    key,
-    value,
-    query_norm,
-    key_norm,
-    value_norm,
-    grad_out,
-    log_sum,
-    log_sum_rest,
-    delta,
-    delta_rest,
-    marked_log_sum,
-    tables,
-    key_path,
-    query_path,
-    key_bias,
-    scalars,
-    key_order,
-    query_order,
-    key_groups,
-    query_groups,
-    ranges,
-    fold_key,
-    fold_value,
-    fold_rows_of_lags,
-    fold_columns,
-    fold_bits,
-    fold_terms,
-    fold_factors,
-    nearest,
-    fold_blocks,
-    heads,
-    queries,
-    keys,
-    lags,
-    row_blocks,
-    path_batched,
-    order_batched,
-    CHANNELS: tl.constexpr,
-    VALUE_CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    SCORE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    GATE: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    RICCATI: tl.constexpr,
-    GROUPS: tl.constexpr,
-    RANGES: tl.constexpr,
-    FOLD: tl.constexpr,
-    PARTS: tl.constexpr,
-    PRECISION: tl.constexpr,
-    FAST_LOG: tl.constexpr,
-    EVERY: tl.constexpr,
-):
+    query, key, value, query_norm, key_norm, value_norm,  # the frame
+    grad_out, log_sum, log_sum_rest, delta, delta_rest, marked_log_sum,  # of each row
+    tables, key_path, query_path, key_bias, scalars,  # the prior
+    key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    nearest, fold_blocks,
+    heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
+    CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,
+    GROUPS: tl.constexpr, RANGES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    FAST_LOG: tl.constexpr, EVERY: tl.constexpr,
+):  # fmt: skip
     """`<dout_i, out_i>` and log sums of the blocks of queries that hold a marked row, or of `EVERY` block, rewritten.
 
     Where one weight is nearly 1, `E <dout, v> - <dout, out>` is far smaller than the error of either term. Over a row
