@@ -33,6 +33,10 @@ Further allowances and exclusions:
   if a query or a key is poisoned. They have no gradient.
 
 The exit status is 1 if a case is at fault. `--only SEED` runs one case again and prints its arguments.
+
+With `--device cuda` Triton's cases run on a GPU. Up to 35 keys they are those of the interpreter, seed by seed;
+`--triton-keys 160` has more keys, and so several blocks. `--json FILE` keeps what is done after each case, and goes on
+from there.
 """
 
 import argparse
@@ -41,14 +45,16 @@ import functools
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
-if __name__ == "__main__":
+if __name__ == "__main__" and not any(argument.endswith("cuda") for argument in sys.argv):
     os.environ["TRITON_INTERPRET"] = "1"  # before torch imports triton
 
 import torch
-from fuzz_cases import STATES, Case, describe, draw
+from fuzz_cases import FEW_KEYS, STATES, Case, describe, draw
 from fuzz_oracle import Oracle, grown_by, positions
+from kept import Kept
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
@@ -155,8 +161,15 @@ def floor(case: Case, name: str, wanted: Tensor, draws: list[Tensor], path: Tens
     return Held(*(max(d[i] for d in drawn) + own[i] + least + held(path)[i] for i in (0, 1)))
 
 
-def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS) -> list[str]:
-    """The faults of a case, one line for each."""
+def on_device(call: Any, device: str, given: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """A call on a device, from tensors on the CPU to results there."""
+    placed = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in given.items()}
+    estimate, log_precision = call(**placed)
+    return estimate.cpu(), log_precision.cpu()
+
+
+def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS, device: str = "cpu") -> list[str]:
+    """The faults of a case, one line for each. `device` is that of Triton; the other backends run on the CPU."""
     given = {**case.inputs, **case.options}
     low = dict(given)
     if "key_mask" in given:  # masked keys and values may hold anything, even NaN
@@ -187,7 +200,8 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS) -> list[st
             floors[half] = {name: [d[name] for d in drawn] for name in expected if name in compared}
         call = functools.partial(robust_filter_attention, return_log_precision=True, backend=backend)
         try:
-            found, seeing = results(case, low, lambda given, call=call: call(**given))
+            run = functools.partial(on_device, call, device if backend == "triton" else "cpu")
+            found, seeing = results(case, low, run)
         except Exception as error:
             wrong.append(f"{backend}: {type(error).__name__}: {error}")
             continue
@@ -229,34 +243,46 @@ def faults(case: Case, backends: tuple[str, ...], draws: int = DRAWS) -> list[st
     return wrong
 
 
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--cases", type=int, default=10_000)
+    made.add_argument("--triton-cases", type=int, default=100, help="more, under Triton's interpreter")
+    made.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
+    made.add_argument("--triton-keys", type=int, default=FEW_KEYS, help="the most keys of these")
+    made.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="of these")
+    made.add_argument("--only", type=int, help="this case alone")
+    made.add_argument("--json", type=Path, help="file that keeps what is done, to go on from")
+    return made
+
+
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=10_000)
-    parser.add_argument("--triton-cases", type=int, default=100, help="more, under Triton's interpreter")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case; the others follow")
-    parser.add_argument("--only", type=int, help="this case alone")
-    options = parser.parse_args(arguments)
+    options = parser().parse_args(arguments)
     runs = [(seed, ("cpu",)) for seed in range(options.seed, options.seed + options.cases)]
     runs += [(-1 - seed, ("triton",)) for seed in range(options.seed, options.seed + options.triton_cases)]
     if options.only is not None:
         runs = [(options.only, ("cpu",) if options.only >= 0 else ("triton",))]
-        print(describe(draw(options.only if options.only >= 0 else -options.only, options.only < 0)))
-    counts, faulty = collections.Counter(), {}
+        print(describe(draw(abs(options.only), options.only < 0, options.triton_keys)))
+    asked = {name: value for name, value in vars(options).items() if name != "json"}
+    kept = Kept(options.json, asked, done=0, of=len(runs), counts={}, faults={})
+    counts, faulty = collections.Counter(kept["counts"]), kept["faults"]
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, disable=not sys.stderr.isatty()) as progress:
-        bar = progress.add_task("fuzzing", total=len(runs))
-        for seed, backends in runs:
-            case = draw(abs(seed), seed < 0)
-            wrong = faults(case, backends)
+        bar = progress.add_task("fuzzing", total=len(runs), completed=kept["done"])
+        for seed, backends in runs[kept["done"] :]:
+            case = draw(abs(seed), seed < 0, options.triton_keys)
+            wrong = faults(case, backends, device=options.device)
             if wrong:
-                wrong = faults(case, backends, MORE_DRAWS)
+                wrong = faults(case, backends, MORE_DRAWS, options.device)
             counts.update(("cases", str(case.inputs["query"].dtype), *("reference", *backends)))
             counts["numbers"] += sum(x.numel() for x in case.inputs.values())
             if wrong:
-                faulty[seed] = wrong
+                faulty[str(seed)] = wrong
                 lines = wrong if options.only is not None else [f"{wrong[0]}; {len(wrong)} in all"]
                 for line in lines:
                     progress.console.print(f"--only {seed}: {line}", highlight=False, soft_wrap=True)
+            kept |= {"done": kept["done"] + 1, "counts": counts}
+            kept.write()
             progress.advance(bar)
     print(", ".join(f"{name} {count:,}" for name, count in counts.items()))
     print(f"{len(runs):,} cases, {len(faulty):,} faults" + (f": --only {' '.join(map(str, faulty))}" if faulty else ""))

@@ -204,6 +204,7 @@ def test_all_tensors_are_on_the_device(gradients_of_flex, monkeypatch, preset):
     for field, value in (("device", "meta"), ("backend", "triton")):
         object.__setattr__(setting, field, value)
     problem = OperatorProblem(StateShape(2, 4, 128, 64), preset, setting)
+    assert all(tensor.is_leaf for tensor in problem.wanted.values())  # the check copies them
     assert problem.estimate().is_meta
     assert all(gradient.is_meta for gradient in problem.gradients())
     assert filter_step(problem)().is_meta

@@ -12,6 +12,7 @@ from .measurement import Setting, StateShape, in_turns
 # ops/cpu/kernels/functions.h as g++ compiles them for AVX2. Other implementations need no fewer. In the time of one
 # instruction a CPU could do a fused multiply-add (two flops) for as many numbers.
 EXPONENTIAL, LOGARITHM = 12, 19
+_ROOMY = 2**33  # bytes of a GPU that holds the copy of two times 2 GiB
 FORWARD_PRODUCTS = 2  # q.k and A v
 BACKWARD_PRODUCTS = 5  # q.k again, dout.v, and one for each gradient of v, k and q
 
@@ -82,10 +83,11 @@ def measured_peaks(device: str, dtype: torch.dtype, threads: int) -> Peaks:
     products' rate. On a GPU these functions have units of their own and are measured too.
     """
     gpu = device == "cuda"
-    size = 8192 if gpu else 1024
+    large = gpu and torch.cuda.get_device_properties(0).total_memory >= _ROOMY
+    size = 8192 if large else 1024
     matrix = torch.ones(size, size, device=device, dtype=dtype if gpu else torch.float32)
     product = torch.empty_like(matrix)
-    source = torch.ones(2**29 if gpu else 2**26, device=device)
+    source = torch.ones(2**29 if large else 2**26, device=device)
     copied = torch.empty_like(source)
     seconds = {
         name: min(in_turns({name: call}, 5, device)[name])

@@ -31,7 +31,7 @@ _CHECKED_SCORES = 2**20  # maximum number of scores of the reference; with gradi
 _CHECKED_ROWS, _DENSE_LENGTH = 64, 251
 
 
-def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
+def filter_layer(name: str, heads: int, channels: int, device: str = "cpu") -> RobustFilterAttention:
     """The attention layer of a preset. The operator is measured with its dynamics and options.
 
     Its decay has a gradient, learned or not: who calls the operator may ask for it.
@@ -43,7 +43,7 @@ def filter_layer(name: str, heads: int, channels: int) -> RobustFilterAttention:
     require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
     layer = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
     require(isinstance(layer, RobustFilterAttention), "preset", name, "a filter, for anything but a training step")
-    layer = cast(RobustFilterAttention, layer)
+    layer = cast(RobustFilterAttention, layer).to(device)  # first: moved later, a buffer with a gradient is no leaf
     for _, tensor in _wanted(layer):
         tensor.requires_grad_()
     return layer
@@ -61,7 +61,7 @@ class OperatorProblem:
     def __init__(self, shape: StateShape, name: str, setting: Setting):
         torch.manual_seed(0)
         self.shape, self.setting = shape, setting
-        self.layer = filter_layer(name, shape.heads, shape.channels).to(setting.device)
+        self.layer = filter_layer(name, shape.heads, shape.channels, setting.device)
         states = torch.randn(4, *shape, dtype=torch.float32).to(setting.device, setting.torch_dtype)
         *self.states, self.grad = (state.clone() for state in states)
         self.logarithm = self.layer.options.weight == "student_t"

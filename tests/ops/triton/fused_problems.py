@@ -46,8 +46,10 @@ def one_head(seed, **sizes):
 
 
 def triton_attention(query, key, value, **arguments):
-    """`(output, log_precision)`."""
+    """`(output, log_precision)` on the device, wherever the arguments are."""
+    query, key, value = (x.to(DEVICE) for x in (query, key, value))
     given = {**DEFAULTS, **arguments}
+    given = {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
     parameters = Parameters(*(given[name] for name in PARAMETERS), given["horizon"])
     chosen = ("causal", "weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
     options = Options(*(given[name] for name in chosen), log_precision=True)
@@ -93,10 +95,6 @@ def errors(inputs, *, dtype=torch.float32, constant=("frequency",), **arguments)
     inputs = rounded(inputs, dtype)
     exact = {name: x.double() for name, x in inputs.items()}
     expected = with_gradients(reference_attention, exact, cotangents, constant, **arguments)
-    inputs, arguments = (
-        {n: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-        for given in (inputs, arguments)
-    )
     actual = with_gradients(triton_attention, inputs, cotangents, constant, **arguments)
     found = {}
     for name, wanted in expected.items():

@@ -25,7 +25,7 @@ def arguments(prior="lyapunov", irregular=False, queries=5, keys=6, mask=False):
     parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
     present = torch.arange(keys, device=DEVICE)[None] > 1 if mask else None
     times = irregular_times(0, keys).to(DEVICE) if irregular else None
-    positions = located(queries, keys, torch.device(DEVICE), times, None, present, None)
+    positions = located(queries, keys, inputs["query"].device, times, None, present, None)
     options = Options(True, "student_t", True, prior, True, False, True)
     made = kernel_prior(Problem(parameters, positions, options))
     learned = {n: x.detach().requires_grad_() for n, x in made._asdict().items() if x is not None and n != "bound"}

@@ -38,7 +38,7 @@ def hold(fuzz, drawn, monkeypatch):
     def call(**given):
         if given.pop("backend") == "triton":
             given.pop("return_log_precision")
-            return triton_attention(**given)
+            return tuple(x.cpu() for x in triton_attention(**given))
         return robust(**given, backend="reference")
 
     robust = fuzz.robust_filter_attention
@@ -79,7 +79,7 @@ def test_a_state_beyond_float16_once_it_is_turned(fuzz):
     drawn.inputs["value"][0, 0, 2] = 1.0
     given = {n: x.clone().requires_grad_(n in ("query", "key", "value")) for n, x in drawn.inputs.items()}
     segments = torch.tensor([[0, 0, 0, 1, 1, 1]])
-    output, log_precision = triton_attention(**given, **drawn.options, segment_ids=segments)
+    output, log_precision = (x.cpu() for x in triton_attention(**given, **drawn.options, segment_ids=segments))
     assert output[0, 0, 2].isnan().all()
     assert log_precision[0, 0, 2].isnan()
     others = [0, 1, 3, 4, 5]
@@ -94,7 +94,7 @@ def test_what_is_no_number_is_not_hidden(fuzz, name, weight):
     """A maximum of NaN and zero is zero: estimates held numbers as if nothing had been there."""
     drawn = case(fuzz, timed=True, options={"weight": weight})
     drawn.inputs[name][0, 0, 2, 3] = torch.nan
-    output, log_precision = triton_attention(**drawn.inputs, **drawn.options)
+    output, log_precision = (x.cpu() for x in triton_attention(**drawn.inputs, **drawn.options))
     rows = torch.arange(6) == 2 if name == "query" else torch.arange(6) >= 2
     assert torch.equal(output[0, 0].isnan().all(-1), rows)
     assert torch.equal(output[0, 0].isnan().any(-1), rows)
