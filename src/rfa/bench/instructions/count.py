@@ -17,7 +17,7 @@ from rfa.progress import Stage, StageProgress
 
 from .cases import KernelCase
 from .launches import Launch
-from .machine_code import Loop, product_loops
+from .loops import Loop, product_loops
 from .units import ARCHITECTURES, ISSUED, KINDS, UNITS, is_tf32, kind, products
 
 _DOT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>")
