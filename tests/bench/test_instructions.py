@@ -154,6 +154,7 @@ print("as PyTorch's")
 """
 
 
+@slow
 @needs_triton
 def test_launches_are_recorded_as_a_device_would_get_them(tmp_path):
     program = tmp_path / "recorded.py"  # triton reads the source of a kernel
@@ -161,6 +162,7 @@ def test_launches_are_recorded_as_a_device_would_get_them(tmp_path):
     assert "as it is launched" in process(program)
 
 
+@slow
 @needs_triton
 def test_plain_attention_is_right():
     assert "as PyTorch's" in process("-c", FLASH, interpret=True)

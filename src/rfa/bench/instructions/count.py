@@ -8,7 +8,6 @@ import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,14 +17,13 @@ from rfa.progress import Stage, StageProgress
 
 from .cases import KernelCase
 from .launches import Launch
-from .machine_code import Loop, product_loops
+from .loops import Loop, product_loops
 from .units import ARCHITECTURES, ISSUED, KINDS, UNITS, is_tf32, kind, products
 
 _DOT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x\w+>")
 _RESULT = re.compile(r"dot\b.*-> tensor<(\d+)x(\d+)xf32, (#\w+)>")
 _LAYOUT = re.compile(r"(#\w+) = #ttg\.nvidia_mma<.*warpsPerCTA = \[([\d, ]+)\].*instrShape = \[([\d, ]+)\]")
 _LOOP = re.compile(r"\bscf\.(for|while)\b")
-
 
 Counts = dict[str, Any]
 
@@ -68,7 +66,7 @@ def compiled(launch: Launch, arch: str) -> Compiled:
     """Compile and disassemble, by the tools in Triton's wheel.
 
     Raises:
-        ValueError: where Triton or its disassembler fails.
+        ValueError: where a tool fails, or for a kernel whose warps have different tasks.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -242,19 +240,16 @@ def run(
     for done, case in enumerate(made):
         progress(Stage("launches"), done, len(made))
         kernels += [(case, name, launch) for name, launch in case.launches()]
-    names = {name: None for _, name, _ in kernels}
+    names = list(dict.fromkeys(name for _, name, _ in kernels))
     for each in only:
-        require(any(map(partial(_begins, each), names)), "only", each, f"the beginning of one of: {', '.join(names)}")
-    kernels = [kernel for kernel in kernels if not only or any(_begins(each, kernel[1]) for each in only)]
+        begins = any(name.startswith(each) for name in names)
+        require(begins, "only", each, f"the beginning of one of: {', '.join(names)}")
+    kernels = [kernel for kernel in kernels if not only or kernel[1].startswith(tuple(only))]
     for done, (case, name, launch) in enumerate(kernels):
         progress(Stage(f"{case}: {name}"), done, len(kernels))
         if (line := counts(name, case, launch)) is not None:
             yield line
     progress(Stage("done"), len(kernels), len(kernels))
-
-
-def _begins(beginning: str, name: str) -> bool:
-    return name.startswith(beginning)
 
 
 def as_json(lines: Sequence[Counts]) -> str:
