@@ -86,7 +86,9 @@ def test_the_list(gpu, capsys):
 
 def test_make_hands_the_choices_on(gpu):
     chosen = ["STAGE=tests fuzz", "DATA=/a folder", "AGAIN=1", "TINY=1"]
-    said = subprocess.run(["make", "-n", "gpu", *chosen], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    said = subprocess.run(
+        ["make", "--no-print-directory", "-n", "gpu", *chosen], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
     _, program, *arguments = shlex.split(said.splitlines()[-1])
     given = gpu.parser().parse_args(arguments)
     assert program == "benchmarks/gpu.py"
