@@ -62,7 +62,7 @@ def test_a_kernel_has_not_got_slower(tmp_path):
     assert line["instructions_per_pair"] == line["loops"][0]["instructions_per_pair"]
     assert line["loops"][0]["by_kind"]["function"] >= 1  # the exponential of a pair
     assert line["loops"][0]["cycles_per_pair"]["tensor"] == pytest.approx(
-        (2 * 64 + 16) / 2048
+        (2 * 64 + 16) / 2048, abs=1e-4
     )  # q.k, the values, and T
     assert f"{line['instructions_per_pair']:.1f}" in out
     compare_with_kept([line])
