@@ -356,7 +356,7 @@ def test_a_quick_stage_at_the_tiny_size(gpu, tmp_path, monkeypatch):
 
 @slow
 def test_all_stages_at_the_tiny_size(gpu, tmp_path, capsys):
-    """Ten minutes under the interpreter. The recipe goes on until it is done."""
+    """Some minutes under the interpreter. The recipe goes on until it is done."""
     status = gpu.main(["--tiny", "--out", str(tmp_path), "--limit", "1200"])
     said = capsys.readouterr().out
     assert status == 0, said
