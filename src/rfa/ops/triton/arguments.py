@@ -240,11 +240,6 @@ def batched(inputs: KernelInputs, order: Orders) -> tuple[int, int]:
     return int(path), int(ordered)
 
 
-def whole_ranges(ranges: Tensor, batch: int) -> Tensor:
-    """Ranges of blocks of every batch."""
-    return ranges.expand(batch, -1, -1).contiguous()
-
-
 class Blocks(NamedTuple):
     """Queries and keys of a tile, warps of a program, stages of prefetch in its loop.
 
@@ -262,22 +257,42 @@ class Blocks(NamedTuple):
     stages: int
 
 
-def forward_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
-    """Of the forward kernel; `channels` is the larger of a key's and a value's."""
-    if dtype == torch.float32:
-        return Blocks(32 if channels > 64 else 64, 32, 8, 1)
-    return Blocks(64, 64 if uniform else 32, 4, 2)
+def forward_blocks(inputs: KernelInputs) -> Blocks:
+    """Of the forward kernel."""
+    if inputs.query.dtype == torch.float32:
+        return Blocks(32 if _channels(inputs) > 64 else 64, 32, 8, 1)
+    return Blocks(64, 64 if inputs.tables is not None else 32, 4, 2)
 
 
-def query_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+def query_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
-    if dtype == torch.float32:
+    if inputs.query.dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
     return Blocks(64, 32, 4, 2)
 
 
-def key_blocks(channels: int, dtype: torch.dtype, uniform: bool) -> Blocks:
+def key_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over queries."""
-    if dtype == torch.float32:
+    if inputs.query.dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64 if uniform and channels <= 64 else 32, 64, 4, 2)
+    return Blocks(64 if inputs.tables is not None and _channels(inputs) <= 64 else 32, 64, 4, 2)
+
+
+def _channels(inputs: KernelInputs) -> int:
+    """Those of a head, of keys or of values."""
+    return max(inputs.query.shape[-1], inputs.value.shape[-1])
+
+
+def row_ranges(inputs: KernelInputs, order: Orders, blocks: Blocks) -> Tensor | None:
+    """`block_ranges` of the blocks of queries, of every batch."""
+    return _ranges(inputs, order, blocks, 0)
+
+
+def column_ranges(inputs: KernelInputs, order: Orders, blocks: Blocks) -> Tensor | None:
+    """`block_ranges` of the blocks of keys, of every batch."""
+    return _ranges(inputs, order, blocks, 1)
+
+
+def _ranges(inputs: KernelInputs, order: Orders, blocks: Blocks, side: int) -> Tensor | None:
+    ranges = block_ranges(order, inputs.query.shape[2], inputs.key.shape[2], blocks.rows, blocks.columns)
+    return None if ranges is None else ranges[side].expand(inputs.query.shape[0], -1, -1).contiguous()

@@ -8,15 +8,14 @@ from .arguments import (
     Frame,
     Orders,
     batched,
-    block_ranges,
     choices,
+    column_ranges,
     gradient_of,
     key_blocks,
     orders,
     out_of_frame,
     prior_arguments,
     to_frame,
-    whole_ranges,
 )
 from .fold_gradients import FoldGradients, fold_gradients
 from .folds import Folds, fold_arguments, fold_choices, folds_of
@@ -77,28 +76,27 @@ def _key_gradients(
     gradient = gradient_of(inputs.key, inputs.key_cos)
     value_cos, value_sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
     value_gradient = gradient_of(inputs.value, value_cos)
-    blocks = key_blocks(
-        max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, inputs.tables is not None
-    )
-    factor = constant = None
+    blocks = key_blocks(inputs)
+    log_sum = delta = factor = constant = None
     if folds is not None:
+        log_sum, delta = incoming.log_sum + incoming.log_sum_rest, incoming.delta + incoming.delta_rest
         factor, constant = gradient.new_empty(2, batch, heads, keys, dtype=torch.float32)
     column_blocks = -(-keys // blocks.columns)
-    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
-    column_ranges = None if ranges is None else whole_ranges(ranges[1], batch)
+    ranges = column_ranges(inputs, order, blocks)
     key_gradient_kernel[(column_blocks * batch * heads,)](
         *frame,
         *incoming,
-        incoming.log_sum + incoming.log_sum_rest,
-        incoming.delta + incoming.delta_rest,
+        log_sum,
+        delta,
         gradient,
         value_gradient,
         factor,
         constant,
         *prior,
         *order[:4],
-        column_ranges,
+        ranges,
         *fold_arguments(folds),
+        None if folds is None else folds.factors,
         heads,
         queries,
         keys,
@@ -107,7 +105,7 @@ def _key_gradients(
         *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(inputs, order, column_ranges),
+        **choices(inputs, order, ranges),
         **fold_choices(folds),
         num_warps=blocks.warps,
         num_stages=blocks.stages,

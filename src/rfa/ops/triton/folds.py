@@ -32,10 +32,10 @@ class Folds(NamedTuple):
         columns: `-(|k'|^2 + C) / 2`, `(batch, heads, keys)` float32.
         bits: the coefficients u of T, high and low parts, `(heads, keys - FOLD + 1, 2 TERMS)` float16.
         terms: their functions of a key's place in its block, `(2 TERMS, FOLD)` float16.
-        factors: F of a key's state by its place, `(heads, FOLD)` float32.
         nearest: the shortest lag from a row to the edge of a block that folds, `(batch, heads)` int32.
         blocks: how many blocks may fold, `(batch,)` int32: those of present keys where padding stands at the end. None
             without groups. Packed sequences, and padding elsewhere, do not fold.
+        factors: F of a key's state by its place, `(heads, FOLD)` float32.
     """
 
     key: Tensor
@@ -44,14 +44,14 @@ class Folds(NamedTuple):
     columns: Tensor
     bits: Tensor
     terms: Tensor
-    factors: Tensor
     nearest: Tensor
     blocks: Tensor | None
+    factors: Tensor
 
 
 def fold_arguments(folds: Folds | None) -> tuple[Tensor | None, ...]:
-    """The arguments of the kernels."""
-    return folds or (None,) * len(Folds._fields)
+    """The arguments of the kernels that hold a block of rows; that of keys takes `factors` too."""
+    return (None,) * (len(Folds._fields) - 1) if folds is None else folds[:-1]
 
 
 def fold_choices(folds: Folds | None) -> dict[str, Any]:
@@ -104,9 +104,9 @@ def folds_of(inputs: KernelInputs, frame: Frame) -> Folds | None:
         -0.5 * (key_norm + constants),
         bits,
         constant("terms", factors.device),
-        factors,
         nearest,
         _blocks_of_present_keys(inputs),
+        factors,
     )
 
 

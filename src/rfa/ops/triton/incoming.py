@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs
-from .arguments import LINEAR_ROWS, Frame, Orders, batched, block_ranges, choices, forward_blocks, turned, whole_ranges
+from .arguments import LINEAR_ROWS, Frame, Orders, batched, choices, forward_blocks, row_ranges, turned
 from .folds import Folds, fold_arguments, fold_choices
 
 
@@ -66,11 +66,8 @@ def sharpen(
 
     batch, heads, queries, _ = inputs.query.shape
     keys = inputs.key.shape[2]
-    blocks = forward_blocks(
-        max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, inputs.tables is not None
-    )
-    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
-    row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
+    blocks = forward_blocks(inputs)
+    ranges = row_ranges(inputs, order, blocks)
     row_blocks = -(-queries // blocks.rows)
     sharpen_kernel[(row_blocks * batch * heads,)](
         *frame,
@@ -78,7 +75,7 @@ def sharpen(
         log_sum,
         *prior,
         *order[:4],
-        row_ranges,
+        ranges,
         *fold_arguments(folds),
         heads,
         queries,
@@ -88,7 +85,7 @@ def sharpen(
         *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
-        **choices(inputs, order, row_ranges),
+        **choices(inputs, order, ranges),
         **fold_choices(folds),
         EVERY=inputs.query.dtype != torch.float32,
         num_warps=blocks.warps,

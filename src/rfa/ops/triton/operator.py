@@ -24,14 +24,13 @@ from ..kernel import (
 from ..transforms import refuse_forward_mode, transformable
 from .arguments import (
     batched,
-    block_ranges,
     choices,
     forward_blocks,
     orders,
     prior_arguments,
+    row_ranges,
     to_frame,
     turned,
-    whole_ranges,
 )
 from .folds import fold_arguments, fold_choices, folds_of, poisoned_before
 
@@ -80,17 +79,16 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     from .kernels.forward import forward_kernel
 
     query, value = inputs.query, inputs.value
-    batch, heads, queries, channels = query.shape
+    batch, heads, queries, _ = query.shape
     keys, value_channels = value.shape[2:]
     shape = (batch, heads, queries, value_channels)
     if inputs.empty:
         return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
-    blocks = forward_blocks(max(channels, value_channels), query.dtype, inputs.tables is not None)
+    blocks = forward_blocks(inputs)
     order = orders(inputs)
     frame = to_frame(inputs)
     folds = folds_of(inputs, frame)
-    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
-    row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
+    ranges = row_ranges(inputs, order, blocks)
     turn = inputs.rotate_values and inputs.query_cos is not None
     out = query.new_empty(shape, dtype=torch.float32 if turn else query.dtype)
     log_sum = query.new_empty(shape[:3], dtype=torch.float64)
@@ -102,7 +100,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             log_sum,
             *prior_arguments(inputs),
             *order[:4],
-            row_ranges,
+            ranges,
             *fold_arguments(folds),
             None if folds is None else poisoned_before(frame.value_norm),
             heads,
@@ -113,7 +111,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             *batched(inputs, order),
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
-            **choices(inputs, order, row_ranges),
+            **choices(inputs, order, ranges),
             **fold_choices(folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,

@@ -13,13 +13,12 @@ from .arguments import (
     Frame,
     Orders,
     batched,
-    block_ranges,
     choices,
     gradient_of,
     out_of_frame,
     query_blocks,
+    row_ranges,
     unit,
-    whole_ranges,
 )
 from .fold_constants import TERMS, constant
 from .fold_gradients import distances
@@ -59,9 +58,8 @@ def query_gradients(
     batch, heads, queries, _ = inputs.query.shape
     keys = inputs.key.shape[2]
     uniform = inputs.tables is not None
-    blocks = query_blocks(max(inputs.query.shape[-1], inputs.value.shape[-1]), inputs.query.dtype, uniform)
-    ranges = block_ranges(order, queries, keys, blocks.rows, blocks.columns)
-    row_ranges = None if ranges is None else whole_ranges(ranges[0], batch)
+    blocks = query_blocks(inputs)
+    ranges = row_ranges(inputs, order, blocks)
     row_blocks, column_blocks = -(-queries // blocks.rows), -(-keys // blocks.columns)
     first_window = (queries - keys) // blocks.columns if inputs.causal else -column_blocks
     windows = row_blocks * (blocks.rows // blocks.columns) - first_window
@@ -98,7 +96,7 @@ def query_gradients(
             partial_moments,
             *prior,
             *order[:4],
-            row_ranges,
+            ranges,
             *fold_arguments(folds),
             polynomials,
             apart,
@@ -115,7 +113,7 @@ def query_gradients(
             ROWS=blocks.rows,
             COLUMNS=blocks.columns,
             PRIOR=prior_gradient,
-            **choices(inputs, order, row_ranges),
+            **choices(inputs, order, ranges),
             **fold_choices(folds),
             num_warps=blocks.warps,
             num_stages=blocks.stages,

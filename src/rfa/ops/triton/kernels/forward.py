@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import fold_evidence, fold_rows
+from .folds import fold_evidence, fold_rows, folded_blocks
 from .pairs import product, scores
 from .prior import load_path, path_prior, table_prior
 from .sharp import SHARP, marked
@@ -20,7 +20,7 @@ def forward_kernel(
     out, log_sum,  # results
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
-    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
     nearest, fold_blocks, poisoned,
     heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -76,10 +76,7 @@ def forward_kernel(
         terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
         start = tl.load(tables + head * lags)
         step = tl.load(tables + head * lags + FOLD) / tl.where(start > 0.0, start, 1.0)
-        shortest = tl.load(nearest + pair)
-        folded = tl.maximum(offset + block * ROWS + 1 - shortest, 0) // FOLD
-        if GROUPS:
-            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+        folded = folded_blocks(nearest, fold_blocks, pair, batch, offset + block * ROWS, FOLD=FOLD, GROUPS=GROUPS)
         in_keys = places[:, None] * CHANNELS + channels[None, :]
         in_values = places[:, None] * VALUE_CHANNELS + value_channels[None, :]
         for tile in range(0, folded):

@@ -18,8 +18,8 @@ def key_gradient_kernel(
     grad_key, grad_value, grad_factor, grad_constant,  # results
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
-    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
-    nearest, fold_blocks,
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
+    nearest, fold_blocks, fold_factors,
     heads, queries, keys, lags, column_blocks, path_batched, order_batched,  # sizes
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,

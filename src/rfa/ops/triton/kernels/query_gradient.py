@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import add_windows, fold_evidence, fold_moments, fold_rows
+from .folds import add_windows, fold_moments, fold_rows, fold_weights, folded_blocks
 from .pairs import LN2, UNIT, diagonal_sums, gradient_product, pair_gradients, product
 from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
@@ -18,7 +18,7 @@ def query_gradient_kernel(
     grad_query, grad_path, grad_scalars, partial, grad_bits,  # results
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
-    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
     nearest, fold_blocks, polynomials_of_rows, distances,
     heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
     first_block, launched_blocks, first_window, windows,  # of this launch
@@ -108,9 +108,7 @@ def query_gradient_kernel(
         lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
         term = tl.arange(0, PARTS)
         terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
-        folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
-        if GROUPS:
-            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+        folded = folded_blocks(nearest, fold_blocks, pair, batch, offset + block * ROWS, FOLD=FOLD, GROUPS=GROUPS)
         if PRIOR:
             functions = tl.trans(terms).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
             distance_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
@@ -131,14 +129,10 @@ def query_gradient_kernel(
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            dot = product(q, tl.trans(k), PRECISION=PRECISION)
-            of_row = 1.0 + q_norms * inverse_gain
-            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
-            evidence = fold_evidence(
-                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
-            )
-            z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
-            attention = tl.exp2(z + product(bits, terms, PRECISION=PRECISION))
+            attention, grad_attention, evidence, of_row = fold_weights(
+                q, q_norms, d_out, row_log_sum, row_log_sum_rest, k, v, column,
+                decay, bias, inverse_gain, of_dot, bits, terms, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
             grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
             d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)

@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import fold_evidence, fold_rows
+from .folds import fold_rows, fold_weights, folded_blocks
 from .pairs import pair_weights, product
 from .prior import load_path, path_prior, table_prior
 
@@ -37,7 +37,7 @@ def sharpen_kernel(
     grad_out, log_sum, log_sum_rest, delta, delta_rest, marked_log_sum,  # of each row
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
-    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms, fold_factors,  # folds
+    fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
     nearest, fold_blocks,
     heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -99,9 +99,7 @@ def sharpen_kernel(
         q_norms = tl.reshape(q_norm, [ROWS])
         lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
         terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
-        folded = tl.maximum(offset + block * ROWS + 1 - tl.load(nearest + pair), 0) // FOLD
-        if GROUPS:
-            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+        folded = folded_blocks(nearest, fold_blocks, pair, batch, offset + block * ROWS, FOLD=FOLD, GROUPS=GROUPS)
         for tile in range(0, folded):
             lag = lag_of_rows - tile * FOLD
             decay, bias, inverse_gain, of_dot, bits = fold_rows(
@@ -111,14 +109,10 @@ def sharpen_kernel(
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            dot = product(q, tl.trans(k), PRECISION=PRECISION)
-            of_row = 1.0 + q_norms * inverse_gain
-            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
-            evidence = fold_evidence(
-                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
-            )
-            z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
-            attention = tl.exp2(z + product(bits, terms, PRECISION=PRECISION))
+            attention, grad_attention, _, _ = fold_weights(
+                q, q_norms, d_out, row_log_sum, row_log_sum_rest, k, v, column,
+                decay, bias, inverse_gain, of_dot, bits, terms, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
             total += tl.sum(attention, 1).to(tl.float64)
             inner += tl.sum(attention * (decay[:, None] * grad_attention - row_delta), 1).to(tl.float64)
         first = folded * (FOLD // COLUMNS)
