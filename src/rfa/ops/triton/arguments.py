@@ -138,7 +138,7 @@ def turned(
     """States rotated into the frame (`inverse`) or out of it, contiguous, and squared norms.
 
     Absent states become zero. On the way into the frame poisoned states do too, and their norm is NaN. `factors`
-    `(heads, block)` multiply the states of a head by their places in blocks.
+    multiply the states: `(heads, block)` by their places in blocks, or `(b, heads, length)`.
     """
     from .kernels.frame import frame_kernel
 
@@ -153,6 +153,10 @@ def turned(
         sin = sin if sin.stride() == cos.stride() else sin.contiguous()
         cos = cos if sin.stride() == cos.stride() else cos.contiguous()
         phase = cos.stride()
+    period = length if factors is None else factors.shape[-1]
+    strides = (0, 0) if factors is None else (0, period)
+    if factors is not None and factors.dim() == 3 and factors.shape[0] > 1:
+        strides = (heads * period, period)
     blocks = -(-length // LINEAR_ROWS)
     with torch.cuda.device_of(states):
         frame_kernel[(blocks * batch * heads,)](
@@ -165,6 +169,8 @@ def turned(
             factors,
             *states.stride(),
             *phase,
+            *strides,
+            period,
             heads,
             length,
             blocks,
@@ -174,7 +180,7 @@ def turned(
             INVERSE=inverse,
             NORM=inverse,
             GROUPS=groups is not None,
-            FOLD=0 if factors is None else factors.shape[-1],
+            FOLDED=factors is not None,
         )
     return target, norm
 

@@ -20,7 +20,8 @@ from .arguments import (
 from .fold_gradients import FoldGradients, fold_gradients
 from .folds import Folds, fold_arguments, fold_choices, folds_of
 from .incoming import Incoming, incoming_of, sharpen
-from .query_gradients import PriorGradients, query_gradients
+from .path_fold_gradients import KeySums, PathSums, path_fold_gradients
+from .query_gradients import PriorGradients, of_batch, path_gradient, query_gradients
 
 
 def backward(
@@ -34,18 +35,17 @@ def backward(
         return query, key, value, PriorGradients(*zeros)
     order, prior = orders(inputs), prior_arguments(inputs)
     frame = to_frame(inputs)
-    folds = folds_of(inputs, frame)
+    folds = folds_of(inputs, frame, order)
     if folds is not None:  # a poisoned row's log sum is NaN, and that of a row that sees a poisoned key
         frame = frame._replace(query_norm=_known(frame.query_norm))
         folds = folds._replace(columns=_known(folds.columns))
     incoming = incoming_of(inputs, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(inputs.query):
         sharpen(inputs, order, frame, folds, prior, incoming, log_sum)
-        query, gradients, moments = query_gradients(inputs, order, frame, folds, prior, incoming, prior_gradient)
-        key, value, factor, constant = _key_gradients(inputs, order, frame, folds, prior, incoming)
-        if folds is not None and moments is not None and factor is not None and constant is not None:
-            of_folds = fold_gradients(inputs, folds, FoldGradients(moments, factor, constant))
-            gradients = _with_folds(gradients, *of_folds)
+        query, gradients, of_queries = query_gradients(inputs, order, frame, folds, prior, incoming, prior_gradient)
+        key, value, of_keys = _key_gradients(inputs, order, frame, folds, prior, incoming, prior_gradient)
+        if of_queries is not None and of_keys is not None:
+            gradients = _with_folds(inputs, folds, gradients, of_queries, of_keys)
     return query, key, value, gradients
 
 
@@ -53,11 +53,36 @@ def _known(norm: Tensor) -> Tensor:
     return torch.where(norm.isnan(), 0.0, norm)
 
 
-def _with_folds(gradients: PriorGradients, tables: Tensor, power: Tensor) -> PriorGradients:
-    assert gradients.tables is not None
+def _with_folds(
+    inputs: KernelInputs,
+    folds: Folds | None,
+    gradients: PriorGradients,
+    of_queries: Tensor | PathSums,
+    of_keys: KeySums,
+) -> PriorGradients:
+    """The gradients of the prior with those of folded tiles."""
+    assert folds is not None
     assert gradients.scalars is not None
-    scalars = gradients.scalars + power.to(gradients.scalars.dtype)
-    return gradients._replace(tables=gradients.tables + tables.float(), scalars=scalars)
+    if not isinstance(of_queries, PathSums):
+        assert gradients.tables is not None
+        factor, constant = (x.sum(0, dtype=torch.float64) for x in of_keys[:2])
+        tables, power = fold_gradients(inputs, folds, FoldGradients(of_queries, factor, constant))
+        scalars = gradients.scalars + power.to(gradients.scalars.dtype)
+        return gradients._replace(tables=gradients.tables + tables.float(), scalars=scalars)
+    assert gradients.key_path is not None
+    assert gradients.query_path is not None
+    added = path_fold_gradients(inputs, of_queries, of_keys)
+    scalars = gradients.scalars.clone()
+    scalars[2] += added.eta2.to(scalars.dtype)
+    bias = gradients.key_bias
+    if bias is not None and added.key_bias is not None:
+        bias = bias + of_batch(added.key_bias, bias.shape[0]).to(bias.dtype)
+    return gradients._replace(
+        key_path=gradients.key_path + path_gradient(added.key_path, gradients.key_path),
+        query_path=gradients.query_path + path_gradient(added.query_path, gradients.query_path),
+        key_bias=bias,
+        scalars=scalars,
+    )
 
 
 def _key_gradients(
@@ -67,8 +92,9 @@ def _key_gradients(
     folds: Folds | None,
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Gradients of key and value, and of F and C at each key, summed over the batch, where there are folds."""
+    prior_gradient: bool,
+) -> tuple[Tensor, Tensor, KeySums | None]:
+    """Gradients of key and value and, where there are folds and it is wanted, the sums for that of the prior."""
     from .kernels.key_gradient import key_gradient_kernel
 
     batch, heads, queries, _ = inputs.query.shape
@@ -77,10 +103,13 @@ def _key_gradients(
     value_cos, value_sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
     value_gradient = gradient_of(inputs.value, value_cos)
     blocks = key_blocks(inputs)
-    log_sum = delta = factor = constant = None
+    log_sum = delta = None
+    sums: tuple[Tensor | None, ...] = (None, None, None)
     if folds is not None:
         log_sum, delta = incoming.log_sum + incoming.log_sum_rest, incoming.delta + incoming.delta_rest
-        factor, constant = gradient.new_empty(2, batch, heads, keys, dtype=torch.float32)
+        if prior_gradient:
+            factor, constant, bias = gradient.new_empty(3, batch, heads, keys, dtype=torch.float32)
+            sums = (factor, constant, None if inputs.key_bias is None else bias)
     column_blocks = -(-keys // blocks.columns)
     ranges = column_ranges(inputs, order, blocks)
     key_gradient_kernel[(column_blocks * batch * heads,)](
@@ -90,8 +119,7 @@ def _key_gradients(
         delta,
         gradient,
         value_gradient,
-        factor,
-        constant,
+        *sums,
         *prior,
         *order[:4],
         ranges,
@@ -105,6 +133,7 @@ def _key_gradients(
         *batched(inputs, order),
         ROWS=blocks.rows,
         COLUMNS=blocks.columns,
+        PRIOR=prior_gradient,
         **choices(inputs, order, ranges),
         **fold_choices(folds),
         num_warps=blocks.warps,
@@ -112,6 +141,7 @@ def _key_gradients(
     )
     key = out_of_frame(gradient, inputs.key, inputs.key_cos, inputs.key_sin)
     value = out_of_frame(value_gradient, inputs.value, value_cos, value_sin)
+    factor, constant, bias = sums
     if factor is None or constant is None:
-        return key, value, None, None
-    return key, value, factor.sum(0, dtype=torch.float64), constant.sum(0, dtype=torch.float64)
+        return key, value, None
+    return key, value, KeySums(factor, constant, bias)

@@ -1,8 +1,8 @@
-"""Lags that are split at the edges of blocks of keys: for uniform causal times, half precision, Student-t weights.
+"""Lags that are split at the edges of blocks: for causal times, half precision, Student-t weights.
 
-The formulas are in `kernels/folds.py`. A kernel takes a tile of pairs by them where the lag tables of the head allow
-it, and pair by pair where they do not. This file finds out which tiles these are, and carries the gradients of the
-parts back to the tables.
+A kernel takes a tile of pairs by these formulas where the numbers of the head allow it, and pair by pair where they do
+not. This file makes the numbers of uniform times, whose formulas are in `kernels/folds.py`, and finds out which tiles
+these are. `path_folds.py` does so for other times.
 """
 
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..kernel import KernelInputs
 from ..prior import UNIT
-from .arguments import Frame, turned
+from .arguments import Frame, Orders, turned
 from .fold_constants import FOLD, TERMS, constant, make_constants
 
 MOST_POWER = 24.0  # a larger c multiplies the rounding of the gradients of the tables
@@ -26,16 +26,20 @@ NEVER = 2**30  # no lag is as long
 class Folds(NamedTuple):
     """What the kernels read of a call's folds.
 
-    Fields:
-        key, value: `F k` and `F v` in the common frame, rounded once.
-        rows: `1 / G` and `-2 E / G` of each lag, `(heads, 2, keys)` float32.
-        columns: `-(|k'|^2 + C) / 2`, `(batch, heads, keys)` float32.
-        bits: the coefficients u of T, high and low parts, `(heads, keys - FOLD + 1, 2 TERMS)` float16.
-        terms: their functions of a key's place in its block, `(2 TERMS, FOLD)` float16.
-        nearest: the shortest lag from a row to the edge of a block that folds, `(batch, heads)` int32.
+    Fields, at uniform times and at others:
+        key, value: `F k` and `F v` in the common frame, rounded once; F is E_j of `kernels/path_folds.py`.
+        rows: `1 / G` and `-2 E / G` of each lag, `(heads, 2, keys)` float32. Else of each query E_i, V_i and, with the
+            Riccati prior, `C_i - C_a`, `(b, heads, 2 or 3, queries)`.
+        columns: `-(|k'|^2 + C) / 2`, `(batch, heads, keys)` float32. Else `-(|k'|^2 + V_j / W) / 2`.
+        bits: the coefficients u of T, high and low parts, `(heads, keys - FOLD + 1, 2 TERMS)` float16. Else of each
+            key V_j and, with the Riccati prior, `C_b - C_j + key_bias`, `(b, heads, 1 or 2, keys)` float32.
+        terms: the functions of a key's place in its block, `(2 TERMS, FOLD)` float16. Else None.
+        nearest: the shortest lag from a row to the edge of a block that folds, `(batch, heads)` int32. Else how many
+            blocks of keys fold for each block of queries, `(batch, heads, blocks)` int32; more for later ones.
         blocks: how many blocks may fold, `(batch,)` int32: those of present keys where padding stands at the end. None
-            without groups. Packed sequences, and padding elsewhere, do not fold.
-        factors: F of a key's state by its place, `(heads, FOLD)` float32.
+            without groups. Packed sequences, and padding elsewhere, do not fold. Else, for the kernel of keys, the
+            first block of queries for which each block of keys folds, `(batch, heads, blocks)` int32.
+        factors: F of a key's state, `(heads, FOLD)` float32 by its place. Else `(b, heads, keys)`.
     """
 
     key: Tensor
@@ -43,7 +47,7 @@ class Folds(NamedTuple):
     rows: Tensor
     columns: Tensor
     bits: Tensor
-    terms: Tensor
+    terms: Tensor | None
     nearest: Tensor
     blocks: Tensor | None
     factors: Tensor
@@ -62,22 +66,31 @@ def fold_choices(folds: Folds | None) -> dict[str, Any]:
 def may_fold(inputs: KernelInputs) -> bool:
     """Whether a call has blocks to fold, as far as the host can tell without reading a tensor."""
     return (
-        inputs.tables is not None
-        and inputs.causal
+        inputs.causal
         and inputs.score_kind == "student_t"
+        and (inputs.tables is not None or inputs.gate)
         and inputs.query.dtype != torch.float32
         and min(inputs.query.shape[2], inputs.key.shape[2]) >= 2 * FOLD  # a few queries would not pay for it
     )
 
 
-def folds_of(inputs: KernelInputs, frame: Frame) -> Folds | None:
-    """The folds of a call, or None where it has none. No tensor is read on the host.
+def folds_of(inputs: KernelInputs, frame: Frame, order: Orders) -> Folds | None:
+    """The folds of a call, or None where it has none. No tensor is read on the host."""
+    from .path_folds import path_folds
+
+    if not may_fold(inputs):
+        return None
+    present = blocks_of_present_keys(inputs)
+    return table_folds(inputs, frame, present) if order.key_order is None else path_folds(inputs, frame, order, present)
+
+
+def table_folds(inputs: KernelInputs, frame: Frame, present: Tensor | None) -> Folds:
+    """The folds of uniform times.
 
     A lag m of a head folds if E, G and T of the lags m to `m + FOLD - 1` are what the formulas make of them, for all
     lags from m on.
     """
-    if not may_fold(inputs) or inputs.tables is None:
-        return None
+    assert inputs.tables is not None
     keys = inputs.key.shape[2]
     tables = inputs.tables[..., :keys]
     decay, _, weight = tables
@@ -105,7 +118,7 @@ def folds_of(inputs: KernelInputs, frame: Frame) -> Folds | None:
         bits,
         constant("terms", factors.device),
         nearest,
-        _blocks_of_present_keys(inputs),
+        present,
         factors,
     )
 
@@ -143,7 +156,8 @@ def _of_tables(inputs: KernelInputs, factors: Tensor) -> tuple[Tensor, Tensor, T
     return rows, bits, failed
 
 
-def _blocks_of_present_keys(inputs: KernelInputs) -> Tensor | None:
+def blocks_of_present_keys(inputs: KernelInputs) -> Tensor | None:
+    """See `Folds.blocks`."""
     groups, query_groups = inputs.key_groups, inputs.query_groups
     if groups is None or query_groups is None:
         return None

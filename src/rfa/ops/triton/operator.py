@@ -87,7 +87,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     blocks = forward_blocks(inputs)
     order = orders(inputs)
     frame = to_frame(inputs)
-    folds = folds_of(inputs, frame)
+    folds = folds_of(inputs, frame, order)
     ranges = row_ranges(inputs, order, blocks)
     turn = inputs.rotate_values and inputs.query_cos is not None
     out = query.new_empty(shape, dtype=torch.float32 if turn else query.dtype)

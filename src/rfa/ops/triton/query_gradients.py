@@ -20,10 +20,11 @@ from .arguments import (
     row_ranges,
     unit,
 )
-from .fold_constants import TERMS, constant
+from .fold_constants import FOLD, TERMS, constant
 from .fold_gradients import distances
 from .folds import Folds, fold_arguments, fold_choices
 from .incoming import Incoming
+from .path_fold_gradients import PathSums, edge_gradients
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
@@ -46,8 +47,8 @@ def query_gradients(
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
     prior_gradient: bool,
-) -> tuple[Tensor, PriorGradients, Tensor | None]:
-    """Gradients of the query and of the prior, and the moments of `FoldGradients` where there are folds.
+) -> tuple[Tensor, PriorGradients, Tensor | PathSums | None]:
+    """Gradients of the query and of the prior and, where there are folds, the moments of `FoldGradients` or `PathSums`.
 
     Each program adds up the gradients of lags or keys for its own rows, and the host adds the programs in float64. The
     traffic is 12 to 32 bytes for each `blocks.rows` pairs, against some 80 operations a pair. The sums of a long
@@ -66,23 +67,31 @@ def query_gradients(
     new = partial(torch.empty, device=inputs.query.device)
     gradient = gradient_of(inputs.query, inputs.query_cos)
     parts = (3, windows * blocks.columns) if uniform else (2 if inputs.key_bias is None else 4, keys)
-    launched, path, scalars, sums, moments, polynomials = row_blocks, None, None, None, None, None
-    apart = distances(queries, keys)
+    launched, path, scalars, sums, polynomials = row_blocks, None, None, None, None
+    moments = of_rows = at_queries = at_keys = None
+    apart, whole = distances(queries, keys), keys // FOLD
     if prior_gradient:
         numbers = parts[0] * parts[1]
-        if folds is not None:
+        if folds is not None and uniform:
             numbers += apart * TERMS**2
             polynomials = constant("rows", gradient.device)
             moments = torch.zeros(heads, apart, TERMS, TERMS, dtype=torch.float64, device=gradient.device)
+        elif folds is not None:
+            numbers += 3 * whole
+            of_rows = new(batch, heads, 3, queries)
+            at_queries = new(batch, heads, 3, row_blocks, dtype=torch.float64)
+            at_keys = torch.zeros(batch, heads, 3, whole, dtype=torch.float64, device=gradient.device)
         launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * numbers)))
         scalars = new(batch, heads, inputs.scalars.shape[0], queries)
         path = None if uniform else new(batch, heads, 3, queries, dtype=torch.float64)
         sums = torch.zeros(batch, heads, *parts, dtype=torch.float64, device=gradient.device)
     for start in range(0, row_blocks, launched):
         count = min(launched, row_blocks - start)
-        partial_sums = partial_moments = None
+        partial_sums = partial_moments = between = None
         if moments is not None:
             partial_moments = torch.zeros(batch, heads, count, *moments.shape[1:], device=gradient.device)
+        if of_rows is not None:
+            between = torch.zeros(batch, heads, count, whole, 3, device=gradient.device)
         if sums is not None:
             dtype = torch.float32 if uniform else torch.float64
             partial_sums = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
@@ -100,6 +109,8 @@ def query_gradients(
             *fold_arguments(folds),
             polynomials,
             apart,
+            of_rows,
+            between,
             heads,
             queries,
             keys,
@@ -122,6 +133,9 @@ def query_gradients(
             sums += partial_sums.sum(2, dtype=torch.float64)
         if moments is not None and partial_moments is not None:
             moments += partial_moments.sum((0, 2), dtype=torch.float64)
+        if at_queries is not None and at_keys is not None and between is not None:
+            at_queries[..., start : start + count], of_keys = edge_gradients(inputs, between.flip(2), start)
+            at_keys += of_keys
     query = out_of_frame(gradient, inputs.query, inputs.query_cos, inputs.query_sin)
     if sums is None or scalars is None:
         return query, PriorGradients(None, None, None, None, None), None
@@ -136,9 +150,12 @@ def query_gradients(
     path[:, :, :2] /= SMALL
     bias = None
     if inputs.key_bias is not None:
-        bias = _of_batch(sums[:, :, 3], inputs.key_bias.shape[0]).to(inputs.key_bias.dtype)
-    key_path, query_path = _path_gradient(sums, inputs.key_path), _path_gradient(path, inputs.query_path)
-    return query, PriorGradients(None, key_path, query_path, bias, by_head), None
+        bias = of_batch(sums[:, :, 3], inputs.key_bias.shape[0]).to(inputs.key_bias.dtype)
+    key_path, query_path = path_gradient(sums, inputs.key_path), path_gradient(path, inputs.query_path)
+    of_folds = None
+    if of_rows is not None and at_queries is not None and at_keys is not None:
+        of_folds = PathSums(of_rows, at_queries, at_keys)
+    return query, PriorGradients(None, key_path, query_path, bias, by_head), of_folds
 
 
 def _fold(sums: Tensor, first_lag: int, keys: int) -> Tensor:
@@ -150,11 +167,11 @@ def _fold(sums: Tensor, first_lag: int, keys: int) -> Tensor:
     return folded.transpose(0, 1).to(torch.float32).contiguous()
 
 
-def _path_gradient(gradient: Tensor, path: Tensor) -> Tensor:
+def path_gradient(gradient: Tensor, path: Tensor) -> Tensor:
     """`(batch, heads, 2 or more, length)` in the shape of the path."""
-    return _of_batch(gradient[:, :, : path.shape[0]], path.shape[1]).permute(2, 0, 1, 3).contiguous()
+    return of_batch(gradient[:, :, : path.shape[0]], path.shape[1]).permute(2, 0, 1, 3).contiguous()
 
 
-def _of_batch(gradient: Tensor, batch: int) -> Tensor:
+def of_batch(gradient: Tensor, batch: int) -> Tensor:
     """Summed over the batch where it shares what the gradient is of."""
     return (gradient if batch == gradient.shape[0] else gradient.sum(0, keepdim=True)).contiguous()

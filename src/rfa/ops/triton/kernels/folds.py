@@ -23,11 +23,17 @@ from .pairs import log2, product
 
 @triton.jit
 @no_type_check
-def folded_blocks(nearest, fold_blocks, pair, batch, first_row, FOLD: tl.constexpr, GROUPS: tl.constexpr):
-    """How many blocks of keys fold for a block of rows, of which the first has this place among the keys."""
-    folded = tl.maximum(first_row + 1 - tl.load(nearest + pair), 0) // FOLD
-    if GROUPS:
-        folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+def folded_blocks(
+    nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD: tl.constexpr, GROUPS: tl.constexpr,
+    UNIFORM: tl.constexpr,
+):  # fmt: skip
+    """How many blocks of keys fold for a block of rows."""
+    if UNIFORM:
+        folded = tl.maximum(offset + block * FOLD + 1 - tl.load(nearest + pair), 0) // FOLD
+        if GROUPS:
+            folded = tl.minimum(folded, tl.load(fold_blocks + batch))
+    else:
+        folded = tl.load(nearest + pair * row_blocks + block)
     return folded
 
 
@@ -46,25 +52,23 @@ def fold_rows(tables, rows, bits, head, heads, lags, keys, lag, FOLD: tl.constex
 @triton.jit
 @no_type_check
 def fold_evidence(dot, of_row, column, decay, of_dot, FAST_LOG: tl.constexpr):
-    """`log2 g` with `of_row = 1 + |q|^2 / G` and `column = -(|k'|^2 + C) / 2`, shaped to fit the tile."""
+    """`log2 g` with `of_row = 1 + |q|^2 / G` and `column = -(|k'|^2 + C) / 2`, shaped to fit the tile; or `path_folds`' numbers."""
     return log2(of_dot * (dot + decay * column) + of_row, FAST_LOG=FAST_LOG)
 
 
 @triton.jit
 @no_type_check
 def fold_weights(
-    q, q_norms, d_out, row_log_sum, row_log_sum_rest,  # of the rows
+    q, d_out, of_log_sum,  # of the rows
     k, v, column,  # of the keys
-    decay, bias, inverse_gain, of_dot, bits, terms, coefficient,  # of the prior
+    decay, of_row, of_dot, bits, coefficient,  # of the prior
     PRECISION: tl.constexpr, FAST_LOG: tl.constexpr,
 ):  # fmt: skip
-    """The weights A of a tile, formed from the rows' log sums, `<dout, v'>`, `log2 g`, and `1 + |q|^2 / G`."""
+    """The weights A of a tile, formed from the rows' log sums less b; `<dout, v'>` and `log2 g`."""
     dot = product(q, tl.trans(k), PRECISION=PRECISION)
-    of_row = 1.0 + q_norms * inverse_gain
     grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
     evidence = fold_evidence(dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG)
-    z = -coefficient * evidence - ((row_log_sum - bias[:, None]) + row_log_sum_rest)
-    return tl.exp2(z + product(bits, terms, PRECISION=PRECISION)), grad_attention, evidence, of_row
+    return tl.exp2((-coefficient * evidence - of_log_sum[:, None]) + bits), grad_attention, evidence
 
 
 @triton.jit

@@ -6,8 +6,16 @@ import triton
 import triton.language as tl
 
 from .folds import fold_evidence, fold_rows, folded_blocks
-from .pairs import product, scores
-from .prior import load_path, path_prior, table_prior
+from .pairs import UNIT, product, scores
+from .path_folds import (
+    between_edges,
+    load_edge,
+    load_path_columns,
+    load_path_rows,
+    path_fold_bits,
+    path_fold_rows,
+)
+from .prior import BITS, load_path, path_prior, table_prior
 from .sharp import SHARP, marked
 
 LOWEST = tl.constexpr(-3e38)  # a maximum before the first score; all of Student-t weights are higher
@@ -72,28 +80,56 @@ def forward_kernel(
         tl.static_assert(ROWS == FOLD)  # as of the gradients: they take the same tiles
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
-        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-        terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
-        start = tl.load(tables + head * lags)
-        step = tl.load(tables + head * lags + FOLD) / tl.where(start > 0.0, start, 1.0)
-        folded = folded_blocks(nearest, fold_blocks, pair, batch, offset + block * ROWS, FOLD=FOLD, GROUPS=GROUPS)
+        folded = folded_blocks(
+            nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD=FOLD, GROUPS=GROUPS, UNIFORM=UNIFORM
+        )
+        if UNIFORM:
+            lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
+            terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
+            start = tl.load(tables + head * lags)
+            step = tl.load(tables + head * lags + FOLD) / tl.where(start > 0.0, start, 1.0)
+        else:
+            of_rows = load_path_rows(fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI)
+            at_edge = load_edge(query_path, path_pair, queries, block * ROWS, RICCATI=RICCATI)
+            of_queries = gamma2 + q_norms * (inverse_freedom * UNIT)
+            before = float("inf")  # `M_a - M_b` of the last tile
         in_keys = places[:, None] * CHANNELS + channels[None, :]
         in_values = places[:, None] * VALUE_CHANNELS + value_channels[None, :]
         for tile in range(0, folded):
-            lag = lag_of_rows - tile * FOLD
-            decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
-            )
+            if UNIFORM:
+                decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag_of_rows - tile * FOLD,
+                    FOLD=FOLD, PARTS=PARTS,
+                )  # fmt: skip
+                of_row = 1.0 + q_norms * inverse_gain
+            else:
+                edge = tile * FOLD + FOLD - 1
+                decay, variance, bias, apart, _, _ = path_fold_rows(
+                    of_rows, at_edge, key_path, path_pair, keys, edge, RICCATI=RICCATI, FAST_LOG=FAST_LOG
+                )
+                of_row = variance + of_queries
+                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
+                step = tl.exp2((apart - before) * BITS)
+                before = apart
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(fold_key + (pair * keys + tile * FOLD) * CHANNELS + in_keys)
             v = tl.load(fold_value + (pair * keys + tile * FOLD) * VALUE_CHANNELS + in_values)
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
-            of_row = 1.0 + q_norms * inverse_gain
             z = bias[:, None] - coefficient * fold_evidence(
                 dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
-            z += product(bits, terms, PRECISION=PRECISION)
+            if UNIFORM:
+                z += product(bits, terms, PRECISION=PRECISION)
+            else:
+                of_keys, column_bias = load_path_columns(
+                    fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
+                )
+                variance = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
+                bits, _, _ = path_fold_bits(
+                    variance, column_bias[None, :], gamma2, coefficient, bias_factor, RICCATI=RICCATI, FAST_LOG=FAST_LOG
+                )
+                z += bits
             higher = tl.maximum(highest, tl.max(z, 1))
             attention = tl.exp2(z - higher[:, None])
             rescale = tl.exp2(highest - higher)
@@ -104,7 +140,10 @@ def forward_kernel(
         if folded > 0:
             first = folded * (FOLD // COLUMNS)
             unknown += tl.load(poisoned + pair * (keys // FOLD) + folded - 1)
-            decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD)
+            if UNIFORM:
+                decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD)
+            else:
+                decay = of_rows[0] * tl.exp2(before * -BITS)
             estimate *= decay[:, None]
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)

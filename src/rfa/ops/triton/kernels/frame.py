@@ -26,6 +26,9 @@ def frame_kernel(
     phase_head,
     phase_time,
     phase_mode,
+    factor_batch,
+    factor_head,
+    period,
     heads,
     length,
     blocks,
@@ -35,11 +38,11 @@ def frame_kernel(
     INVERSE: tl.constexpr,
     NORM: tl.constexpr,
     GROUPS: tl.constexpr,
-    FOLD: tl.constexpr,
+    FOLDED: tl.constexpr,
 ):
     """Rotate states by the phase, or against it, into a contiguous tensor, and give their squared norms if wanted.
 
-    With FOLD, each state is multiplied by the factor of its head and of its place in a block of FOLD states.
+    With FOLDED, each state is multiplied by the factor of its place in a period.
 
     Absent states, of group -1, become zero. On the way into the frame, so does a state that holds NaN or infinity, or
     that leaves the range of float16 by its rotation. Its norm is NaN.
@@ -65,8 +68,9 @@ def frame_kernel(
         if INVERSE:
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
-    if FOLD > 0:
-        factor = tl.load(factors + head * FOLD + time % FOLD)[:, None]
+    if FOLDED:
+        factor_index = batch * factor_batch + head * factor_head + time % period
+        factor = tl.load(factors + factor_index, mask=time < length, other=0.0)[:, None]
         real, imaginary = real * factor, imaginary * factor
 
     stored = (time < length)[:, None] & (mode < MODES)[None, :]

@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from .folds import fold_evidence, fold_rows
-from .pairs import gradient_product, pair_gradients, product
+from .pairs import LN2, UNIT, divided, gradient_product, pair_gradients, product
+from .path_folds import between_edges, load_edge, load_path_columns, load_path_rows, path_fold_bits
 from .prior import load_path, path_prior, table_prior
 
 
@@ -15,7 +16,7 @@ from .prior import load_path, path_prior, table_prior
 def key_gradient_kernel(
     query, key, value, query_norm, key_norm, value_norm,  # the frame
     grad_out, log_sum, log_sum_rest, delta, delta_rest, whole_log_sum, whole_delta,  # of each row
-    grad_key, grad_value, grad_factor, grad_constant,  # results
+    grad_key, grad_value, grad_factor, grad_constant, grad_bias,  # results
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
     fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
@@ -23,8 +24,8 @@ def key_gradient_kernel(
     heads, queries, keys, lags, column_blocks, path_batched, order_batched,  # sizes
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,
-    GROUPS: tl.constexpr, RANGES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    FAST_LOG: tl.constexpr,
+    GROUPS: tl.constexpr, RANGES: tl.constexpr, FOLD: tl.constexpr, PARTS: tl.constexpr, PRIOR: tl.constexpr,
+    PRECISION: tl.constexpr, FAST_LOG: tl.constexpr,
 ):  # fmt: skip
     """One program for each block of keys of a head; tiles are `[keys, queries]`: no tile is transposed."""
     block = tl.program_id(0) % column_blocks  # the longest first, when causal
@@ -67,12 +68,22 @@ def key_gradient_kernel(
     residuals = tl.zeros([COLUMNS], tl.float32)
     if FOLD > 0:
         tl.static_assert(COLUMNS == FOLD)
-        factor = tl.load(fold_factors + head * FOLD + columns % FOLD)
         edge = block * FOLD + FOLD - 1
-        unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
-        if GROUPS:
-            unfolded = tl.where(block < tl.load(fold_blocks + batch), unfolded, last)
-        terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, PARTS)[None, :] * FOLD)
+        if UNIFORM:
+            factor = tl.load(fold_factors + head * FOLD + columns % FOLD)
+            unfolded = tl.cdiv(tl.maximum(edge + tl.load(nearest + pair) - offset, 0), FOLD) * (FOLD // ROWS)
+            if GROUPS:
+                unfolded = tl.where(block < tl.load(fold_blocks + batch), unfolded, last)
+            terms = tl.load(fold_terms + (columns % FOLD)[:, None] + tl.arange(0, PARTS)[None, :] * FOLD)
+        else:
+            factor = tl.load(fold_factors + path_pair * keys + columns, mask=in_columns, other=0.0)
+            unfolded = last
+            if edge < keys:
+                unfolded = tl.load(fold_blocks + pair * (keys // FOLD) + block) * (FOLD // ROWS)
+            of_keys, fold_bias = load_path_columns(fold_bits, path_pair, keys, columns, in_columns, RICCATI=RICCATI)
+            at_edge = load_edge(key_path, path_pair, keys, tl.minimum(edge, keys - 1), RICCATI=RICCATI)
+            variances_of_keys = tl.zeros([COLUMNS], tl.float32)
+            biases_of_keys = tl.zeros([COLUMNS], tl.float32)
         column = tl.load(fold_columns + key_index, mask=in_columns, other=0.0)[:, None]
         k = tl.load(fold_key + state_index, mask=in_columns[:, None], other=0.0)
         v = tl.load(fold_value + value_index, mask=in_columns[:, None], other=0.0)
@@ -86,33 +97,60 @@ def key_gradient_kernel(
             q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
             total = tl.load(whole_log_sum + query_index, mask=in_rows, other=float("inf"))
             subtracted = tl.load(whole_delta + query_index, mask=in_rows, other=0.0)
-            decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables,
-                fold_rows_of_lags,
-                fold_bits,
-                head,
-                heads,
-                lags,
-                keys,
-                offset + tl.minimum(rows, queries - 1) - edge,
-                FOLD=FOLD,
-                PARTS=PARTS,
-            )
+            if UNIFORM:
+                lag = offset + tl.minimum(rows, queries - 1) - edge
+                decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
+                )
+                of_row = 1.0 + q_norm * inverse_gain
+            else:
+                row_decay, row_variance, bias = load_path_rows(
+                    fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI
+                )
+                row_edge = load_edge(query_path, path_pair, queries, tile * ROWS // FOLD * FOLD, RICCATI=RICCATI)
+                _, edge_decay, edge_variance, edge_bias = between_edges(row_edge, at_edge, FAST_LOG=FAST_LOG)
+                decay = row_decay * edge_decay
+                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
+                bias += edge_bias
+                of_row = row_variance + row_decay * row_decay * edge_variance + (gamma2 + q_norm * (UNIT * inverse_freedom))
             dot = product(k, tl.trans(q), PRECISION=PRECISION)
             grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
-            of_row = 1.0 + q_norm * inverse_gain
             evidence = fold_evidence(dot, of_row[None, :], column, decay[None, :], of_dot[None, :], FAST_LOG=FAST_LOG)
-            z = product(terms, tl.trans(bits), PRECISION=PRECISION) - coefficient * evidence
+            if UNIFORM:
+                prior = product(terms, tl.trans(bits), PRECISION=PRECISION)
+            else:
+                variance = edge_variance + edge_decay * edge_decay * of_keys
+                square = row_decay * row_decay
+                variances = row_variance[None, :] + square[None, :] * variance[:, None]
+                prior, _, _ = path_fold_bits(
+                    variances, fold_bias[:, None], gamma2, coefficient, bias_factor, RICCATI=RICCATI, FAST_LOG=FAST_LOG
+                )
+            z = prior - coefficient * evidence
             attention = tl.exp2(z - (total - bias)[None, :])
             grad_score = attention * (decay[None, :] * grad_attention - subtracted[None, :])
-            grad_dot = tl.exp2(-evidence) * grad_score * of_dot[None, :]  # times -c
+            grad_gain = tl.exp2(-evidence) * grad_score
+            grad_dot = grad_gain * of_dot[None, :]  # times -c
             d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
             d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
             residuals -= tl.sum(grad_dot * decay[None, :], 1)
+            if PRIOR and not UNIFORM:
+                grad_effective = divided(grad_score, variances + gamma2, FAST_LOG=FAST_LOG) - grad_gain
+                grad_variance = coefficient * grad_effective
+                if RICCATI:
+                    biases_of_keys += tl.sum(grad_score, 1)
+                else:
+                    grad_variance -= divided(bias_factor * grad_score, variances, FAST_LOG=FAST_LOG)
+                variances_of_keys += edge_decay * edge_decay * tl.sum(grad_variance * square[None, :], 1)
         d_key = -coefficient * (d_key + residuals[:, None] * k.to(tl.float32))
-        through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
-        tl.store(grad_factor + key_index, through_states / factor, mask=in_columns)
-        tl.store(grad_constant + key_index, -0.5 * coefficient * residuals, mask=in_columns)
+        if PRIOR:
+            through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
+            if UNIFORM:
+                through_states /= factor
+                variances_of_keys = -0.5 * coefficient * residuals
+            tl.store(grad_factor + key_index, through_states, mask=in_columns)
+            tl.store(grad_constant + key_index, variances_of_keys, mask=in_columns)
+            if RICCATI and not UNIFORM:
+                tl.store(grad_bias + key_index, biases_of_keys * LN2, mask=in_columns)
         residuals = tl.zeros([COLUMNS], tl.float32)
         last = tl.minimum(unfolded, last)
         d_key *= factor[:, None]

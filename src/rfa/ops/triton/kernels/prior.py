@@ -95,7 +95,7 @@ def path_prior(
         added = _between(query_path[2], query_path[3], key_path[2], key_path[3], later)
         earlier = tl.where(later, key_path[2], query_path[2])
     decay = tl.exp2(decay_sum * -BITS)
-    complement = _one_less_exponential(2.0 * decay_sum, decay * decay, FAST_LOG=FAST_LOG)
+    complement = one_less_exponential(2.0 * decay_sum, decay * decay, FAST_LOG=FAST_LOG)
     variance = added + earlier * complement + (eta2 * decay * decay + floor)
     if CAUSAL:
         variance = tl.where(later, variance, eta2 + floor)
@@ -116,7 +116,7 @@ def path_prior(
 
 @triton.jit
 @no_type_check
-def _one_less_exponential(x, exponential, FAST_LOG: tl.constexpr):
+def one_less_exponential(x, exponential, FAST_LOG: tl.constexpr):
     """`1 - exp(-x)` for x >= 0; Taylor's series where the subtraction would lose digits, to 2e-8, or to 2e-6."""
     if FAST_LOG:
         series = x * (1.0 - x * (0.5 - x * (1.0 / 6.0 - x * (1.0 / 24.0))))

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from .folds import add_windows, fold_moments, fold_rows, fold_weights, folded_blocks
-from .pairs import LN2, UNIT, diagonal_sums, gradient_product, pair_gradients, product
-from .prior import load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
+from .pairs import LN2, UNIT, diagonal_sums, divided, gradient_product, pair_gradients, product
+from .path_folds import load_edge, load_path_columns, load_path_rows, path_fold_bits, path_fold_rows
+from .prior import SMALL, load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
 
 
 @triton.jit
@@ -19,7 +20,7 @@ def query_gradient_kernel(
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
     fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
-    nearest, fold_blocks, polynomials_of_rows, distances,
+    nearest, fold_blocks, polynomials_of_rows, distances, grad_rows, grad_edges,
     heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
     first_block, launched_blocks, first_window, windows,  # of this launch
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -105,11 +106,19 @@ def query_gradient_kernel(
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
         row_deltas = tl.reshape(row_delta + row_delta_rest, [ROWS])
-        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-        term = tl.arange(0, PARTS)
-        terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
-        folded = folded_blocks(nearest, fold_blocks, pair, batch, offset + block * ROWS, FOLD=FOLD, GROUPS=GROUPS)
-        if PRIOR:
+        folded = folded_blocks(
+            nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD=FOLD, GROUPS=GROUPS, UNIFORM=UNIFORM
+        )
+        of_log_sum = tl.reshape(row_log_sum + row_log_sum_rest, [ROWS])
+        if UNIFORM:
+            lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
+            term = tl.arange(0, PARTS)
+            terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
+        else:
+            of_rows = load_path_rows(fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI)
+            at_edge = load_edge(query_path, path_pair, queries, block * ROWS, RICCATI=RICCATI)
+            of_queries = gamma2 + q_norms * (inverse_freedom * UNIT)
+        if PRIOR and UNIFORM:
             functions = tl.trans(terms).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
             distance_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
             polynomials = tl.load(
@@ -120,18 +129,46 @@ def query_gradient_kernel(
             moment += term[:, None] * (PARTS // 2) + term[None, :]
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
+        elif PRIOR:
+            fold_decays = tl.zeros([ROWS], tl.float32)
+            fold_variances = tl.zeros([ROWS], tl.float32)
+            fold_freedoms = tl.zeros([ROWS], tl.float32)
+            fold_gammas = tl.zeros([ROWS], tl.float32)
+            fold_factors = tl.zeros([ROWS], tl.float32)
+            fold_biases = tl.zeros([ROWS], tl.float32)
+            edges = grad_edges + tl.program_id(0).to(tl.int64) * (keys // FOLD) * 3
         for tile in range(0, folded):
-            lag = lag_of_rows - tile * FOLD
-            decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
-            )
+            if UNIFORM:
+                lag = lag_of_rows - tile * FOLD
+                decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag,
+                    FOLD=FOLD, PARTS=PARTS,
+                )  # fmt: skip
+                of_row = 1.0 + q_norms * inverse_gain
+                bits = product(bits, terms, PRECISION=PRECISION)
+            else:
+                edge = tile * FOLD + FOLD - 1
+                decay, variance, bias, _, edge_decay, edge_variance = path_fold_rows(
+                    of_rows, at_edge, key_path, path_pair, keys, edge, RICCATI=RICCATI, FAST_LOG=FAST_LOG
+                )
+                of_row = variance + of_queries
+                inverse_gain = UNIT * inverse_freedom
+                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
+                of_keys, column_bias = load_path_columns(
+                    fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
+                )
+                variances = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
+                bits, of_effective, of_variance = path_fold_bits(
+                    variances, column_bias[None, :], gamma2, coefficient, bias_factor,
+                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+                )  # fmt: skip
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            attention, grad_attention, evidence, of_row = fold_weights(
-                q, q_norms, d_out, row_log_sum, row_log_sum_rest, k, v, column,
-                decay, bias, inverse_gain, of_dot, bits, terms, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            attention, grad_attention, evidence = fold_weights(
+                q, d_out, of_log_sum - bias, k, v, column,
+                decay, of_row, of_dot, bits, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
             )  # fmt: skip
             grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
@@ -141,8 +178,9 @@ def query_gradient_kernel(
             if PRIOR:
                 scores = tl.sum(grad_score, 1)
                 of_columns = tl.sum(grad_gain * column[None, :], 1)
-                coefficients -= tl.sum(grad_score * evidence, 1) * LN2
                 of_decay = scores + row_deltas * tl.sum(attention, 1) + coefficient * (of_row * gains - scores)
+            if PRIOR and UNIFORM:
+                coefficients -= tl.sum(grad_score * evidence, 1) * LN2
                 of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
                 of_weight = coefficient * UNIT * (gains - scores) / inverse_gain
                 window = in_program + lag
@@ -153,8 +191,32 @@ def query_gradient_kernel(
                 moments = product(polynomials, of_bits, PRECISION=PRECISION)
                 distance = block - tile + offset // FOLD
                 tl.store(moment + distance * (PARTS // 2) * (PARTS // 2), moments * LN2, mask=kept)
+            elif PRIOR:
+                effective = variances + gamma2
+                coefficients += tl.sum(grad_score * (of_effective - evidence), 1) * LN2
+                through_effective = tl.sum(divided(grad_score, effective, FAST_LOG=FAST_LOG), 1)
+                through_gamma = coefficient * (through_effective - gains)
+                through_variance = through_gamma
+                # The gradient of log E: of E in values and in r, then of E in Sigma.
+                of_decay -= coefficient * of_dot * decay * of_columns
+                of_decay += 2.0 * coefficient * (scores - (variance + gamma2) * through_effective)
+                if RICCATI:
+                    fold_biases += scores
+                    tl.store(edges + tile * 3 + 2, tl.sum(scores, 0) * LN2)
+                else:
+                    through_bias = tl.sum(divided(grad_score, variances, FAST_LOG=FAST_LOG), 1)
+                    through_variance -= bias_factor * through_bias
+                    fold_factors -= tl.sum(grad_score * of_variance, 1)
+                    of_decay -= 2.0 * bias_factor * (scores - variance * through_bias)
+                fold_freedoms -= coefficient * (scores - tl.sum(grad_gain * effective, 1))
+                fold_gammas += through_gamma
+                fold_variances += through_variance
+                squared = of_rows[0] * of_rows[0] * through_variance
+                tl.store(edges + tile * 3, -tl.sum(of_decay, 0))
+                tl.store(edges + tile * 3 + 1, tl.sum(squared, 0))
+                fold_decays -= of_decay + 2.0 * edge_variance * squared
         first = folded * (FOLD // COLUMNS)
-        if PRIOR:
+        if PRIOR and UNIFORM:
             tl.debug_barrier()  # the windows below add to what other threads have stored
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -283,6 +345,15 @@ def query_gradient_kernel(
             if ROWS > COLUMNS and highest - last >= 1:
                 add_windows(window - COLUMNS, windows * COLUMNS, behind_decay, behind_bias, behind_weight, FOLD=FOLD)
         else:
+            if FOLD > 0:
+                inverse_freedoms += fold_freedoms
+                floors += fold_variances * SMALL
+                gammas += fold_gammas * SMALL
+                bias_factors += fold_factors * LN2
+                row_index = grad_rows + pair * 3 * queries + rows
+                tl.store(row_index, fold_decays, mask=in_rows)
+                tl.store(row_index + queries, fold_variances, mask=in_rows)
+                tl.store(row_index + 2 * queries, fold_biases * LN2, mask=in_rows)
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
             tl.store(scalar_index + 3 * queries, floors, mask=in_rows)

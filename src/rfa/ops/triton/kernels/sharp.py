@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 
 from .folds import fold_rows, fold_weights, folded_blocks
-from .pairs import pair_weights, product
+from .pairs import UNIT, pair_weights, product
+from .path_folds import load_edge, load_path_columns, load_path_rows, path_fold_bits, path_fold_rows
 from .prior import load_path, path_prior, table_prior
 
 SHARP = tl.constexpr(0.75)  # rows with a larger weight are marked
@@ -97,21 +98,47 @@ def sharpen_kernel(
         tl.static_assert(ROWS == FOLD)  # as of the gradients: they take the same tiles
         places = tl.arange(0, FOLD)
         q_norms = tl.reshape(q_norm, [ROWS])
-        lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-        terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
-        folded = folded_blocks(nearest, fold_blocks, pair, batch, offset + block * ROWS, FOLD=FOLD, GROUPS=GROUPS)
+        folded = folded_blocks(
+            nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD=FOLD, GROUPS=GROUPS, UNIFORM=UNIFORM
+        )
+        of_log_sum = tl.reshape(row_log_sum + row_log_sum_rest, [ROWS])
+        if UNIFORM:
+            lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
+            terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
+        else:
+            of_rows = load_path_rows(fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI)
+            at_edge = load_edge(query_path, path_pair, queries, block * ROWS, RICCATI=RICCATI)
+            of_queries = gamma2 + q_norms * (inverse_freedom * UNIT)
         for tile in range(0, folded):
-            lag = lag_of_rows - tile * FOLD
-            decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag, FOLD=FOLD, PARTS=PARTS
-            )
+            if UNIFORM:
+                decay, bias, inverse_gain, of_dot, bits = fold_rows(
+                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag_of_rows - tile * FOLD,
+                    FOLD=FOLD, PARTS=PARTS,
+                )  # fmt: skip
+                of_row = 1.0 + q_norms * inverse_gain
+                bits = product(bits, terms, PRECISION=PRECISION)
+            else:
+                edge = tile * FOLD + FOLD - 1
+                decay, variance, bias, _, _, _ = path_fold_rows(
+                    of_rows, at_edge, key_path, path_pair, keys, edge, RICCATI=RICCATI, FAST_LOG=FAST_LOG
+                )
+                of_row = variance + of_queries
+                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
+                of_keys, column_bias = load_path_columns(
+                    fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
+                )
+                variances = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
+                bits, _, _ = path_fold_bits(
+                    variances, column_bias[None, :], gamma2, coefficient, bias_factor,
+                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+                )  # fmt: skip
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            attention, grad_attention, _, _ = fold_weights(
-                q, q_norms, d_out, row_log_sum, row_log_sum_rest, k, v, column,
-                decay, bias, inverse_gain, of_dot, bits, terms, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            attention, grad_attention, _ = fold_weights(
+                q, d_out, of_log_sum - bias, k, v, column,
+                decay, of_row, of_dot, bits, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
             )  # fmt: skip
             total += tl.sum(attention, 1).to(tl.float64)
             inner += tl.sum(attention * (decay[:, None] * grad_attention - row_delta), 1).to(tl.float64)
