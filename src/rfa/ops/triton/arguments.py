@@ -281,7 +281,7 @@ def key_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over queries."""
     if inputs.query.dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64 if inputs.tables is not None and _channels(inputs) <= 64 else 32, 64, 4, 2)
+    return Blocks(64 if _channels(inputs) <= 64 else 32, 64, 4, 2)
 
 
 def _channels(inputs: KernelInputs) -> int:

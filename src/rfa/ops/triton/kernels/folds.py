@@ -58,17 +58,15 @@ def fold_evidence(dot, of_row, column, decay, of_dot, FAST_LOG: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def fold_weights(
-    q, d_out, of_log_sum,  # of the rows
-    k, v, column,  # of the keys
-    decay, of_row, of_dot, bits, coefficient,  # of the prior
-    PRECISION: tl.constexpr, FAST_LOG: tl.constexpr,
-):  # fmt: skip
-    """The weights A of a tile, formed from the rows' log sums less b; `<dout, v'>` and `log2 g`."""
+def fold_products(
+    q, d_out, k, v, column, decay, of_row, of_dot, PRECISION: tl.constexpr, FAST_LOG: tl.constexpr
+):
+    """`<dout, v'>` and `log2 g` of a tile."""
     dot = product(q, tl.trans(k), PRECISION=PRECISION)
     grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
-    evidence = fold_evidence(dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG)
-    return tl.exp2((-coefficient * evidence - of_log_sum[:, None]) + bits), grad_attention, evidence
+    return grad_attention, fold_evidence(
+        dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
+    )
 
 
 @triton.jit

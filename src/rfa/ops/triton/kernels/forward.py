@@ -116,20 +116,23 @@ def forward_kernel(
             v = tl.load(fold_value + (pair * keys + tile * FOLD) * VALUE_CHANNELS + in_values)
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
-            z = bias[:, None] - coefficient * fold_evidence(
+            evidence = fold_evidence(
                 dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
             )
             if UNIFORM:
+                z = bias[:, None] - coefficient * evidence
                 z += product(bits, terms, PRECISION=PRECISION)
             else:
                 of_keys, column_bias = load_path_columns(
                     fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
                 )
                 variance = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
+                start = bias[:, None] if RICCATI else 0.0
                 bits, _, _ = path_fold_bits(
-                    variance, column_bias[None, :], gamma2, coefficient, bias_factor, RICCATI=RICCATI, FAST_LOG=FAST_LOG
-                )
-                z += bits
+                    variance, start, column_bias[None, :], gamma2, coefficient, bias_factor,
+                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+                )  # fmt: skip
+                z = bits - coefficient * evidence
             higher = tl.maximum(highest, tl.max(z, 1))
             attention = tl.exp2(z - higher[:, None])
             rescale = tl.exp2(highest - higher)

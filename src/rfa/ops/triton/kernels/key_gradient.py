@@ -117,16 +117,17 @@ def key_gradient_kernel(
             grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
             evidence = fold_evidence(dot, of_row[None, :], column, decay[None, :], of_dot[None, :], FAST_LOG=FAST_LOG)
             if UNIFORM:
-                prior = product(terms, tl.trans(bits), PRECISION=PRECISION)
+                z = product(terms, tl.trans(bits), PRECISION=PRECISION) - coefficient * evidence - (total - bias)[None, :]
             else:
                 variance = edge_variance + edge_decay * edge_decay * of_keys
                 square = row_decay * row_decay
                 variances = row_variance[None, :] + square[None, :] * variance[:, None]
-                prior, _, _ = path_fold_bits(
-                    variances, fold_bias[:, None], gamma2, coefficient, bias_factor, RICCATI=RICCATI, FAST_LOG=FAST_LOG
-                )
-            z = prior - coefficient * evidence
-            attention = tl.exp2(z - (total - bias)[None, :])
+                z, _, _ = path_fold_bits(
+                    variances, (bias - total)[None, :], fold_bias[:, None], gamma2, coefficient, bias_factor,
+                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+                )  # fmt: skip
+                z -= coefficient * evidence
+            attention = tl.exp2(z)
             grad_score = attention * (decay[None, :] * grad_attention - subtracted[None, :])
             grad_gain = tl.exp2(-evidence) * grad_score
             grad_dot = grad_gain * of_dot[None, :]  # times -c

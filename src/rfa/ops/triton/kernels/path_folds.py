@@ -65,14 +65,17 @@ def load_path_rows(rows, pair, length, index, present, floor, RICCATI: tl.conste
 
 @triton.jit
 @no_type_check
-def path_fold_bits(variance, bias, gamma2, coefficient, bias_factor, RICCATI: tl.constexpr, FAST_LOG: tl.constexpr):
-    """What a score has beside `-c log2 g`, and the logarithms in it: of `Sigma + gamma^2` and of Sigma."""
+def path_fold_bits(
+    variance, start, bias, gamma2, coefficient, bias_factor, RICCATI: tl.constexpr, FAST_LOG: tl.constexpr
+):
+    """T and what it starts from, and the logarithms in it: of `Sigma + gamma^2` and of Sigma."""
     of_effective = log2(variance + gamma2, FAST_LOG=FAST_LOG)
+    bits = coefficient * of_effective + start
     if RICCATI:
-        return coefficient * of_effective + bias, of_effective, of_effective
+        return bits + bias, of_effective, of_effective
     else:
         of_variance = log2(variance, FAST_LOG=FAST_LOG)
-        return coefficient * of_effective - bias_factor * of_variance, of_effective, of_variance
+        return bits - bias_factor * of_variance, of_effective, of_variance
 
 
 @triton.jit

@@ -5,7 +5,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import add_windows, fold_moments, fold_rows, fold_weights, folded_blocks
+from .folds import add_windows, fold_moments, fold_rows, fold_products, folded_blocks
 from .pairs import LN2, UNIT, diagonal_sums, divided, gradient_product, pair_gradients, product
 from .path_folds import load_edge, load_path_columns, load_path_rows, path_fold_bits, path_fold_rows
 from .prior import SMALL, load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
@@ -145,7 +145,7 @@ def query_gradient_kernel(
                     FOLD=FOLD, PARTS=PARTS,
                 )  # fmt: skip
                 of_row = 1.0 + q_norms * inverse_gain
-                bits = product(bits, terms, PRECISION=PRECISION)
+                start = (bias - of_log_sum)[:, None]
             else:
                 edge = tile * FOLD + FOLD - 1
                 decay, variance, bias, _, edge_decay, edge_variance = path_fold_rows(
@@ -158,18 +158,21 @@ def query_gradient_kernel(
                     fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
                 )
                 variances = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
-                bits, of_effective, of_variance = path_fold_bits(
-                    variances, column_bias[None, :], gamma2, coefficient, bias_factor,
+                start, of_effective, of_variance = path_fold_bits(
+                    variances, (bias - of_log_sum)[:, None], column_bias[None, :], gamma2, coefficient, bias_factor,
                     RICCATI=RICCATI, FAST_LOG=FAST_LOG,
                 )  # fmt: skip
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            attention, grad_attention, evidence = fold_weights(
-                q, d_out, of_log_sum - bias, k, v, column,
-                decay, of_row, of_dot, bits, coefficient, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
-            )  # fmt: skip
+            grad_attention, evidence = fold_products(
+                q, d_out, k, v, column, decay, of_row, of_dot, PRECISION=PRECISION, FAST_LOG=FAST_LOG
+            )
+            z = start - coefficient * evidence
+            if UNIFORM:
+                z += product(bits, terms, PRECISION=PRECISION)
+            attention = tl.exp2(z)
             grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
             d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)
