@@ -122,25 +122,24 @@ def key_gradient_kernel(
                 variance = edge_variance + edge_decay * edge_decay * of_keys
                 square = row_decay * row_decay
                 variances = row_variance[None, :] + square[None, :] * variance[:, None]
-                z, _, _ = path_fold_bits(
+                z, of_effective, of_variance = path_fold_bits(
                     variances, (bias - total)[None, :], fold_bias[:, None], gamma2, coefficient, bias_factor,
                     RICCATI=RICCATI, FAST_LOG=FAST_LOG,
                 )  # fmt: skip
                 z -= coefficient * evidence
             attention = tl.exp2(z)
             grad_score = attention * (decay[None, :] * grad_attention - subtracted[None, :])
-            grad_gain = tl.exp2(-evidence) * grad_score
-            grad_dot = grad_gain * of_dot[None, :]  # times -c
+            grad_dot = tl.exp2(-evidence) * grad_score * of_dot[None, :]  # times -c
             d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
             d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
             residuals -= tl.sum(grad_dot * decay[None, :], 1)
             if PRIOR and not UNIFORM:
-                grad_effective = divided(grad_score, variances + gamma2, FAST_LOG=FAST_LOG) - grad_gain
-                grad_variance = coefficient * grad_effective
+                of_variance_gradient = coefficient * tl.exp2(-of_effective)
                 if RICCATI:
                     biases_of_keys += tl.sum(grad_score, 1)
                 else:
-                    grad_variance -= divided(bias_factor * grad_score, variances, FAST_LOG=FAST_LOG)
+                    of_variance_gradient -= bias_factor * tl.exp2(-of_variance)
+                grad_variance = of_variance_gradient * grad_score
                 variances_of_keys += edge_decay * edge_decay * tl.sum(grad_variance * square[None, :], 1)
         d_key = -coefficient * (d_key + residuals[:, None] * k.to(tl.float32))
         if PRIOR:
@@ -148,6 +147,8 @@ def key_gradient_kernel(
             if UNIFORM:
                 through_states /= factor
                 variances_of_keys = -0.5 * coefficient * residuals
+            else:  # Sigma is in g, too
+                variances_of_keys -= 0.5 * coefficient * residuals / (UNIT * inverse_freedom)
             tl.store(grad_factor + key_index, through_states, mask=in_columns)
             tl.store(grad_constant + key_index, variances_of_keys, mask=in_columns)
             if RICCATI and not UNIFORM:

@@ -197,7 +197,7 @@ def query_gradient_kernel(
             elif PRIOR:
                 effective = variances + gamma2
                 coefficients += tl.sum(grad_score * (of_effective - evidence), 1) * LN2
-                through_effective = tl.sum(divided(grad_score, effective, FAST_LOG=FAST_LOG), 1)
+                through_effective = tl.sum(grad_score * tl.exp2(-of_effective), 1)
                 through_gamma = coefficient * (through_effective - gains)
                 through_variance = through_gamma
                 # The gradient of log E: of E in values and in r, then of E in Sigma.
@@ -207,7 +207,7 @@ def query_gradient_kernel(
                     fold_biases += scores
                     tl.store(edges + tile * 3 + 2, tl.sum(scores, 0) * LN2)
                 else:
-                    through_bias = tl.sum(divided(grad_score, variances, FAST_LOG=FAST_LOG), 1)
+                    through_bias = tl.sum(grad_score * tl.exp2(-of_variance), 1)
                     through_variance -= bias_factor * through_bias
                     fold_factors -= tl.sum(grad_score * of_variance, 1)
                     of_decay -= 2.0 * bias_factor * (scores - variance * through_bias)
