@@ -129,9 +129,9 @@ def test_poisoned_states(name, place):
     assert torch.equal(found_log[0, 0, ~sees], clean_log[0, 0, ~sees])
 
 
-def gradients(inputs, log_precision_only=False):
+def gradients(inputs, log_precision_only=False, **options):
     leaves = {n: x.to(torch.bfloat16 if x.dim() == 4 else torch.float32).requires_grad_() for n, x in inputs.items()}
-    out, log_precision = triton_attention(**leaves)
+    out, log_precision = triton_attention(**leaves, **options)
     total = log_precision.double().sum() if log_precision_only else (out.double() ** 2).sum()
     return torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
 
@@ -191,7 +191,7 @@ def test_other_groups_go_pair_by_pair(nearest, monkeypatch, dtype, packed):
     assert nearest  # the call has folds, of no block
     groups = segments.to(torch.int32) if packed else segments.to(torch.int32) - 1
     given = type("Inputs", (), {"key_groups": groups, "query_groups": groups, "query": inputs["query"]})
-    assert folds._blocks_of_present_keys(given).tolist() == [0]
+    assert folds.blocks_of_present_keys(given).tolist() == [0]
 
 
 def test_a_poisoned_query_without_a_gradient_harms_nothing():

@@ -70,12 +70,12 @@ def _folded_blocks(inputs: KernelInputs, frame: Frame, order: Orders, present: T
     batch, heads, queries, _ = inputs.query.shape
     blocks = inputs.key.shape[2] // FOLD
     last_keys, first_queries = order.key_order[:, FOLD - 1 :: FOLD], order.query_order[:, ::FOLD]
-    counts = (last_keys[:, None, :] <= first_queries[:, :, None]).sum(-1)  # where times do not fall
+    block = torch.arange(blocks, device=last_keys.device)
+    earlier = last_keys[:, None, :] <= first_queries[:, :, None]
+    if present is not None:  # absent keys may have any time
+        earlier = earlier & (block < present[:, None, None])
     good = _heads_that_fold(inputs, frame) & _is_sorted(inputs, order)
-    counts = torch.where(good[..., None], counts[:, None], 0)
-    if present is not None:
-        counts = counts.minimum(present[:, None, None])
-    block = torch.arange(blocks, device=counts.device)
+    counts = torch.where(good[..., None], earlier.sum(-1)[:, None], 0)
     first = (counts[..., None, :] <= block[:, None]).sum(-1)
     shape = (batch, heads, -1)
     return tuple(x.to(torch.int32).expand(shape).contiguous() for x in (counts, first))  # type: ignore[return-value]
