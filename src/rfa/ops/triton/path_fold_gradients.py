@@ -67,7 +67,11 @@ def path_fold_gradients(inputs: KernelInputs, of_queries: PathSums, of_keys: Key
     """What folded tiles add to the gradients of the prior."""
     assert inputs.key_path is not None
     assert inputs.query_path is not None
-    key_path, query_path, eta2 = inputs.key_path.double(), inputs.query_path.double(), inputs.scalars[2, :, None].double()
+    key_path, query_path, eta2 = (
+        inputs.key_path.double(),
+        inputs.query_path.double(),
+        inputs.scalars[2, :, None].double(),
+    )
 
     to_decay, to_variance, to_bias = of_queries.rows.double().unbind(2)
     variance = edge_of_queries(query_path[1])

@@ -58,9 +58,7 @@ def fold_evidence(dot, of_row, column, decay, of_dot, FAST_LOG: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def fold_products(
-    q, d_out, k, v, column, decay, of_row, of_dot, PRECISION: tl.constexpr, FAST_LOG: tl.constexpr
-):
+def fold_products(q, d_out, k, v, column, decay, of_row, of_dot, PRECISION: tl.constexpr, FAST_LOG: tl.constexpr):
     """`<dout, v'>` and `log2 g` of a tile."""
     dot = product(q, tl.trans(k), PRECISION=PRECISION)
     grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)

@@ -112,12 +112,18 @@ def key_gradient_kernel(
                 decay = row_decay * edge_decay
                 of_dot = decay * (-2.0 * UNIT * inverse_freedom)
                 bias += edge_bias
-                of_row = row_variance + row_decay * row_decay * edge_variance + (gamma2 + q_norm * (UNIT * inverse_freedom))
+                of_row = (
+                    row_variance + row_decay * row_decay * edge_variance + (gamma2 + q_norm * (UNIT * inverse_freedom))
+                )
             dot = product(k, tl.trans(q), PRECISION=PRECISION)
             grad_attention = product(v, tl.trans(d_out), PRECISION=PRECISION)
             evidence = fold_evidence(dot, of_row[None, :], column, decay[None, :], of_dot[None, :], FAST_LOG=FAST_LOG)
             if UNIFORM:
-                z = product(terms, tl.trans(bits), PRECISION=PRECISION) - coefficient * evidence - (total - bias)[None, :]
+                z = (
+                    product(terms, tl.trans(bits), PRECISION=PRECISION)
+                    - coefficient * evidence
+                    - (total - bias)[None, :]
+                )
             else:
                 variance = edge_variance + edge_decay * edge_decay * of_keys
                 square = row_decay * row_decay
