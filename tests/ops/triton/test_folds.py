@@ -90,7 +90,7 @@ def test_values_of_another_size(nearest, monkeypatch, dtype, channels):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_heads_of_both_kinds(nearest, monkeypatch, dtype):
     """A large c and large states go pair by pair; a fast decay folds where E is nothing."""
-    from rfa.ops.triton.folds import NEVER
+    from rfa.ops.triton.table_folds import NEVER
 
     inputs = slow(5, heads=4)
     inputs["decay"][1] = 2.0

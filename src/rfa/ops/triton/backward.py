@@ -4,21 +4,11 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs
-from .arguments import (
-    Frame,
-    Orders,
-    batched,
-    choices,
-    column_ranges,
-    gradient_of,
-    key_blocks,
-    orders,
-    out_of_frame,
-    prior_arguments,
-    to_frame,
-)
+from .arguments import Orders, batched, choices, column_ranges, key_blocks, orders, prior_arguments
 from .fold_gradients import FoldGradients, fold_gradients
-from .folds import Folds, fold_arguments, fold_choices, folds_of
+from .fold_numbers import Folds, fold_arguments, fold_choices
+from .folds import folds_of
+from .frame import Frame, gradient_of, out_of_frame, to_frame
 from .incoming import Incoming, incoming_of, sharpen
 from .path_fold_gradients import KeySums, PathSums, path_fold_gradients
 from .query_gradients import PriorGradients, of_batch, path_gradient, query_gradients

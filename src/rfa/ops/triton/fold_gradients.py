@@ -10,7 +10,8 @@ from torch import Tensor
 from ..kernel import KernelInputs
 from ..prior import UNIT
 from .fold_constants import FOLD, constant
-from .folds import Folds, constants_of_keys, gains
+from .fold_numbers import Folds
+from .table_folds import constants_of_keys, gains
 
 
 def distances(queries: int, keys: int) -> int:

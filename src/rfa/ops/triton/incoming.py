@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs
-from .arguments import LINEAR_ROWS, Frame, Orders, batched, choices, forward_blocks, row_ranges, turned
-from .folds import Folds, fold_arguments, fold_choices
+from .arguments import Orders, batched, choices, forward_blocks, row_ranges
+from .fold_numbers import Folds, fold_arguments, fold_choices
+from .frame import LINEAR_ROWS, Frame, turned
 
 
 class Incoming(NamedTuple):

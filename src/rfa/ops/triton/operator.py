@@ -22,17 +22,10 @@ from ..kernel import (
     gradients_by_field,
 )
 from ..transforms import refuse_forward_mode, transformable
-from .arguments import (
-    batched,
-    choices,
-    forward_blocks,
-    orders,
-    prior_arguments,
-    row_ranges,
-    to_frame,
-    turned,
-)
-from .folds import fold_arguments, fold_choices, folds_of, poisoned_before
+from .arguments import batched, choices, forward_blocks, orders, prior_arguments, row_ranges
+from .fold_numbers import fold_arguments, fold_choices
+from .folds import folds_of, poisoned_before
+from .frame import to_frame, turned
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:

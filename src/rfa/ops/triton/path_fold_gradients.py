@@ -1,6 +1,6 @@
 """The gradients of a path from the sums of folded tiles: M, u and C of queries, keys and their edges.
 
-A difference such as `M_i - M_a` has one gradient, which is added to the first and subtracted from the second as the same
+A difference such as `M_i - M_a` has one gradient, which is added to the first and subtracted from the second as one
 float64. So what is later multiplied by large times cancels to the lag, however the sums were rounded.
 """
 
@@ -30,7 +30,10 @@ class PathSums(NamedTuple):
 
 
 class KeySums(NamedTuple):
-    """Sums of the key kernel over folded tiles, `(batch, heads, keys)` float32: of log F, C (V_j) and the key's bias."""
+    """Sums of the key kernel over folded tiles, `(batch, heads, keys)` float32.
+
+    At uniform times they are of F and C, else of log E_j, V_j and, with the Riccati prior, of the key's bias.
+    """
 
     factor: Tensor
     constant: Tensor

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs
-from .arguments import Frame, Orders, turned
+from .arguments import Orders
 from .fold_constants import FOLD
-from .folds import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds
+from .fold_numbers import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds
+from .frame import Frame, turned
 
 LEAST_VARIANCE, MOST_GAIN = 2.0**-40, 2.0**40  # in float32 no square of a state, and no quotient, overflows
 
@@ -67,7 +68,7 @@ def _folded_blocks(inputs: KernelInputs, frame: Frame, order: Orders, present: T
     """`Folds.nearest` and `Folds.blocks`."""
     assert order.key_order is not None
     assert order.query_order is not None
-    batch, heads, queries, _ = inputs.query.shape
+    batch, heads = inputs.query.shape[:2]
     blocks = inputs.key.shape[2] // FOLD
     last_keys, first_queries = order.key_order[:, FOLD - 1 :: FOLD], order.query_order[:, ::FOLD]
     block = torch.arange(blocks, device=last_keys.device)
@@ -84,6 +85,7 @@ def _folded_blocks(inputs: KernelInputs, frame: Frame, order: Orders, present: T
 def _heads_that_fold(inputs: KernelInputs, frame: Frame) -> Tensor:
     """`(batch, heads)`: c is small, and squared states and variances are of like size."""
     assert inputs.key_path is not None
+    assert inputs.query_path is not None
     power, inverse_freedom, eta2, floor, gamma2, _ = inputs.scalars
     least = (floor + gamma2) / inverse_freedom
     greatest = (inputs.key_path[1].amax(-1) + inputs.query_path[1].amax(-1) + eta2 + floor + gamma2) / inverse_freedom

@@ -8,21 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernel import KernelInputs
-from .arguments import (
-    SMALL,
-    Frame,
-    Orders,
-    batched,
-    choices,
-    gradient_of,
-    out_of_frame,
-    query_blocks,
-    row_ranges,
-    unit,
-)
+from .arguments import SMALL, Orders, batched, choices, query_blocks, row_ranges, unit
 from .fold_constants import FOLD, TERMS, constant
 from .fold_gradients import distances
-from .folds import Folds, fold_arguments, fold_choices
+from .fold_numbers import Folds, fold_arguments, fold_choices
+from .frame import Frame, gradient_of, out_of_frame
 from .incoming import Incoming
 from .path_fold_gradients import PathSums, edge_gradients
 

@@ -5,17 +5,9 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import fold_evidence, fold_rows, folded_blocks
-from .pairs import UNIT, product, scores
-from .path_folds import (
-    between_edges,
-    load_edge,
-    load_path_columns,
-    load_path_rows,
-    path_fold_bits,
-    path_fold_rows,
-)
-from .prior import BITS, load_path, path_prior, table_prior
+from .fold_tiles import fold_scores, fold_tile, folded_blocks, of_fold_rows
+from .pairs import product, scores
+from .prior import BITS, load_path, load_scalars, path_prior, table_prior
 from .sharp import SHARP, marked
 
 LOWEST = tl.constexpr(-3e38)  # a maximum before the first score; all of Student-t weights are higher
@@ -52,15 +44,11 @@ def forward_kernel(
     query_index = pair * queries + rows
     q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
     q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
-    coefficient = tl.load(scalars + head)
+    of_head = load_scalars(scalars, head, heads, UNIFORM=UNIFORM)
+    coefficient, inverse_freedom, eta2, floor, gamma2, bias_factor = of_head
     offset = keys - queries
+    path_pair = batch * heads * path_batched + head
     if not UNIFORM:
-        inverse_freedom = tl.load(scalars + heads + head)
-        eta2 = tl.load(scalars + 2 * heads + head)
-        floor = tl.load(scalars + 3 * heads + head)
-        gamma2 = tl.load(scalars + 4 * heads + head)
-        bias_factor = tl.load(scalars + 5 * heads + head)
-        path_pair = batch * heads * path_batched + head
         at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
         row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
     if GROUPS:
@@ -83,32 +71,24 @@ def forward_kernel(
         folded = folded_blocks(
             nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD=FOLD, GROUPS=GROUPS, UNIFORM=UNIFORM
         )
+        of_rows = of_fold_rows(
+            rows, in_rows, q_norms, block, offset, queries, fold_rows_of_lags, fold_terms, query_path, path_pair,
+            of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI,
+        )  # fmt: skip
         if UNIFORM:
-            lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-            terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
             start = tl.load(tables + head * lags)
             step = tl.load(tables + head * lags + FOLD) / tl.where(start > 0.0, start, 1.0)
         else:
-            of_rows = load_path_rows(fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI)
-            at_edge = load_edge(query_path, path_pair, queries, block * ROWS, RICCATI=RICCATI)
-            of_queries = gamma2 + q_norms * (inverse_freedom * UNIT)
             before = float("inf")  # `M_a - M_b` of the last tile
         in_keys = places[:, None] * CHANNELS + channels[None, :]
         in_values = places[:, None] * VALUE_CHANNELS + value_channels[None, :]
         for tile in range(0, folded):
-            if UNIFORM:
-                decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag_of_rows - tile * FOLD,
-                    FOLD=FOLD, PARTS=PARTS,
-                )  # fmt: skip
-                of_row = 1.0 + q_norms * inverse_gain
-            else:
-                edge = tile * FOLD + FOLD - 1
-                decay, variance, bias, apart, _, _ = path_fold_rows(
-                    of_rows, at_edge, key_path, path_pair, keys, edge, RICCATI=RICCATI, FAST_LOG=FAST_LOG
-                )
-                of_row = variance + of_queries
-                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
+            numbers = fold_tile(
+                of_rows, tile, tables, key_path, fold_rows_of_lags, fold_bits, head, heads, lags, keys, path_pair,
+                of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
+            if not UNIFORM:
+                apart = numbers[5][4]
                 step = tl.exp2((apart - before) * BITS)
                 before = apart
             key_index = pair * keys + tile * FOLD + places
@@ -116,23 +96,10 @@ def forward_kernel(
             v = tl.load(fold_value + (pair * keys + tile * FOLD) * VALUE_CHANNELS + in_values)
             column = tl.load(fold_columns + key_index)
             dot = product(q, tl.trans(k), PRECISION=PRECISION)
-            evidence = fold_evidence(
-                dot, of_row[:, None], column[None, :], decay[:, None], of_dot[:, None], FAST_LOG=FAST_LOG
-            )
-            if UNIFORM:
-                z = bias[:, None] - coefficient * evidence
-                z += product(bits, terms, PRECISION=PRECISION)
-            else:
-                of_keys, column_bias = load_path_columns(
-                    fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
-                )
-                variance = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
-                start = bias[:, None] if RICCATI else 0.0
-                bits, _, _ = path_fold_bits(
-                    variance, start, column_bias[None, :], gamma2, coefficient, bias_factor,
-                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
-                )  # fmt: skip
-                z = bits - coefficient * evidence
+            z, _, _, _ = fold_scores(
+                dot, column, of_rows, numbers, numbers[4], of_head,
+                UNIFORM=UNIFORM, RICCATI=RICCATI, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
             higher = tl.maximum(highest, tl.max(z, 1))
             attention = tl.exp2(z - higher[:, None])
             rescale = tl.exp2(highest - higher)
@@ -144,9 +111,9 @@ def forward_kernel(
             first = folded * (FOLD // COLUMNS)
             unknown += tl.load(poisoned + pair * (keys // FOLD) + folded - 1)
             if UNIFORM:
-                decay = tl.load(tables + head * lags + lag_of_rows - (folded - 1) * FOLD)
+                decay = tl.load(tables + head * lags + of_rows[0] - (folded - 1) * FOLD)
             else:
-                decay = of_rows[0] * tl.exp2(before * -BITS)
+                decay = of_rows[0][0] * tl.exp2(before * -BITS)
             estimate *= decay[:, None]
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -177,21 +144,9 @@ def forward_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries,
-                at_keys,
-                later,
-                column_bias,
-                inverse_freedom,
-                eta2,
-                floor,
-                gamma2,
-                bias_factor,
-                SCORE=SCORE,
-                GATE=GATE,
-                RICCATI=RICCATI,
-                CAUSAL=CAUSAL,
-                FAST_LOG=FAST_LOG,
-            )
+                at_queries, at_keys, later, column_bias, inverse_freedom, eta2, floor, gamma2, bias_factor,
+                SCORE=SCORE, GATE=GATE, RICCATI=RICCATI, CAUSAL=CAUSAL, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
 
         z = scores(dot, q_norm, k_norm, decay, bias, weight, coefficient, SCORE=SCORE, FAST_LOG=FAST_LOG)
         z = tl.where(visible, z, float("-inf"))

@@ -27,7 +27,6 @@ def frame_kernel(
     phase_time,
     phase_mode,
     factor_batch,
-    factor_head,
     period,
     heads,
     length,
@@ -69,7 +68,7 @@ def frame_kernel(
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
     if FOLDED:
-        factor_index = batch * factor_batch + head * factor_head + time % period
+        factor_index = batch * factor_batch + head * period + time % period
         factor = tl.load(factors + factor_index, mask=time < length, other=0.0)[:, None]
         real, imaginary = real * factor, imaginary * factor
 

@@ -6,9 +6,9 @@ import triton
 import triton.language as tl
 
 from .folds import fold_evidence, fold_rows
-from .pairs import LN2, UNIT, divided, gradient_product, pair_gradients, product
+from .pairs import LN2, UNIT, gradient_product, pair_gradients, product
 from .path_folds import between_edges, load_edge, load_path_columns, load_path_rows, path_fold_bits
-from .prior import load_path, path_prior, table_prior
+from .prior import load_path, load_scalars, path_prior, table_prior
 
 
 @triton.jit
@@ -40,16 +40,12 @@ def key_gradient_kernel(
     value_index = key_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
     k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[:, None]
     k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
-    coefficient = tl.load(scalars + head)
+    of_head = load_scalars(scalars, head, heads, UNIFORM=UNIFORM)
+    coefficient, inverse_freedom, eta2, floor, gamma2, bias_factor = of_head
     offset = keys - queries
+    path_pair = batch * heads * path_batched + head
     column_bias = 0.0
     if not UNIFORM:
-        inverse_freedom = tl.load(scalars + heads + head)
-        eta2 = tl.load(scalars + 2 * heads + head)
-        floor = tl.load(scalars + 3 * heads + head)
-        gamma2 = tl.load(scalars + 4 * heads + head)
-        bias_factor = tl.load(scalars + 5 * heads + head)
-        path_pair = batch * heads * path_batched + head
         at_keys = load_path(key_path, path_pair, keys, columns[:, None], in_columns[:, None], RICCATI=RICCATI)
         column_order = tl.load(key_order + batch * order_batched * keys + columns, mask=in_columns, other=0)[:, None]
         if RICCATI:
@@ -198,39 +194,14 @@ def key_gradient_kernel(
                 visible &= later
             at_queries = load_path(query_path, path_pair, queries, rows[None, :], in_rows[None, :], RICCATI=RICCATI)
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries,
-                at_keys,
-                later,
-                column_bias,
-                inverse_freedom,
-                eta2,
-                floor,
-                gamma2,
-                bias_factor,
-                SCORE=SCORE,
-                GATE=GATE,
-                RICCATI=RICCATI,
-                CAUSAL=CAUSAL,
-                FAST_LOG=FAST_LOG,
-            )
+                at_queries, at_keys, later, column_bias, inverse_freedom, eta2, floor, gamma2, bias_factor,
+                SCORE=SCORE, GATE=GATE, RICCATI=RICCATI, CAUSAL=CAUSAL, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
 
         weights, grad_dot, grad_residual, _, _, _, _ = pair_gradients(
-            dot,
-            grad_attention,
-            q_norm,
-            k_norm,
-            decay,
-            bias,
-            weight,
-            coefficient,
-            row_log_sum,
-            row_log_sum_rest,
-            row_delta,
-            row_delta_rest,
-            visible,
-            SCORE=SCORE,
-            FAST_LOG=FAST_LOG,
-        )
+            dot, grad_attention, q_norm, k_norm, decay, bias, weight, coefficient, row_log_sum, row_log_sum_rest,
+            row_delta, row_delta_rest, visible, SCORE=SCORE, FAST_LOG=FAST_LOG,
+        )  # fmt: skip
         d_value += product(weights.to(d_out.dtype), d_out, PRECISION=PRECISION)
         d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
         residuals += tl.sum(grad_residual * decay * decay, 1)

@@ -81,11 +81,11 @@ def path_fold_bits(
 @triton.jit
 @no_type_check
 def path_fold_rows(of_rows, at_queries, key_path, pair, keys, edge, RICCATI: tl.constexpr, FAST_LOG: tl.constexpr):
-    """Of rows, towards the keys of an edge: E, `Sigma - E^2 V_j`, `C_i - C_b`; and `M_a - M_b`, E_ab, V_ab."""
+    """Of rows, towards the keys of an edge: E, `Sigma - E^2 V_j`, `C_i - C_b`; and `M_a - M_b`, V_ab."""
     at_edge = load_edge(key_path, pair, keys, edge, RICCATI=RICCATI)
     apart, edge_decay, edge_variance, edge_bias = between_edges(at_queries, at_edge, FAST_LOG=FAST_LOG)
     variance = of_rows[1] + of_rows[0] * of_rows[0] * edge_variance
-    return of_rows[0] * edge_decay, variance, of_rows[2] + edge_bias, apart, edge_decay, edge_variance
+    return of_rows[0] * edge_decay, variance, of_rows[2] + edge_bias, apart, edge_variance
 
 
 @triton.jit

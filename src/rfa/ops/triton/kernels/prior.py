@@ -39,6 +39,24 @@ def table_prior(tables, head, heads, lags, lag, visible, CAUSAL: tl.constexpr):
 
 @triton.jit
 @no_type_check
+def load_scalars(scalars, head, heads, UNIFORM: tl.constexpr):
+    """c, W, eta^2, sigma_0^2, gamma^2 and B of a head; at uniform times only c is used."""
+    coefficient = tl.load(scalars + head)
+    if UNIFORM:
+        return coefficient, 0.0, 0.0, 0.0, 0.0, 0.0
+    else:
+        return (
+            coefficient,
+            tl.load(scalars + heads + head),
+            tl.load(scalars + 2 * heads + head),
+            tl.load(scalars + 3 * heads + head),
+            tl.load(scalars + 4 * heads + head),
+            tl.load(scalars + 5 * heads + head),
+        )
+
+
+@triton.jit
+@no_type_check
 def load_path(path, pair, length, indices, present, RICCATI: tl.constexpr):
     """M, u and C (0 where there is none), each a high and a low float32 whose sum is the float64."""
     if RICCATI:

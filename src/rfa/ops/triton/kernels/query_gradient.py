@@ -5,10 +5,19 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import add_windows, fold_moments, fold_rows, fold_products, folded_blocks
-from .pairs import LN2, UNIT, diagonal_sums, divided, gradient_product, pair_gradients, product
-from .path_folds import load_edge, load_path_columns, load_path_rows, path_fold_bits, path_fold_rows
-from .prior import SMALL, load_path, path_gradients, path_prior, riccati_sum_gradient, table_prior, variance_gradients
+from .fold_sums import add_path_sums, add_windows, no_path_sums, row_sums, store_lag_sums, store_moments
+from .fold_tiles import fold_scores, fold_tile, folded_blocks, of_fold_rows
+from .pairs import LN2, diagonal_sums, gradient_product, pair_gradients, product
+from .prior import (
+    SMALL,
+    load_path,
+    load_scalars,
+    path_gradients,
+    path_prior,
+    riccati_sum_gradient,
+    table_prior,
+    variance_gradients,
+)
 
 
 @triton.jit
@@ -57,15 +66,11 @@ def query_gradient_kernel(
     row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[:, None]
-    coefficient = tl.load(scalars + head)
+    of_head = load_scalars(scalars, head, heads, UNIFORM=UNIFORM)
+    coefficient, inverse_freedom, eta2, floor, gamma2, bias_factor = of_head
     offset = keys - queries
+    path_pair = batch * heads * path_batched + head
     if not UNIFORM:
-        inverse_freedom = tl.load(scalars + heads + head)
-        eta2 = tl.load(scalars + 2 * heads + head)
-        floor = tl.load(scalars + 3 * heads + head)
-        gamma2 = tl.load(scalars + 4 * heads + head)
-        bias_factor = tl.load(scalars + 5 * heads + head)
-        path_pair = batch * heads * path_batched + head
         at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
         row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
     if GROUPS:
@@ -110,68 +115,38 @@ def query_gradient_kernel(
             nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD=FOLD, GROUPS=GROUPS, UNIFORM=UNIFORM
         )
         of_log_sum = tl.reshape(row_log_sum + row_log_sum_rest, [ROWS])
-        if UNIFORM:
-            lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-            term = tl.arange(0, PARTS)
-            terms = tl.load(fold_terms + term[:, None] * FOLD + places[None, :])
-        else:
-            of_rows = load_path_rows(fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI)
-            at_edge = load_edge(query_path, path_pair, queries, block * ROWS, RICCATI=RICCATI)
-            of_queries = gamma2 + q_norms * (inverse_freedom * UNIT)
+        of_rows = of_fold_rows(
+            rows, in_rows, q_norms, block, offset, queries, fold_rows_of_lags, fold_terms, query_path, path_pair,
+            of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI,
+        )  # fmt: skip
         if PRIOR and UNIFORM:
-            functions = tl.trans(terms).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
-            distance_to_edge = (FOLD - 1 - places).to(tl.float32) / FOLD  # the first of the functions
+            functions = tl.trans(of_rows[1]).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
+            term = tl.arange(0, PARTS)
             polynomials = tl.load(
                 polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
             )
-            kept = (term[:, None] < PARTS // 2) & (term[None, :] < PARTS // 2)
-            moment = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
-            moment += term[:, None] * (PARTS // 2) + term[None, :]
+            moments = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
         elif PRIOR:
-            fold_decays = tl.zeros([ROWS], tl.float32)
-            fold_variances = tl.zeros([ROWS], tl.float32)
-            fold_freedoms = tl.zeros([ROWS], tl.float32)
-            fold_gammas = tl.zeros([ROWS], tl.float32)
-            fold_factors = tl.zeros([ROWS], tl.float32)
-            fold_biases = tl.zeros([ROWS], tl.float32)
             edges = grad_edges + tl.program_id(0).to(tl.int64) * (keys // FOLD) * 3
+            path_sums = no_path_sums(ROWS=ROWS)
         for tile in range(0, folded):
-            if UNIFORM:
-                lag = lag_of_rows - tile * FOLD
-                decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag,
-                    FOLD=FOLD, PARTS=PARTS,
-                )  # fmt: skip
-                of_row = 1.0 + q_norms * inverse_gain
-                start = (bias - of_log_sum)[:, None]
-            else:
-                edge = tile * FOLD + FOLD - 1
-                decay, variance, bias, _, edge_decay, edge_variance = path_fold_rows(
-                    of_rows, at_edge, key_path, path_pair, keys, edge, RICCATI=RICCATI, FAST_LOG=FAST_LOG
-                )
-                of_row = variance + of_queries
-                inverse_gain = UNIT * inverse_freedom
-                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
-                of_keys, column_bias = load_path_columns(
-                    fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
-                )
-                variances = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
-                start, of_effective, of_variance = path_fold_bits(
-                    variances, (bias - of_log_sum)[:, None], column_bias[None, :], gamma2, coefficient, bias_factor,
-                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
-                )  # fmt: skip
+            numbers = fold_tile(
+                of_rows, tile, tables, key_path, fold_rows_of_lags, fold_bits, head, heads, lags, keys, path_pair,
+                of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
+            decay, of_row, of_dot, inverse_gain, bias, _ = numbers
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            grad_attention, evidence = fold_products(
-                q, d_out, k, v, column, decay, of_row, of_dot, PRECISION=PRECISION, FAST_LOG=FAST_LOG
-            )
-            z = start - coefficient * evidence
-            if UNIFORM:
-                z += product(bits, terms, PRECISION=PRECISION)
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+            z, evidence, of_effective, of_variance = fold_scores(
+                dot, column, of_rows, numbers, bias - of_log_sum, of_head,
+                UNIFORM=UNIFORM, RICCATI=RICCATI, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
             attention = tl.exp2(z)
             grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
@@ -179,45 +154,20 @@ def query_gradient_kernel(
             gains = tl.sum(grad_gain, 1)
             residuals -= coefficient * inverse_gain * gains
             if PRIOR:
-                scores = tl.sum(grad_score, 1)
-                of_columns = tl.sum(grad_gain * column[None, :], 1)
-                of_decay = scores + row_deltas * tl.sum(attention, 1) + coefficient * (of_row * gains - scores)
+                sums = row_sums(attention, grad_score, grad_gain, gains, column, row_deltas, of_row, coefficient)
             if PRIOR and UNIFORM:
                 coefficients -= tl.sum(grad_score * evidence, 1) * LN2
-                of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
-                of_weight = coefficient * UNIT * (gains - scores) / inverse_gain
-                window = in_program + lag
-                tl.store(window, of_decay, mask=in_rows)
-                tl.store(window + windows * COLUMNS, scores * LN2, mask=in_rows)
-                tl.store(window + 2 * windows * COLUMNS, of_weight, mask=in_rows)
-                of_bits = fold_moments(grad_score, functions, distance_to_edge, PRECISION=PRECISION)
-                moments = product(polynomials, of_bits, PRECISION=PRECISION)
-                distance = block - tile + offset // FOLD
-                tl.store(moment + distance * (PARTS // 2) * (PARTS // 2), moments * LN2, mask=kept)
+                store_lag_sums(
+                    in_program + of_rows[0] - tile * FOLD, windows * COLUMNS, sums, numbers, coefficient, in_rows
+                )
+                moment = moments + (block - tile + offset // FOLD) * (PARTS // 2) * (PARTS // 2)
+                store_moments(moment, grad_score, functions, polynomials, PRECISION=PRECISION)
             elif PRIOR:
-                effective = variances + gamma2
                 coefficients += tl.sum(grad_score * (of_effective - evidence), 1) * LN2
-                through_effective = tl.sum(grad_score * tl.exp2(-of_effective), 1)
-                through_gamma = coefficient * (through_effective - gains)
-                through_variance = through_gamma
-                # The gradient of log E: of E in values and in r, then of E in Sigma.
-                of_decay -= coefficient * of_dot * decay * of_columns
-                of_decay += 2.0 * coefficient * (scores - (variance + gamma2) * through_effective)
-                if RICCATI:
-                    fold_biases += scores
-                    tl.store(edges + tile * 3 + 2, tl.sum(scores, 0) * LN2)
-                else:
-                    through_bias = tl.sum(grad_score * tl.exp2(-of_variance), 1)
-                    through_variance -= bias_factor * through_bias
-                    fold_factors -= tl.sum(grad_score * of_variance, 1)
-                    of_decay -= 2.0 * bias_factor * (scores - variance * through_bias)
-                fold_freedoms -= coefficient * (scores - tl.sum(grad_gain * effective, 1))
-                fold_gammas += through_gamma
-                fold_variances += through_variance
-                squared = of_rows[0] * of_rows[0] * through_variance
-                tl.store(edges + tile * 3, -tl.sum(of_decay, 0))
-                tl.store(edges + tile * 3 + 1, tl.sum(squared, 0))
-                fold_decays -= of_decay + 2.0 * edge_variance * squared
+                path_sums = add_path_sums(
+                    path_sums, edges + tile * 3, grad_score, grad_gain, of_effective, of_variance, sums, numbers,
+                    of_rows[0][0], of_head, RICCATI=RICCATI,
+                )  # fmt: skip
         first = folded * (FOLD // COLUMNS)
         if PRIOR and UNIFORM:
             tl.debug_barrier()  # the windows below add to what other threads have stored
@@ -255,39 +205,14 @@ def query_gradient_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, complement, variance, effective_variance = path_prior(
-                at_queries,
-                at_keys,
-                later,
-                column_bias,
-                inverse_freedom,
-                eta2,
-                floor,
-                gamma2,
-                bias_factor,
-                SCORE=SCORE,
-                GATE=GATE,
-                RICCATI=RICCATI,
-                CAUSAL=CAUSAL,
-                FAST_LOG=FAST_LOG,
-            )
+                at_queries, at_keys, later, column_bias, inverse_freedom, eta2, floor, gamma2, bias_factor,
+                SCORE=SCORE, GATE=GATE, RICCATI=RICCATI, CAUSAL=CAUSAL, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
 
         _, grad_dot, grad_residual, grad_decay, grad_bias, grad_weight, grad_coefficient = pair_gradients(
-            dot,
-            grad_attention,
-            q_norm,
-            k_norm,
-            decay,
-            bias,
-            weight,
-            coefficient,
-            row_log_sum,
-            row_log_sum_rest,
-            row_delta,
-            row_delta_rest,
-            visible,
-            SCORE=SCORE,
-            FAST_LOG=FAST_LOG,
-        )
+            dot, grad_attention, q_norm, k_norm, decay, bias, weight, coefficient, row_log_sum, row_log_sum_rest,
+            row_delta, row_delta_rest, visible, SCORE=SCORE, FAST_LOG=FAST_LOG,
+        )  # fmt: skip
         d_query += gradient_product(grad_dot, k, PRECISION=PRECISION)
         residuals += tl.sum(grad_residual, 1)
         if PRIOR:
@@ -349,14 +274,14 @@ def query_gradient_kernel(
                 add_windows(window - COLUMNS, windows * COLUMNS, behind_decay, behind_bias, behind_weight, FOLD=FOLD)
         else:
             if FOLD > 0:
-                inverse_freedoms += fold_freedoms
-                floors += fold_variances * SMALL
-                gammas += fold_gammas * SMALL
-                bias_factors += fold_factors * LN2
+                inverse_freedoms += path_sums[3]
+                floors += path_sums[1] * SMALL
+                gammas += path_sums[4] * SMALL
+                bias_factors += path_sums[5]
                 row_index = grad_rows + pair * 3 * queries + rows
-                tl.store(row_index, fold_decays, mask=in_rows)
-                tl.store(row_index + queries, fold_variances, mask=in_rows)
-                tl.store(row_index + 2 * queries, fold_biases * LN2, mask=in_rows)
+                tl.store(row_index, path_sums[0], mask=in_rows)
+                tl.store(row_index + queries, path_sums[1], mask=in_rows)
+                tl.store(row_index + 2 * queries, path_sums[2], mask=in_rows)
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
             tl.store(scalar_index + 3 * queries, floors, mask=in_rows)

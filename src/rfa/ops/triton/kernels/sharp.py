@@ -5,10 +5,9 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .folds import fold_rows, fold_products, folded_blocks
-from .pairs import UNIT, pair_weights, product
-from .path_folds import load_edge, load_path_columns, load_path_rows, path_fold_bits, path_fold_rows
-from .prior import load_path, path_prior, table_prior
+from .fold_tiles import fold_scores, fold_tile, folded_blocks, of_fold_rows
+from .pairs import pair_weights, product
+from .prior import load_path, load_scalars, path_prior, table_prior
 
 SHARP = tl.constexpr(0.75)  # rows with a larger weight are marked
 MOST_MARKED = tl.constexpr(67108864.0)  # 2^26: beyond it a log sum loses its last digit and those above
@@ -69,15 +68,11 @@ def sharpen_kernel(
     row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[:, None]
     row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
     row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
-    coefficient = tl.load(scalars + head)
+    of_head = load_scalars(scalars, head, heads, UNIFORM=UNIFORM)
+    coefficient, inverse_freedom, eta2, floor, gamma2, bias_factor = of_head
     offset = keys - queries
+    path_pair = batch * heads * path_batched + head
     if not UNIFORM:
-        inverse_freedom = tl.load(scalars + heads + head)
-        eta2 = tl.load(scalars + 2 * heads + head)
-        floor = tl.load(scalars + 3 * heads + head)
-        gamma2 = tl.load(scalars + 4 * heads + head)
-        bias_factor = tl.load(scalars + 5 * heads + head)
-        path_pair = batch * heads * path_batched + head
         at_queries = load_path(query_path, path_pair, queries, rows[:, None], in_rows[:, None], RICCATI=RICCATI)
         row_order = tl.load(query_order + batch * order_batched * queries + rows, mask=in_rows, other=-1)[:, None]
     if GROUPS:
@@ -102,49 +97,28 @@ def sharpen_kernel(
             nearest, fold_blocks, pair, batch, block, row_blocks, offset, FOLD=FOLD, GROUPS=GROUPS, UNIFORM=UNIFORM
         )
         of_log_sum = tl.reshape(row_log_sum + row_log_sum_rest, [ROWS])
-        if UNIFORM:
-            lag_of_rows = offset + tl.minimum(rows, queries - 1) - (FOLD - 1)  # to the edge of block 0
-            terms = tl.load(fold_terms + tl.arange(0, PARTS)[:, None] * FOLD + places[None, :])
-        else:
-            of_rows = load_path_rows(fold_rows_of_lags, path_pair, queries, rows, in_rows, floor, RICCATI=RICCATI)
-            at_edge = load_edge(query_path, path_pair, queries, block * ROWS, RICCATI=RICCATI)
-            of_queries = gamma2 + q_norms * (inverse_freedom * UNIT)
+        of_rows = of_fold_rows(
+            rows, in_rows, q_norms, block, offset, queries, fold_rows_of_lags, fold_terms, query_path, path_pair,
+            of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI,
+        )  # fmt: skip
         for tile in range(0, folded):
-            if UNIFORM:
-                decay, bias, inverse_gain, of_dot, bits = fold_rows(
-                    tables, fold_rows_of_lags, fold_bits, head, heads, lags, keys, lag_of_rows - tile * FOLD,
-                    FOLD=FOLD, PARTS=PARTS,
-                )  # fmt: skip
-                of_row = 1.0 + q_norms * inverse_gain
-                start = (bias - of_log_sum)[:, None]
-            else:
-                edge = tile * FOLD + FOLD - 1
-                decay, variance, bias, _, _, _ = path_fold_rows(
-                    of_rows, at_edge, key_path, path_pair, keys, edge, RICCATI=RICCATI, FAST_LOG=FAST_LOG
-                )
-                of_row = variance + of_queries
-                of_dot = decay * (-2.0 * UNIT * inverse_freedom)
-                of_keys, column_bias = load_path_columns(
-                    fold_bits, path_pair, keys, tile * FOLD + places, True, RICCATI=RICCATI
-                )
-                variances = variance[:, None] + (decay * decay)[:, None] * of_keys[None, :]
-                start, _, _ = path_fold_bits(
-                    variances, (bias - of_log_sum)[:, None], column_bias[None, :], gamma2, coefficient, bias_factor,
-                    RICCATI=RICCATI, FAST_LOG=FAST_LOG,
-                )  # fmt: skip
+            numbers = fold_tile(
+                of_rows, tile, tables, key_path, fold_rows_of_lags, fold_bits, head, heads, lags, keys, path_pair,
+                of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
             key_index = pair * keys + tile * FOLD + places
             k = tl.load(fold_key + key_index[:, None] * CHANNELS + channels[None, :])
             v = tl.load(fold_value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :])
             column = tl.load(fold_columns + key_index)
-            grad_attention, evidence = fold_products(
-                q, d_out, k, v, column, decay, of_row, of_dot, PRECISION=PRECISION, FAST_LOG=FAST_LOG
-            )
-            z = start - coefficient * evidence
-            if UNIFORM:
-                z += product(bits, terms, PRECISION=PRECISION)
+            dot = product(q, tl.trans(k), PRECISION=PRECISION)
+            grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
+            z, _, _, _ = fold_scores(
+                dot, column, of_rows, numbers, numbers[4] - of_log_sum, of_head,
+                UNIFORM=UNIFORM, RICCATI=RICCATI, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
             attention = tl.exp2(z)
             total += tl.sum(attention, 1).to(tl.float64)
-            inner += tl.sum(attention * (decay[:, None] * grad_attention - row_delta), 1).to(tl.float64)
+            inner += tl.sum(attention * (numbers[0][:, None] * grad_attention - row_delta), 1).to(tl.float64)
         first = folded * (FOLD // COLUMNS)
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -180,36 +154,14 @@ def sharpen_kernel(
             if RICCATI:
                 column_bias = tl.load(key_bias + path_pair * keys + columns, mask=in_columns, other=0.0)[None, :]
             decay, bias, weight, _, _, _ = path_prior(
-                at_queries,
-                at_keys,
-                later,
-                column_bias,
-                inverse_freedom,
-                eta2,
-                floor,
-                gamma2,
-                bias_factor,
-                SCORE=SCORE,
-                GATE=GATE,
-                RICCATI=RICCATI,
-                CAUSAL=CAUSAL,
-                FAST_LOG=FAST_LOG,
-            )
+                at_queries, at_keys, later, column_bias, inverse_freedom, eta2, floor, gamma2, bias_factor,
+                SCORE=SCORE, GATE=GATE, RICCATI=RICCATI, CAUSAL=CAUSAL, FAST_LOG=FAST_LOG,
+            )  # fmt: skip
 
         attention, _, _, _, _ = pair_weights(
-            dot,
-            q_norm,
-            k_norm,
-            decay,
-            bias,
-            weight,
-            coefficient,
-            row_log_sum,
-            row_log_sum_rest,
-            visible,
-            SCORE=SCORE,
-            FAST_LOG=FAST_LOG,
-        )
+            dot, q_norm, k_norm, decay, bias, weight, coefficient, row_log_sum, row_log_sum_rest, visible,
+            SCORE=SCORE, FAST_LOG=FAST_LOG,
+        )  # fmt: skip
         total += tl.sum(attention, 1).to(tl.float64)
         inner += tl.sum(attention * (decay * grad_attention - row_delta), 1).to(tl.float64)
 
