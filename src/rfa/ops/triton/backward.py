@@ -7,6 +7,7 @@ from ..kernel import KernelInputs
 from .arguments import Orders, batched, choices, column_ranges, key_blocks, orders, prior_arguments
 from .fold_gradients import FoldGradients, fold_gradients
 from .fold_numbers import Folds, fold_arguments, fold_choices
+from .fold_scales import FoldScales, fold_scales
 from .folds import folds_of
 from .frame import Frame, gradient_of, out_of_frame, to_frame
 from .incoming import Incoming, incoming_of, sharpen
@@ -32,8 +33,11 @@ def backward(
     incoming = incoming_of(inputs, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(inputs.query):
         sharpen(inputs, order, frame, folds, prior, incoming, log_sum)
-        query, gradients, of_queries = query_gradients(inputs, order, frame, folds, prior, incoming, prior_gradient)
-        key, value, of_keys = _key_gradients(inputs, order, frame, folds, prior, incoming, prior_gradient)
+        scales = fold_scales(inputs, frame, folds, incoming)
+        query, gradients, of_queries = query_gradients(
+            inputs, order, frame, folds, prior, incoming, scales, prior_gradient
+        )
+        key, value, of_keys = _key_gradients(inputs, order, frame, folds, prior, incoming, scales, prior_gradient)
         if of_queries is not None and of_keys is not None:
             gradients = _with_folds(inputs, folds, gradients, of_queries, of_keys)
     return query, key, value, gradients
@@ -82,6 +86,7 @@ def _key_gradients(
     folds: Folds | None,
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
+    scales: FoldScales | None,
     prior_gradient: bool,
 ) -> tuple[Tensor, Tensor, KeySums | None]:
     """Gradients of key and value and, where there are folds and it is wanted, the sums for that of the prior."""
@@ -115,6 +120,7 @@ def _key_gradients(
         ranges,
         *fold_arguments(folds),
         None if folds is None else folds.factors,
+        None if scales is None else scales.keys,
         heads,
         queries,
         keys,

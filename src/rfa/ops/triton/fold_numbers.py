@@ -28,6 +28,7 @@ class Folds(NamedTuple):
             without groups. Packed sequences, and padding elsewhere, do not fold. Else, for the kernel of keys, the
             first block of queries for which each block of keys folds, `(batch, heads, blocks)` int32.
         factors: F of a key's state, `(heads, FOLD)` float32 by its place. Else `(b, heads, keys)`.
+        least_gain: the least `Sigma + gamma^2` over W, `(heads,)` float32.
     """
 
     key: Tensor
@@ -39,11 +40,12 @@ class Folds(NamedTuple):
     nearest: Tensor
     blocks: Tensor | None
     factors: Tensor
+    least_gain: Tensor
 
 
 def fold_arguments(folds: Folds | None) -> tuple[Tensor | None, ...]:
     """The arguments of the kernels that hold a block of rows; that of keys takes `factors` too."""
-    return (None,) * (len(Folds._fields) - 1) if folds is None else folds[:-1]
+    return (None,) * (len(Folds._fields) - 2) if folds is None else folds[:-2]
 
 
 def fold_choices(folds: Folds | None) -> dict[str, Any]:

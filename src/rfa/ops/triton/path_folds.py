@@ -61,6 +61,7 @@ def path_folds(inputs: KernelInputs, frame: Frame, order: Orders, present: Tenso
         counts,
         first,
         factors,
+        _least_gain(inputs),
     )
 
 
@@ -87,11 +88,17 @@ def _heads_that_fold(inputs: KernelInputs, frame: Frame) -> Tensor:
     assert inputs.key_path is not None
     assert inputs.query_path is not None
     power, inverse_freedom, eta2, floor, gamma2, _ = inputs.scalars
-    least = (floor + gamma2) / inverse_freedom
+    least = _least_gain(inputs)
     greatest = (inputs.key_path[1].amax(-1) + inputs.query_path[1].amax(-1) + eta2 + floor + gamma2) / inverse_freedom
     largest = torch.where(frame.query_norm.isnan(), 0.0, frame.query_norm).amax(-1)
     good = (power <= MOST_POWER) & (floor >= LEAST_VARIANCE) & (least >= LEAST_VARIANCE) & (greatest <= MOST_GAIN)
     return good & (largest * LEAST_GAIN <= least) & (largest >= LEAST_RESIDUAL * (least + eta2 / inverse_freedom))
+
+
+def _least_gain(inputs: KernelInputs) -> Tensor:
+    """No `(Sigma + gamma^2) / W` of a head is less."""
+    _, inverse_freedom, _, floor, gamma2, _ = inputs.scalars
+    return ((floor + gamma2) / inverse_freedom).float()
 
 
 def _is_sorted(inputs: KernelInputs, order: Orders) -> Tensor:

@@ -12,6 +12,7 @@ from .arguments import SMALL, Orders, batched, choices, query_blocks, row_ranges
 from .fold_constants import FOLD, TERMS, constant
 from .fold_gradients import distances
 from .fold_numbers import Folds, fold_arguments, fold_choices
+from .fold_scales import FoldScales
 from .frame import Frame, gradient_of, out_of_frame
 from .incoming import Incoming
 from .path_fold_gradients import PathSums, edge_gradients
@@ -36,6 +37,7 @@ def query_gradients(
     folds: Folds | None,
     prior: tuple[Tensor | None, ...],
     incoming: Incoming,
+    scales: FoldScales | None,
     prior_gradient: bool,
 ) -> tuple[Tensor, PriorGradients, Tensor | PathSums | None]:
     """Gradients of the query and of the prior and, where there are folds, the moments of `FoldGradients` or `PathSums`.
@@ -101,6 +103,7 @@ def query_gradients(
             apart,
             of_rows,
             between,
+            *((None, None) if scales is None else scales[:2]),
             heads,
             queries,
             keys,

@@ -53,6 +53,7 @@ def table_folds(inputs: KernelInputs, frame: Frame, present: Tensor | None) -> F
         nearest,
         present,
         factors,
+        least,
     )
 
 

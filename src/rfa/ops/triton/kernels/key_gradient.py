@@ -20,7 +20,7 @@ def key_gradient_kernel(
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
     fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
-    nearest, fold_blocks, fold_factors,
+    nearest, fold_blocks, fold_factors, fold_scales,
     heads, queries, keys, lags, column_blocks, path_batched, order_batched,  # sizes
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
     SCORE: tl.constexpr, CAUSAL: tl.constexpr, GATE: tl.constexpr, UNIFORM: tl.constexpr, RICCATI: tl.constexpr,
@@ -81,6 +81,7 @@ def key_gradient_kernel(
             variances_of_keys = tl.zeros([COLUMNS], tl.float32)
             biases_of_keys = tl.zeros([COLUMNS], tl.float32)
         column = tl.load(fold_columns + key_index, mask=in_columns, other=0.0)[:, None]
+        scale = tl.load(fold_scales + pair) if query.dtype.element_ty == tl.float16 else 1.0
         k = tl.load(fold_key + state_index, mask=in_columns[:, None], other=0.0)
         v = tl.load(fold_value + value_index, mask=in_columns[:, None], other=0.0)
         for tile in range(tl.maximum(first, unfolded), last):
@@ -131,9 +132,9 @@ def key_gradient_kernel(
                 z -= coefficient * evidence
             attention = tl.exp2(z)
             grad_score = attention * (decay[None, :] * grad_attention - subtracted[None, :])
-            grad_dot = tl.exp2(-evidence) * grad_score * of_dot[None, :]  # times -c
+            grad_dot = tl.exp2(-evidence) * grad_score * (of_dot * scale)[None, :]  # times -c
             d_value += product((attention * decay[None, :]).to(d_out.dtype), d_out, PRECISION=PRECISION)
-            d_key += gradient_product(grad_dot, q, PRECISION=PRECISION)
+            d_key += product(grad_dot.to(q.dtype), q, PRECISION=PRECISION)
             residuals -= tl.sum(grad_dot * decay[None, :], 1)
             if PRIOR and not UNIFORM:
                 of_variance_gradient = coefficient * tl.exp2(-of_effective)
@@ -143,7 +144,8 @@ def key_gradient_kernel(
                     of_variance_gradient -= bias_factor * tl.exp2(-of_variance)
                 grad_variance = of_variance_gradient * grad_score
                 variances_of_keys += edge_decay * edge_decay * tl.sum(grad_variance * square[None, :], 1)
-        d_key = -coefficient * (d_key + residuals[:, None] * k.to(tl.float32))
+        residuals /= scale
+        d_key = -coefficient * (d_key / scale + residuals[:, None] * k.to(tl.float32))
         if PRIOR:
             through_states = tl.sum(d_key * k.to(tl.float32), 1) + tl.sum(d_value * v.to(tl.float32), 1)
             if UNIFORM:

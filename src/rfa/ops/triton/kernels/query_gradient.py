@@ -29,7 +29,7 @@ def query_gradient_kernel(
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
     fold_key, fold_value, fold_rows_of_lags, fold_columns, fold_bits, fold_terms,  # folds
-    nearest, fold_blocks, polynomials_of_rows, distances, grad_rows, grad_edges,
+    nearest, fold_blocks, polynomials_of_rows, distances, grad_rows, grad_edges, fold_scales_of_rows, fold_scales,
     heads, queries, keys, lags, row_blocks, path_batched, order_batched,  # sizes
     first_block, launched_blocks, first_window, windows,  # of this launch
     CHANNELS: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -120,7 +120,7 @@ def query_gradient_kernel(
             of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI,
         )  # fmt: skip
         if PRIOR and UNIFORM:
-            functions = tl.trans(of_rows[1]).to(tl.float32 if d_out.dtype == tl.float16 else tl.bfloat16)
+            functions = tl.trans(of_rows[1]).to(d_out.dtype)
             term = tl.arange(0, PARTS)
             polynomials = tl.load(
                 polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
@@ -131,6 +131,10 @@ def query_gradient_kernel(
         elif PRIOR:
             edges = grad_edges + tl.program_id(0).to(tl.int64) * (keys // FOLD) * 3
             path_sums = no_path_sums(ROWS=ROWS)
+        row_scale, scale = 1.0, 1.0
+        if d_out.dtype == tl.float16:
+            row_scale = tl.load(fold_scales_of_rows + query_index, mask=in_rows, other=1.0)
+            scale = tl.load(fold_scales + pair)
         for tile in range(0, folded):
             numbers = fold_tile(
                 of_rows, tile, tables, key_path, fold_rows_of_lags, fold_bits, head, heads, lags, keys, path_pair,
@@ -148,13 +152,15 @@ def query_gradient_kernel(
                 UNIFORM=UNIFORM, RICCATI=RICCATI, PRECISION=PRECISION, FAST_LOG=FAST_LOG,
             )  # fmt: skip
             attention = tl.exp2(z)
-            grad_score = attention * (decay[:, None] * grad_attention - row_deltas[:, None])
+            of_value, of_sum = decay * row_scale, row_deltas * row_scale
+            grad_score = attention * (of_value[:, None] * grad_attention - of_sum[:, None])
             grad_gain = tl.exp2(-evidence) * grad_score  # times -c / G(m): the gradient of G + r
-            d_query += gradient_product(grad_gain * (-coefficient * of_dot)[:, None], k, PRECISION=PRECISION)
+            grad_dot = grad_gain * (-coefficient * scale * of_dot)[:, None]
+            d_query += product(grad_dot.to(k.dtype), k, PRECISION=PRECISION)
             gains = tl.sum(grad_gain, 1)
             residuals -= coefficient * inverse_gain * gains
             if PRIOR:
-                sums = row_sums(attention, grad_score, grad_gain, gains, column, row_deltas, of_row, coefficient)
+                sums = row_sums(attention, grad_score, grad_gain, gains, column, of_sum, of_row, coefficient)
             if PRIOR and UNIFORM:
                 coefficients -= tl.sum(grad_score * evidence, 1) * LN2
                 store_lag_sums(
@@ -168,6 +174,7 @@ def query_gradient_kernel(
                     path_sums, edges + tile * 3, grad_score, grad_gain, of_effective, of_variance, sums, numbers,
                     of_rows[0][0], of_head, RICCATI=RICCATI,
                 )  # fmt: skip
+        d_query /= tl.reshape(row_scale * scale, [ROWS, 1])
         first = folded * (FOLD // COLUMNS)
         if PRIOR and UNIFORM:
             tl.debug_barrier()  # the windows below add to what other threads have stored
