@@ -34,13 +34,13 @@ def test_clocked_layers_are_the_reference(name):
 
 def test_folded_tiles_at_the_times_of_each_head(monkeypatch):
     """Each sequence and head has times of its own. A clock that learns turns its states in float32, without folds."""
-    from rfa.ops.triton import folds, path_folds
+    from rfa.ops.triton import folds
 
     dtype = torch.bfloat16
     fused, exact = layer_of("lyapunov", dtype, backend="triton").to(DEVICE), layer_of("lyapunov", backend="reference")
     exact.load_state_dict(fused.state_dict())
-    x, seen, made = hidden(length=150, dtype=dtype), [], path_folds.path_folds
-    monkeypatch.setattr(path_folds, "path_folds", lambda *given: seen.append(made(*given)) or seen[-1])
+    x, seen, made = hidden(length=150, dtype=dtype), [], folds.path_folds
+    monkeypatch.setattr(folds, "path_folds", lambda *given: seen.append(made(*given)) or seen[-1])
 
     def found(layer):
         layer.clock.requires_grad_(False)

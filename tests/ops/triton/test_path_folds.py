@@ -15,16 +15,16 @@ EVERY = [0, 1, 2]  # the blocks of keys that fold for the blocks of queries of 1
 @pytest.fixture
 def counts(monkeypatch):
     """How many blocks of keys fold for each block of queries, `(batch, heads, blocks)`, of every call so far."""
-    from rfa.ops.triton import path_folds
+    from rfa.ops.triton import folds
 
-    seen, made = [], path_folds.path_folds
+    seen, made = [], folds.path_folds
 
     def watched(*given):
         found = made(*given)
         seen.append(found.nearest)
         return found
 
-    monkeypatch.setattr(path_folds, "path_folds", watched)
+    monkeypatch.setattr(folds, "path_folds", watched)
     return seen
 
 

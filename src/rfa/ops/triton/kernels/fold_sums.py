@@ -43,7 +43,7 @@ def store_moments(moment, grad_score, functions, polynomials, PRECISION: tl.cons
     """
     keys: tl.constexpr = functions.shape[0]
     parts: tl.constexpr = functions.shape[1]
-    distance = (keys - 1 - tl.arange(0, keys)).to(tl.float32) / keys
+    distance = 1.0 - (tl.arange(0, keys) + 1).to(tl.float32) / keys
     term = tl.arange(0, parts)
     sums = product(grad_score.to(functions.dtype), functions, PRECISION=PRECISION)
     first = tl.sum(grad_score * distance[None, :], 1)
