@@ -242,3 +242,34 @@ def test_equal_queries_and_keys_meet_exactly(monkeypatch, robustness):
         inputs[name][:] = x
     inputs["robustness"][:] = robustness
     assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.bfloat16)
+
+
+@cover(1, times=[None, "irregular"], scale=[2.0**-14, 2.0**10])
+def test_gradients_of_every_size_in_float16(monkeypatch, times, scale):
+    """Each row's incoming gradient has a size of its own: half of them are smaller by 2^10."""
+    from rfa.ops.triton import folds
+
+    from ..problems import irregular_times
+    from .fused_problems import reference_attention, rounded, with_gradients
+
+    inputs = rounded(slow(17, heads=1), torch.float16)
+    g = torch.Generator().manual_seed(1)
+    small = torch.where(torch.arange(150) % 2 == 0, 1.0, 2.0**-10)[:, None]
+    cotangents = [(scale * small * torch.randn(1, 1, 150, 16, generator=g)).half().double(), torch.zeros(1, 1, 150)]
+    options = {} if times is None else {"times": irregular_times(17, 150)}
+    given = {"cotangents": cotangents, "constant": ("frequency",), **options}
+    exact = with_gradients(reference_attention, {n: x.double() for n, x in inputs.items()}, **given)
+
+    def errors():
+        found, wrong = with_gradients(triton_attention, inputs, **given), {}
+        for name in ("value", "decay", "query_noise", "robustness"):
+            wrong[name] = (found[name] - exact[name]).abs().max() / exact[name].abs().max()
+        for rows in (0, 1):
+            error = (found["query"] - exact["query"])[:, :, 64 + rows :: 2].abs().amax(-1)
+            wrong[f"query, {rows}"] = (error / exact["query"][:, :, 64 + rows :: 2].abs().amax(-1)).max()
+        return wrong
+
+    folded = errors()
+    monkeypatch.setattr(folds, "may_fold", lambda _: False)
+    for name, error in errors().items():
+        assert folded[name] < max(HALF[torch.float16], 1.5 * error), (name, folded[name], error)

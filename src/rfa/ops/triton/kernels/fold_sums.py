@@ -23,14 +23,14 @@ def row_sums(attention, grad_score, grad_gain, gains, column, row_deltas, of_row
 
 @triton.jit
 @no_type_check
-def store_lag_sums(window, stride, sums, numbers, coefficient, in_rows):
-    """Gradients of the tables at the lags from the rows to an edge."""
+def store_lag_sums(window, stride, sums, numbers, coefficient, unit, in_rows):
+    """Gradients of the tables at the lags from the rows to an edge; `unit` is that of the sums."""
     scores, gains, of_columns, of_decay = sums
     decay, _, of_dot, inverse_gain, _, _ = numbers
     of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
-    tl.store(window, of_decay, mask=in_rows)
-    tl.store(window + stride, scores * LN2, mask=in_rows)
-    tl.store(window + 2 * stride, coefficient * UNIT * (gains - scores) / inverse_gain, mask=in_rows)
+    tl.store(window, of_decay * unit, mask=in_rows)
+    tl.store(window + stride, scores * (unit * LN2), mask=in_rows)
+    tl.store(window + 2 * stride, (coefficient * UNIT) * unit * (gains - scores) / inverse_gain, mask=in_rows)
 
 
 @triton.jit
@@ -64,7 +64,7 @@ def no_path_sums(ROWS: tl.constexpr):
 @triton.jit
 @no_type_check
 def add_path_sums(
-    path_sums, edge, grad_score, grad_gain, of_effective, of_variance, sums, numbers, row_decay, scalars,
+    path_sums, edge, grad_score, grad_gain, of_effective, of_variance, sums, numbers, row_decay, scalars, unit,
     RICCATI: tl.constexpr,
 ):  # fmt: skip
     """The sums with those of a tile. What is of `M_a - M_b`, V_ab and `C_a - C_b` is stored.
@@ -84,7 +84,7 @@ def add_path_sums(
     of_decay += 2.0 * coefficient * (scores - (variance + gamma2) * effective)
     if RICCATI:
         biases += scores * LN2
-        tl.store(edge + 2, tl.sum(scores, 0) * LN2)
+        tl.store(edge + 2, tl.sum(scores * unit, 0) * LN2)
     else:
         through_bias = tl.sum(grad_score * tl.exp2(-of_variance), 1)
         through_variance -= bias_factor * through_bias
@@ -92,8 +92,8 @@ def add_path_sums(
         of_decay -= 2.0 * bias_factor * (scores - variance * through_bias)
     freedoms -= coefficient * (scores - tl.sum(grad_gain * (variances + gamma2), 1))
     to_edge = row_decay * row_decay * through_variance
-    tl.store(edge, -tl.sum(of_decay, 0))
-    tl.store(edge + 1, tl.sum(to_edge, 0))
+    tl.store(edge, -tl.sum(of_decay * unit, 0))
+    tl.store(edge + 1, tl.sum(to_edge * unit, 0))
     decays -= of_decay + 2.0 * edge_variance * to_edge
     return decays, through_variances + through_variance, biases, freedoms, gammas, bias_factors
 

@@ -119,22 +119,25 @@ def query_gradient_kernel(
             rows, in_rows, q_norms, block, offset, queries, fold_rows_of_lags, fold_terms, query_path, path_pair,
             of_head, FOLD=FOLD, PARTS=PARTS, UNIFORM=UNIFORM, RICCATI=RICCATI,
         )  # fmt: skip
+        row_scale, scale, unit = 1.0, 1.0, 1.0
+        if d_out.dtype == tl.float16:
+            row_scale = tl.load(fold_scales_of_rows + query_index, mask=in_rows, other=1.0)
+            scale = tl.load(fold_scales + pair)
+            unit = 1.0 / row_scale  # of gradients of scores
         if PRIOR and UNIFORM:
             functions = tl.trans(of_rows[1]).to(d_out.dtype)
             term = tl.arange(0, PARTS)
             polynomials = tl.load(
                 polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
             )
+            if d_out.dtype == tl.float16:
+                polynomials *= unit[None, :]
             moments = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
         elif PRIOR:
             edges = grad_edges + tl.program_id(0).to(tl.int64) * (keys // FOLD) * 3
             path_sums = no_path_sums(ROWS=ROWS)
-        row_scale, scale = 1.0, 1.0
-        if d_out.dtype == tl.float16:
-            row_scale = tl.load(fold_scales_of_rows + query_index, mask=in_rows, other=1.0)
-            scale = tl.load(fold_scales + pair)
         for tile in range(0, folded):
             numbers = fold_tile(
                 of_rows, tile, tables, key_path, fold_rows_of_lags, fold_bits, head, heads, lags, keys, path_pair,
@@ -164,7 +167,7 @@ def query_gradient_kernel(
             if PRIOR and UNIFORM:
                 coefficients -= tl.sum(grad_score * evidence, 1) * LN2
                 store_lag_sums(
-                    in_program + of_rows[0] - tile * FOLD, windows * COLUMNS, sums, numbers, coefficient, in_rows
+                    in_program + of_rows[0] - tile * FOLD, windows * COLUMNS, sums, numbers, coefficient, unit, in_rows
                 )
                 moment = moments + (block - tile + offset // FOLD) * (PARTS // 2) * (PARTS // 2)
                 store_moments(moment, grad_score, functions, polynomials, PRECISION=PRECISION)
@@ -172,9 +175,13 @@ def query_gradient_kernel(
                 coefficients += tl.sum(grad_score * (of_effective - evidence), 1) * LN2
                 path_sums = add_path_sums(
                     path_sums, edges + tile * 3, grad_score, grad_gain, of_effective, of_variance, sums, numbers,
-                    of_rows[0][0], of_head, RICCATI=RICCATI,
+                    of_rows[0][0], of_head, unit, RICCATI=RICCATI,
                 )  # fmt: skip
-        d_query /= tl.reshape(row_scale * scale, [ROWS, 1])
+        if d_out.dtype == tl.float16:
+            d_query *= (unit / scale)[:, None]
+            residuals *= unit
+            if PRIOR:
+                coefficients *= unit
         first = folded * (FOLD // COLUMNS)
         if PRIOR and UNIFORM:
             tl.debug_barrier()  # the windows below add to what other threads have stored
@@ -281,14 +288,14 @@ def query_gradient_kernel(
                 add_windows(window - COLUMNS, windows * COLUMNS, behind_decay, behind_bias, behind_weight, FOLD=FOLD)
         else:
             if FOLD > 0:
-                inverse_freedoms += path_sums[3]
-                floors += path_sums[1] * SMALL
-                gammas += path_sums[4] * SMALL
-                bias_factors += path_sums[5]
+                inverse_freedoms += path_sums[3] * unit
+                floors += path_sums[1] * (unit * SMALL)
+                gammas += path_sums[4] * (unit * SMALL)
+                bias_factors += path_sums[5] * unit
                 row_index = grad_rows + pair * 3 * queries + rows
-                tl.store(row_index, path_sums[0], mask=in_rows)
-                tl.store(row_index + queries, path_sums[1], mask=in_rows)
-                tl.store(row_index + 2 * queries, path_sums[2], mask=in_rows)
+                tl.store(row_index, path_sums[0] * unit, mask=in_rows)
+                tl.store(row_index + queries, path_sums[1] * unit, mask=in_rows)
+                tl.store(row_index + 2 * queries, path_sums[2] * unit, mask=in_rows)
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
             tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
             tl.store(scalar_index + 3 * queries, floors, mask=in_rows)
