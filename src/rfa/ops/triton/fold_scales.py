@@ -21,7 +21,7 @@ class FoldScales(NamedTuple):
 
     Fields:
         rows: of the scores' gradients of a row, `(batch, heads, queries)`.
-        gains: of `2 c / G`, `(batch, heads)`.
+        gains: of `2 c / G`, `(heads,)`.
         keys: of the product of both for all rows, `(batch, heads)`.
     """
 

@@ -28,9 +28,17 @@ def store_lag_sums(window, stride, sums, numbers, coefficient, unit, in_rows):
     scores, gains, of_columns, of_decay = sums
     decay, _, of_dot, inverse_gain, _, _ = numbers
     of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
-    tl.store(window, of_decay * unit, mask=in_rows)
-    tl.store(window + stride, scores * (unit * LN2), mask=in_rows)
-    tl.store(window + 2 * stride, (coefficient * UNIT) * unit * (gains - scores) / inverse_gain, mask=in_rows)
+    of_weight = (coefficient * UNIT) * unit * (gains - scores) / inverse_gain
+    store_three(window, stride, of_decay * unit, scores * (unit * LN2), of_weight, in_rows)
+
+
+@triton.jit
+@no_type_check
+def load_polynomials(polynomials, unit, PARTS: tl.constexpr, ROWS: tl.constexpr):
+    """Those of the rows' places, twice, `(2 terms, rows)`, times the unit of the rows' gradients of scores."""
+    term = tl.arange(0, PARTS) % (PARTS // 2)
+    loaded = tl.load(polynomials + term[:, None] * ROWS + tl.arange(0, ROWS)[None, :])
+    return loaded * (unit + tl.zeros([ROWS], tl.float32))[None, :]
 
 
 @triton.jit
@@ -51,6 +59,15 @@ def store_moments(moment, grad_score, functions, polynomials, PRECISION: tl.cons
     moments = product(polynomials, sums, PRECISION=PRECISION)
     kept = (term[:, None] < parts // 2) & (term[None, :] < parts // 2)
     tl.store(moment + term[:, None] * (parts // 2) + term[None, :], moments * LN2, mask=kept)
+
+
+@triton.jit
+@no_type_check
+def store_three(rows, stride, first, second, third, in_rows):
+    """Numbers of rows, each kind in a row of its own."""
+    tl.store(rows, first, mask=in_rows)
+    tl.store(rows + stride, second, mask=in_rows)
+    tl.store(rows + 2 * stride, third, mask=in_rows)
 
 
 @triton.jit

@@ -5,7 +5,16 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from .fold_sums import add_path_sums, add_windows, no_path_sums, row_sums, store_lag_sums, store_moments
+from .fold_sums import (
+    add_path_sums,
+    add_windows,
+    load_polynomials,
+    no_path_sums,
+    row_sums,
+    store_lag_sums,
+    store_moments,
+    store_three,
+)
 from .fold_tiles import fold_scores, fold_tile, folded_blocks, of_fold_rows
 from .pairs import LN2, diagonal_sums, gradient_product, pair_gradients, product
 from .prior import (
@@ -18,6 +27,7 @@ from .prior import (
     table_prior,
     variance_gradients,
 )
+from .states import load_columns, load_rows
 
 
 @triton.jit
@@ -58,13 +68,10 @@ def query_gradient_kernel(
     channels = tl.arange(0, CHANNELS)
     value_channels = tl.arange(0, VALUE_CHANNELS)
     query_index = pair * queries + rows
-    q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-    index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
-    q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[:, None]
-    row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
-    row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
+    q, d_out, q_norm, row_log_sum, row_log_sum_rest, row_delta = load_rows(
+        query, query_norm, grad_out, log_sum, log_sum_rest, delta, query_index, in_rows, channels, value_channels,
+        CHANNELS=CHANNELS, VALUE_CHANNELS=VALUE_CHANNELS,
+    )  # fmt: skip
     row_delta_rest = tl.load(delta_rest + query_index, mask=in_rows, other=0.0)[:, None]
     of_head = load_scalars(scalars, head, heads, UNIFORM=UNIFORM)
     coefficient, inverse_freedom, eta2, floor, gamma2, bias_factor = of_head
@@ -122,16 +129,11 @@ def query_gradient_kernel(
         row_scale, scale, unit = 1.0, 1.0, 1.0
         if d_out.dtype == tl.float16:
             row_scale = tl.load(fold_scales_of_rows + query_index, mask=in_rows, other=1.0)
-            scale = tl.load(fold_scales + pair)
+            scale = tl.load(fold_scales + head)
             unit = 1.0 / row_scale  # of gradients of scores
         if PRIOR and UNIFORM:
             functions = tl.trans(of_rows[1]).to(d_out.dtype)
-            term = tl.arange(0, PARTS)
-            polynomials = tl.load(
-                polynomials_of_rows + (term % (PARTS // 2))[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
-            )
-            if d_out.dtype == tl.float16:
-                polynomials *= unit[None, :]
+            polynomials = load_polynomials(polynomials_of_rows, unit, PARTS=PARTS, ROWS=ROWS)
             moments = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
@@ -189,12 +191,10 @@ def query_gradient_kernel(
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
         key_index = pair * keys + columns
-        k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
-        v = tl.load(
-            value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
-        )
-        k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[None, :]
-        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
+        k, v, k_norm = load_columns(
+            key, value, key_norm, key_index, in_columns, channels, value_channels,
+            CHANNELS=CHANNELS, VALUE_CHANNELS=VALUE_CHANNELS,
+        )  # fmt: skip
         dot = product(q, tl.trans(k), PRECISION=PRECISION)
         grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
 
@@ -292,16 +292,12 @@ def query_gradient_kernel(
                 floors += path_sums[1] * (unit * SMALL)
                 gammas += path_sums[4] * (unit * SMALL)
                 bias_factors += path_sums[5] * unit
-                row_index = grad_rows + pair * 3 * queries + rows
-                tl.store(row_index, path_sums[0] * unit, mask=in_rows)
-                tl.store(row_index + queries, path_sums[1] * unit, mask=in_rows)
-                tl.store(row_index + 2 * queries, path_sums[2] * unit, mask=in_rows)
+                store_three(
+                    grad_rows + pair * 3 * queries + rows, queries, path_sums[0] * unit, path_sums[1] * unit,
+                    path_sums[2] * unit, in_rows,
+                )  # fmt: skip
             tl.store(scalar_index + queries, inverse_freedoms / inverse_freedom, mask=in_rows)
-            tl.store(scalar_index + 2 * queries, etas, mask=in_rows)
-            tl.store(scalar_index + 3 * queries, floors, mask=in_rows)
-            tl.store(scalar_index + 4 * queries, gammas, mask=in_rows)
+            store_three(scalar_index + 2 * queries, queries, etas, floors, gammas, in_rows)
             tl.store(scalar_index + 5 * queries, bias_factors, mask=in_rows)
             path_index = grad_path + pair * 3 * queries + rows
-            tl.store(path_index, d_decay_sum, mask=in_rows)
-            tl.store(path_index + queries, d_variance, mask=in_rows)
-            tl.store(path_index + 2 * queries, d_riccati_sum, mask=in_rows)
+            store_three(path_index, queries, d_decay_sum, d_variance, d_riccati_sum, in_rows)

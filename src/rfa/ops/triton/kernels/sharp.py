@@ -8,6 +8,7 @@ import triton.language as tl
 from .fold_tiles import fold_scores, fold_tile, folded_blocks, of_fold_rows
 from .pairs import pair_weights, product
 from .prior import load_path, load_scalars, path_prior, table_prior
+from .states import load_columns, load_rows
 
 SHARP = tl.constexpr(0.75)  # rows with a larger weight are marked
 MOST_MARKED = tl.constexpr(67108864.0)  # 2^26: beyond it a log sum loses its last digit and those above
@@ -61,13 +62,10 @@ def sharpen_kernel(
     value_channels = tl.arange(0, VALUE_CHANNELS)
     query_index = pair * queries + rows
     of_forward = tl.load(marked_log_sum + query_index, mask=in_rows, other=float("-inf"))
-    q = tl.load(query + query_index[:, None] * CHANNELS + channels[None, :], mask=in_rows[:, None], other=0.0)
-    index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
-    d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
-    q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)[:, None]
-    row_log_sum = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))[:, None]
-    row_log_sum_rest = tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)[:, None]
-    row_delta = tl.load(delta + query_index, mask=in_rows, other=0.0)[:, None]
+    q, d_out, q_norm, row_log_sum, row_log_sum_rest, row_delta = load_rows(
+        query, query_norm, grad_out, log_sum, log_sum_rest, delta, query_index, in_rows, channels, value_channels,
+        CHANNELS=CHANNELS, VALUE_CHANNELS=VALUE_CHANNELS,
+    )  # fmt: skip
     of_head = load_scalars(scalars, head, heads, UNIFORM=UNIFORM)
     coefficient, inverse_freedom, eta2, floor, gamma2, bias_factor = of_head
     offset = keys - queries
@@ -124,12 +122,10 @@ def sharpen_kernel(
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
         key_index = pair * keys + columns
-        k = tl.load(key + key_index[:, None] * CHANNELS + channels[None, :], mask=in_columns[:, None], other=0.0)
-        v = tl.load(
-            value + key_index[:, None] * VALUE_CHANNELS + value_channels[None, :], mask=in_columns[:, None], other=0.0
-        )
-        k_norm = tl.load(key_norm + key_index, mask=in_columns, other=0.0)[None, :]
-        k_norm = tl.where(k_norm == k_norm, k_norm, 0.0)  # the log sum of a row that sees it is NaN
+        k, v, k_norm = load_columns(
+            key, value, key_norm, key_index, in_columns, channels, value_channels,
+            CHANNELS=CHANNELS, VALUE_CHANNELS=VALUE_CHANNELS,
+        )  # fmt: skip
         dot = product(q, tl.trans(k), PRECISION=PRECISION)
         grad_attention = product(d_out, tl.trans(v), PRECISION=PRECISION)
 
