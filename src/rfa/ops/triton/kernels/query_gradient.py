@@ -94,25 +94,18 @@ def query_gradient_kernel(
     if PRIOR:
         coefficients = tl.zeros([ROWS], tl.float32)
         if UNIFORM:
-            ahead_decay = tl.zeros([COLUMNS], tl.float32)
-            ahead_bias = tl.zeros([COLUMNS], tl.float32)
-            ahead_weight = tl.zeros([COLUMNS], tl.float32)
-            behind_decay = tl.zeros([COLUMNS], tl.float32)
-            behind_bias = tl.zeros([COLUMNS], tl.float32)
-            behind_weight = tl.zeros([COLUMNS], tl.float32)
+            none = tl.zeros([COLUMNS], tl.float32)
+            ahead_decay, ahead_bias, ahead_weight = none, none, none
+            behind_decay, behind_bias, behind_weight = none, none, none
             program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS + tl.arange(0, COLUMNS)
             highest = (block + 1) * (ROWS // COLUMNS) - 1 - first_window  # the window that a tile 0 completes
         else:
             key_parts = 4 if RICCATI else 2
             program = partial + tl.program_id(0).to(tl.int64) * key_parts * keys
-            inverse_freedoms = tl.zeros([ROWS], tl.float32)
-            etas = tl.zeros([ROWS], tl.float32)
-            floors = tl.zeros([ROWS], tl.float32)
-            gammas = tl.zeros([ROWS], tl.float32)
-            bias_factors = tl.zeros([ROWS], tl.float32)
-            d_decay_sum = tl.zeros([ROWS], tl.float64)
-            d_variance = tl.zeros([ROWS], tl.float64)
-            d_riccati_sum = tl.zeros([ROWS], tl.float64)
+            none = tl.zeros([ROWS], tl.float32)
+            inverse_freedoms, etas, floors, gammas, bias_factors = none, none, none, none, none
+            none = tl.zeros([ROWS], tl.float64)
+            d_decay_sum, d_variance, d_riccati_sum = none, none, none
     if FOLD > 0:
         tl.static_assert(ROWS == FOLD)
         places = tl.arange(0, FOLD)
