@@ -41,10 +41,11 @@ def assert_as_accurate_as_pairs(monkeypatch, inputs, *, dtype, **arguments):
     assert not wrong, wrong
 
 
-def slow(seed=0, *, heads=2, keys=150, **sizes):
-    """A problem whose decays fold: the last one's factor of a block is exp(-2)."""
+def slow(seed=0, *, heads=2, keys=150, noise=0.02, **sizes):
+    """A problem whose decays fold: the last one's factor of a block is 1/2. With little noise near blocks fold, too."""
     inputs = problem(seed, batch=sizes.pop("batch", 1), heads=heads, keys=keys, modes=8, **sizes)
-    inputs["decay"] = torch.linspace(0.0, 0.03, heads, dtype=torch.float64)
+    inputs["decay"] = torch.linspace(0.0, 0.011, heads, dtype=torch.float64)
+    inputs["process_noise"] *= noise
     return inputs
 
 
@@ -156,17 +157,21 @@ def test_gradients_are_repeatable_and_do_not_depend_on_the_memory(nearest, monke
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_gradient_through_the_log_precision_alone(nearest):
-    inputs = slow(9, heads=1)
-    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items() if n != "frequency"}
-    from .fused_problems import reference_attention
+def test_gradient_through_the_log_precision_alone(nearest, monkeypatch):
+    from rfa.ops.triton import folds
 
+    from .fused_problems import reference_attention, rounded
+
+    inputs = {n: x.double() for n, x in rounded(slow(9, heads=1), torch.bfloat16).items()}
+    leaves = {n: x.clone().requires_grad_() for n, x in inputs.items() if n != "frequency"}
     total = reference_attention(**leaves, frequency=inputs["frequency"])[1].sum()
     wanted = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
-    for name, one, other in zip(leaves, gradients(inputs, log_precision_only=True), wanted, strict=True):
-        scale = other.abs().max().clamp(min=1e-2)
-        assert (one.double() - other).abs().max() <= 0.05 * scale, name
+    folded = gradients(inputs, log_precision_only=True)
     assert (nearest[0] <= 65).all()
+    monkeypatch.setattr(folds, "may_fold", lambda _: False)
+    for name, one, pair, other in zip(leaves, folded, gradients(inputs, log_precision_only=True), wanted, strict=True):
+        error, of_pairs = ((x.double() - other).abs().max() for x in (one, pair))
+        assert error <= max(1.2 * of_pairs, 0.02 * other.abs().max().clamp(min=1e-2)), name
 
 
 def test_expansion_of_a_smooth_function():

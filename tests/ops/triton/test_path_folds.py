@@ -30,7 +30,7 @@ def counts(monkeypatch):
 
 def spaced(seed=0, *, steps=1.0, **sizes):
     """A problem whose decays fold, and its times."""
-    inputs = slow(seed, **sizes)
+    inputs = slow(seed, noise=1.0, **sizes)
     return inputs, steps * irregular_times(seed, inputs["key"].shape[2])
 
 
