@@ -156,6 +156,8 @@ KERNELS = [
              "the gradient of a decay through the variance of a row", "ops/triton/test_path_folds.py"),
     Mutation("ops/triton/path_fold_gradients.py", "to_decay + 2.0 * at_keys[1][..., None, :] * to_earlier", "to_decay",
              "the gradient of a decay between two edges through their variance", "ops/triton/test_path_folds.py"),
+    Mutation("ops/triton/kernels/fold_sums.py", "tl.where(decay > LEAST_DECAY, of_decay, 0.0)", "of_decay",
+             "the gradient of a decay over lags that leave nothing", "ops/triton/test_path_folds.py"),
     Mutation("ops/triton/fold_scales.py", "HIGHEST = 14.0", "HIGHEST = 40.0",
              "gradients of scores beyond the range of float16", "ops/triton/test_folds.py"),
 ]  # fmt: skip

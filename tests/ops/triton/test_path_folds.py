@@ -83,12 +83,16 @@ def test_times_of_each_sequence(counts, monkeypatch, dtype):
     assert (counts[0] == torch.tensor(EVERY)).all()
 
 
-def test_a_gap_of_a_million(counts, monkeypatch):
-    """The sums of M and u are multiplied by the times of keys and queries, and must cancel to the lag."""
+@pytest.mark.parametrize(("decay", "prior"), [(2.0**-20, "lyapunov"), (8.0, "lyapunov"), (8.0, "riccati")])
+def test_gaps_of_a_million(counts, monkeypatch, decay, prior):
+    """The sums of M and u are multiplied by the times of keys and queries, and must cancel to the lag. Where a lag leaves
+    nothing of a key, its gradient must not see the lag.
+    """
     inputs, times = spaced(27, heads=1)
-    inputs["decay"][:] = 2.0**-20
-    times[70:] += 1e6
-    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.float16, times=times)
+    inputs["decay"][:] = decay
+    for place in (63, 64, 128):
+        times[place:] += 1e6
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.float16, times=times, prior=prior)
     assert counts[0].flatten().tolist() == EVERY
 
 

@@ -7,6 +7,10 @@ import triton.language as tl
 
 from .pairs import LN2, UNIT, product
 
+# The gradient of E is a difference of sums that are as large where E is small. Its rounding would then be multiplied by
+# the lag, which grows while E falls. Where E is below this, its gradient is less than the rounding of half precision.
+LEAST_DECAY = tl.constexpr(2.0**-18)
+
 
 @triton.jit
 @no_type_check
@@ -27,7 +31,7 @@ def store_lag_sums(window, stride, sums, numbers, coefficient, unit, in_rows):
     """Gradients of the tables at the lags from the rows to an edge; `unit` is that of the sums."""
     scores, gains, of_columns, of_decay = sums
     decay, _, of_dot, inverse_gain, _, _ = numbers
-    of_decay = tl.where(decay > 2.0**-60, of_decay / decay, 0.0) - coefficient * of_dot * of_columns
+    of_decay = tl.where(decay > LEAST_DECAY, of_decay / decay - coefficient * of_dot * of_columns, 0.0)
     of_weight = (coefficient * UNIT) * unit * (gains - scores) / inverse_gain
     store_three(window, stride, of_decay * unit, scores * (unit * LN2), of_weight, in_rows)
 
@@ -107,6 +111,7 @@ def add_path_sums(
         through_variance -= bias_factor * through_bias
         bias_factors -= tl.sum(grad_score * of_variance, 1) * LN2
         of_decay -= 2.0 * bias_factor * (scores - variance * through_bias)
+    of_decay = tl.where(decay > LEAST_DECAY, of_decay, 0.0)
     freedoms -= coefficient * (scores - tl.sum(grad_gain * (variances + gamma2), 1))
     to_edge = row_decay * row_decay * through_variance
     tl.store(edge, -tl.sum(of_decay * unit, 0))
