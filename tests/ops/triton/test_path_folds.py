@@ -85,9 +85,7 @@ def test_times_of_each_sequence(counts, monkeypatch, dtype):
 
 @pytest.mark.parametrize(("decay", "prior"), [(2.0**-20, "lyapunov"), (8.0, "lyapunov"), (8.0, "riccati")])
 def test_gaps_of_a_million(counts, monkeypatch, decay, prior):
-    """The sums of M and u are multiplied by the times of keys and queries, and must cancel to the lag. Where a lag leaves
-    nothing of a key, its gradient must not see the lag.
-    """
+    """The sums of M and u are multiplied by times and must cancel to the lag; what has decayed must not see its lag."""
     inputs, times = spaced(27, heads=1)
     inputs["decay"][:] = decay
     for place in (63, 64, 128):
