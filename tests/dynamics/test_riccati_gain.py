@@ -165,3 +165,15 @@ def gradients_of_log_gain():
     y = math.sqrt(g)
     of_g, of_c = (2 * (e - g), g, -g, e), (2 * e, 0.0, 0.0, e)
     return [(a * (1 + y) / y - b) / (2 * y) / (1 + y) for a, b in zip(of_g, of_c, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_without_process_noise_are_finite(dtype):
+    """Noise of zero counts as the smallest number, whose square is none."""
+    decay, measurement, interval = (torch.tensor([x], dtype=dtype, requires_grad=True) for x in (0.36, 7.9, 5200.0))
+    parts = riccati_log_gain(decay, torch.zeros(1, dtype=dtype), measurement, interval)
+    gradients = torch.autograd.grad(sum(part.sum() for part in parts), (decay, measurement, interval))
+    assert all(x.isfinite().all() for x in gradients), gradients
+    # log K = log(q phi / r) where F is 0: its gradients are -1 / mu and -1 / r
+    for gradient, wanted in zip(gradients, (-1 / 0.36, -1 / 7.9, 0.0), strict=True):
+        assert abs(float(gradient) - wanted) < 1e-5

@@ -134,7 +134,7 @@ def riccati_log_gain(
     contraction = -torch.expm1(-2 * decay * interval)
     log_g = noise.log() + grown.log() - r.log()
     root = grown.sqrt() * (noise.sqrt() / r.sqrt())
-    half = 0.5 * (root - contraction / root)
+    half = 0.5 * (root - contraction * (-0.5 * log_g).exp())  # a quotient would have a gradient of 1 / root^2
     sign = torch.where(half < 0, -1.0, 1.0)
     # asinh, whose gradient in PyTorch squares its argument
     logit = 0.5 * log_g + sign * (sign * half + _hypot_of_one(half)).log()
