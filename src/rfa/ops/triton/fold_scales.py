@@ -10,7 +10,7 @@ from .fold_numbers import Folds
 from .frame import Frame
 from .incoming import Incoming
 
-HIGHEST = 14.0  # bits: sixteen less than the range of float16 has, which begins at 2^-14
+HIGHEST = 14.0  # products reach 2^14; float16 ends at 2^16, and its normal numbers begin at 2^-14
 MOST = 60.0  # bits of a scale
 
 
@@ -43,5 +43,5 @@ def fold_scales(inputs: KernelInputs, frame: Frame, folds: Folds | None, incomin
 
 
 def _scale(greatest: Tensor, highest: float = HIGHEST) -> Tensor:
-    """The power of two that takes a number below `2^highest`, which counts as 2^-60 if it is less."""
+    """The power of two, up to 2^60, that takes a number below `2^highest`."""
     return torch.exp2((highest - greatest.log2().ceil()).clamp(-MOST, MOST))

@@ -13,6 +13,8 @@ from .fold_numbers import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds
 from .frame import Frame, turned
 
 LEAST_VARIANCE, MOST_GAIN = 2.0**-40, 2.0**40  # in float32 no square of a state, and no quotient, overflows
+MOST_RATIO = 2.0**12  # of eta^2 over the least `Sigma + gamma^2`, in float16
+LEAST_FLOOR = 2.0**-18  # of sigma_0^2 over the greatest u where u falls: V_ab is right to that share of u
 
 
 def edge_of_keys(path: Tensor) -> Tensor:
@@ -70,17 +72,16 @@ def _folded_blocks(inputs: KernelInputs, frame: Frame, order: Orders, present: T
     assert order.key_order is not None
     assert order.query_order is not None
     batch, heads = inputs.query.shape[:2]
-    blocks = inputs.key.shape[2] // FOLD
     last_keys, first_queries = order.key_order[:, FOLD - 1 :: FOLD], order.query_order[:, ::FOLD]
-    block = torch.arange(blocks, device=last_keys.device)
-    earlier = last_keys[:, None, :] <= first_queries[:, :, None]
+    block = torch.arange(last_keys.shape[1], device=last_keys.device)
     if present is not None:  # absent keys may have any time
-        earlier = earlier & (block < present[:, None, None])
+        last_keys = torch.where(block < present[:, None], last_keys, torch.iinfo(torch.int32).max)
+    last_keys, first_queries = (x.expand(batch, -1).contiguous() for x in (last_keys, first_queries))
+    earlier = torch.searchsorted(last_keys, first_queries, right=True)  # of sorted times
     good = _heads_that_fold(inputs, frame) & _is_sorted(inputs, order)
-    counts = torch.where(good[..., None], earlier.sum(-1)[:, None], 0)
-    first = (counts[..., None, :] <= block[:, None]).sum(-1)
-    shape = (batch, heads, -1)
-    return tuple(x.to(torch.int32).expand(shape).contiguous() for x in (counts, first))  # type: ignore[return-value]
+    counts = torch.where(good[..., None], earlier[:, None], 0).expand(batch, heads, -1).contiguous()
+    first = torch.searchsorted(counts, block.expand(batch, heads, -1).contiguous(), right=True)
+    return counts.to(torch.int32), first.to(torch.int32)
 
 
 def _heads_that_fold(inputs: KernelInputs, frame: Frame) -> Tensor:
@@ -92,6 +93,8 @@ def _heads_that_fold(inputs: KernelInputs, frame: Frame) -> Tensor:
     greatest = (inputs.key_path[1].amax(-1) + inputs.query_path[1].amax(-1) + eta2 + floor + gamma2) / inverse_freedom
     largest = torch.where(frame.query_norm.isnan(), 0.0, frame.query_norm).amax(-1)
     good = (power <= MOST_POWER) & (floor >= LEAST_VARIANCE) & (least >= LEAST_VARIANCE) & (greatest <= MOST_GAIN)
+    if inputs.query.dtype == torch.float16:  # or gradients of scores would be too small for it: see `fold_scales`
+        good = good & (eta2 / inverse_freedom <= MOST_RATIO * least)
     return good & (largest * LEAST_GAIN <= least) & (largest >= LEAST_RESIDUAL * (least + eta2 / inverse_freedom))
 
 
@@ -102,17 +105,20 @@ def _least_gain(inputs: KernelInputs) -> Tensor:
 
 
 def _is_sorted(inputs: KernelInputs, order: Orders) -> Tensor:
-    """`(b, 1 or heads)`: neither present keys nor queries fall in time, nor does C rise."""
+    """`(b, 1 or heads)`: present keys and queries do not fall in time, C does not rise, nor u fall below a floor."""
     assert order.key_order is not None
     assert order.query_order is not None
-    known = None if inputs.key_groups is None else inputs.key_groups[:, 1:] >= 0
-    rises = order.key_order.diff() >= 0
-    good = (rises if known is None else rises | ~known).all(-1) & (order.query_order.diff() >= 0).all(-1)
-    good = good[:, None]
+    assert inputs.key_path is not None
+    assert inputs.query_path is not None
+    absent = torch.zeros_like(order.key_order[:, 1:], dtype=torch.bool)
+    if inputs.key_groups is not None:
+        absent = inputs.key_groups[:, 1:] < 0
+    good = ((order.key_order.diff() >= 0) | absent).all(-1) & (order.query_order.diff() >= 0).all(-1)
+    variance, at_queries = inputs.key_path[1], inputs.query_path[1]
+    rises = ((variance.diff() >= 0.0) | absent[:, None]).all(-1) & (at_queries.diff() >= 0.0).all(-1)
+    floor = inputs.scalars[3]
+    good = good[:, None] & (rises | (floor >= LEAST_FLOOR * variance.amax(-1).maximum(at_queries.amax(-1))))
     if inputs.key_bias is not None:
-        assert inputs.key_path is not None
-        assert inputs.query_path is not None
-        falls = inputs.key_path[2].diff() <= 0.0
-        falls = falls if known is None else falls | ~known[:, None]
-        good = good & falls.all(-1) & (inputs.query_path[2].diff() <= 0.0).all(-1)
+        falls = ((inputs.key_path[2].diff() <= 0.0) | absent[:, None]).all(-1)
+        good = good & falls & (inputs.query_path[2].diff() <= 0.0).all(-1)
     return good

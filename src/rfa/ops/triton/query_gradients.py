@@ -56,7 +56,7 @@ def query_gradients(
     row_blocks, column_blocks = -(-queries // blocks.rows), -(-keys // blocks.columns)
     first_window = (queries - keys) // blocks.columns if inputs.causal else -column_blocks
     windows = row_blocks * (blocks.rows // blocks.columns) - first_window
-    new = partial(torch.empty, device=inputs.query.device)
+    new = partial(torch.empty, dtype=torch.float32, device=inputs.query.device)
     gradient = gradient_of(inputs.query, inputs.query_cos)
     parts = (3, windows * blocks.columns) if uniform else (2 if inputs.key_bias is None else 4, keys)
     launched, path, scalars, sums, polynomials = row_blocks, None, None, None, None
@@ -81,9 +81,11 @@ def query_gradients(
         count = min(launched, row_blocks - start)
         partial_sums = partial_moments = between = None
         if moments is not None:
-            partial_moments = torch.zeros(batch, heads, count, *moments.shape[1:], device=gradient.device)
+            partial_moments = torch.zeros(
+                batch, heads, count, *moments.shape[1:], dtype=torch.float32, device=gradient.device
+            )
         if of_rows is not None:
-            between = torch.zeros(batch, heads, count, whole, 3, device=gradient.device)
+            between = torch.zeros(batch, heads, count, whole, 3, dtype=torch.float32, device=gradient.device)
         if sums is not None:
             dtype = torch.float32 if uniform else torch.float64
             partial_sums = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
@@ -133,8 +135,9 @@ def query_gradients(
     if sums is None or scalars is None:
         return query, PriorGradients(None, None, None, None, None), None
     by_head = scalars.sum((0, 3), dtype=torch.float64).T
-    units = by_head.new_tensor([1.0, unit(inputs), *[1 / SMALL] * 3, 1.0])[: len(by_head)]
-    by_head = (units[:, None] * by_head).to(inputs.scalars.dtype).contiguous()
+    by_head[1:2] *= unit(inputs)  # no list becomes a tensor: a CUDA graph cannot copy from the host
+    by_head[2:5] *= 1 / SMALL
+    by_head = by_head.to(inputs.scalars.dtype).contiguous()
     if inputs.key_path is None or inputs.query_path is None or path is None:
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
         tables = F.pad(tables, (0, inputs.lags - keys))

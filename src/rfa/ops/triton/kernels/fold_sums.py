@@ -51,7 +51,8 @@ def store_moments(moment, grad_score, functions, polynomials, PRECISION: tl.cons
     """Sums of gradients of scores times functions of the keys' places and polynomials of the rows'.
 
     `functions` are `(keys, 2 terms)`, twice the same. The first is the distance to the edge in blocks. Its sum is that
-    of unrounded numbers: it is larger than the others by far.
+    of unrounded numbers, because it is larger than the others by far. Its product has a high part, which TF32 holds
+    exactly, and a low part, which takes the place of the second sum.
     """
     keys: tl.constexpr = functions.shape[0]
     parts: tl.constexpr = functions.shape[1]
@@ -59,10 +60,13 @@ def store_moments(moment, grad_score, functions, polynomials, PRECISION: tl.cons
     term = tl.arange(0, parts)
     sums = product(grad_score.to(functions.dtype), functions, PRECISION=PRECISION)
     first = tl.sum(grad_score * distance[None, :], 1)
-    sums = tl.where(term[None, :] == 0, first[:, None], sums)
+    high = (first.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
+    sums = tl.where(term[None, :] == 0, high[:, None], tl.where(term[None, :] < parts // 2, sums, 0.0))
+    sums = tl.where(term[None, :] == parts // 2, (first - high)[:, None], sums)
     moments = product(polynomials, sums, PRECISION=PRECISION)
-    kept = (term[:, None] < parts // 2) & (term[None, :] < parts // 2)
-    tl.store(moment + term[:, None] * (parts // 2) + term[None, :], moments * LN2, mask=kept)
+    moments = tl.sum(tl.reshape(moments, [parts, 2, parts // 2]), 1)
+    index = term[:, None] * (parts // 2) + tl.arange(0, parts // 2)[None, :]
+    tl.store(moment + index, moments * LN2, mask=(term < parts // 2)[:, None])
 
 
 @triton.jit

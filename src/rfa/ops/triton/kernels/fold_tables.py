@@ -35,7 +35,7 @@ def fold_tables_kernel(
     `functions` and `fit` are `(2 TERMS, FOLD)`, zeros from TERMS on: a product takes at least 16 numbers.
     `failed` gets the longest lag of the program that does not fold, plus 1, or 0.
     """
-    head, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     m = block * FOLD + tl.arange(0, FOLD)
     n = tl.arange(0, FOLD)
     term = tl.arange(0, 2 * TERMS)

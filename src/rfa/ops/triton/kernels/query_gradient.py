@@ -54,7 +54,7 @@ def query_gradient_kernel(
 
     Lag tables `(programs, 3, windows, COLUMNS)`: the diagonals of a tile fall into two or three neighbouring windows of
     COLUMNS lags, and those of the next tile into windows one further down. So a program completes one window with each
-    tile and writes each of its windows once.
+    tile and writes each of its windows once. Folded tiles have stored sums of single lags there before.
 
     Paths at the keys `(programs, 2 or 4, keys)` in float64: of M, u, and with the Riccati prior C and the key's bias.
     They must come from the same tiles as the sums of the queries, or the two would not cancel: see `path_gradients`. So
@@ -177,7 +177,7 @@ def query_gradient_kernel(
             residuals *= unit
             if PRIOR:
                 coefficients *= unit
-        first = folded * (FOLD // COLUMNS)
+        first = tl.maximum(first, folded * (FOLD // COLUMNS))
         if PRIOR and UNIFORM:
             tl.debug_barrier()  # the windows below add to what other threads have stored
     for tile in range(first, last):

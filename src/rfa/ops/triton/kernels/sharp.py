@@ -117,7 +117,7 @@ def sharpen_kernel(
             attention = tl.exp2(z)
             total += tl.sum(attention, 1).to(tl.float64)
             inner += tl.sum(attention * (numbers[0][:, None] * grad_attention - row_delta), 1).to(tl.float64)
-        first = folded * (FOLD // COLUMNS)
+        first = tl.maximum(first, folded * (FOLD // COLUMNS))
     for tile in range(first, last):
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
         in_columns = columns < keys
