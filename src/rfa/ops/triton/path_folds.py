@@ -105,7 +105,7 @@ def _least_gain(inputs: KernelInputs) -> Tensor:
 
 
 def _is_sorted(inputs: KernelInputs, order: Orders) -> Tensor:
-    """`(b, 1 or heads)`: present keys and queries do not fall in time, C does not rise, nor u fall below a floor."""
+    """`(b, 1 or heads)`: no present key or query falls in time, C does not rise, u falls only beside large floors."""
     assert order.key_order is not None
     assert order.query_order is not None
     assert inputs.key_path is not None

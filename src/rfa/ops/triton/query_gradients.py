@@ -65,9 +65,9 @@ def query_gradients(
     if prior_gradient:
         numbers = parts[0] * parts[1]
         if folds is not None and uniform:
-            numbers += apart * TERMS**2
+            numbers += apart * TERMS * (TERMS + 1)
             polynomials = constant("rows", gradient.device)
-            moments = torch.zeros(heads, apart, TERMS, TERMS, dtype=torch.float64, device=gradient.device)
+            moments = torch.zeros(heads, apart, TERMS, TERMS + 1, dtype=torch.float64, device=gradient.device)
         elif folds is not None:
             numbers += 3 * whole
             of_rows = new(batch, heads, 3, queries)
@@ -141,6 +141,9 @@ def query_gradients(
     if inputs.key_path is None or inputs.query_path is None or path is None:
         tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
         tables = F.pad(tables, (0, inputs.lags - keys))
+        if moments is not None:  # the last column is the low part of the first
+            moments[..., 0] += moments[..., -1]
+            moments = moments[..., :-1]
         return query, PriorGradients(tables, None, None, None, by_head), moments
     sums[:, :, :2] /= SMALL
     path[:, :, :2] /= SMALL

@@ -52,7 +52,7 @@ def store_moments(moment, grad_score, functions, polynomials, PRECISION: tl.cons
 
     `functions` are `(keys, 2 terms)`, twice the same. The first is the distance to the edge in blocks. Its sum is that
     of unrounded numbers, because it is larger than the others by far. Its product has a high part, which TF32 holds
-    exactly, and a low part, which takes the place of the second sum.
+    exactly, and a low part, which is stored after the last function's.
     """
     keys: tl.constexpr = functions.shape[0]
     parts: tl.constexpr = functions.shape[1]
@@ -61,12 +61,11 @@ def store_moments(moment, grad_score, functions, polynomials, PRECISION: tl.cons
     sums = product(grad_score.to(functions.dtype), functions, PRECISION=PRECISION)
     first = tl.sum(grad_score * distance[None, :], 1)
     high = (first.to(tl.int32, bitcast=True) & -8192).to(tl.float32, bitcast=True)
-    sums = tl.where(term[None, :] == 0, high[:, None], tl.where(term[None, :] < parts // 2, sums, 0.0))
+    sums = tl.where(term[None, :] == 0, high[:, None], sums)
     sums = tl.where(term[None, :] == parts // 2, (first - high)[:, None], sums)
     moments = product(polynomials, sums, PRECISION=PRECISION)
-    moments = tl.sum(tl.reshape(moments, [parts, 2, parts // 2]), 1)
-    index = term[:, None] * (parts // 2) + tl.arange(0, parts // 2)[None, :]
-    tl.store(moment + index, moments * LN2, mask=(term < parts // 2)[:, None])
+    kept = (term[:, None] < parts // 2) & (term[None, :] <= parts // 2)
+    tl.store(moment + term[:, None] * (parts // 2 + 1) + term[None, :], moments * LN2, mask=kept)
 
 
 @triton.jit

@@ -127,7 +127,7 @@ def query_gradient_kernel(
         if PRIOR and UNIFORM:
             functions = tl.trans(of_rows[1]).to(d_out.dtype)
             polynomials = load_polynomials(polynomials_of_rows, unit, PARTS=PARTS, ROWS=ROWS)
-            moments = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2)
+            moments = grad_bits + tl.program_id(0).to(tl.int64) * distances * (PARTS // 2) * (PARTS // 2 + 1)
             in_program = partial + tl.program_id(0).to(tl.int64) * 3 * windows * COLUMNS - first_window * COLUMNS
             in_program -= offset
         elif PRIOR:
@@ -164,7 +164,7 @@ def query_gradient_kernel(
                 store_lag_sums(
                     in_program + of_rows[0] - tile * FOLD, windows * COLUMNS, sums, numbers, coefficient, unit, in_rows
                 )
-                moment = moments + (block - tile + offset // FOLD) * (PARTS // 2) * (PARTS // 2)
+                moment = moments + (block - tile + offset // FOLD) * (PARTS // 2) * (PARTS // 2 + 1)
                 store_moments(moment, grad_score, functions, polynomials, PRECISION=PRECISION)
             elif PRIOR:
                 coefficients += tl.sum(grad_score * (of_effective - evidence), 1) * LN2
