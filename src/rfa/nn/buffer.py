@@ -36,8 +36,9 @@ class Buffer:
         held, dim = self._storage, self.dim
         if held is None or not self.length:
             return True
-        alike = held.shape[:dim] == new.shape[:dim] and held.shape[dim + 1 :] == new.shape[dim + 1 :]
-        return alike and held.dtype == new.dtype and held.device == new.device
+        shape = [*held.shape]
+        shape[dim] = new.shape[dim]
+        return shape == [*new.shape] and held.dtype == new.dtype and held.device == new.device
 
     def append(self, new: Tensor) -> Tensor:
         """Write `new` behind the other entries, and return all of them; at first that is `new` itself.

@@ -118,35 +118,36 @@ class FilterCache(Cache):
             ValueError: for times, a mask or segments that do not fit, or times that differ from those in the cache.
         """
         keys = self.get_seq_length(layer_index) + length
-        cached = max([0, *(self.get_seq_length(index) for index in range(len(self.layers)))])
-        if not cached:
+        if keys == length and not any(map(self.get_seq_length, range(len(self.layers)))):
             self._forget_times()
         given, origin = times, None
         if times is not None or not self.uniform:
             given = torch.arange(keys, device=device) if times is None else times
-            origin = partial(self._shared_origin, key_mask=None if times is None else key_mask, cached=cached)
+            origin = partial(self._shared_origin, key_mask=None if times is None else key_mask)
         elif self.origin is None:
             self.origin = torch.zeros(1, 1, dtype=torch.int64, device=device)
         if given is None and key_mask is None and segment_ids is None and not torch.is_grad_enabled() and readable():
             steps = self._uniform_times(keys, device)
-            return Positions(steps, steps.narrow(1, keys - length, length), None, None, True, True, orders={})
+            last = steps.as_strided((1, length), (length, 1), keys - length)  # the fastest view
+            return Positions(steps.as_strided((1, keys), (keys, 1)), last, None, None, True, True, orders={})
         return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
 
     def _uniform_times(self, keys: int, device: torch.device) -> Tensor:
-        """0, 1, 2, ... for this number of keys, `(1, keys)`: made for twice as many, which serve the next tokens."""
+        """0, 1, 2, ... for this number of keys and more, `(1, ...)`: made for twice as many."""
         steps = self._steps
         if steps is None or steps.shape[1] < keys or steps.device != device:
             with torch.inference_mode(False):  # also serves where gradients are taken later
                 steps = torch.arange(2 * keys, device=device, dtype=time_dtype(device))[None]
             self._steps = steps
-        return steps.narrow(1, 0, keys)
+        return steps
 
-    def _shared_origin(self, given: Tensor, key_mask: Tensor | None, cached: int) -> Tensor:
-        """The origin `(b, 1)` of all keys at the times `(b, keys)`, the first `cached` of which are in use already.
+    def _shared_origin(self, given: Tensor, key_mask: Tensor | None) -> Tensor:
+        """The origin `(b, 1)` of all keys at the times `(b, keys)`, those in the cache before the new ones.
 
         Raises:
-            ValueError: where those are not as the cache holds them.
+            ValueError: where those in the cache are not as it holds them.
         """
+        cached = max(map(self.get_seq_length, range(len(self.layers))), default=0)
         given, dtype = given.detach(), time_dtype(given.device)
         absent = None if key_mask is None else ~key_mask
         origin = given[:, :1] if absent is None else first_time(given, absent)

@@ -45,6 +45,7 @@ class TurnTable:
     def __init__(self) -> None:
         self._start = 0
         self._turns: Turns | None = None
+        self._each: list[Turns] = []  # the same, token by token
 
     def at(self, frequency: Float[Tensor, "heads modes"], positions: Positions, dtype: torch.dtype) -> Turns:
         """The turns of the queries, in a dtype; looked up for a few tokens at 0, 1, 2, ..."""
@@ -60,6 +61,9 @@ class TurnTable:
             ahead = torch.arange(start, start + AHEAD, device=times.device, dtype=times.dtype)
             held, first = turns(frequency, ahead[None, None], dtype), 0
             self._start, self._turns = start, held
+            self._each = list(map(Turns, held.cos.split(1, dim=2), held.sin.split(1, dim=2)))
+        if length == 1:
+            return self._each[first]
         return Turns(held.cos.narrow(2, first, length), held.sin.narrow(2, first, length))
 
 

@@ -57,10 +57,12 @@ class TokenCall(NamedTuple):
     Fields:
         layout: the shapes, strides, addresses and options for which it serves.
         problem: the structure.
+        of_token: its fields that differ from one token to the next.
     """
 
     layout: tuple[Any, ...]
     problem: TokenProblem
+    of_token: list[Strided]
 
 
 def enter(
@@ -116,20 +118,19 @@ def decode_token(
     cos, sin = factors
     batch, heads, _, channels = query.shape
     dtype, threads = query.dtype, torch.get_num_threads()
-    out = query.new_empty(batch, 1, heads, channels, dtype=torch.float32)
-    out = out.transpose(1, 2)  # as the heads of one projection
+    out = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
     strided = (query, key, value, cos, sin, *storages)
     fixed = (*storages, decoding.mirrored, tables.coefficient)  # a tensor may move, as by `share_memory_`
     layout = (
         *(query.shape, cos.shape, decoding.mirrored.shape, score_kind, turn_values, threads, dtype),
-        *(x.stride() for x in strided),
-        *(x.data_ptr() for x in fixed),
+        *[x.stride() for x in strided],
+        *[x.data_ptr() for x in fixed],
     )
     last = decoding.last_call
     if last is not None and last.layout == layout:
         problem = last.problem
-        for name, tensor in zip(_OF_TOKEN, (query, key, value, out, cos, sin), strict=True):
-            getattr(problem, name).data = tensor.data_ptr()
+        for field, tensor in zip(last.of_token, (query, key, value, out, cos, sin), strict=True):
+            field.data = tensor.data_ptr()
         problem.keys = keys
     else:
         problem = TokenProblem(
@@ -140,6 +141,6 @@ def decode_token(
             decoding.mirrored.data_ptr(),
             tables.coefficient.data_ptr(),
         )
-        decoding.last_call = TokenCall(layout, problem)
+        decoding.last_call = TokenCall(layout, problem, [getattr(problem, name) for name in _OF_TOKEN])
     run_kernel("token", problem)
     return out if dtype is torch.float32 else out.to(dtype)

@@ -99,7 +99,8 @@ template <int64_t SCORE, class Prior> class Decode {
   // Weighted values of `n` keys.
   template <class T> void add_values(int64_t start, int64_t n) {
     for (int64_t c = 0; c < task_.p.value_channels;) {
-      if (c + 2 * LANES <= task_.p.value_channels) add_vectors<T, 2>(start, n, c);
+      if (c + 4 * LANES <= task_.p.value_channels) add_vectors<T, 4>(start, n, c);
+      else if (c + 2 * LANES <= task_.p.value_channels) add_vectors<T, 2>(start, n, c);
       else if (c + LANES <= task_.p.value_channels) add_vectors<T, 1>(start, n, c);
       else add_rest<T>(start, n, c);
     }
