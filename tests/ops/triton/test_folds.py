@@ -250,6 +250,16 @@ def test_small_states_keep_their_digits(monkeypatch, scale):
     assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=torch.float16)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+def test_far_lags_fold_where_near_ones_have_little_variance(nearest, monkeypatch, dtype):
+    """The variance is 2^-20 at lag 0, and a third at lag 64: only the lags that fold count for the scale of float16."""
+    inputs = slow(18, heads=1, keys=200)
+    for name, x in {"process_noise": 0.006, "key_noise": 0.0, "query_noise": 0.0, "noise_floor": 2.0**-20}.items():
+        inputs[name][:] = x
+    assert_as_accurate_as_pairs(monkeypatch, inputs, dtype=dtype)
+    assert (nearest[0] <= 65).all(), nearest[0]
+
+
 @pytest.mark.parametrize("robustness", [2.0, 50.0])
 def test_equal_queries_and_keys_meet_exactly(monkeypatch, robustness):
     inputs = slow(16, heads=1)

@@ -103,8 +103,8 @@ def _key_gradients(
     if folds is not None:
         log_sum, delta = incoming.log_sum + incoming.log_sum_rest, incoming.delta + incoming.delta_rest
         if prior_gradient:
-            factor, constant, bias = gradient.new_empty(3, batch, heads, keys, dtype=torch.float32)
-            sums = (factor, constant, None if inputs.key_bias is None else bias)
+            needed = 2 if inputs.key_bias is None else 3
+            sums = (*gradient.new_empty(needed, batch, heads, keys, dtype=torch.float32), None)[:3]
     column_blocks = -(-keys // blocks.columns)
     ranges = column_ranges(inputs, order, blocks)
     key_gradient_kernel[(column_blocks * batch * heads,)](

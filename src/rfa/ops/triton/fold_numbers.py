@@ -28,7 +28,7 @@ class Folds(NamedTuple):
             without groups. Packed sequences, and padding elsewhere, do not fold. Else, for the kernel of keys, the
             first block of queries for which each block of keys folds, `(batch, heads, blocks)` int32.
         factors: F of a key's state, `(heads, FOLD)` float32 by its place. Else `(b, heads, keys)`.
-        least_gain: the least `Sigma + gamma^2` over W, `(heads,)` float32.
+        least_gain: the least `Sigma + gamma^2` over W of lags that fold, `(heads,)` float32.
     """
 
     key: Tensor

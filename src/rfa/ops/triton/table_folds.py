@@ -32,12 +32,13 @@ def table_folds(inputs: KernelInputs, frame: Frame, present: Tensor | None) -> F
     make_constants(factors.device, inputs.query.shape[2])
     rows, bits, failed = _of_tables(inputs, factors)
 
-    power = inputs.scalars[0]
-    least, greatest = 1.0 / (UNIT * weight.amax(-1)), 1.0 / (UNIT * weight.amin(-1))
+    power, longest = inputs.scalars[0], failed.amax(-1)
+    folding = torch.arange(keys, device=weight.device) >= longest[:, None]
+    least, greatest = 1.0 / (UNIT * torch.where(folding, weight, 0.0).amax(-1)), 1.0 / (UNIT * weight.amin(-1))
     largest = torch.where(frame.query_norm.isnan(), 0.0, frame.query_norm).amax(-1)
     mild = (power <= MOST_POWER) & (least >= 2.0**-40) & (greatest <= 2.0**40)
     mild = mild & (largest * LEAST_GAIN <= least) & (largest >= LEAST_RESIDUAL / (UNIT * weight[:, 0]))
-    nearest = torch.where(mild, failed.amax(-1), NEVER).to(torch.int32).contiguous()
+    nearest = torch.where(mild, longest, NEVER).to(torch.int32).contiguous()
 
     constants = constants_of_keys(tables).flip(-1).float().repeat(1, -(-keys // FOLD))[:, :keys]
     cos, sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
