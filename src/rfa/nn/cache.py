@@ -2,7 +2,7 @@
 
 import copy
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -118,7 +118,7 @@ class FilterCache(Cache):
             ValueError: for times, a mask or segments that do not fit, or times that differ from those in the cache.
         """
         keys = self.get_seq_length(layer_index) + length
-        if keys == length and not any(map(self.get_seq_length, range(len(self.layers)))):
+        if keys == length and not any(self._lengths()):
             self._forget_times()
         given, origin = times, None
         if times is not None or not self.uniform:
@@ -131,6 +131,10 @@ class FilterCache(Cache):
             last = steps.as_strided((1, length), (length, 1), keys - length)  # the fastest view
             return Positions(steps.as_strided((1, keys), (keys, 1)), last, None, None, True, True, orders={})
         return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
+
+    def _lengths(self) -> Iterator[int]:
+        """The number of keys of each layer."""
+        return map(self.get_seq_length, range(len(self.layers)))
 
     def _uniform_times(self, keys: int, device: torch.device) -> Tensor:
         """0, 1, 2, ... for this number of keys and more, `(1, ...)`: made for twice as many."""
@@ -147,7 +151,7 @@ class FilterCache(Cache):
         Raises:
             ValueError: where those in the cache are not as it holds them.
         """
-        cached = max(map(self.get_seq_length, range(len(self.layers))), default=0)
+        cached = max(self._lengths(), default=0)
         given, dtype = given.detach(), time_dtype(given.device)
         absent = None if key_mask is None else ~key_mask
         origin = given[:, :1] if absent is None else first_time(given, absent)

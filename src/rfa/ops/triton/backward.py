@@ -1,5 +1,7 @@
 """The backward pass on the host: two kernels, each the only writer of its outputs, so that gradients are repeatable."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -103,8 +105,8 @@ def _key_gradients(
     if folds is not None:
         log_sum, delta = incoming.log_sum + incoming.log_sum_rest, incoming.delta + incoming.delta_rest
         if prior_gradient:
-            needed = 2 if inputs.key_bias is None else 3
-            sums = (*gradient.new_empty(needed, batch, heads, keys, dtype=torch.float32), None)[:3]
+            new = partial(gradient.new_empty, (batch, heads, keys), dtype=torch.float32)
+            sums = (new(), new(), None if inputs.key_bias is None else new())
     column_blocks = -(-keys // blocks.columns)
     ranges = column_ranges(inputs, order, blocks)
     key_gradient_kernel[(column_blocks * batch * heads,)](
