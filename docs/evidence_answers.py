@@ -46,7 +46,7 @@ class Difference(NamedTuple):
 
 
 def answer(low: float | None, high: float | None, aim: float = 0.0, below: bool = True) -> str:
-    """Whether an interval lies below an aim: "holds", "refuted", or "open" where it holds the aim.
+    """Whether an interval lies below an aim: "holds", "refuted", or "open" where it contains the aim.
 
     Args:
         low, high: ends of the interval; None where there is none.
@@ -228,6 +228,8 @@ def cost(aim: float) -> Answer:
     """Whether a training step of m2 at the paper's size takes less than so many times that of `b1-rope`, on CPUs."""
     lines = map(json.loads, (BENCHMARKS / "bench.jsonl").read_text("utf-8").splitlines())
     steps = [line for line in lines if (line["benchmark"], line["preset"]) == ("step", "m2-sc-rfa")]
-    mean = mean_and_interval(steps[-1]["ratios"])
+    largest = max(steps, key=lambda line: line["batch"])
+    mean = mean_and_interval(largest["ratios"])
     half = mean.half or 0.0
-    return Answer(answer(mean.value - half, mean.value + half, aim), f"{mean.value:.2f} ± {half:.2f} times RoPE's")
+    number = f"{mean.value:.2f} ± {half:.2f} times RoPE's ({len(largest['ratios'])} rounds)"
+    return Answer(answer(mean.value - half, mean.value + half, aim), number)

@@ -15,7 +15,7 @@ from rfa.report.statistics import compare, mean_and_interval, pairs_of
 _PARTS = ("filter", "forecast")
 DRAWN = {  # a line of the figure: the label in the records of text and recall, and that of series
     "ALiBi": ("b2-alibi", "ALiBi"),
-    "RoPE and ALiBi (c7)": ("c7-rope-alibi-innovation no-innovation", "RoPE and ALiBi"),
+    "RoPE and ALiBi (c7, no innovation step)": ("c7-rope-alibi-innovation no-innovation", "RoPE and ALiBi"),
     "forget gate and RoPE (c4)": ("c4-fox rope", "forget gate with RoPE"),
     "the same, values turned (x7)": ("x7-gated-roper", "c9"),
     "m1": ("m1-rfa", "m1"),

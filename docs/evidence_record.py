@@ -120,12 +120,12 @@ CLAIMS: dict[str, Sequence[Claim]] = {
             _ROBUST,
         ),
         Claim(
-            "It helps forecasts where training had none",
+            "A robust weight helps forecasts where training had no wrong readings",
             partial(errors, "contamination", "student-t clean", "dot product clean", parts=("forecast",)),
             _ROBUST,
         ),
         Claim(
-            "It helps at the readings where training had none",
+            "A robust weight helps at the readings where training had no wrong readings",
             partial(errors, "contamination", "student-t clean", "dot product clean", parts=("filter",)),
             _ROBUST,
         ),
@@ -140,10 +140,14 @@ CLAIMS: dict[str, Sequence[Claim]] = {
     ),
     "Recall at 8 times the trained length (share of right answers)": (
         Claim("Real slow modes help RoPE", partial(recalled, "recall", "b1-rope real", "b1-rope", 512), _RECALL),
-        Claim("They help x2", partial(recalled, "recall", f"{_X2_PLAIN} real", _X2_PLAIN, 512), _RECALL),
+        Claim("Real slow modes help x2", partial(recalled, "recall", f"{_X2_PLAIN} real", _X2_PLAIN, 512), _RECALL),
         Claim("Turned values help a forget gate", partial(recalled, "recall", "x7-gated-roper", _FOX, 512), _RECALL),
         Claim("A content clock helps x2", partial(recalled, "recall", _X5_PLAIN, _X2_PLAIN, 512), _RECALL),
-        Claim("It is better than a forget gate", partial(recalled, "recall", "c8-fox-clock", _FOX, 512), _RECALL),
+        Claim(
+            "A forget gate from a content clock (c8) is better than `c4-fox` with RoPE",
+            partial(recalled, "recall", "c8-fox-clock", _FOX, 512),
+            _RECALL,
+        ),
         Claim("x2 recalls more than ALiBi", partial(recalled, "recall", _X2_PLAIN, "b2-alibi", 512), _RECALL),
         Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
@@ -155,7 +159,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
     ),
     "Cost": (
         Claim("A training step takes less than twice RoPE's, on a CPU", partial(cost, 2.0), _SPEED),
-        Claim("The same on a GPU", _untested, _SPEED),
+        Claim("A training step takes less than twice RoPE's, on a GPU", _untested, _SPEED),
     ),
 }
 

@@ -22,7 +22,8 @@ from .console import (
 DataOption = Annotated[
     str,
     typer.Option(
-        help="stdlib, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.", metavar="D"
+        help="stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.",
+        metavar="D",
     ),
 ]
 OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
@@ -75,7 +76,7 @@ def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
 def train(
     ctx: typer.Context,
     out: Annotated[Path, typer.Option(help="The run folder.", metavar="RUN")],
-    preset: Annotated[str, typer.Option(help="A model of the paper; `rfa doctor` lists them.")] = "m2-sc-rfa",
+    preset: Annotated[str, typer.Option(help="A preset; `rfa doctor` lists them.")] = "m2-sc-rfa",
     data: DataOption = "stdlib",
     split: Annotated[
         str, typer.Option(help="file, author, or author:test=A,B;valid=C (a file's name up to its first _).")
