@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs, ScoreKind
+from .brgemm import bfloat16_products
 from .build import load_library
 from .compiler import BuildError
 
 SCORE_KINDS = get_args(ScoreKind)
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # of states in a cache, as in kernels/number.h
+LEAST_QUERIES = 256  # from which on states in bfloat16 are multiplied as such; fewer gain nothing and stay exact
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -62,6 +64,7 @@ class KernelProblem(ctypes.Structure):
         *((name, _pointer) for name in ("grad_tables", "grad_scalars", "grad_key_path", "grad_query_path")),
         ("grad_key_bias", _pointer),
         ("number", _integer),
+        *((name, _pointer) for name in ("brgemm", "brgemm_release")),
     )
 
     @classmethod
@@ -96,6 +99,9 @@ class KernelProblem(ctypes.Structure):
             problem.number = NUMBERS.index(inputs.key.dtype)
             given |= {"key": Strided.of(inputs.key), "value": Strided.of(inputs.value)}
         problem.set(**given)
+        states = {inputs.query.dtype, inputs.key.dtype, inputs.value.dtype}
+        if states == {torch.bfloat16} and queries >= LEAST_QUERIES and (found := bfloat16_products()):
+            problem.brgemm, problem.brgemm_release = found
         return problem
 
     def set(self, **fields: "Tensor | Strided | int | None") -> None:

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <vector>
 
-#include "frame.h"
+#include "factors.h"
 #include "score.h"
 #include "visibility.h"
 
@@ -19,22 +19,23 @@ template <int64_t SCORE, class Prior> class Backward {
         prior_(task, true),
         visibility_(task),
         padded_(round_up(task.p.queries, QUERY_BLOCK)),
-        queries_(padded_ * task.channels),
-        grads_(padded_ * task.value_channels),
+        queries_(task, padded_, task.channels),
+        grads_(task, padded_, task.value_channels),
         query_sums_(padded_ * task.channels),
         norm_sums_(padded_),
+        turned_(task.value_channels),
         rows_(padded_),
         means_(padded_),
-        keys_(KEY_BLOCK * task.channels),
-        key_panels_(KEY_BLOCK * task.channels),
+        keys_(task, KEY_BLOCK, task.channels),
+        key_columns_(task, KEY_BLOCK, task.channels),
         value_rows_(KEY_BLOCK * task.value_channels),
-        value_panels_(KEY_BLOCK * task.value_channels),
+        value_columns_(task, KEY_BLOCK, task.value_channels),
         key_norms_(KEY_BLOCK),
         key_norm_sums_(KEY_BLOCK),
-        key_sums_(KEY_BLOCK * task.channels + ROWS * task.channels),
-        value_sums_(KEY_BLOCK * task.value_channels + ROWS * task.value_channels),
-        slopes_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
-        weights_(QUERY_BLOCK * KEY_BLOCK + COLUMNS),
+        key_sums_(task, queries_, padded_, task.channels),
+        value_sums_(task, grads_, padded_, task.value_channels),
+        slopes_(task, QUERY_BLOCK, KEY_BLOCK),
+        weights_(task, QUERY_BLOCK, KEY_BLOCK),
         grad_pairs_(3 * KEY_BLOCK),
         mask_(KEY_BLOCK),
         anchored_(padded_ / GROUP) {}
@@ -59,6 +60,11 @@ template <int64_t SCORE, class Prior> class Backward {
     pack_rows(p.query, task_, turns_.query, 0, p.queries, p.channels, task_.channels, false, queries_, &poisoned);
     pack_rows(p.grad_out, task_, turns_.out, 0, p.queries, p.value_channels, task_.value_channels, false, grads_, &poisoned);
     for (int64_t i = 0; i < padded_ * task_.value_channels; i++) grads_[i] *= LN2;
+    if (p.brgemm) round_to_bfloat16(grads_, padded_ * task_.value_channels);
+    queries_.convert(0, padded_);
+    grads_.convert(0, padded_);
+    key_sums_.transpose();
+    value_sums_.transpose();
     const double* log_sum = p.log_sum + task_.row_index() * p.queries;
     const float* grad_log_sum = p.grad_log_sum + task_.row_index() * p.queries;
     for (int64_t i = 0; i < padded_; i++) {
@@ -68,14 +74,25 @@ template <int64_t SCORE, class Prior> class Backward {
       rows_[i] = {norm, task_.scalar(0), offset, seeing ? static_cast<float>(log_sum[i] - offset) : 0.0f};
       widest_ = std::max(widest_, norm);
       if (!seeing) continue;
-      const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);
-      double inner = 0.0;
-      for (int64_t c = 0; c < p.value_channels; c++) inner += static_cast<double>(grad[c]) * out[c];
-      means_[i] = mean(static_cast<double>(LN2) * inner, grad_log_sum[i]);
+      means_[i] = mean(inner(i), grad_log_sum[i]);
       if (!std::isfinite(means_[i].part + means_[i].rest)) poisoned.push_back(i);
     }
     for (int64_t i : poisoned)  // NaN for the keys that it sees, zero for the others
       if (rows_[i].offset != INFINITY) rows_[i] = {0.0f, task_.scalar(0), NAN, 0.0f}, means_[i] = {0.0f, 0.0f};
+  }
+
+  // ln2 <grad_out, out>, in bfloat16 with the rounded gradient that values are multiplied with.
+  double inner(int64_t i) const {
+    const Problem& p = task_.p;
+    const float *grad = p.grad_out.at(task_.b, task_.h, i), *out = p.out.at(task_.b, task_.h, i);
+    double unit = LN2;
+    if (p.brgemm) {
+      turn(out, turns_.out.c(i), turns_.out.s(i), -1.0f, turned_, p.value_channels);
+      grad = grads_ + i * task_.value_channels, out = turned_, unit = 1.0;
+    }
+    double inner = 0.0;
+    for (int64_t c = 0; c < p.value_channels; c++) inner += static_cast<double>(grad[c]) * out[c];
+    return unit * inner;
   }
 
   static Mean mean(double inner, float grad_log_sum) {
@@ -127,8 +144,8 @@ template <int64_t SCORE, class Prior> class Backward {
 
   // q.k and ln2 <grad_out, v> of a group with the block of keys that is packed.
   void products(int64_t first, VisibleKeys seen, float* dots, float* values) {
-    scores(queries_ + first * task_.channels, GROUP, key_panels_, dots, KEY_BLOCK, seen.keys, task_.channels);
-    scores(grads_ + first * task_.value_channels, GROUP, value_panels_, values, KEY_BLOCK, seen.keys, task_.value_channels);
+    key_columns_.scores(queries_, first, 0, seen.keys, dots);
+    value_columns_.scores(grads_, first, 0, seen.keys, values);
   }
 
   void look_for_near() {
@@ -144,8 +161,9 @@ template <int64_t SCORE, class Prior> class Backward {
     std::memset(value_rows_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
     pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, keys_, &poisoned);
     pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true, value_rows_, &poisoned);
-    pack_panels(keys_, KEY_BLOCK, task_.channels, key_panels_);
-    pack_panels(value_rows_, KEY_BLOCK, task_.value_channels, value_panels_);
+    keys_.convert(0);
+    key_columns_.pack(keys_, 0, KEY_BLOCK);
+    value_columns_.pack(value_rows_, 0, KEY_BLOCK);
     float longest = 0.0f;
     for (int64_t j = 0; j < KEY_BLOCK; j++) {
       key_norms_[j] = squared_norm(keys_ + j * task_.channels, task_.channels);
@@ -160,8 +178,8 @@ template <int64_t SCORE, class Prior> class Backward {
     const int64_t n = std::min(KEY_BLOCK, p.keys - start);
     pack_keys(start);
     std::memset(key_norm_sums_, 0, KEY_BLOCK * sizeof(float));
-    std::memset(key_sums_, 0, KEY_BLOCK * task_.channels * sizeof(float));
-    std::memset(value_sums_, 0, KEY_BLOCK * task_.value_channels * sizeof(float));
+    key_sums_.clear();
+    value_sums_.clear();
     prior_.begin_block(start);
     for (int64_t first = 0; first < p.queries; first += QUERY_BLOCK) query_block(first, start);
     prior_.end_block(start, n);
@@ -182,16 +200,8 @@ template <int64_t SCORE, class Prior> class Backward {
     for (int64_t g = 0; g < groups; g++)
       if (tiles(first + g * GROUP, start, seen[g], read, slopes_ + g * GROUP * KEY_BLOCK, weights_ + g * GROUP * KEY_BLOCK))
         near = g + 1;
-    // A few keys at a time, from the first group that sees one of them on.
-    for (int64_t j = 0; j < most; j += ROWS) {
-      int64_t g = 0;
-      while (g < near && seen[g].keys <= j) g++;
-      const int64_t row = g * GROUP, n = (near - g) * GROUP;
-      accumulate(weights_ + row * KEY_BLOCK + j, 1, KEY_BLOCK, grads_ + (first + row) * task_.value_channels,
-                 value_sums_ + j * task_.value_channels, ROWS, task_.value_channels, n);
-      accumulate(slopes_ + row * KEY_BLOCK + j, 1, KEY_BLOCK, queries_ + (first + row) * task_.channels,
-                 key_sums_ + j * task_.channels, ROWS, task_.channels, n);
-    }
+    value_sums_.add(weights_, first, seen, near);
+    key_sums_.add(slopes_, first, seen, near);
   }
 
   // GROUP queries against a block of keys. Pairs that are not seen are cleared where the products that follow read them.
@@ -218,7 +228,7 @@ template <int64_t SCORE, class Prior> class Backward {
       prior_.end_row(row, query_row);
     }
     if (near)
-      accumulate(slopes, KEY_BLOCK, 1, keys_, query_sums_ + first * task_.channels, GROUP, task_.channels, seen.keys);
+      keys_.accumulate(slopes_, first % QUERY_BLOCK, 0, seen.keys, query_sums_ + first * task_.channels);
     return near && seen.keys;
   }
 
@@ -235,7 +245,7 @@ template <int64_t SCORE, class Prior> class Backward {
     const Problem& p = task_.p;
     for (int64_t j = 0; j < n; j++) {
       const int64_t t = start + j;
-      float *key = key_sums_ + j * task_.channels, *value = value_sums_ + j * task_.value_channels;
+      float *key = key_sums_.row(j), *value = value_sums_.row(j);
       add_multiple(2.0f * key_norm_sums_[j], keys_ + j * task_.channels, key);
       for (int64_t c = 0; c < p.value_channels; c++) value[c] *= BITS;
       turn(key, turns_.key.c(t), turns_.key.s(t), 1.0f, p.grad_key.at(task_.b, task_.h, t), p.channels);
@@ -258,11 +268,18 @@ template <int64_t SCORE, class Prior> class Backward {
   Prior prior_;
   Visibility visibility_;
   int64_t padded_;
-  Buffer<float> queries_, grads_, query_sums_, norm_sums_;
+  LeftFactor queries_, grads_;
+  Buffer<float> query_sums_, norm_sums_, turned_;
   Buffer<RowOfScores> rows_;
   Buffer<Mean> means_;
-  Buffer<float> keys_, key_panels_, value_rows_, value_panels_, key_norms_, key_norm_sums_, key_sums_,
-      value_sums_, slopes_, weights_, grad_pairs_;
+  RowFactor keys_;
+  ColumnFactor key_columns_;
+  Buffer<float> value_rows_;
+  ColumnFactor value_columns_;
+  Buffer<float> key_norms_, key_norm_sums_;
+  KeySums key_sums_, value_sums_;
+  LeftFactor slopes_, weights_;
+  Buffer<float> grad_pairs_;
   Buffer<int32_t> mask_, anchored_;
   double grad_coefficient_ = 0.0;
   float widest_ = 0.0f, reach_ = 0.0f;  // the largest |q|^2; c |q| |k| at most

@@ -2,7 +2,7 @@
 #pragma once
 #include <cmath>
 
-#include "frame.h"
+#include "factors.h"
 #include "score.h"
 #include "visibility.h"
 
@@ -19,13 +19,12 @@ template <int64_t SCORE, class Prior> class Forward {
         prior_(task, false),
         visibility_(task),
         padded_(round_up(task.p.keys, KEY_BLOCK)),
-        panels_(padded_ * task.channels, task.p.keys * task.channels),
-        values_(padded_ * task.value_channels,
-                task.value_channels == task.p.value_channels ? task.p.keys * task.value_channels : 0),
+        keys_(task, padded_, task.channels, task.p.keys),
+        values_(task, padded_, task.value_channels, task.value_channels == task.p.value_channels ? task.p.keys : 0),
         key_norms_(padded_),
-        queries_(QUERY_BLOCK * task.channels),
+        queries_(task, QUERY_BLOCK, task.channels),
         out_(QUERY_BLOCK * task.value_channels),
-        tile_(GROUP * KEY_BLOCK),
+        tile_(task, GROUP, KEY_BLOCK),
         parts_(QUERY_BLOCK * LANES),
         mask_(KEY_BLOCK) {}
 
@@ -43,13 +42,14 @@ template <int64_t SCORE, class Prior> class Forward {
     for (int64_t start = 0; start < p.keys; start += KEY_BLOCK) {
       const int64_t n = std::min(KEY_BLOCK, p.keys - start);
       pack_rows(p.key, task_, turns_.key, start, n, p.channels, task_.channels, true, rows, &poisoned_keys_);
-      pack_panels(rows, n, task_.channels, panels_ + start * task_.channels);
+      keys_.pack(rows, start, n);
       for (int64_t j = 0; j < n; j++) {
         key_norms_[start + j] = squared_norm(rows + j * task_.channels, task_.channels);
         longest_ = std::max(longest_, key_norms_[start + j]);
       }
       pack_rows(p.value, task_, turns_.value, start, n, p.value_channels, task_.value_channels, true,
                 values_ + start * task_.value_channels, &poisoned_values_);
+      values_.convert(start);
     }
   }
 
@@ -61,6 +61,7 @@ template <int64_t SCORE, class Prior> class Forward {
     std::memset(queries_, 0, QUERY_BLOCK * task_.channels * sizeof(float));
     poisoned_queries_.clear();
     pack_rows(p.query, task_, turns_.query, first, n, p.channels, task_.channels, false, queries_, &poisoned_queries_);
+    queries_.convert(0, QUERY_BLOCK);
     const float coefficient = task_.scalar(0), bound = p.bound[task_.h];
     float widest = 0.0f;
     for (int64_t i = 0; i < QUERY_BLOCK; i++) {
@@ -108,8 +109,7 @@ template <int64_t SCORE, class Prior> class Forward {
   template <bool MAXIMA> void tiles(int64_t first, int64_t group, int64_t start, VisibleKeys seen, bool anchored) {
     const bool near = SCORE == DOT_PRODUCT || !anchored || !prior_.decayed(first + group, GROUP, start, reach_);
     if (near)
-      scores(queries_ + group * task_.channels, GROUP, panels_ + start * task_.channels, tile_, KEY_BLOCK, seen.keys,
-             task_.channels);
+      keys_.scores(queries_, group, start, seen.keys, tile_);
     else
       std::memset(tile_, 0, GROUP * KEY_BLOCK * sizeof(float));
     for (int64_t i = 0; i < GROUP; i++) {
@@ -124,8 +124,7 @@ template <int64_t SCORE, class Prior> class Forward {
         add_to(parts_ + (group + i) * LANES, weigh<SCORE>(pairs, row, seen, norms, mask_, tile));
     }
     if (near && !MAXIMA)
-      accumulate(tile_, KEY_BLOCK, 1, values_ + start * task_.value_channels, out_ + group * task_.value_channels, GROUP,
-                 task_.value_channels, seen.keys);
+      values_.accumulate(tile_, 0, start, seen.keys, out_ + group * task_.value_channels);
   }
 
   void finish(int64_t first, int64_t n) {
@@ -161,7 +160,13 @@ template <int64_t SCORE, class Prior> class Forward {
   Prior prior_;
   Visibility visibility_;
   int64_t padded_;
-  Buffer<float> panels_, values_, key_norms_, queries_, out_, tile_, parts_;
+  ColumnFactor keys_;
+  RowFactor values_;
+  Buffer<float> key_norms_;
+  LeftFactor queries_;
+  Buffer<float> out_;
+  LeftFactor tile_;
+  Buffer<float> parts_;
   Buffer<int32_t> mask_;
   std::vector<int64_t> poisoned_keys_, poisoned_values_, poisoned_queries_;
   RowOfScores rows_[QUERY_BLOCK];

@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "number.h"
 #include "problem.h"
 
 namespace rfa {
@@ -64,6 +65,7 @@ __attribute__((noinline)) static void pack_rows(const States& states, const Task
     const bool present = !is_key || task.group_of_key(t) >= 0;
     if (present) {
       turn(states.at(task.b, task.h, t), turn_by.c(t), turn_by.s(t), -1.0f, row, channels);
+      if (task.p.brgemm) round_to_bfloat16(row, padded);  // so norms are those of the factors
       if (finite(row, padded)) continue;
       poisoned->push_back(t);
     }

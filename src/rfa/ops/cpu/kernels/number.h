@@ -69,6 +69,23 @@ template <class T> RFA_INLINE void write_row(const float* row, T* x, int64_t n) 
   for (int64_t c = 0; c < n; c++) put(row[c], x + c);
 }
 
+// Rounded to bfloat16, which is in the high bits. The low ones are what rounding leaves.
+RFA_INLINE UnsignedRegister rounded_bits(FloatRegister x) {
+  const UnsignedRegister bits = (UnsignedRegister)x;
+  return bits + 0x7fff + (bits >> 16 & 1);
+}
+
+// `n` numbers, whole registers of them.
+RFA_INLINE void to_bfloat16(const float* x, Bfloat16* to, int64_t n) {
+  for (int64_t c = 0; c < n; c += REGISTER)
+    store_register(reinterpret_cast<uint16_t*>(to + c),
+                   __builtin_convertvector(rounded_bits(load_register<FloatRegister>(x + c)) >> 16, WordRegister));
+}
+RFA_INLINE void round_to_bfloat16(float* x, int64_t n) {
+  for (int64_t c = 0; c < n; c += REGISTER)
+    store_register(x + c, (FloatRegister)(rounded_bits(load_register<FloatRegister>(x + c)) & 0xffff0000));
+}
+
 // `use(T{})` for the type T of a number.
 template <class F> RFA_INLINE void with_number(int64_t number, F use) {
   if (number == BFLOAT16) use(Bfloat16{});

@@ -20,6 +20,10 @@ struct Phases {  // cosine or sine, (b, heads, length, modes)
   const float* at(int64_t b, int64_t h, int64_t t = 0) const { return data + b * batch + h * head + t * row; }
 };
 
+// C (m x n) (+)= A (m x k) B (k x n) of bfloat16, see factors.h: at::native::cpublas::brgemm of PyTorch.
+typedef void (*Brgemm)(int64_t m, int64_t n, int64_t k, int64_t lda, int64_t ldb, int64_t ldc, bool add, const void* a, const void* b,
+                       float* c, bool in_pairs);
+
 enum Score : int64_t { STUDENT_T, EXPONENTIAL, DOT_PRODUCT };
 
 struct Problem {
@@ -50,6 +54,9 @@ struct Problem {
   double* grad_key_bias;    // (batch, heads, keys)
   // decoding only
   int64_t number;  // of key and value
+  // forward and backward in bfloat16 only, else null
+  Brgemm brgemm;
+  void (*brgemm_release)(bool in_pairs);  // of what the thread keeps for it
 };
 
 constexpr float FAR = 9.0949470e-13f;  // 2^-40: a key with less has no effect beside one that has not decayed

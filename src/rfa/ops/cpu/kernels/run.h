@@ -47,7 +47,10 @@ template <class F> int run_tasks(int64_t count, int64_t threads, F task) {
 }
 
 template <template <int64_t, class> class Kernel> int run(const Problem& p) {
-  return run_tasks(p.batch * p.heads * p.slices, p.threads, [&](int64_t index) { run_task<Kernel>(p, index); });
+  return run_tasks(p.batch * p.heads * p.slices, p.threads, [&](int64_t index) {
+    run_task<Kernel>(p, index);
+    if (p.brgemm) p.brgemm_release(true);
+  });
 }
 
 }  // namespace rfa
