@@ -1,7 +1,7 @@
 """Products of small bfloat16 matrices by PyTorch's `brgemm`, which is oneDNN's: AVX-512 BF16 and AMX.
 
-PyTorch exports the function for C++. So it is looked up by its mangled name and tried once. Where it is missing or gives
-something else, float32 is multiplied.
+PyTorch exports the function for C++. So it is looked up by its mangled name and tried once.
+Where it is missing or gives something else, float32 is multiplied.
 """
 
 import ctypes
