@@ -1,5 +1,7 @@
 """The cache changes no result, and refuses what does not fit it."""
 
+import copy
+
 import pytest
 import torch
 from cover import cover
@@ -136,22 +138,51 @@ def test_times_of_the_past_do_not_change(name, later):
         torch.testing.assert_close(pieces, layer(x, times=1 + IRREGULAR)[:, 4:], rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x[:1], "past_key_values: got keys of batch 2, .* expected batch 1"),
-        (lambda x: x.float(), "past_key_values: got keys of .*float64 .* expected .*float32"),
-    ],
-    ids=["batch", "dtype"],
+MISFITS = {
+    "one row": (lambda x: x[:1], "past_key_values: got keys of batch 2, .* expected batch 1"),
+    "three rows": (lambda x: x[[0, 1, 1]], "past_key_values: got keys of batch 2, .* expected batch 3"),
+    "dtype": (lambda x: x.float(), "past_key_values: got keys of .*float64 .* expected .*float32"),
+}
+
+
+@cover(
+    grad=[False, True],
+    change=MISFITS,
+    name=["defaults", "taps", "clock", "taps, clock", "forget gate", "content", "gates of channels"],
 )
-def test_input_that_does_not_fit_the_cache(change, message):
-    layer, x = build("defaults"), hidden(length=9)
-    with torch.no_grad():
-        _, cache = read(layer, x, (4,))
-        layer = layer.to(change(x).dtype)
+def test_input_that_does_not_fit_the_cache(name, change, grad):
+    """Nothing of it enters, so that the right tokens may follow."""
+    layer, x = build(name), hidden(length=9)
+    change, message = MISFITS[change]
+    with torch.set_grad_enabled(grad):
+        whole, (_, cache) = layer(x), read(layer, x, (4,))
+        wrong = change(x)[:, 4:5]
         with pytest.raises(ValueError, match=message):
-            layer(change(x)[:, 4:5], past_key_values=cache)
+            copy.deepcopy(layer).to(wrong.dtype)(wrong, past_key_values=cache)
         assert cache.get_seq_length() == 4
+        rest, _ = read(layer, x, (1, 4), cache, start=4)
+        torch.testing.assert_close(rest, whole[:, 4:], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        (torch.zeros(1, 2, 1), "got rate of batch 2, 2 heads, torch.float32 on cpu, expected batch 1, 2 heads,"),
+        (torch.zeros(2, 2, 1, 3), "got rate of batch 2, 2 heads, .* expected batch 2, 2 heads, 3 channels,"),
+        (torch.zeros(2, 2, 1).double(), "got rate of .*float32 .* expected .*float64"),
+    ],
+    ids=["batch", "channels", "dtype"],
+)
+def test_marks_that_do_not_fit_the_cache(mark, message):
+    past, states = FilterCache().layer(0), torch.zeros(2, 2, 5, 4)
+    with torch.no_grad():
+        past.update_marks({"rate": torch.zeros(2, 2, 5)})
+        past.update(states, states)
+        with pytest.raises(ValueError, match=f"past_key_values: {message}"):
+            past.update_marks({"rate": mark})
+        with pytest.raises(ValueError, match="past_key_values: got no gate, expected batch 2"):
+            past.update_marks({"gate": torch.zeros(2, 2, 1)})
+        assert past.update_marks({"rate": torch.ones(2, 2, 1)})["rate"].sum(-1).eq(1).all()
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -196,7 +196,9 @@ class Attention(nn.Module, ABC):
         marks = self.marks(hidden_states)
         if self.taps is not None:
             marks["untapped"] = torch.cat([key, value], dim=-1)
-        marks = marks if cached is None else cached.update_marks(marks)
+        if cached is not None and marks:
+            cached.check_fit(key, value)
+            marks = cached.update_marks(marks)
         if (rate := marks.pop("rate", None)) is not None:
             positions = clocked(positions, rate)
         if self.taps is not None:
