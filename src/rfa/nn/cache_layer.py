@@ -168,6 +168,21 @@ class FilterLayer(CacheLayerMixin):
             given = f"no {name}" if kept is None else f"{name} of {_kind(kept)}"
             raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
 
+    def check_positions(self, positions: Positions, length: int) -> None:
+        """Check that positions are those of the layer's tokens and of `length` more.
+
+        Raises:
+            ValueError: where a call was broken off between two layers, or the cache was not there when the tokens were
+                located.
+        """
+        keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+        if keys != self._length + length or queries != length:
+            raise ValueError(
+                f"past_key_values: got a layer with {self._length} tokens, expected {keys - queries}: a call was "
+                "broken off between layers, or positions were located without this cache; use `reset` and read all "
+                "tokens again, or locate them with the cache"
+            )
+
     def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
         """Write the marks of new tokens, `(batch, heads, length, ...)` each, and return those of all keys.
 
