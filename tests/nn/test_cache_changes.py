@@ -54,6 +54,28 @@ def test_an_emptied_cache_may_meet_other_parameters(name, empty):
     assert cache.get_seq_length() == 9
 
 
+def refused_prompt(layer, x):
+    cache = FilterCache(max_length=9)
+    with pytest.raises(ValueError, match="past_key_values: got 11 tokens"):
+        layer(torch.cat([x, x[:, :2]], 1), past_key_values=cache)
+    return cache
+
+
+PROMPTS = {"refused": refused_prompt, "empty": lambda layer, x: read(layer, x[:, :0], (0,))[1]}
+
+
+@cover(prompt=PROMPTS, name=["defaults", "riccati", "learned"])
+def test_a_cache_that_stayed_empty_may_meet_other_parameters(name, prompt):
+    layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
+    with torch.no_grad():
+        cache = PROMPTS[prompt](layer, x)
+        assert cache.get_seq_length() == 0
+        perturb(layer, seed=2)
+        (again, _), (fresh, _) = read(layer, x, (1,) * 9, cache), read(layer, x, (1,) * 9)
+        torch.testing.assert_close(again, fresh, rtol=SINGLE, atol=1e-6)
+        torch.testing.assert_close(again, layer(x), rtol=SINGLE, atol=1e-5)
+
+
 ROWS = {
     "reorder": (lambda cache: cache.reorder_cache(torch.tensor([1, 1])), [1, 1]),
     "grow": (lambda cache: cache.reorder_cache(torch.tensor([1, 0, 0])), [1, 0, 0]),

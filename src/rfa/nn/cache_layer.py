@@ -48,6 +48,10 @@ class FilterLayer(CacheLayerMixin):
         self._length = 0  # what buffers hold behind it does not count
         self._keys, self._values, self._key_norms = (Buffer(2, self.max_length) for _ in range(3))
         self._marks: dict[str, Buffer] = {}
+        self.forget_parameters()
+
+    def forget_parameters(self) -> None:
+        """Drop what follows from the layer's parameters: its dynamics, phases of tokens and the operator's tables."""
         self.decoding = DecodingCache()
         self.dynamics: dict[str, Any] | None = None
         self.turns = TurnTable()
