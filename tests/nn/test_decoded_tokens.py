@@ -170,6 +170,20 @@ def test_a_cache_whose_memory_moves(decoded):
     assert len(decoded) == before + 3 * 7
 
 
+def test_a_stored_cache_is_not_much_larger_than_its_states():
+    """Of 60 tokens, with the spare room and the tables of the prior; phases are made again."""
+    layer, x, cache = build(), torch.randn(2, 64, HEADS * MODES), FilterCache()
+    for part in (x[:, :58], x[:, 58:59], x[:, 59:60]):
+        layer(part, past_key_values=cache)
+    held = cache.layers[0]
+    stored = pickle.dumps(cache)
+    assert len(stored) < 3 * (held.keys.nbytes + held.values.nbytes)
+    expected = layer(x)[:, 60:]
+    for each in (pickle.loads(stored), copy.deepcopy(cache), cache):
+        found = torch.cat([layer(part, past_key_values=each) for part in x[:, 60:].split(1, 1)], 1)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
 OTHERS = {
     "horizon": ({"horizon": 0.7}, {}),
     "log precision": ({"step": "precision"}, {}),
