@@ -1,5 +1,7 @@
 """A cache that is cropped, emptied, reordered, moved or copied, as transformers does, goes on as if newly read."""
 
+import copy
+
 import pytest
 import torch
 from cover import cover
@@ -138,6 +140,23 @@ def test_prefetch_goes_where_the_norms_are():
         assert past.keys.device.type == past.values.device.type == "cpu"
         past.prefetch()
     assert past.keys.device.type == past.values.device.type == "meta"
+
+
+def test_a_shallow_copy_is_another_name():
+    """Tokens and their times, however they come in."""
+    layer, x, times = build("defaults"), hidden(length=9), torch.tensor([0, 1, 2, 5, 6, 9, 11, 12, 13])
+    with torch.no_grad():
+        whole, (_, cache) = layer(x, times=times), read(layer, x, (3,))
+        other = copy.copy(cache)
+        for i in range(3, 9):
+            one, token = (cache, other)[i % 2], x[:, i : i + 1]
+            if i > 3:
+                with pytest.raises(ValueError, match=r"times: got key 3 at 3.0 .*, expected 5.0, as the cache"):
+                    layer(token, past_key_values=one)
+            found = layer(token, past_key_values=one, times=times[: i + 1])
+            torch.testing.assert_close(found, whole[:, i : i + 1], rtol=EXACT, atol=EXACT)
+        other.reset()
+        torch.testing.assert_close(read(layer, x, (4, 5), cache)[0], layer(x), rtol=EXACT, atol=EXACT)
 
 
 def test_crop_counts_from_the_end():
