@@ -101,6 +101,9 @@ def decode_token(
 ) -> Float[Tensor, "batch heads 1 channels"]:
     """What `enter` does, the operator for the last of uniform times, and the estimate's way out of the frame.
 
+    It writes the token's key, value and norm into the storages, and into `decoding` the mirrored tables and its own
+    last call.
+
     Args:
         states: query, key and value of one token, as for `enter`.
         factors: as for `enter`.
@@ -109,6 +112,9 @@ def decode_token(
         decoding: with tables for so many lags.
         score_kind: "student_t" or "exponential".
         turn_values: whether values and the estimate are turned.
+
+    Returns:
+        The estimate at the token, not in the frame, in the dtype of the states.
     """
     tables = decoding.tables
     assert tables is not None
