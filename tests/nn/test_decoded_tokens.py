@@ -173,6 +173,25 @@ def test_a_cache_whose_memory_moves(decoded):
     assert len(decoded) == before + 3 * 7
 
 
+@pytest.mark.parametrize("longer", ["query", "key", "value"])
+def test_a_token_that_lies_in_a_longer_projection(longer, decoded):
+    """Its strides are others than those of the token before, which lay alone."""
+    layer, plain = build(), build(backend="reference")
+    states = {name: torch.randn(2, HEADS, 30, 2 * MODES) for name in ("query", "key", "value")}
+    outputs = []
+    for each in (layer, plain):
+        cache = FilterCache()
+        past, parts = cache.layer(0), []
+        for start, end in ((0, 20), *((i, i + 1) for i in range(20, 30))):
+            given = {name: x[:, :, start:end] for name, x in states.items()}
+            given |= {name: x.clone() for name, x in given.items() if name != longer or end % 2}
+            positions = cache.locate(2, end - start, torch.device("cpu"), None, None, None)
+            parts.append(each.estimate_with_cache(**given, cached=past, positions=positions))
+        outputs.append(torch.cat(parts, 2))
+    torch.testing.assert_close(*outputs, rtol=1e-4, atol=1e-5)
+    assert len(decoded) == 10
+
+
 def test_a_stored_cache_is_not_much_larger_than_its_states():
     """Of 60 tokens, with the spare room and the tables of the prior; phases are made again."""
     layer, x, cache = build(), torch.randn(2, 64, HEADS * MODES), FilterCache()

@@ -122,6 +122,8 @@ MODELS = [
              "a decoded token reads the prior one lag off", "nn/test_decoded_tokens.py"),
     Mutation("ops/cpu/kernels/token.h", "if (!p.turn_values) return;", "",
              "estimates of values that stay are turned", "nn/test_decoded_tokens.py"),
+    Mutation("ops/cpu/decoding.py", "        *[x.stride() for x in (*states, *storages)],\n", "",
+             "a decoded token is read with the strides of the one before", "nn/test_decoded_tokens.py"),
     Mutation("nn/cache_layer.py", "shape[-1] <= self.get_seq_length()", "shape[-1] < self.get_seq_length()",
              "a decoded token reads behind the lag tables", "nn/test_decoded_tokens.py"),
     Mutation("nn/cache.py", "copy.deepcopy(self.__dict__, memo)", "copy.deepcopy(self.__getstate__(), memo)",
