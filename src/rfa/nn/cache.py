@@ -136,7 +136,7 @@ class FilterCache(Cache):
 
     def _check_rows(self, batch: int) -> None:
         """Of any layer with tokens: all have the same rows."""
-        for layer in self.layers:
+        for layer in cast(list[FilterLayer], self.layers):
             if layer.get_seq_length() and layer.keys is not None:
                 rows = layer.keys.shape[0]
                 if rows != batch:
