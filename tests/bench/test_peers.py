@@ -15,7 +15,7 @@ from training.runs import command
 import rfa.bench.peers as peers_module
 from rfa.bench import PEERS, Setting, cases, read
 from rfa.bench.bound import Peaks
-from rfa.bench.decode import filter_step
+from rfa.bench.decode import filter_run
 from rfa.bench.measurement import StateShape
 from rfa.bench.operator import OperatorProblem
 from rfa.bench.peers import peers
@@ -207,7 +207,7 @@ def test_all_tensors_are_on_the_device(gradients_of_flex, monkeypatch, preset):
     assert all(tensor.is_leaf for tensor in problem.wanted.values())  # the check copies them
     assert problem.estimate().is_meta
     assert all(gradient.is_meta for gradient in problem.gradients())
-    assert filter_step(problem)().is_meta
+    assert all(estimate.is_meta for estimate in filter_run(problem)())
     for name in PEERS:
         if name != "flash-attn":
             peer = peers_module._peer(name, problem.layer, problem.states, setting)

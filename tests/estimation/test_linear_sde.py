@@ -129,6 +129,9 @@ def test_bad_lags_times_and_outliers():
     for call, message in [
         (lambda: sde.covariance(-0.1), "dt: got -0.1, expected lags >= 0"),
         (lambda: sde.transition(torch.nan), "dt: got NaN"),
+        (lambda: sde.transition("x"), "dt: got 'x', expected a number or a tensor"),
+        (lambda: sde.covariance(None), "dt: got None, expected a number or a tensor"),
+        (lambda: sde.transition(["x"]), "dt: got"),
         (lambda: sde.simulate(matrix([1.0, 0.0])), "times: got NaN, infinite or decreasing"),
         (lambda: sde.simulate(matrix([0.0, 1.0]), outliers=(2.0, 10.0)), "outliers: got"),
         (lambda: sde.simulate(torch.zeros(0)), r"times: got shape \(0,\), expected"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rfa.models import RFAConfig, preset
+from rfa.models import RFAConfig, RFATimeSeriesConfig, preset
 from rfa.models.flat import flatten
 
 from .small import NAMES, SIZES, small, tokens
@@ -118,9 +118,15 @@ def test_unknown_preset():
     assert "m2-sc-rfa" in message
 
 
-@pytest.mark.parametrize("field", ["hidden", "model_type"])
+@pytest.mark.parametrize("field", ["hidden", "model_type", "refuses_idle_fields"])
 def test_unknown_field(field):
     assert "hidden_size" in refused(field, lambda: preset("m2-sc-rfa", **{field: 1}))
+
+
+@pytest.mark.parametrize("kind", [RFAConfig, RFATimeSeriesConfig])
+def test_what_a_class_says_of_itself_is_no_field(kind):
+    assert {"hidden_size", "causal"} < {*kind.field_names()}
+    assert not {"refuses_idle_fields", "keys_to_ignore_at_inference"} & {*kind.field_names()}
 
 
 def test_a_whole_number_is_a_number():

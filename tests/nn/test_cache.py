@@ -1,5 +1,7 @@
 """The cache changes no result, and refuses what does not fit it."""
 
+import copy
+
 import pytest
 import torch
 from cover import cover
@@ -136,22 +138,79 @@ def test_times_of_the_past_do_not_change(name, later):
         torch.testing.assert_close(pieces, layer(x, times=1 + IRREGULAR)[:, 4:], rtol=EXACT, atol=EXACT)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x[:1], "past_key_values: got keys of batch 2, .* expected batch 1"),
-        (lambda x: x.float(), "past_key_values: got keys of .*float64 .* expected .*float32"),
-    ],
-    ids=["batch", "dtype"],
+MISFITS = {
+    "one row": (lambda x: x[:1], "past_key_values: got .*batch 2, .*expected batch 1"),
+    "three rows": (lambda x: x[[0, 1, 1]], "past_key_values: got .*batch 2, .*expected batch 3"),
+    "dtype": (lambda x: x.float(), "past_key_values: got keys of .*float64 .* expected .*float32"),
+}
+
+
+@cover(
+    grad=[False, True],
+    change=MISFITS,
+    name=["defaults", "taps", "clock", "taps, clock", "forget gate", "content", "gates of channels"],
 )
-def test_input_that_does_not_fit_the_cache(change, message):
-    layer, x = build("defaults"), hidden(length=9)
-    with torch.no_grad():
-        _, cache = read(layer, x, (4,))
-        layer = layer.to(change(x).dtype)
+def test_input_that_does_not_fit_the_cache(name, change, grad):
+    """Nothing of it enters, so that the right tokens may follow."""
+    layer, x = build(name), hidden(length=9)
+    change, message = MISFITS[change]
+    with torch.set_grad_enabled(grad):
+        whole, (_, cache) = layer(x), read(layer, x, (4,))
+        wrong = change(x)[:, 4:5]
         with pytest.raises(ValueError, match=message):
-            layer(change(x)[:, 4:5], past_key_values=cache)
+            copy.deepcopy(layer).to(wrong.dtype)(wrong, past_key_values=cache)
         assert cache.get_seq_length() == 4
+        rest, _ = read(layer, x, (1, 4), cache, start=4)
+        torch.testing.assert_close(rest, whole[:, 4:], rtol=EXACT, atol=EXACT)
+
+
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        (torch.zeros(1, 2, 1), "got rate of batch 2, 2 heads, torch.float32 on cpu, expected batch 1, 2 heads,"),
+        (torch.zeros(2, 2, 1, 3), "got rate of batch 2, 2 heads, .* expected batch 2, 2 heads, 3 channels,"),
+        (torch.zeros(2, 2, 1).double(), "got rate of .*float32 .* expected .*float64"),
+    ],
+    ids=["batch", "channels", "dtype"],
+)
+def test_marks_that_do_not_fit_the_cache(mark, message):
+    past, states = FilterCache().layer(0), torch.zeros(2, 2, 5, 4)
+    with torch.no_grad():
+        past.update_marks({"rate": torch.zeros(2, 2, 5)})
+        past.update(states, states)
+        with pytest.raises(ValueError, match=f"past_key_values: {message}"):
+            past.update_marks({"rate": mark})
+        with pytest.raises(ValueError, match="past_key_values: got no gate, expected batch 2"):
+            past.update_marks({"gate": torch.zeros(2, 2, 1)})
+        assert past.update_marks({"rate": torch.ones(2, 2, 1)})["rate"].sum(-1).eq(1).all()
+
+
+EACH = torch.stack([IRREGULAR, 3 * IRREGULAR + 2])
+MASK = torch.ones(3, 9, dtype=torch.bool)
+ROWS = {  # of tokens, and what is given beside
+    "times of three": ([0, 1, 1], {"times": EACH[[0, 1, 1]]}),
+    "times of all": ([0, 1, 1], {"times": IRREGULAR}),
+    "times and mask of three": ([0, 1, 1], {"times": IRREGULAR, "key_mask": MASK}),
+    "a mask of three": ([0, 1, 1], {"key_mask": MASK}),
+    "no times of three": ([0, 1, 1], {}),
+    "times of one": ([0], {"times": EACH[:1]}),
+    "one of all": ([0], {"times": IRREGULAR}),
+}
+
+
+@pytest.mark.parametrize("times", [IRREGULAR, EACH], ids=["of all", "of each"])
+@pytest.mark.parametrize("wrong", ROWS)
+def test_another_number_of_rows(wrong, times):
+    """The error is ours, and the cache goes on with its own times."""
+    layer, x, (rows, given) = build("defaults"), hidden(length=9), ROWS[wrong]
+    with torch.no_grad():
+        whole, (_, cache) = layer(x, times=times), read(layer, x, (4,), times=times)
+        given = {name: value[..., :5] for name, value in given.items()}
+        message = rf"^past_key_values: got batch 2, expected batch {len(rows)}, the input's"
+        with only_our_own_checks(), pytest.raises(ValueError, match=message):
+            layer(x[rows, 4:5], past_key_values=cache, **given)
+        rest, _ = read(layer, x, (1, 4), cache, start=4, times=times)
+    torch.testing.assert_close(rest, whole[:, 4:], rtol=EXACT, atol=EXACT)
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -179,11 +238,13 @@ def test_states_that_do_not_fit_the_cache(key, value, message, grad):
     ("given", "message"),
     [
         ({"times": torch.arange(4)}, "times: got shape"),
+        ({"times": torch.arange(5).expand(3, -1)}, "times: got shape"),
         ({"times": torch.tensor([0.0, 1.0, 2.0, 3.0, 3.0])}, "times: got 3.0 followed by 3.0"),
         ({"key_mask": torch.ones(2, 4, dtype=torch.bool)}, "key_mask: got shape"),
+        ({"key_mask": torch.ones(3, 5, dtype=torch.bool)}, "key_mask: got shape"),
         ({"segment_ids": torch.ones(2, 4, dtype=torch.long)}, "segment_ids: got shape"),
     ],
-    ids=["short times", "equal times", "mask", "segments"],
+    ids=["short times", "times of three", "equal times", "mask", "mask of three", "segments"],
 )
 @cover(1, name=["defaults", "b1"])
 def test_arguments_that_leave_out_the_past(name, given, message):

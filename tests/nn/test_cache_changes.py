@@ -1,5 +1,7 @@
 """A cache that is cropped, emptied, reordered, moved or copied, as transformers does, goes on as if newly read."""
 
+import copy
+
 import pytest
 import torch
 from cover import cover
@@ -52,6 +54,28 @@ def test_an_emptied_cache_may_meet_other_parameters(name, empty):
         (again, _), (fresh, _) = read(layer, x, cache=cache), read(layer, x)
     torch.testing.assert_close(again, fresh, rtol=SINGLE, atol=1e-6)
     assert cache.get_seq_length() == 9
+
+
+def refused_prompt(layer, x):
+    cache = FilterCache(max_length=9)
+    with pytest.raises(ValueError, match="past_key_values: got 11 tokens"):
+        layer(torch.cat([x, x[:, :2]], 1), past_key_values=cache)
+    return cache
+
+
+PROMPTS = {"refused": refused_prompt, "empty": lambda layer, x: read(layer, x[:, :0], (0,))[1]}
+
+
+@cover(prompt=PROMPTS, name=["defaults", "riccati", "learned"])
+def test_a_cache_that_stayed_empty_may_meet_other_parameters(name, prompt):
+    layer, x = build(name, torch.float32), hidden(length=9, dtype=torch.float32)
+    with torch.no_grad():
+        cache = PROMPTS[prompt](layer, x)
+        assert cache.get_seq_length() == 0
+        perturb(layer, seed=2)
+        (again, _), (fresh, _) = read(layer, x, (1,) * 9, cache), read(layer, x, (1,) * 9)
+        torch.testing.assert_close(again, fresh, rtol=SINGLE, atol=1e-6)
+        torch.testing.assert_close(again, layer(x), rtol=SINGLE, atol=1e-5)
 
 
 ROWS = {
@@ -116,6 +140,23 @@ def test_prefetch_goes_where_the_norms_are():
         assert past.keys.device.type == past.values.device.type == "cpu"
         past.prefetch()
     assert past.keys.device.type == past.values.device.type == "meta"
+
+
+def test_a_shallow_copy_is_another_name():
+    """Tokens and their times, however they come in."""
+    layer, x, times = build("defaults"), hidden(length=9), torch.tensor([0, 1, 2, 5, 6, 9, 11, 12, 13])
+    with torch.no_grad():
+        whole, (_, cache) = layer(x, times=times), read(layer, x, (3,))
+        other = copy.copy(cache)
+        for i in range(3, 9):
+            one, token = (cache, other)[i % 2], x[:, i : i + 1]
+            if i > 3:
+                with pytest.raises(ValueError, match=r"times: got key 3 at 3.0 .*, expected 5.0, as the cache"):
+                    layer(token, past_key_values=one)
+            found = layer(token, past_key_values=one, times=times[: i + 1])
+            torch.testing.assert_close(found, whole[:, i : i + 1], rtol=EXACT, atol=EXACT)
+        other.reset()
+        torch.testing.assert_close(read(layer, x, (4, 5), cache)[0], layer(x), rtol=EXACT, atol=EXACT)
 
 
 def test_crop_counts_from_the_end():

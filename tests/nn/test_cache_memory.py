@@ -106,11 +106,11 @@ def test_one_query_without_bias_runs_on_the_cache_itself(monkeypatch):
     assert calls[1] == (past.keys.data_ptr(), past.values.data_ptr(), {"is_causal": False, "dropout_p": 0.0})
 
 
-def test_appending_copies_only_to_make_room():
+def test_writing_copies_only_to_make_room():
     buffer, made = Buffer(1), []
     with torch.no_grad():
         for i in range(1000):
-            filled = buffer.append(torch.full((2, 1), float(i)))
+            filled = buffer.write(i, torch.full((2, 1), float(i)))
             if not made or made[-1] != filled.data_ptr():
                 made.append(filled.data_ptr())
     assert torch.equal(filled, torch.arange(1000.0).expand(2, -1))

@@ -2,9 +2,12 @@
 
 import re
 
+import numpy as np
 import pytest
 import torch
 from cover import cover
+
+from rfa import robust_filter_attention
 
 from .problems import PARAMETERS, STATES, attend, problem
 
@@ -199,6 +202,18 @@ def test_weight(weight, backend):
 @pytest.mark.parametrize("prior", ["kalman", "", "Riccati", None])
 def test_prior(prior, backend):
     refuse("prior", backend, prior=prior)
+
+
+@cover(1, name=["causal", "rotate_values", "gate", "query_noise_in_bias"], given=["yes", None, 1, torch.tensor(True)])
+def test_switches(name, given, backend):
+    refuse(name, backend, **{name: given})
+    attend(problem(0, dtype=torch.float32), backend, **{name: np.True_})
+
+
+def test_the_log_precision_is_wanted_or_not():
+    with pytest.raises(ValueError, match="return_log_precision: got 'x', expected True or False"):
+        robust_filter_attention(**problem(0), return_log_precision="x")
+    assert isinstance(robust_filter_attention(**problem(0), return_log_precision=np.True_), tuple)
 
 
 def test_query_noise_in_the_bias_needs_the_lyapunov_prior(backend):

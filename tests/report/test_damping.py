@@ -35,6 +35,11 @@ def test_recipe_of_table_2():
     assert {str(b) for b in found.values()} == published_results()["wikitext-103-damping"].keys()
 
 
+@pytest.mark.parametrize("recipe", sorted(RECIPES.glob("table*.yaml")), ids=lambda path: path.stem)
+def test_recipes_of_the_tables_ask_for_the_retrieval_probes(recipe):
+    assert yaml.safe_load(recipe.read_text("utf-8"))["evaluation"]["passkey"] is True
+
+
 @pytest.mark.parametrize(
     ("preset", "model", "damping"),
     [

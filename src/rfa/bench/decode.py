@@ -1,4 +1,4 @@
-"""Decoding: one token after many cached ones, compared with the same step of scaled dot-product attention."""
+"""Decoding: tokens one by one after many cached ones, compared with the same steps of scaled dot-product attention."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -11,17 +11,21 @@ from torch import Tensor
 
 from rfa.dynamics import rotate
 from rfa.nn import FilterCache
+from rfa.nn.phases import AHEAD, TurnTable
 
 from .bound import bound_fields, decoding_work
 from .measurement import TOLERANCES, Setting, StateShape, Tick, compare, compare_with_tolerances, in_turns
 from .operator import OperatorProblem, call_operator
 
-_ROOM = 64  # free positions behind the cached tokens of the dot product
+RUN = AHEAD  # tokens of a call: as many as a cache makes phases for at a time, so that each call makes them once
 
 
 @dataclass(frozen=True)
 class DecodingCase:
-    """One decoding step after `shape.length` cached tokens. Projections are the same in both and are left out."""
+    """The time of a token among the `RUN` tokens that follow `shape.length` cached ones, one after the other.
+
+    Projections are the same in both and are left out. The bound is that of the token in the middle.
+    """
 
     shape: StateShape
     preset: str
@@ -41,11 +45,14 @@ class DecodingCase:
     def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
         """Check, then measure."""
         setting = self.setting
-        problem = OperatorProblem(self.shape._replace(length=self.shape.length + 1), self.preset, setting)
-        filtered = filter_step(problem)
+        problem = OperatorProblem(self.shape._replace(length=self.shape.length + RUN), self.preset, setting)
+        filtered = filter_run(problem)
         exact = copy.deepcopy(problem.layer).double()
-        last, key, value = (state.double() for state in problem.states)
-        expected = call_operator(exact, [last[:, :, -1:], key, value], "reference")
+        query, key, value = (state.double() for state in problem.states)
+        ends = torch.tensor([0, RUN - 1], device=setting.device)  # of all tokens, the reference would need much memory
+        places = self.shape.length + ends
+        expected = call_operator(exact, [query[:, :, places], key, value], "reference", query_times=places)
+        found = torch.cat(filtered(), dim=2)[:, :, ends]
         line = {
             "benchmark": "decode",
             "pass": "one token",
@@ -54,63 +61,74 @@ class DecodingCase:
             **setting.fields(),
             "backend": setting.resolved((self.shape.channels,)),
             "check": compare_with_tolerances(
-                {"estimate": ([(filtered(), expected)], TOLERANCES[setting.torch_dtype].estimate)}
+                {"estimate": ([(found, expected)], TOLERANCES[setting.torch_dtype].estimate)}
             ),
         }
         if not line["check"]["passed"]:
             yield line
             return
-        contestants = {"rfa": filtered, "sdpa": dot_product_step(problem)}
-        seconds = in_turns(contestants, setting.repeats, setting.device, tick)
+        contestants = {"rfa": filtered, "sdpa": dot_product_run(problem)}
+        runs = in_turns(contestants, setting.repeats, setting.device, tick)
+        seconds = {name: [run / RUN for run in each] for name, each in runs.items()}
+        middle = self.shape._replace(length=self.shape.length + RUN // 2)
         works = {
-            "rfa": decoding_work(self.shape, problem.logarithm, problem.grad.itemsize),
-            "peer": decoding_work(self.shape, False, problem.grad.itemsize),
+            "rfa": decoding_work(middle, problem.logarithm, problem.grad.itemsize),
+            "peer": decoding_work(middle, False, problem.grad.itemsize),
         }
         yield {**line, **compare(seconds, "sdpa"), **bound_fields(works, setting)}
 
 
-def filter_step(problem: OperatorProblem) -> Callable[[], Tensor]:
-    """A closure that decodes a problem's last token with all others in a decoder's cache, and then removes it again.
+def filter_run(problem: OperatorProblem) -> Callable[[], list[Tensor]]:
+    """A closure that decodes a problem's last `RUN` tokens with all others in a cache, and removes them again.
 
-    Its time includes the layer's dynamics, the rotations of the new states and of the estimate, and the write to the
-    cache.
+    Its time includes the phases of these tokens, the rotations of the new states and of the estimates, and the writes
+    to the cache. It does not include what a decoder makes once for a whole text: the layer's dynamics, and tables of
+    the prior, which serve twice as many tokens.
     """
     layer, device = problem.layer, torch.device(problem.setting.device)
     layer.backend = problem.setting.backend
-    batch, _, length, _ = problem.shape
+    batch, earlier = problem.shape.batch, problem.shape.length - RUN
     frequency, cache = layer.dynamics()["frequency"], FilterCache()
     cached_layer = cache.layer(0)
-    times = cache.locate(batch, length - 1, device, None, None, None).query_times
-    query, key, value = (state.detach()[:, :, -1:] for state in problem.states)
+    times = cache.locate(batch, earlier, device, None, None, None).query_times
     cached = []
     for state, turns in zip(problem.states[1:], (True, layer.rotate_values), strict=True):
-        earlier = state.detach()[:, :, :-1]
-        cached.append(rotate(earlier.float(), frequency, times, inverse=True).to(state.dtype) if turns else earlier)
+        first = state.detach()[:, :, :earlier]
+        cached.append(rotate(first.float(), frequency, times, inverse=True).to(state.dtype) if turns else first)
     cached_layer.update(cached[0], cached[1])
+    tokens = _tokens(problem)
 
-    def step() -> Tensor:
-        positions = cache.locate(batch, 1, device, None, None, None)
-        estimate = layer.estimate_with_cache(query, key, value, cached_layer, positions=positions)
-        cached_layer.crop(-1)
-        return estimate
+    def run() -> list[Tensor]:
+        cached_layer.turns = TurnTable()  # those of the last call, whose tokens had the same places
+        estimates = []
+        for query, key, value in tokens:
+            positions = cache.locate(batch, 1, device, None, None, None)
+            estimates.append(layer.estimate_with_cache(query, key, value, cached_layer, positions=positions))
+        cached_layer.crop(-RUN)
+        return estimates
 
-    return step
+    return run
 
 
-def dot_product_step(problem: OperatorProblem) -> Callable[[], Tensor]:
-    """A closure of the same step for SDPA: write key and value into a cache with room for them, then attend to it."""
-    query, *new = (state.detach()[:, :, -1:] for state in problem.states)
-    length = problem.shape.length
-    cached = []
-    for state in problem.states[1:]:
-        room = state.new_zeros(*problem.shape[:2], length + _ROOM, problem.shape.channels)
-        room[:, :, :length] = state.detach()
-        cached.append(room)
+def dot_product_run(problem: OperatorProblem) -> Callable[[], list[Tensor]]:
+    """A closure of the same steps for SDPA: write key and value into a cache with room for them, then attend to it."""
+    first = problem.shape.length - RUN + 1
+    cached = [state.detach().clone() for state in problem.states[1:]]
+    tokens = _tokens(problem)
 
-    def step() -> Tensor:
-        for room, state in zip(cached, new, strict=True):
-            room[:, :, length - 1 : length] = state
-        keys, values = (room[:, :, :length] for room in cached)
-        return F.scaled_dot_product_attention(query, keys, values)
+    def run() -> list[Tensor]:
+        estimates = []
+        for length, (query, *new) in enumerate(tokens, first):
+            for room, state in zip(cached, new, strict=True):
+                room[:, :, length - 1 : length] = state
+            keys, values = (room[:, :, :length] for room in cached)
+            estimates.append(F.scaled_dot_product_attention(query, keys, values))
+        return estimates
 
-    return step
+    return run
+
+
+def _tokens(problem: OperatorProblem) -> list[tuple[Tensor, ...]]:
+    """Query, key and value of each of the last `RUN` tokens."""
+    parts = (state.detach()[:, :, -RUN:].split(1, dim=2) for state in problem.states)
+    return list(zip(*parts, strict=True))

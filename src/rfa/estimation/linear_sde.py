@@ -112,7 +112,7 @@ class LinearSDE:
             `(..., n, n)` for a number, else `(..., T, n, n)`.
 
         Raises:
-            ValueError: for NaN or infinite lags.
+            ValueError: for lags that are no numbers, NaN or infinite.
         """
         dt = _lags(dt)
         if self._diagonal:
@@ -276,7 +276,10 @@ class LinearSDE:
 
 
 def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Tensor:
-    dt = torch.as_tensor(dt, dtype=torch.float64)
+    try:
+        dt = torch.as_tensor(dt, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"dt: got {dt!r}, expected a number or a tensor of real numbers") from error
     if not bool(dt.isfinite().all()):
         raise ValueError("dt: got NaN or infinite values, expected finite lags")
     return dt

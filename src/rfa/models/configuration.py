@@ -6,7 +6,7 @@ import re
 import sys
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_origin
 
 from huggingface_hub.dataclasses import strict
 from huggingface_hub.errors import StrictDataclassError
@@ -120,9 +120,10 @@ class DecoderConfig(PreTrainedConfig):
 
     @classmethod
     def field_names(cls) -> list[str]:
-        """The names of the fields that are not transformers' own."""
+        """The names of the fields that are not transformers' own. What a class says of itself is no field."""
         ours = [each for each in cls.__mro__ if issubclass(each, DecoderConfig)]
-        return list(dict.fromkeys(name for each in ours for name in each.__annotations__))
+        annotated = [item for each in ours for item in each.__annotations__.items()]
+        return list(dict.fromkeys(name for name, kind in annotated if get_origin(kind) is not ClassVar))
 
     @classmethod
     def start_of_attention(cls, given: dict[str, Any]) -> AttentionConfig | None:

@@ -132,7 +132,7 @@ class Attention(nn.Module, ABC):
             past_key_values: a `FilterCache` of earlier tokens, which this call extends.
             layer_index: the layer's index in that cache.
             positions: of the tokens, instead of times, mask and segments. A model locates its tokens once for all
-                layers.
+                layers. With a cache they are those of `FilterCache.locate`.
             query_states: queries of their own, already normalised: cross attention in time. The tokens are keys and
                 values only, and the innovation step starts from the queries' values. Not with a cache, with gates, a
                 content clock or segments.
@@ -142,7 +142,8 @@ class Attention(nn.Module, ABC):
             `(batch, length, hidden)`, or `(batch, queries, hidden)` with queries of their own.
 
         Raises:
-            ValueError: for another cache, or states, a mask, segments or times that do not fit.
+            ValueError: for another cache, a cache whose layers hold different tokens after a call that was broken
+                off, or states, a mask, segments, times or positions that do not fit.
         """
         batch, length, _ = check_states("hidden_states", hidden_states, self.hidden_size, self.query_projection)
         cache = check_cache(past_key_values)
@@ -170,6 +171,8 @@ class Attention(nn.Module, ABC):
         asking = hidden_states if query_states is None else query_states
         query = self.queries(asking)
         layer = None if cache is None else cache.layer(layer_index)
+        if layer is not None:
+            layer.check_positions(positions, length)
         key, value, given = self.located_states(hidden_states, positions, layer)
         own = value
         if query_states is not None:
@@ -196,7 +199,9 @@ class Attention(nn.Module, ABC):
         marks = self.marks(hidden_states)
         if self.taps is not None:
             marks["untapped"] = torch.cat([key, value], dim=-1)
-        marks = marks if cached is None else cached.update_marks(marks)
+        if cached is not None and marks:
+            cached.check_fit(key, value)
+            marks = cached.update_marks(marks)
         if (rate := marks.pop("rate", None)) is not None:
             positions = clocked(positions, rate)
         if self.taps is not None:

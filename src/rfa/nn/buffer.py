@@ -1,7 +1,6 @@
 """A tensor that grows token by token without being copied each time."""
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,74 +11,72 @@ _SPARE = 64  # entries that a growing buffer leaves room for at least
 class Buffer:
     """A tensor that grows along one dimension, with spare room behind its entries.
 
-    The room grows by half at a time, so that all appends together copy each entry a constant number of times. Tensors
+    How many entries it has is the owner's to know, who may have several buffers that grow together. So entries are
+    written first and counted last, and a call that is broken off in between has changed nothing.
+
+    The room grows by half at a time, so that all writes together copy each entry a constant number of times. Tensors
     that are given are copied, never kept. Storage is written in place only if it was made here without gradients.
-    With gradients a graph may hold the earlier entries, so every append makes a new tensor.
+    With gradients a graph may hold the earlier entries, so every write makes a new tensor.
 
     Args:
         dim: the dimension that grows, counted from the front.
-        room: the most entries, for which room is made at the first append; None for no limit.
+        room: the most entries, for which room is made at the first write; None for no limit.
     """
 
     def __init__(self, dim: int, room: int | None = None):
-        self.dim, self.room, self.length = dim, room, 0
+        self.dim, self.room = dim, room
         self._storage: Tensor | None = None
         self._owned = False
 
-    @property
-    def filled(self) -> Tensor | None:
-        """A view of all entries; None before the first append."""
-        return None if self._storage is None else self._storage.narrow(self.dim, 0, self.length)
+    def first(self, length: int) -> Tensor | None:
+        """A view of the first `length` entries; None before the first write."""
+        return None if self._storage is None else self._storage.narrow(self.dim, 0, length)
 
     def fits(self, new: Tensor) -> bool:
-        """Whether `new` differs from the entries so far, if there are any, in nothing but their number."""
+        """Whether there are entries, and `new` differs from them in nothing but their number."""
         held, dim = self._storage, self.dim
-        if held is None or not self.length:
-            return True
+        if held is None:
+            return False
         shape = [*held.shape]
         shape[dim] = new.shape[dim]
         return shape == [*new.shape] and held.dtype == new.dtype and held.device == new.device
 
-    def append(self, new: Tensor) -> Tensor:
-        """Write `new` behind the other entries, and return all of them; at first that is `new` itself.
+    def write(self, length: int, new: Tensor) -> Tensor:
+        """Write `new` behind the first `length` entries, and return all of them; at first that is `new` itself.
 
         Raises:
             ValueError: for more entries than there is room for.
         """
-        start = self.length
+        added = new.shape[self.dim]
         if torch.is_grad_enabled():
-            self._check_room(start + new.shape[self.dim])
-            earlier = cast(Tensor, self.filled) if start else new.narrow(self.dim, 0, 0)
-            self._storage, self._owned = torch.cat([earlier, new], dim=self.dim), False
-            self.length = self._storage.shape[self.dim]
+            self._check_room(length + added)
+            earlier = self.first(length) if length else None
+            both = [new.narrow(self.dim, 0, 0) if earlier is None else earlier, new]
+            self._storage, self._owned = torch.cat(both, dim=self.dim), False
             return self._storage
-        self.extend(new.shape, new).copy_(new)
-        return cast(Tensor, self.filled) if start else new
+        storage = self.reserve(length, new.shape, new)
+        storage.narrow(self.dim, length, added).copy_(new)
+        return storage.narrow(self.dim, 0, length + added) if length else new
 
-    def extend(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Room behind the other entries for new ones of this shape, which the caller writes, without gradients.
+    def reserve(self, length: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """All of the storage, with room behind the first `length` entries for new ones of this shape.
 
-        They are of `like`'s dtype or another.
+        The caller writes them, without gradients. They are of `like`'s dtype or another.
 
         Raises:
             ValueError: for more entries than there is room for.
         """
-        start = self.length
-        return self.lengthen(shape, like, dtype).narrow(self.dim, start, shape[self.dim])
-
-    def lengthen(self, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """As `extend`, but all of the storage: entries, the new ones to be written behind them, and spare room."""
-        start, length = self.length, self.length + shape[self.dim]
-        self._check_room(length)
+        needed = length + shape[self.dim]
+        self._check_room(needed)
         storage = self._storage
-        if storage is None or start == 0:
+        if storage is None or length == 0:
             empty = (*shape[: self.dim], 0, *shape[self.dim + 1 :])
             storage, self._owned = like.new_empty(empty, dtype=dtype), False
         # a compiler can ask neither, and a compiled function keeps to one mode
         same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
-        if not (self._owned and same_mode and length <= storage.shape[self.dim]):
-            storage, self._owned = self._with_room(storage.narrow(self.dim, 0, start), length), True
-        self._storage, self.length = storage, length
+        if not (self._owned and same_mode and needed <= storage.shape[self.dim]):
+            storage = self._with_room(storage.narrow(self.dim, 0, length), needed)
+            self._storage, self._owned = storage, True
         return storage
 
     def _check_room(self, length: int) -> None:
@@ -92,10 +89,6 @@ class Buffer:
         storage = written.new_empty(shape)
         storage.narrow(self.dim, 0, written.shape[self.dim]).copy_(written)
         return storage
-
-    def crop(self, length: int) -> None:
-        """Remove all entries behind the first `length`; their room stays."""
-        self.length = min(self.length, length)
 
     def change(self, function: Callable[[Tensor], Tensor]) -> None:
         """Replace the tensor, its room included, by a function of it that keeps the growing dimension."""

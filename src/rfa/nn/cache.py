@@ -82,7 +82,7 @@ class FilterCache(Cache):
     def __copy__(self) -> "FilterCache":
         """Another name for the same tokens, of the same model."""
         copied = object.__new__(type(self))
-        copied.__dict__.update(self.__dict__)
+        copied.__dict__ = self.__dict__  # the times too: what enters by one name is there by the other
         return copied
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FilterCache":
@@ -115,7 +115,8 @@ class FilterCache(Cache):
             layer_index: the tokens follow those that this layer holds.
 
         Raises:
-            ValueError: for times, a mask or segments that do not fit, or times that differ from those in the cache.
+            ValueError: for times, a mask, segments or a batch that do not fit, or times that differ from those in the
+                cache.
         """
         keys = self.get_seq_length(layer_index) + length
         if keys == length and not any(self._lengths()):
@@ -130,7 +131,17 @@ class FilterCache(Cache):
             steps = self._uniform_times(keys, device)
             last = steps.as_strided((1, length), (length, 1), keys - length)  # the fastest view
             return Positions(steps.as_strided((1, keys), (keys, 1)), last, None, None, True, True, orders={})
+        self._check_rows(batch)
         return checked_positions(batch, length, keys, device, given, None, key_mask, segment_ids, origin)
+
+    def _check_rows(self, batch: int) -> None:
+        """Of any layer with tokens: all have the same rows."""
+        for layer in cast(list[FilterLayer], self.layers):
+            if layer.get_seq_length() and layer.keys is not None:
+                rows = layer.keys.shape[0]
+                if rows != batch:
+                    raise ValueError(f"past_key_values: got batch {rows}, expected batch {batch}, the input's")
+                return
 
     def _lengths(self) -> Iterator[int]:
         """The number of keys of each layer."""

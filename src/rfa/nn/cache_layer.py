@@ -28,6 +28,9 @@ class FilterLayer(CacheLayerMixin):
     are what each token says about the time after it: a forget gate, the rate of a clock, or dynamics. The layer may
     keep its dynamics here, and the operator its tables. Parameters may change only while the cache is empty.
 
+    Keys, values, norms and marks of new tokens are all written before the tokens count. So a call that is refused or
+    broken off leaves the layer as it was.
+
     Args:
         max_length: the most tokens, for which memory is reserved when the first one enters; None for no limit.
     """
@@ -42,8 +45,13 @@ class FilterLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         """Forget everything."""
+        self._length = 0  # what buffers hold behind it does not count
         self._keys, self._values, self._key_norms = (Buffer(2, self.max_length) for _ in range(3))
         self._marks: dict[str, Buffer] = {}
+        self.forget_parameters()
+
+    def forget_parameters(self) -> None:
+        """Drop what follows from the layer's parameters: its dynamics, phases of tokens and the operator's tables."""
         self.decoding = DecodingCache()
         self.dynamics: dict[str, Any] | None = None
         self.turns = TurnTable()
@@ -51,17 +59,17 @@ class FilterLayer(CacheLayerMixin):
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
         """`(batch, heads, keys, 2 d)`, in the frame."""
-        return self._keys.filled
+        return self._keys.first(self._length)
 
     @property
     def values(self) -> Tensor | None:  # type: ignore[override]
         """`(batch, heads, keys, 2 d)`, in the frame where values turn."""
-        return self._values.filled
+        return self._values.first(self._length)
 
     @property
     def key_norms(self) -> Tensor | None:
         """`|k|^2` of the keys as they are stored, `(batch, heads, keys)` in float32 or float64."""
-        return self._key_norms.filled
+        return self._key_norms.first(self._length)
 
     @property
     def is_initialized(self) -> bool:  # type: ignore[override]
@@ -90,11 +98,12 @@ class FilterLayer(CacheLayerMixin):
             states = torch.stack((query, key, value) if turn_values else (query, key))
             query, key, *turned = turns.backward(states).unbind()
             return query, *self.update(key, turned[0] if turn_values else value)
-        self._check_fit(key, value)
-        room = [self._keys.extend(key.shape, key), self._values.extend(value.shape, value)]
-        room.append(self._key_norms.extend(key.shape[:3], key, torch.float32))
+        self.check_fit(key, value)
+        start, added = self._length, key.shape[2]
+        room = [storage.narrow(2, start, added) for storage in self._reserve(key, value)]
         query = compiled.enter((query, key, value), turns, room, turn_values)
-        self.decoding.key_norm = self._key_norms.filled
+        self._length = start + added
+        self.decoding.key_norm = self.key_norms
         return query, cast(Tensor, self.keys), cast(Tensor, self.values)
 
     def decode_token(
@@ -110,6 +119,9 @@ class FilterLayer(CacheLayerMixin):
         """`enter`, the operator and `turns.forward` by one call of compiled code, for one token at uniform times.
 
         None, and nothing has entered, where it does not serve these states or the tables of the prior are too short.
+
+        Raises:
+            ValueError: for a shape, dtype or device other than the cache's.
         """
         tables = self.decoding.tables
         plain = positions.uniform and positions.key_groups is None and not (options.log_precision or options.dropout)
@@ -118,11 +130,17 @@ class FilterLayer(CacheLayerMixin):
         compiled = compiled_decoding(backend, query, key, value)
         if compiled is None:
             return None
-        self._check_fit(key, value)
-        storages = [self._keys.lengthen(key.shape, key), self._values.lengthen(value.shape, value)]
-        storages.append(self._key_norms.lengthen(key.shape[:3], key, torch.float32))
-        kind = options.weight, options.rotate_values
-        return compiled.decode_token((query, key, value), turns, storages, self._keys.length, self.decoding, *kind)
+        self.check_fit(key, value)
+        keys, storages, kind = self._length + 1, self._reserve(key, value), (options.weight, options.rotate_values)
+        estimate = compiled.decode_token((query, key, value), turns, storages, keys, self.decoding, *kind)
+        self._length = keys
+        return estimate
+
+    def _reserve(self, key: Tensor, value: Tensor) -> list[Tensor]:
+        """The storages of keys, values and norms, with room for new ones behind those so far."""
+        start, norms = self._length, key.shape[:3]
+        storages = [self._keys.reserve(start, key.shape, key), self._values.reserve(start, value.shape, value)]
+        return [*storages, self._key_norms.reserve(start, norms, key, torch.float32)]
 
     def update(  # type: ignore[override]
         self, key_states: Tensor, value_states: Tensor, *args: object, **kwargs: object
@@ -132,29 +150,61 @@ class FilterLayer(CacheLayerMixin):
         Raises:
             ValueError: for a shape, dtype or device other than the cache's.
         """
-        self._check_fit(key_states, value_states)
-        norms = key_states.to(torch.promote_types(key_states.dtype, torch.float32)).square().sum(-1)
-        self.decoding.key_norm = self._key_norms.append(norms)
-        return self._keys.append(key_states), self._values.append(value_states)
+        self.check_fit(key_states, value_states)
+        start, states = self._length, key_states.to(torch.promote_types(key_states.dtype, torch.float32))
+        norms = self._key_norms.write(start, states.square().sum(-1))
+        keys, values = self._keys.write(start, key_states), self._values.write(start, value_states)
+        self._length, self.decoding.key_norm = start + key_states.shape[2], norms
+        return keys, values
 
-    def _check_fit(self, key: Tensor, value: Tensor) -> None:
-        for name, new, held in (("keys", key, self._keys), ("values", value, self._values)):
-            if not held.fits(new) and held.filled is not None:
-                given = f"{name} of {_kind(held.filled)}"
-                raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
+    def check_fit(self, key: Tensor, value: Tensor) -> None:
+        """Check that new states differ from the cache's in nothing but their number.
+
+        Raises:
+            ValueError: for a shape, dtype or device other than the cache's.
+        """
+        self._check_fit("keys", key, self._keys)
+        self._check_fit("values", value, self._values)
+
+    def _check_fit(self, name: str, new: Tensor, held: Buffer) -> None:
+        if self._length and not held.fits(new):
+            kept = held.first(self._length)
+            given = f"no {name}" if kept is None else f"{name} of {_kind(kept)}"
+            raise ValueError(f"past_key_values: got {given}, expected {_kind(new)}, the input's")
+
+    def check_positions(self, positions: Positions, length: int) -> None:
+        """Check that positions are those of the layer's tokens and of `length` more.
+
+        Raises:
+            ValueError: where a call was broken off between two layers, or the cache was not there when the tokens were
+                located.
+        """
+        keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
+        if keys != self._length + length or queries != length:
+            raise ValueError(
+                f"past_key_values: got a layer with {self._length} tokens, expected {keys - queries}: a call was "
+                "broken off between layers, or positions were located without this cache; use `reset` and read all "
+                "tokens again, or locate them with the cache"
+            )
 
     def update_marks(self, marks: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Let the marks of new tokens enter, `(batch, heads, length, ...)` each, and return those of all keys."""
-        return {
-            name: self._marks.setdefault(name, Buffer(2, self.max_length)).append(mark) for name, mark in marks.items()
-        }
+        """Write the marks of new tokens, `(batch, heads, length, ...)` each, and return those of all keys.
+
+        They count as soon as the keys and values of these tokens have entered.
+
+        Raises:
+            ValueError: for a shape, dtype or device other than the cache's.
+        """
+        for name, mark in marks.items():
+            self._check_fit(name, mark, self._marks.setdefault(name, Buffer(2, self.max_length)))
+        return {name: self._marks[name].write(self._length, mark) for name, mark in marks.items()}
 
     def _buffers(self) -> list[Buffer]:
         return [self._keys, self._values, self._key_norms, *self._marks.values()]
 
     def get_seq_length(self) -> int:
         """The number of keys."""
-        return self._keys.length
+        return self._length
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """The number of keys that this number of further queries sees, and the first one's index."""
@@ -172,11 +222,10 @@ class FilterLayer(CacheLayerMixin):
         """
         if tokens_to_remove > 0:
             raise ValueError(f"tokens_to_remove: got {tokens_to_remove}, expected a number <= 0: -2 removes two tokens")
-        length = self.get_seq_length() + tokens_to_remove
+        length = self._length + tokens_to_remove
         if length <= 0:
             return self.reset()
-        for buffer in self._buffers():
-            buffer.crop(length)
+        self._length = length
 
     def offload(self) -> None:
         """Move keys and values to the CPU; call `prefetch` before more tokens enter."""
@@ -211,5 +260,6 @@ class FilterLayer(CacheLayerMixin):
 
 
 def _kind(x: Tensor) -> str:
-    batch, heads, _, channels = x.shape
-    return f"batch {batch}, {heads} heads, {channels} channels, {x.dtype} on {x.device}"
+    batch, heads, _, *channels = x.shape
+    sizes = [f"batch {batch}", f"{heads} heads", *(f"{number} channels" for number in channels)]
+    return f"{', '.join(sizes)}, {x.dtype} on {x.device}"

@@ -237,6 +237,8 @@ class RobustFilterAttention(Attention):
         """The dynamics that the cache began with: parameters do not change while it holds something."""
         if torch.is_grad_enabled() or transformed():
             return self.dynamics()
+        if cached.dynamics is not None and not cached.get_seq_length():  # of an empty prompt, or a refused one
+            cached.forget_parameters()
         if cached.dynamics is None:
             cached.dynamics = self.dynamics()
         return cached.dynamics

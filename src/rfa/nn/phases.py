@@ -1,7 +1,7 @@
 """The turns of decoding: phases of the next tokens, made for many at a time, and applied in few operations."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -46,6 +46,10 @@ class TurnTable:
         self._start = 0
         self._turns: Turns | None = None
         self._each: list[Turns] = []  # the same, token by token
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for a copy or a pickle: an empty table. Each token's views would be stored with all phases."""
+        return vars(TurnTable())
 
     def at(self, frequency: Float[Tensor, "heads modes"], positions: Positions, dtype: torch.dtype) -> Turns:
         """The turns of the queries, in a dtype; looked up for a few tokens at 0, 1, 2, ..."""

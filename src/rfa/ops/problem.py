@@ -6,6 +6,7 @@ Each message of a check names the argument, what was given and what was expected
 import math
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,13 @@ from .transforms import readable
 Weight = Literal["student_t", "exponential"]
 Prior = Literal["lyapunov", "riccati"]
 
+_SWITCHES = {  # of `Options`, by the arguments' names
+    "causal": "causal",
+    "rotate_values": "rotate_values",
+    "gate": "gate",
+    "query_noise_in_bias": "query_noise_in_bias",
+    "return_log_precision": "log_precision",
+}
 _POSITIVE = ("robustness", "inverse_temperature")
 _SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
 
@@ -154,6 +162,10 @@ def _check_options(options: Options) -> None:
     ):
         if given not in choices:
             raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
+    for name, field in _SWITCHES.items():
+        given = getattr(options, field)
+        if not isinstance(given, (bool, np.bool_)):
+            raise ValueError(f"{name}: got {given!r}, expected True or False")
     if options.prior == "riccati" and options.query_noise_in_bias:
         raise ValueError("query_noise_in_bias: got True with prior='riccati', expected prior='lyapunov'")
 

@@ -55,7 +55,10 @@ class TokenCall(NamedTuple):
     It takes time to fill a whole structure. No tensor is kept, so a cache that changes frees its memory at once.
 
     Fields:
-        layout: the shapes, strides, addresses and options for which it serves.
+        layout: the shapes, strides, addresses and number of threads for which it serves. What cannot change while a
+            cache holds tokens is left out, and an emptied one has another `DecodingCache`: the dtype, which
+            `FilterLayer.check_fit` holds fast; the layer's options; and the factors' shape and strides, as they are
+            views of the tables that `TurnTable` makes, all alike.
         problem: the structure.
         of_token: its fields that differ from one token to the next.
     """
@@ -101,6 +104,9 @@ def decode_token(
 ) -> Float[Tensor, "batch heads 1 channels"]:
     """What `enter` does, the operator for the last of uniform times, and the estimate's way out of the frame.
 
+    It writes the token's key, value and norm into the storages, and into `decoding` the mirrored tables and its own
+    last call.
+
     Args:
         states: query, key and value of one token, as for `enter`.
         factors: as for `enter`.
@@ -109,6 +115,9 @@ def decode_token(
         decoding: with tables for so many lags.
         score_kind: "student_t" or "exponential".
         turn_values: whether values and the estimate are turned.
+
+    Returns:
+        The estimate at the token, not in the frame, in the dtype of the states.
     """
     tables = decoding.tables
     assert tables is not None
@@ -119,11 +128,10 @@ def decode_token(
     batch, heads, _, channels = query.shape
     dtype, threads = query.dtype, torch.get_num_threads()
     out = torch.empty_like(query, dtype=torch.float32, memory_format=torch.contiguous_format)
-    strided = (query, key, value, cos, sin, *storages)
     fixed = (*storages, decoding.mirrored, tables.coefficient)  # a tensor may move, as by `share_memory_`
     layout = (
-        *(query.shape, cos.shape, decoding.mirrored.shape, score_kind, turn_values, threads, dtype),
-        *[x.stride() for x in strided],
+        *(query.shape, decoding.mirrored.shape, threads),
+        *[x.stride() for x in (*states, *storages)],
         *[x.data_ptr() for x in fixed],
     )
     last = decoding.last_call

@@ -87,15 +87,6 @@ template <int64_t SCORE, class Prior> class Decode {
     for (int64_t c = 0; c < channels; c += 64 / sizeof(T)) __builtin_prefetch(state + c);  // 64 bytes, a line
   }
 
-  template <class S, class T> RFA_INLINE_MEMBER static float dot(const S* x, const T* y, int64_t n) {
-    Floats total = all(0.0f);
-    int64_t c = 0;
-    for (; c + LANES <= n; c += LANES) total += load_as_float(x + c) * load_as_float(y + c);
-    float result = sum(total);
-    for (; c < n; c++) result += from(x[c]) * from(y[c]);
-    return result;
-  }
-
   // Weighted values of `n` keys.
   template <class T> void add_values(int64_t start, int64_t n) {
     for (int64_t c = 0; c < task_.p.value_channels;) {

@@ -26,13 +26,7 @@ template <class T> static void enter_head_of(const EnterProblem& p, int64_t inde
     turn(given, cos, sin, -1.0f, turned, p.channels);
     T* key = p.keys.as<T>(b, h, t);
     write_row(turned, key, p.channels);
-    read_row(key, turned, p.channels);
-    float norm = 0.0f;
-    int64_t c = 0;
-    Floats total{};
-    for (; c + LANES <= p.channels; c += LANES) total += load(turned + c) * load(turned + c);
-    for (; c < p.channels; c++) norm += turned[c] * turned[c];
-    *p.norms.at(b, h, t) = norm + sum(total);
+    *p.norms.at(b, h, t) = dot(key, key, p.channels);
   }
 }
 

@@ -86,6 +86,16 @@ RFA_INLINE void round_to_bfloat16(float* x, int64_t n) {
     store_register(x + c, (FloatRegister)(rounded_bits(load_register<FloatRegister>(x + c)) & 0xffff0000));
 }
 
+// The sum of the products of `n` numbers, in float.
+template <class S, class T> RFA_INLINE float dot(const S* x, const T* y, int64_t n) {
+  Floats total = all(0.0f);
+  int64_t c = 0;
+  for (; c + LANES <= n; c += LANES) total += load_as_float(x + c) * load_as_float(y + c);
+  float result = sum(total);
+  for (; c < n; c++) result += from(x[c]) * from(y[c]);
+  return result;
+}
+
 // `use(T{})` for the type T of a number.
 template <class F> RFA_INLINE void with_number(int64_t number, F use) {
   if (number == BFLOAT16) use(Bfloat16{});
