@@ -183,11 +183,11 @@ def run(
 
 
 def processor(device: str) -> str:
-    """The name of the CPU or the GPU."""
+    """The name of the CPU, with the instructions that PyTorch takes on it, or of the GPU."""
     if device == "cuda":
         card = torch.cuda.get_device_properties(0)
         return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
-    return cpu_name()
+    return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def append(path: Path, line: Mapping[str, Any]) -> None:

@@ -73,8 +73,8 @@ class FilterLayer(CacheLayerMixin):
 
     @property
     def is_initialized(self) -> bool:  # type: ignore[override]
-        """Whether anything has entered since the last reset."""
-        return self.keys is not None
+        """Whether there are tokens."""
+        return self._length > 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Do nothing: the first states that enter become the buffers."""

@@ -1,6 +1,7 @@
 """States in bfloat16 that are multiplied as such: PyTorch's brgemm, and a stand-in for processors without it."""
 
 import ctypes
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ import torch
 from cover import cover
 
 from rfa.ops.cpu import brgemm, library
+from rfa.ops.dot_product import decayed_dot_product_attention
+from rfa.ops.positions import checked_positions
 
 from ..problems import PARAMETERS, PRIORS, WEIGHTS, attend, irregular_times, problem
+from .compiled import give_library, python
 
 LENGTH = 300  # three blocks of keys, four of queries, none of them whole at the end
 # Relative to the largest entry, as the Triton kernels in half precision: see tests/ops/triton/fused_problems.py.
@@ -52,9 +56,10 @@ STAND_IN = tuple(ctypes.cast(function, ctypes.c_void_p).value for function in (s
 @pytest.fixture(params=["the stand-in", "the processor's"])
 def products(request, monkeypatch):
     """The products that the kernels take for bfloat16."""
+    monkeypatch.setattr(library, "LEAST_QUERIES", LENGTH - 50)
     if request.param == "the stand-in":
         monkeypatch.setattr(library, "bfloat16_products", lambda: STAND_IN)
-    elif brgemm.bfloat16_products() is None:
+    elif library.bfloat16_products() is None:
         pytest.skip("this processor has no instructions for bfloat16")
 
 
@@ -166,21 +171,85 @@ def test_threads_change_nothing(products):
 
 def test_few_queries_and_other_numbers_are_multiplied_in_float32(monkeypatch):
     monkeypatch.setattr(library, "bfloat16_products", lambda: pytest.fail("asked for"))
-    attend(made(6, keys=library.LEAST_QUERIES - 1), "cpu")
-    attend(made(6, dtype=torch.float16), "cpu")
-    attend(made(6, dtype=torch.float32), "cpu")
+    attend(made(6, keys=300), "cpu")
+    attend(made(6, keys=library.LEAST_QUERIES, dtype=torch.float16), "cpu")
+    attend(made(6, keys=library.LEAST_QUERIES, dtype=torch.float32), "cpu")
+    inputs = made(6, keys=library.LEAST_QUERIES)
+    attend({**inputs, "value": inputs["value"][..., :0]}, "cpu", rotate_values=False)
+
+
+@cover(causal=[True, False], timed=[True, False], kind=["slopes", "gate"])
+def test_scores_of_dot_products(causal, timed, kind, products):
+    g = torch.Generator().manual_seed(7)
+    states = [torch.randn(1, 1, LENGTH, 16, generator=g).to(torch.bfloat16) for _ in range(3)]
+    times = irregular_times(2, LENGTH) if timed else None
+    given = {"slopes": torch.tensor([0.05])} if kind == "slopes" else {"decay": torch.tensor([0.02])}
+    given["frequency"] = torch.rand(1, 8, generator=g)
+    found = []
+    for dtype in (torch.bfloat16, torch.float32):
+        leaves = [x.detach().to(dtype).requires_grad_() for x in states]
+        positions = checked_positions(1, LENGTH, LENGTH, states[0].device, times)
+        out = decayed_dot_product_attention(
+            *leaves, positions=positions, rotate_values=True, causal=causal, backend="cpu", **given
+        )
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), leaves)])
+    for x, expected in zip(*found, strict=True):
+        assert (x.float() - expected).abs().max() <= TOLERANCE * expected.abs().max()
+
+
+def test_switching_onednn_off_between_the_passes_changes_nothing():
+    """Keys and queries have a large part in common, so scores of other states would be wrong by many bits."""
+    if library.bfloat16_products() is None:
+        pytest.skip("this processor has no instructions for bfloat16")
+    gradients = []
+    for enabled in (True, False):
+        leaves = [x.requires_grad_() for x in made(8, keys=library.LEAST_QUERIES).values() if x.dim() == 4]
+        inputs = {**made(8, keys=library.LEAST_QUERIES), **dict(zip(("query", "key", "value"), leaves, strict=True))}
+        out = attend({**inputs, "query": inputs["query"] + 30.0, "key": inputs["key"] + 30.0}, "cpu")[0]
+        with torch.backends.mkldnn.flags(enabled=enabled):
+            gradients.append(torch.autograd.grad(out.float().sum(), leaves))
+            assert torch.backends.mkldnn.enabled == enabled
+    assert all(torch.equal(x, y) for x, y in zip(*gradients, strict=True))
+
+
+def works(product):
+    return library.library().rfa_brgemm_works(*(ctypes.cast(each, ctypes.c_void_p) for each in (product, nothing)))
 
 
 def test_a_function_that_does_something_else_is_not_taken():
-    assert brgemm._multiplies(slow_product, nothing)
-    assert not brgemm._multiplies(lambda *_: None, nothing)
+    assert works(slow_product)
+    assert not works(_PRODUCT(lambda *_: None))
 
 
-def test_without_onednn_there_are_none():
+@pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
+def test_onednn_may_be_kept_from_the_instructions(limit, tmp_path):
+    """The processor has them, and brgemm throws."""
+    program = "from rfa.ops.cpu.library import bfloat16_products; print(bfloat16_products())"
+    give_library(tmp_path)
+    done = python(program, tmp_path, ONEDNN_MAX_CPU_ISA=limit)
+    assert done.stdout.split()[-1:] == ["None"], done.stderr
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_the_default_dtype_does_not_count(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        found = library.bfloat16_products.__wrapped__()
+    finally:
+        torch.set_default_dtype(before)
+    assert found == library.bfloat16_products()
+
+
+def test_without_onednn_or_the_instructions_there_are_none(monkeypatch):
     with torch.backends.mkldnn.flags(enabled=False):
-        assert brgemm.bfloat16_products() is None
-
-
-def test_processors_without_the_instructions(monkeypatch):
+        assert brgemm.find_brgemm() is None
     monkeypatch.setattr(brgemm, "instruction_sets", lambda: "flags : fpu avx2 avx512f")
-    assert brgemm._found.__wrapped__() is None
+    assert brgemm.find_brgemm() is None
+
+
+def test_a_product_that_fails_is_said_to_fail(monkeypatch):
+    failing = {"rfa_forward": lambda _: 2}
+    monkeypatch.setattr(library, "library", lambda: SimpleNamespace(**failing))
+    with pytest.raises(RuntimeError, match="brgemm failed in the forward pass"):
+        library.run_kernel("forward", library.KernelProblem())

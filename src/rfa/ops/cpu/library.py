@@ -2,19 +2,22 @@
 
 import ctypes
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs, ScoreKind
-from .brgemm import bfloat16_products
+from .brgemm import find_brgemm
 from .build import load_library
 from .compiler import BuildError
 
 SCORE_KINDS = get_args(ScoreKind)
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # of states in a cache, as in kernels/number.h
-LEAST_QUERIES = 256  # from which on states in bfloat16 are multiplied as such; fewer gain nothing and stay exact
+LEAST_QUERIES = 512  # from which on states in bfloat16 are multiplied as such; fewer gain little and stay exact
+_NO_MEMORY = 1  # as in kernels/run.h
 _integer, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
@@ -100,8 +103,8 @@ class KernelProblem(ctypes.Structure):
             given |= {"key": Strided.of(inputs.key), "value": Strided.of(inputs.value)}
         problem.set(**given)
         states = {inputs.query.dtype, inputs.key.dtype, inputs.value.dtype}
-        if states == {torch.bfloat16} and queries >= LEAST_QUERIES and (found := bfloat16_products()):
-            problem.brgemm, problem.brgemm_release = found
+        if states == {torch.bfloat16} and queries >= LEAST_QUERIES and channels and value_channels:
+            problem.brgemm, problem.brgemm_release = bfloat16_products() or (None, None)
         return problem
 
     def set(self, **fields: "Tensor | Strided | int | None") -> None:
@@ -163,11 +166,43 @@ def library() -> ctypes.CDLL:
     return loaded
 
 
+@functools.cache
+def bfloat16_products() -> tuple[int, int] | None:
+    """The addresses of PyTorch's products for kernels/factors.h, if they work; None where float32 is multiplied.
+
+    The answer holds for the whole process: backward forms the same scores as forward.
+    """
+    found = find_brgemm()
+    return found if found and library().rfa_brgemm_works(*map(_pointer, found)) else None
+
+
 def run_kernel(entry: str, problem: ctypes.Structure) -> None:
     """Run an entry point, "forward" or "backward" for example; other Python threads go on meanwhile.
 
     Raises:
         MemoryError: if its working memory cannot be had.
+        RuntimeError: where another thread switches oneDNN off meanwhile.
     """
-    if getattr(library(), f"rfa_{entry}")(ctypes.byref(problem)):
+    call = functools.partial(getattr(library(), f"rfa_{entry}"), ctypes.byref(problem))
+    if getattr(problem, "brgemm", None):
+        with _onednn():
+            failed = call()
+    else:
+        failed = call()
+    if failed == _NO_MEMORY:
         raise MemoryError(f"rfa: no memory for the {entry} pass on the CPU")
+    if failed:
+        raise RuntimeError(f"rfa: PyTorch's brgemm failed in the {entry} pass on the CPU")
+
+
+@contextmanager
+def _onednn() -> Iterator[None]:
+    """oneDNN is on, though `torch.backends.mkldnn.enabled` may have been switched off since the forward pass."""
+    before = torch.backends.mkldnn.enabled
+    if not before:
+        torch.backends.mkldnn.enabled = True  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if not before:
+            torch.backends.mkldnn.enabled = False  # type: ignore[assignment]

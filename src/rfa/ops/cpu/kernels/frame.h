@@ -65,8 +65,12 @@ __attribute__((noinline)) static void pack_rows(const States& states, const Task
     const bool present = !is_key || task.group_of_key(t) >= 0;
     if (present) {
       turn(states.at(task.b, task.h, t), turn_by.c(t), turn_by.s(t), -1.0f, row, channels);
-      if (task.p.brgemm) round_to_bfloat16(row, padded);  // so norms are those of the factors
-      if (finite(row, padded)) continue;
+      bool numbers = finite(row, padded);
+      if (numbers && task.p.brgemm) {  // so norms are those of the factors
+        round_to_bfloat16(row, padded);
+        numbers = finite(row, padded);
+      }
+      if (numbers) continue;
       poisoned->push_back(t);
     }
     std::memset(row, 0, padded * sizeof(float));

@@ -1,7 +1,7 @@
 // Tasks are handed out to threads one after the other; results do not depend on which.
 #pragma once
 #include <atomic>
-#include <exception>
+#include <new>
 
 #include "buffer.h"
 #include "lag_tables.h"
@@ -32,6 +32,16 @@ template <template <int64_t, class> class Kernel> void run_task(const Problem& p
   return p.causal ? run_filter<Kernel, SeparablePath<false, true>>(task) : run_filter<Kernel, SeparablePath<false, false>>(task);
 }
 
+// Lets go of what a thread holds for products in bfloat16 when its task ends.
+struct ProductsOfThread {
+  const Problem& p;
+  ~ProductsOfThread() {
+    if (p.brgemm) p.brgemm_release(true);
+  }
+};
+
+enum Failure : int { NO_MEMORY = 1, NO_PRODUCT = 2 };  // as in run_kernel of library.py
+
 // Calls `task(index)` for each index below `count`.
 template <class F> int run_tasks(int64_t count, int64_t threads, F task) {
   std::atomic<int64_t> next{0};
@@ -40,16 +50,18 @@ template <class F> int run_tasks(int64_t count, int64_t threads, F task) {
   for (int64_t index; (index = next++) < count;) try {
       stock().clear();
       task(index);
-    } catch (const std::exception&) {  // out of memory; nothing else throws
-      failed = 1;
+    } catch (const std::bad_alloc&) {
+      failed = NO_MEMORY;
+    } catch (...) {  // nothing but PyTorch's brgemm throws anything else
+      failed = NO_PRODUCT;
     }
   return failed;
 }
 
 template <template <int64_t, class> class Kernel> int run(const Problem& p) {
   return run_tasks(p.batch * p.heads * p.slices, p.threads, [&](int64_t index) {
+    const ProductsOfThread products{p};
     run_task<Kernel>(p, index);
-    if (p.brgemm) p.brgemm_release(true);
   });
 }
 
