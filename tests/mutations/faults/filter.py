@@ -97,7 +97,7 @@ KERNELS = [
              "an absent key at a chunk's end", "ops/cpu/test_chunks.py"),
     Mutation("ops/cpu/kernels/factors.h", "transposed_ + first * channels_ + row,", "transposed_ + first * channels_,",
              "gradients of keys in bfloat16 take the queries of other rows", "ops/cpu/test_brgemm.py"),
-    Mutation("ops/cpu/kernels/frame.h", "if (task.p.brgemm) round_to_bfloat16(row, padded);", "",
+    Mutation("ops/cpu/kernels/frame.h", "        round_to_bfloat16(row, padded);\n", "",
              "norms in bfloat16 are those of other states", "ops/cpu/test_brgemm.py"),
     Mutation("ops/cpu/kernels/number.h", "bits + 0x7fff + (bits >> 16 & 1);", "bits;",
              "numbers are cut off, not rounded to bfloat16", "ops/cpu/test_brgemm.py"),
