@@ -65,14 +65,18 @@ def instruction_table(lines: Sequence[Line]) -> str:
 
 
 def operator_curves(lines: Sequence[Line]) -> dict[str, list[Line]]:
-    """The lines of the operator, grouped into curves over the length, by the curve's name."""
+    """The lines of the operator, grouped into curves over the length, by the curve's name.
+
+    It names the pass and the peer; preset, machine and dtype where curves differ in them.
+    """
     measured = [line for line in lines if line["benchmark"] == "operator" and "ratio" in line]
-    several = len({(machine_of(line), line["dtype"], line["preset"]) for line in measured}) > 1
+    kinds = [(line["preset"], machine_of(line), line["dtype"]) for line in measured]
+    differing = [len(set(each)) > 1 for each in zip(*kinds, strict=True)]
     curves: dict[str, dict[int, Line]] = {}
-    for line in measured:
+    for line, kind in zip(measured, kinds, strict=True):
         name = f"{_PASSES.get(line['pass'], line['pass'])} / {line['peer']}"
-        if several:
-            name += f" ({line['preset']}, {machine_of(line)}, {line['dtype']})"
+        if told := [each for each, differs in zip(kind, differing, strict=True) if differs]:
+            name += f" ({', '.join(told)})"
         curves.setdefault(name, {})[line["length"]] = line
     return {name: [of[length] for length in sorted(of)] for name, of in curves.items()}
 

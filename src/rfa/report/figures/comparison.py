@@ -165,7 +165,7 @@ def speed_over_length(lines: Sequence[Line]) -> Figure:
     Args:
         lines: of `rfa bench`, with lines of the operator.
     """
-    figure, (ratios, percents) = plt.subplots(1, 2, figsize=(PAGE, 2.7))
+    figure, (ratios, percents) = plt.subplots(1, 2, figsize=(PAGE, 3.3))
     curves = operator_curves(lines)
     lengths = {name: [line["length"] for line in curve] for name, curve in curves.items()}
     draw_lines(ratios, {name: (lengths[name], [line["ratio"]["median"] for line in of]) for name, of in curves.items()})
@@ -187,5 +187,6 @@ def speed_over_length(lines: Sequence[Line]) -> Figure:
     for axes in (ratios, percents):
         lengths_axis(axes, ticks)
         axes.set_xlabel("length (tokens)")
-    ratios.legend()
+    named = ratios.get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower center", ncols=2, columnspacing=1.0, fontsize="small")
     return figure
