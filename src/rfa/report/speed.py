@@ -102,7 +102,7 @@ def speed_cells(line: Line) -> list[str]:
         error = "not finite" if worst[1] is None else f"{worst[1]:.1e}"
         return [what, size, line["dtype"], named, "check failed", f"{worst[0]}: {error}", *[""] * 4]
     ratio = line["ratio"]
-    spread = [f"{ratio['q1']:.3f} to {ratio['q3']:.3f}", f"{ratio['low']:.3f} to {ratio['high']:.3f}"]
+    spread = [f"{ratio['q1']:.3f} to {ratio['q3']:.3f}", f"{ratio['low']:.2f} to {ratio['high']:.2f}"]
     if len(line["ratios"]) == 1:
         spread = ["", ""]
     if "bytes" in line:
