@@ -35,7 +35,7 @@ template <int64_t SCORE, class Prior> class Backward {
         key_sums_(task, queries_, padded_, task.channels),
         value_sums_(task, grads_, padded_, task.value_channels),
         slopes_(task, QUERY_BLOCK, KEY_BLOCK),
-        weights_(task, QUERY_BLOCK, KEY_BLOCK),
+        weights_(QUERY_BLOCK * KEY_BLOCK),
         grad_pairs_(3 * KEY_BLOCK),
         mask_(KEY_BLOCK),
         anchored_(padded_ / GROUP) {}
@@ -278,8 +278,8 @@ template <int64_t SCORE, class Prior> class Backward {
   ColumnFactor value_columns_;
   Buffer<float> key_norms_, key_norm_sums_;
   KeySums key_sums_, value_sums_;
-  LeftFactor slopes_, weights_;
-  Buffer<float> grad_pairs_;
+  LeftFactor slopes_;
+  Buffer<float> weights_, grad_pairs_;
   Buffer<int32_t> mask_, anchored_;
   double grad_coefficient_ = 0.0;
   float widest_ = 0.0f, reach_ = 0.0f;  // the largest |q|^2; c |q| |k| at most

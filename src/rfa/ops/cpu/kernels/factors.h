@@ -11,13 +11,12 @@ namespace rfa {
 
 typedef uint32_t Pair;  // two bfloat16, the first one in the low bits
 
-// `n` rows of `columns` numbers, two at a time. An odd last row has zeros beside it.
+// `n` rows of `columns` numbers, two at a time; `n` is even.
 static inline void pair_rows(const float* rows, int64_t n, int64_t columns, Pair* pairs) {
   for (int64_t i = 0; i < n; i += 2, pairs += columns)
     for (int64_t c = 0; c < columns; c += REGISTER) {
       const UnsignedRegister first = rounded_bits(load_register<FloatRegister>(rows + i * columns + c));
-      UnsignedRegister second{};
-      if (i + 1 < n) second = rounded_bits(load_register<FloatRegister>(rows + (i + 1) * columns + c));
+      const UnsignedRegister second = rounded_bits(load_register<FloatRegister>(rows + (i + 1) * columns + c));
       store_register(pairs + c, (second & 0xffff0000) | first >> 16);
     }
 }
@@ -138,7 +137,7 @@ class KeySums {
   void clear() { std::memset(sums_, 0, KEY_BLOCK * channels_ * sizeof(float)); }
 
   // W has the weights of the first `groups` groups of the block of queries at `first`, of which each sees `keys`.
-  void add(const LeftFactor& weights, int64_t first, const VisibleKeys* keys, int64_t groups) {
+  void add(const float* weights, int64_t first, const VisibleKeys* keys, int64_t groups) {
     int64_t most = 0;
     for (int64_t g = 0; g < groups; g++) most = std::max(most, keys[g].keys);
     // A few keys at a time, from the first group that sees one of them on. In bfloat16 all at once.
