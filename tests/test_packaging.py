@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rfa.commit import source_commit
+from rfa.commit import source_commit, source_digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,6 +69,20 @@ def test_the_commit_is_the_checkouts_own_or_the_one_it_was_built_at(tmp_path, mo
     assert source_commit(installed) == "0123abcd"
     monkeypatch.setenv("PATH", "")  # no git
     assert source_commit(package) is None
+
+
+def test_where_no_commit_is_known_the_files_have_a_name(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "ops").mkdir(parents=True)
+        (tmp_path / name / "ops" / "run.h").write_text("1")
+        (tmp_path / name / "notes.txt").write_text(name)  # no source
+    first = source_digest(tmp_path / "a")
+    assert re.fullmatch("files-[0-9a-f]{12}", first)
+    assert source_digest(tmp_path / "b") == first
+    (tmp_path / "b" / "ops" / "run.h").write_text("2")
+    assert source_digest(tmp_path / "b") != first
+    (tmp_path / "a" / "ops" / "run.h").rename(tmp_path / "a" / "run.h")
+    assert source_digest(tmp_path / "a") != first
 
 
 def test_packages_without_which_tests_are_skipped_are_listed():

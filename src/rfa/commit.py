@@ -1,5 +1,6 @@
 """The commit that the package was made from. It needs the standard library alone, so that the build can load it too."""
 
+import hashlib
 import subprocess
 from pathlib import Path
 
@@ -30,3 +31,16 @@ def source_commit(package: Path) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{head}-dirty" if changes else head
+
+
+def source_digest(package: Path) -> str:
+    """A name for the files of the package, `files-` and 12 digits, where no commit is known.
+
+    Args:
+        package: the folder `rfa`.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return f"files-{digest.hexdigest()[:12]}"

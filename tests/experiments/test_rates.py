@@ -1,6 +1,7 @@
 """Recipes with several learning rates: each model takes its best."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from cover import slow
 from training.runs import MODEL
 
 from rfa.experiments import Recipe, load_recipe, making, run_recipe, states
-from rfa.experiments.rates import trials_by_run
+from rfa.experiments.rates import needed, possible_rates, trials_by_run
 from rfa.results import read_result
 from rfa.training import RunFolder, Stopped, TrainingSpec, train
 from rfa.training.callbacks import Diverged
@@ -90,6 +91,50 @@ def test_epochs_are_divided_too(tmp_path):
     planned = several(tmp_path, max_steps=None, epochs=6)
     (first, *_) = trials_by_run(planned)["b1-rope-seed0"]
     assert (first.spec.max_steps, first.spec.epochs) == (None, 2)
+
+
+def test_rates_beyond_the_list():
+    assert possible_rates([1.5e-3, 3e-3, 6e-3]) == (1.5e-3, 3e-3, 6e-3, 7.5e-4, 3.75e-4, 1.2e-2, 2.4e-2)
+    assert possible_rates([0.1, 1e-3, 1e-2]) == (0.1, 1e-3, 1e-2, 1e-4, 1e-5)  # never 1 or more
+    assert possible_rates([2e-2]) == (2e-2,)
+    assert possible_rates([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("losses", "wanted"),
+    [
+        ({}, RATES),
+        ({1e-3: 1.0, 1e-2: 2.0}, RATES),  # one is not finished
+        ({1e-3: 2.0, 1e-2: 1.0, 0.1: 3.0}, RATES),
+        ({1e-3: 2.0, 1e-2: 2.0, 0.1: 3.0}, [*RATES, 1e-4]),  # the first of equal ones
+        ({1e-3: 1.0, 1e-2: 2.0, 0.1: 3.0}, [*RATES, 1e-4]),
+        ({1e-3: 1.0, 1e-2: 2.0, 0.1: 3.0, 1e-4: 1.5}, [*RATES, 1e-4]),
+        ({1e-3: 1.0, 1e-2: 2.0, 0.1: 3.0, 1e-4: 0.5}, [*RATES, 1e-4, 1e-5]),
+        ({1e-3: 1.0, 1e-2: 2.0, 0.1: 3.0, 1e-4: 0.5, 1e-5: 0.1}, [*RATES, 1e-4, 1e-5]),  # two at most
+        ({1e-3: 3.0, 1e-2: 2.0, 0.1: 1.0}, RATES),  # the next would be 1
+        ({1e-3: math.inf, 1e-2: math.inf, 0.1: math.inf}, RATES),  # no rate trains
+    ],
+)
+def test_a_best_rate_at_an_end_is_looked_for_beyond_it(tmp_path, losses, wanted):
+    trials = trials_by_run(several(tmp_path))["b1-rope-seed1"]
+    assert sorted(trial.spec.learning_rate for trial in needed(trials, RATES, losses)) == sorted(wanted)
+
+
+def test_the_rate_beyond_is_made_shared_and_chosen(tmp_path, out, evaluated):
+    planned = several(tmp_path, RUNS, [1e-4, 2e-4])  # both too small for twelve steps
+    assert run_recipe(planned, out).done == ("b1-rope-seed0", "b1-rope-seed1")
+    result = read_result(out / "results" / "b1-rope-seed1.json")
+    assert list(result["trials"]) == ["0.0001", "0.0002", "0.0004", "0.0008"]
+    assert result["trials"]["0.0008"] == min(result["trials"].values())
+    assert result["learning_rate"] == 8e-4
+    names = [f"b1-rope-rate-{rate}" for rate in ("1e-4", "2e-4", "4e-4", "8e-4")]
+    assert sorted(path.name for path in (out / "runs").iterdir()) == sorted([*names, *names_of(planned)])
+    assert [state.run.name for state in states(planned, out)] == [*names, *names_of(planned)]
+    assert run_recipe(planned, out).done == ("b1-rope-seed0", "b1-rope-seed1")  # its results are the recipe's
+
+
+def names_of(planned: Recipe) -> list[str]:
+    return [run.name for run in planned.runs]
 
 
 def test_one_rate_needs_no_trials(tmp_path):

@@ -163,6 +163,29 @@ def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):
     assert (status, "is damaged" in err) == (2, True)
 
 
+def test_results_of_another_commit_are_refused_unless_told_otherwise(rfa, small, tmp_path):
+    """An unknown commit is another one too."""
+    out, name = tmp_path / "out", "recall-b1-rope-seed0"
+    rfa("experiment", small, "--out", out, "--only", "recall-b1-*")
+    path = out / "results" / f"{name}.json"
+    made = json.loads(path.read_text())
+    for commit, named in (("0123abcd", " 0123abcd"), (None, "")):
+        environment = {**made["environment"], "commit": commit}
+        path.write_text(json.dumps({**made, "environment": environment}))
+        status, _, err = rfa("experiment", small, "--out", out, "--only", "recall-*")
+        assert status == 2
+        assert err.startswith(f"rfa: out: {name} in {out} was made by rfa {environment['rfa']}{named}, this is ")
+        assert "--other-version" in err
+        assert len(results(out)) == 2
+        assert rfa("experiment", small, "--out", out, "--only", "recall-b1-*")[0] == 0  # nothing to make
+    status, said, _ = rfa("experiment", small, "--out", out, "--only", "recall-*", "--other-version")
+    assert (status, "4 runs done" in said) == (0, True)
+    assert [results(out)[one]["environment"]["commit"] for one in (name, "recall-m2-plain-seed0")] == [
+        None,
+        made["environment"]["commit"],
+    ]
+
+
 def test_a_model_may_have_tasks_of_its_own(small):
     small.write_text(SMALL.replace("{preset: b1-rope}", "{preset: b1-rope, tasks: [by time]}"))
     names = [run.name for run in load_recall_recipe(small).runs if run.seed == 0]

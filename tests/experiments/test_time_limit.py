@@ -119,7 +119,7 @@ def test_another_version(tmp_path, out, evaluated, monkeypatch, clock):
     there, here = plan.environment(), {**plan.environment(), "commit": "abc"}
     for module in ("plan", "run_result"):
         monkeypatch.setattr(f"rfa.experiments.{module}.environment", lambda: here)
-    old = f"{there['rfa']} {there['commit']}" if there["commit"] else there["rfa"]
+    old = f"{there['rfa']} {there['commit']}"
     said = f"{NAMES[0]} in .* was made by rfa {old}, this is {here['rfa']} abc; expected .* --other-version"
     with pytest.raises(ValueError, match=said):
         run_recipe(planned, out)
@@ -150,7 +150,7 @@ def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
 def test_other_options_are_refused_for_series(tmp_path, monkeypatch, capsys):
     path = tmp_path / "series.yaml"
     path.write_text("kind: series")
-    for option in ("--other-version", "--tokens-per-second 3", "--device A"):
+    for option in ("--tokens-per-second 3", "--device A"):
         status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out", *option.split(" "))
         assert status == 2
         assert messages(err)[0].startswith(f"rfa: {option.split()[0]}: got it with a recipe of series")

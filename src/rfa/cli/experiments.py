@@ -47,11 +47,10 @@ def experiment(
     with _all_faults():
         kind = recipe_kind(recipe)
     if kind in ("series", "recall"):
-        options = {"--other-version": other_version or None, "--tokens-per-second": tokens_per_second}
-        for option, given in {**options, "--device": device}.items():
+        for option, given in {"--tokens-per-second": tokens_per_second, "--device": device}.items():
             if given is not None:
                 raise ValueError(f"{option}: got it with a recipe of {kind}, expected none: its runs take minutes")
-        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data, time_limit)
+        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data, time_limit, other_version)
         return
     with _all_faults():
         planned = load_recipe(recipe, data)
@@ -105,7 +104,14 @@ def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, d
 
 
 def _small_experiment(
-    kind: str, recipe: Path, out: Path, only: tuple[str, ...], dry_run: bool, data: str | None, time_limit: str | None
+    kind: str,
+    recipe: Path,
+    out: Path,
+    only: tuple[str, ...],
+    dry_run: bool,
+    data: str | None,
+    time_limit: str | None,
+    other_version: bool,
 ) -> None:
     """The runs of a recipe of series or of recall, and their tables."""
     from rfa import experiments
@@ -132,6 +138,7 @@ def _small_experiment(
         return
     again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
     again += [*(["--only", *only] if only else []), *(["--for", time_limit] if time_limit else [])]
+    again += ["--other-version"] if other_version else []
     hint = f"go on with: {shlex.join(again)}"
     with _all_faults(), interruptible(f"finished runs are kept, {hint}"), progress_bars() as bar:
         outcome = make(
@@ -139,6 +146,7 @@ def _small_experiment(
             out,
             only=only,
             seconds=None if time_limit is None else experiments.seconds_of(time_limit),
+            other_version=other_version,
             progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
         )
     if outcome.stopped is not None:

@@ -9,6 +9,7 @@ from rfa.files import held
 from rfa.progress import Stage, StageProgress
 from rfa.results.files import write_result
 
+from .plan import check_versions
 from .time_limit import TimeIsUp, TimeLimit
 
 
@@ -29,9 +30,10 @@ class ClaimedOutcome(NamedTuple):
 def make_claimed(
     names: Sequence[str],
     results: Path,
-    finished: Callable[[str], bool],
+    finished: Callable[[str], Mapping[str, Any] | None],
     make: Callable[[str, StageProgress], Mapping[str, Any] | None],
     seconds: float | None = None,
+    other_version: bool = False,
     progress: StageProgress | None = None,
 ) -> ClaimedOutcome:
     """Make the runs that have no result yet, and write each result whole. Several processes may share a folder.
@@ -39,14 +41,19 @@ def make_claimed(
     Args:
         names: of the runs, in the order in which they are made.
         results: the folder of `NAME.json`.
-        finished: whether a run has a result.
+        finished: the result of a run; None if it has none.
         make: the result of a run, which it reports to the function given; None if another process has to finish first.
         seconds: time after which the call stops; a run that was begun is lost. None for no limit.
+        other_version: go on where another version or commit of rfa made some of the results.
         progress: called with the stage, the amount done and the total.
 
     Raises:
+        ValueError: for results of another version or commit without `other_version`, if there is more to make.
         OSError: if a result cannot be written.
     """
+    there = {name: result for name in names if (result := finished(name)) is not None}
+    if len(there) < len(names) and not other_version:
+        check_versions(there, results.parent)
     outcome, limit = ClaimedOutcome([], []), TimeLimit(seconds, progress, saves=False)
     try:
         for index, name in enumerate(names):
@@ -55,7 +62,7 @@ def make_claimed(
                 if not free:
                     outcome.claimed.append(name)
                     continue
-                if not finished(name):
+                if finished(name) is None:
                     result = make(name, limit.report)
                     if result is None:
                         outcome.claimed.append(name)
@@ -64,8 +71,8 @@ def make_claimed(
                 outcome.done.append(name)
     except TimeIsUp:
         rest = [name for name in names if name not in (*outcome.done, *outcome.claimed)]
-        outcome.done.extend(there := [name for name in rest if finished(name)])
-        return outcome._replace(stopped=limit.where() if len(there) < len(rest) else None)
+        outcome.done.extend(also := [name for name in rest if finished(name) is not None])
+        return outcome._replace(stopped=limit.where() if len(also) < len(rest) else None)
     return outcome
 
 

@@ -15,7 +15,7 @@ from rfa.training.callbacks import Diverged
 
 from .evaluation_parts import delete_parts, evaluated_in_parts
 from .plan import is_lost, run_folder, started_record
-from .rates import DIVERGED, losses_of, trial_loss, with_best_rate
+from .rates import DIVERGED, losses_of, needed, trial_loss, with_best_rate
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, make_result, result_path
 
@@ -30,21 +30,26 @@ def advance(
     if finished_result(recipe, run, out) is not None:
         return "done"
     tried: dict[float, dict[str, Any]] = {}
-    for trial in trials:
-        with _claimed(out, trial) as mine:
-            if mine:
-                _make_trial(recipe, trial, out, report, until)
-        record = started_record(recipe, trial, out)
-        if record is not None and trial_loss(record) is not None:
-            tried[trial.spec.learning_rate] = record
-    if len(tried) < len(trials):
-        return "tried elsewhere"
+    while left := [trial for trial in needed(trials, recipe.rates, losses_of(tried)) if _rate(trial) not in tried]:
+        for trial in left:
+            with _claimed(out, trial) as mine:
+                if mine:
+                    _make_trial(recipe, trial, out, report, until)
+            record = started_record(recipe, trial, out)
+            if record is not None and trial_loss(record) is not None:
+                tried[_rate(trial)] = record
+        if any(_rate(trial) not in tried for trial in left):
+            return "tried elsewhere"
     with _claimed(out, run) as mine:
         if not mine:
             return "claimed"
         if finished_result(recipe, run, out) is None:
             _make(recipe, with_best_rate(run, losses_of(tried)), tried, out, report, until)
     return "done"
+
+
+def _rate(trial: PlannedRun) -> float:
+    return trial.spec.learning_rate
 
 
 def _claimed(out: Path, run: PlannedRun) -> AbstractContextManager[bool]:

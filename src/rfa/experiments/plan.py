@@ -13,7 +13,7 @@ from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 from rfa.training.environment import environment
 
-from .rates import trial_loss, trials_by_run
+from .rates import losses_of, needed, possible_rates, trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, versions_of, with_names_only, with_rate_of
 
@@ -86,7 +86,8 @@ def states(
         require(0 < tokens_per_second < math.inf, "tokens_per_second", tokens_per_second, "a positive number")
     results = finished_results(recipe, out)
     trials = trials_by_run(recipe)
-    units = {unit.name: unit for run in selected_runs(recipe, only) for unit in (*trials[run.name], run)}
+    chosen = selected_runs(recipe, only)
+    units = {unit.name: unit for run in chosen for unit in (*_needed(recipe, trials[run.name], out), run)}
     return [_state(recipe, unit, out, results, tokens_per_second) for unit in units.values()]
 
 
@@ -156,12 +157,19 @@ def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
     return bool(record["finished"]) and not folder.model.is_dir()
 
 
+def _needed(recipe: Recipe, trials: Sequence[PlannedRun], out: Path) -> tuple[PlannedRun, ...]:
+    """The trials of a run that are needed, as far as its folders tell."""
+    records = {trial.spec.learning_rate: started_record(recipe, trial, out) for trial in trials}
+    return needed(trials, recipe.rates, losses_of({rate: record for rate, record in records.items() if record}))
+
+
 def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any], speed: float | None) -> RunState:
     steps, tokens = _sizes(recipe, run.spec, results)
     if run.name in results:
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
-    record, folder = started_record(recipe, run, out, () if run.trial else recipe.rates), run_folder(out, run)
+    record = started_record(recipe, run, out, () if run.trial else possible_rates(recipe.rates))
+    folder = run_folder(out, run)
     state, step = "to do", 0
     if run.trial and record is not None and trial_loss(record) is not None:
         return RunState(run, "done", steps or record["steps"], steps, tokens, 0.0)

@@ -3,13 +3,17 @@
 A trial has a third of the steps and a schedule of its own. Its seed is the first of the model, and the loss on the
 validation split decides. Trials are run folders beside those of the runs.
 
+Where the least or the largest rate of the list is the best, a better one may lie beyond it. Then the next rate is tried
+too, as far from it as its neighbour in the list is (in ratio), until the best rate lies between two others: so no model
+is at a disadvantage because the list was made for another.
+
 Runs are of one model if they differ only in their seed, in `max_steps`, or in what changes evaluation alone. So an
 entry with a smaller budget has no trials of its own, which would be too short: it takes the rate that the same model
 chose at its largest budget.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +21,25 @@ from .recipe import PlannedRun, Recipe
 
 DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss
 _BUDGET = 3  # a trial has one part of so many
+_BEYOND = 2  # rates at most that are tried beyond each end of the list
 _ONLY_EVALUATED = {"window": "flat", "yarn": "rope"}  # they act beyond the training length, and are trained as these
 
 
+def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
+    """The rates of a recipe and those that may be tried beyond its ends, each below 1. A single rate stays alone."""
+    if len(rates) < 2:
+        return tuple(rates)
+    ascending = sorted(rates)
+    ends = ((ascending[0], ascending[1]), (ascending[-1], ascending[-2]))
+    beyond = (end * (end / inner) ** power for end, inner in ends for power in range(1, _BEYOND + 1))
+    return (*rates, *(rate for one in beyond if (rate := float(f"{one:.3g}")) < 1))
+
+
 def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
-    """The trials that a run needs before it can begin, by its name. With at most one rate there are none."""
+    """The trials that a run may need before it can begin, by its name: one of each of `possible_rates`.
+
+    `needed` says which of them it does need. With at most one rate there are none.
+    """
     if len(recipe.rates) < 2:
         return {run.name: () for run in recipe.runs}
     models: dict[str, list[PlannedRun]] = {}
@@ -30,9 +48,36 @@ def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
     trials = {}
     for runs in models.values():
         full = max(runs, key=lambda run: run.spec.max_steps or math.inf)
-        tried = tuple(_trial(full, rate) for rate in recipe.rates)
+        tried = tuple(_trial(full, rate) for rate in possible_rates(recipe.rates))
         trials.update({run.name: tried for run in runs})
     return trials
+
+
+def needed(
+    trials: Sequence[PlannedRun], rates: Sequence[float], losses: Mapping[float, float]
+) -> tuple[PlannedRun, ...]:
+    """The trials that must be finished before the rate is chosen, as far as these losses tell.
+
+    Args:
+        trials: of a run, by `trials_by_run`.
+        rates: of the recipe.
+        losses: of the trials that are finished, by learning rate.
+    """
+    by_rate = {trial.spec.learning_rate: trial for trial in trials}
+    possible, wanted = sorted(by_rate), set(rates) & by_rate.keys()
+    while wanted and wanted <= losses.keys():
+        best = min((rate for rate in by_rate if rate in wanted), key=lambda rate: losses[rate])
+        if math.isinf(losses[best]):
+            break
+        at, beyond = possible.index(best), set[float]()
+        if best == min(wanted):
+            beyond |= set(possible[max(at - 1, 0) : at])
+        if best == max(wanted):
+            beyond |= set(possible[at + 1 : at + 2])
+        if not beyond:
+            break
+        wanted |= beyond
+    return tuple(trial for rate, trial in by_rate.items() if rate in wanted)
 
 
 def _trial(run: PlannedRun, rate: float) -> PlannedRun:

@@ -29,6 +29,7 @@ def run_recall_recipe(
     *,
     only: tuple[str, ...] = (),
     seconds: float | None = None,
+    other_version: bool = False,
     progress: StageProgress | None = None,
 ) -> ClaimedOutcome:
     """Make all runs that have no result yet. Several processes may share a folder.
@@ -38,10 +39,12 @@ def run_recall_recipe(
         out: the folder; results are written to `out/results/NAME.json`.
         only: names of runs, in which `*` matches any text; all by default.
         seconds: time after which the call stops; the next call begins its last run anew. None for no limit.
+        other_version: go on where another version or commit of rfa made some of the results. Each names its own.
         progress: called with the stage, the amount done and the total.
 
     Raises:
-        ValueError: for a name in `only` that matches no run, or a result of another recipe or version.
+        ValueError: for a name in `only` that matches no run, a result of another recipe, or one of another version
+            without `other_version`.
         OSError: if a result cannot be written.
     """
     results = Path(out) / "results"
@@ -50,9 +53,10 @@ def run_recall_recipe(
     return make_claimed(
         tuple(planned),
         results,
-        lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json") is not None,
+        lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json"),
         lambda name, report: _result(recipe, planned[name], report),
         seconds,
+        other_version,
         progress,
     )
 

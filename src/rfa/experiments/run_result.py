@@ -10,7 +10,7 @@ from rfa.training import RunFolder
 from rfa.training.callbacks import read_metrics
 from rfa.training.environment import environment
 
-from .rates import losses_of
+from .rates import losses_of, possible_rates
 from .recipe import PlannedRun, Recipe
 
 _POINTS = 64  # maximum number of stored steps of each head's parameters
@@ -130,7 +130,7 @@ def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any
     result, wanted = read_result(path), {"recipe": recipe.name, "run": run.name, **_entry(recipe, run)}
     for name, value in wanted.items():
         if name == "spec":
-            value = with_rate_of(result["spec"], value, recipe.rates)
+            value = with_rate_of(result["spec"], value, possible_rates(recipe.rates))
         same = with_names_only(result[name]) == with_names_only(value) if name == "spec" else result[name] == value
         if not same:
             differs = _difference_in_words(result[name], value)

@@ -36,6 +36,7 @@ def run_series_recipe(
     *,
     only: tuple[str, ...] = (),
     seconds: float | None = None,
+    other_version: bool = False,
     progress: StageProgress | None = None,
 ) -> ClaimedOutcome:
     """Make all runs that have no result yet. Several processes may share a folder.
@@ -46,10 +47,12 @@ def run_series_recipe(
         only: names of runs, in which `*` matches any text; all by default. The first seed of a network is made too: it
             looks for the learning rate.
         seconds: time after which the call stops; the next call begins its last run anew. None for no limit.
+        other_version: go on where another version or commit of rfa made some of the results. Each names its own.
         progress: called with the stage, the amount done and the total.
 
     Raises:
-        ValueError: for a name in `only` that matches no run, or a result of another recipe or version.
+        ValueError: for a name in `only` that matches no run, a result of another recipe, or one of another version
+            without `other_version`.
         OSError: if a result cannot be written.
     """
     results = Path(out) / "results"
@@ -68,10 +71,10 @@ def run_series_recipe(
             rate = found["learning_rate"]
         return _result(recipe, run, rate, report)
 
-    def finished(name: str) -> bool:
-        return finished_series_result(recipe, planned[name], results / f"{name}.json") is not None
+    def finished(name: str) -> dict[str, Any] | None:
+        return finished_series_result(recipe, planned[name], results / f"{name}.json")
 
-    return make_claimed(tuple(planned), results, finished, make, seconds, progress)
+    return make_claimed(tuple(planned), results, finished, make, seconds, other_version, progress)
 
 
 def finished_series_result(recipe: SeriesRecipe, run: SeriesRun, path: Path) -> dict[str, Any] | None:

@@ -12,14 +12,15 @@ import torch
 import transformers
 
 import rfa.version
-from rfa.commit import source_commit
+from rfa.commit import source_commit, source_digest
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and machine of this process."""
+    """Versions, commit and machine of this process. Where no commit is known, a digest of the source stands for it."""
+    package = Path(rfa.version.__file__).parent
     return {
         "rfa": rfa.version.__version__,
-        "commit": source_commit(Path(rfa.version.__file__).parent),
+        "commit": source_commit(package) or source_digest(package),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
