@@ -77,6 +77,8 @@ def test_step_decode_and_generate(rfa, tmp_path):
     presets = ["--presets", "b2-alibi", "m2-sc-rfa"]
     status, out, _ = rfa("bench", "step", "--lengths", "12", *TINY, *presets, *MODEL)
     assert status == 0
+    against = ["--presets", "x5-content-clock", "--peers", "m2-sc-rfa"]
+    assert rfa("bench", "step", "--lengths", "12", *TINY, *against, *MODEL)[0] == 0
     status, _, _ = rfa("bench", "decode", "--lengths", "20", *TINY)
     assert status == 0
     status, said, _ = rfa("bench", "generate", "--lengths", "20", *TINY, *MODEL)
@@ -86,6 +88,7 @@ def test_step_decode_and_generate(rfa, tmp_path):
     assert [(line["benchmark"], line["preset"], line["peer"]) for line in lines] == [
         ("step", "b2-alibi", "b1-rope"),
         ("step", "m2-sc-rfa", "b1-rope"),
+        ("step", "x5-content-clock", "m2-sc-rfa"),
         ("decode", "m2-sc-rfa", "sdpa"),
         ("generate", "m2-sc-rfa", "llama"),
     ]

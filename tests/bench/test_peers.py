@@ -184,7 +184,9 @@ def test_the_command_names_them(rfa, tmp_path):
 def test_names_of_peers(rfa):
     for arguments, says in (
         (["operator", "--peers", "sdpb"], "peers: got 'sdpb', expected 'all' or some of sdpa, sdpa-flash"),
-        (["step", "--peers", "sdpa"], "--peers: got ['sdpa'], expected the operator with it"),
+        (["decode", "--peers", "sdpa"], "--peers: got ['sdpa'], expected the operator or a step with it"),
+        (["step", "--peers", "sdpa"], "peers: got 'sdpa', expected one of b1-rope, "),
+        (["step", "--peers", "b1-rope", "b2-alibi"], "--peers: got ['b1-rope', 'b2-alibi'], expected one preset"),
     ):
         status, _, err = rfa("bench", *arguments)
         assert status == 2

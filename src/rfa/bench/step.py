@@ -1,4 +1,4 @@
-"""One training step of a preset, compared with `b1-rope`. Everything but loading data is included."""
+"""One training step of a preset, compared with another one's. Everything but loading data is included."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,13 +20,14 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 
 @dataclass(frozen=True)
 class TrainingStepCase:
-    """A training step of a preset. `model` has fields of the configuration, the same for both models."""
+    """A training step of a preset and of its peer. `model` has fields of the configuration, the same for both."""
 
     preset: str
     batch: int
     length: int
     model: Mapping[str, Any]
     setting: Setting
+    peer: str = PEER
 
     @property
     def title(self) -> str:
@@ -57,8 +58,8 @@ class TrainingStepCase:
             yield line
             return
         tokens = self._tokens(self.batch, self.length)
-        contestants = {"rfa": self._step(self.preset, tokens), PEER: self._step(PEER, tokens)}
-        yield {**line, **compare(in_turns(contestants, setting.repeats, setting.device, tick), PEER)}
+        contestants = {"rfa": self._step(self.preset, tokens), self.peer: self._step(self.peer, tokens)}
+        yield {**line, **compare(in_turns(contestants, setting.repeats, setting.device, tick), self.peer)}
 
     def check(self) -> dict[str, Any]:
         """Check loss and gradients of a short block against the same weights in float64 on the reference backend."""
@@ -125,7 +126,7 @@ class TrainingStepCase:
 
     def _tokens(self, batch: int, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        vocabulary = self.config(PEER).vocab_size
+        vocabulary = self.config(self.peer).vocab_size
         return torch.randint(vocabulary, (batch, length), generator=generator).to(self.setting.device)
 
     def _autocast(self) -> torch.autocast:

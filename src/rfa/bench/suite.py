@@ -68,7 +68,8 @@ def cases(
         heads, channels: of the states. A model's width is `heads * channels / 2`.
         presets: `m2-sc-rfa` by default; "all" for all presets except the peer of training steps.
         model: further fields of whole models, in training and generation.
-        peers: of the operator, names of `PEERS`; "all" for all, the default on a GPU. On a CPU it is "sdpa".
+        peers: of the operator, names of `PEERS`; "all" for all, the default on a GPU. On a CPU it is "sdpa". Of "step"
+            one preset, by default `b1-rope`.
 
     Raises:
         ValueError: for unknown or invalid values.
@@ -78,13 +79,18 @@ def cases(
         check_range(field, given, 1, LARGEST)
     for length in lengths:
         check_range("lengths", length, 1, LARGEST)
-    chosen = [name for name in PRESETS if name != PEER] if "all" in presets else list(presets) or [PRESET]
+    peer = peers[0] if what == "step" and peers else PEER
+    chosen = [name for name in PRESETS if name != peer] if "all" in presets else list(presets) or [PRESET]
     require(what in (None, "step", "generate", "all") or not model, "--set", model, "a whole model with it")
     for name in chosen:
         require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
-    require(what in (None, "operator", "all") or not peers, "--peers", peers, "the operator with it")
-    for name in peers:
-        require(name in (*PEERS, "all"), "peers", name, f"'all' or some of {', '.join(PEERS)}")
+    require(what in (None, "operator", "step", "all") or not peers, "--peers", peers, "the operator or a step with it")
+    if what == "step":
+        require(len(peers) < 2, "--peers", peers, "one preset for a step")
+        require(peer in PRESETS, "peers", peer, f"one of {', '.join(PRESETS)}")
+    else:
+        for name in peers:
+            require(name in (*PEERS, "all"), "peers", name, f"'all' or some of {', '.join(PEERS)}")
     everyone = "all" in peers or (not peers and setting.device == "cuda")
     against = PEERS if everyone else tuple(dict.fromkeys(peers)) or PEERS[:1]
     found: list[Case] = []
@@ -96,7 +102,7 @@ def cases(
         if what in (None, "step", "all"):
             size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
             size |= {**(SMALL if what is None else {}), **(model or {})}
-            found += _training_cases(name, setting, lengths, batch or (4 if what is None else 16), size)
+            found += _training_cases(name, peer, setting, lengths, batch or (4 if what is None else 16), size)
         if what in ("generate", "all"):
             size = {"hidden_size": heads * channels // 2, "num_attention_heads": heads, **(model or {})}
             generations = [GenerationCase(name, batch or 1, n, size, setting) for n in lengths or [PROMPT_LENGTH]]
@@ -131,12 +137,12 @@ def _attention_cases(
 
 
 def _training_cases(
-    name: str, setting: Setting, lengths: Sequence[int], batch: int, size: Mapping[str, Any]
+    name: str, peer: str, setting: Setting, lengths: Sequence[int], batch: int, size: Mapping[str, Any]
 ) -> Iterator[Case]:
     for length in lengths or [TRAIN_LENGTH]:
         require(length >= 2, "lengths", length, "at least 2 tokens in training")
-        step = TrainingStepCase(name, batch, length, size, setting)
-        for trained in (name, PEER):
+        step = TrainingStepCase(name, batch, length, size, setting, peer)
+        for trained in (name, peer):
             step.config(trained)  # so that an error comes now, not after the other cases
         yield step
 
