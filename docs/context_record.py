@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from provenance import made_by
 
 from rfa.experiments import load_recipe
+from rfa.experiments.rates import DIVERGED
 from rfa.files import write_text_whole
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
@@ -34,6 +36,7 @@ RECORD = Path(__file__).parents[1] / "results" / "context"
 PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[1] / "recipes" / "context.yaml"
 TEXT = "code (61.0M)"  # of the record, with its training tokens
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
+USUAL_RATE = 0.003  # the peak of most runs; a setting names another one
 _SIZES = ("vocabulary", "layers", "hidden_size", "heads", "length", "batch_size", "steps")
 _PARTS = ("first_half", "second_quarter", "second_half")
 _NUMBERS = (
@@ -65,6 +68,8 @@ def _is_pilot(run: Run) -> bool:
     if (run.get("format"), run.get("kind")) != (1, "pilot") or not isinstance(setting, dict):
         return False
     if not isinstance(setting.get("text"), str) or not all(is_number(setting.get(size), 1) for size in _SIZES):
+        return False
+    if not is_number(setting.get("learning_rate"), 0):
         return False
     if not is_number(done, 0, setting["steps"]):
         return False
@@ -107,7 +112,8 @@ def chosen(runs: list[dict[str, Any]]) -> Run:
 def _named(run: Run) -> str:
     of = run["setting"]
     sizes = f"{of['vocabulary']:,}, {of['layers']} layers, d {of['hidden_size']}, {of['length']}"
-    return f"{of['text']}, {sizes}, {of['steps']:,} steps of {of['batch_size']}"
+    rate = "" if of["learning_rate"] == USUAL_RATE else f", peak {of['learning_rate']:g}"
+    return f"{of['text']}, {sizes}, {of['steps']:,} steps of {of['batch_size']}{rate}"
 
 
 def losses(runs: list[dict[str, Any]]) -> Table:
@@ -157,9 +163,7 @@ def record_of(results: Sequence[Run]) -> list[Table]:
         losses_of = [_mean([math.log(each[length]) for each in matched], 3) for length in lengths]
         lost.append((label, str(len(runs)), f"{runs[0]['learning_rate']:g}", valid, *losses_of))
         scores = [retrieval_scores([run], "repeat") for run in runs]
-        gains = [
-            _mean([float(np.mean(each.trials[each.distances.index(at)])) for each in scores], 2) for at in distances
-        ]
+        gains = [_mean([_gain(each, at) for each in scores], 2) for at in distances]
         right = [_mean([_accuracy(run, at) for run in runs], 2) for at in distances if 4 * at <= 8 * lengths[0]]
         probed.append((label, str(len(runs)), *gains, *right))
     if trigram is not None:
@@ -188,10 +192,30 @@ def _accuracy(run: Run, distance: int) -> float:
     return next(row["accuracy"] for row in run["passkey"]["passkey"]["rows"] if row["distance"] == distance)
 
 
+def trials_of(folder: Path) -> Table:
+    """The validation loss of each trial of a learning rate, by model."""
+    losses: dict[str, dict[float, float]] = {}
+    for path in folder.glob("*/run.json"):
+        record = json.loads(path.read_text("utf-8"))
+        label, rate = path.parent.name.split("-rate-")[0], record["spec"]["learning_rate"]
+        losses.setdefault(label, {})[rate] = math.inf if DIVERGED in record else record["result"]["valid_loss"]
+    rates = sorted({rate for of in losses.values() for rate in of})
+    rows: list[tuple[Cell, ...]] = []
+    for label, of in sorted(losses.items()):
+        best = min(of.values())
+        rows.append((label, *(_trial(of[rate], of[rate] == best) if rate in of else None for rate in rates)))
+    return Table("trials", "", ("model", *(f"{rate:g}" for rate in rates)), tuple(rows))
+
+
+def _trial(loss: float, best: bool) -> Cell:
+    return "diverged" if math.isinf(loss) else NumberCell(loss, digits=3, best=best)
+
+
 def state(results: Sequence[Run]) -> str:
-    """How many runs of the recipe are done."""
+    """How many runs of the recipe are done, and what made them."""
     planned = load_recipe(RECIPE).runs
-    return f"{len(results)} of {len(planned)} runs are done, each model's trials of learning rates before its first."
+    done = f"{len(results)} of {len(planned)} runs are done, each model's trials of learning rates before its first."
+    return f"{done}\n\n{made_by(run['environment'] for run in results)}" if results else done
 
 
 def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
@@ -199,7 +223,8 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     runs = read_pilot(pilot)
     texts = {table.name: markdown(table, "") for table in (losses(runs), probes(runs))}
     results = read_results(record).runs if (record / "results").is_dir() else []
-    texts["state"] = state(results)
+    texts["state"] = state([run for run in results if run["label"] != TRIGRAM_LABEL])
+    texts["trials"] = markdown(trials_of(record / "trials"), "")
     found = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
     texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains")}
     for name, text in texts.items():

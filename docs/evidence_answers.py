@@ -175,9 +175,12 @@ def accuracies(task: str, model: str, length: int) -> dict[int, float]:
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
     """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
     found = of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
-    fails = [one["label"] for one in recall() if one["task"] == task and tokens_until(one) is None]
-    unlearnt = [label for label in (model, against) if label in fails]
-    return found._replace(number=", ".join([found.number, *(f"not learnt by {label}" for label in unlearnt)]))
+    unlearnt = []
+    for label in (model, against):
+        of = [tokens_until(one) for one in recall() if (one["task"], one["label"]) == (task, label)]
+        if failed := of.count(None):
+            unlearnt.append(f"{label} in {failed} of {len(of)}")
+    return found._replace(number=f"{found.number}; not learnt: {', '.join(unlearnt)}" if unlearnt else found.number)
 
 
 def learnt(task: str, model: str, against: str) -> Answer:

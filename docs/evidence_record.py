@@ -67,7 +67,10 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim("Content dynamics (x6) are better than m2", partial(context, _X6_PLAIN, "m2-sc-rfa"), _CONTEXT),
         Claim("x2 is better than ALiBi at 8 windows", partial(context, _X2_PLAIN, "b2-alibi", 2048), _CONTEXT),
         Claim("The forget gate is better than ALiBi at 8 windows", partial(context, _FOX, "b2-alibi", 2048), _CONTEXT),
-        Claim("Real slow modes keep language models stable beyond the window", _untested, _CONTEXT),
+        Claim(
+            "Real slow modes make RoPE better at 8 windows", partial(context, "b1-rope real", "b1-rope", 2048), _CONTEXT
+        ),
+        Claim("KERPLE is better than ALiBi at 8 windows", partial(context, "c12-kerple", "b2-alibi", 2048), _CONTEXT),
         Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
     ),
     "Text, small models that do not use their context": (
@@ -152,7 +155,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
         Claim(
-            "m2 recalls more than RoPE among corrupted keys",
+            "m2 recalls more than RoPE among errors",
             partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512),
             _RECALL,
         ),

@@ -4,6 +4,8 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from provenance import made_by
+
 from rfa.experiments import load_recall_recipe
 from rfa.files import write_text_whole
 from rfa.report.layout import Table, markdown, replace_between
@@ -35,7 +37,7 @@ def tables(record: Path) -> dict[str, Table]:
 
 
 def state(record: Path) -> str:
-    """How many runs of the recipe are done, and of which seeds."""
+    """How many runs of the recipe are done, of which seeds, and what made them."""
     planned = load_recall_recipe(RECIPE).runs
     results = read_recall_results(record) if record.is_dir() else []
     if not results:
@@ -47,7 +49,8 @@ def state(record: Path) -> str:
     for task, of in seeds.items():
         tasks.setdefault(f"{'seed' if len(of) == 1 else 'seeds'} {_listed(of)}", []).append(task)
     done = "; ".join(f"{which}: {', '.join(names)}" for which, names in tasks.items())
-    return f"{len(results)} of {len(planned)} runs are done ({done})."
+    made = made_by(result["environment"] for result in results)
+    return f"{len(results)} of {len(planned)} runs are done ({done}).\n\n{made}"
 
 
 def _listed(seeds: set[int]) -> str:

@@ -13,6 +13,8 @@ import torch
 from scripts import ROOT, script
 
 from rfa.experiments import load_recall_recipe, load_recipe
+from rfa.report.recall_tables import write_recall_report
+from rfa.report.series_tables import write_series_report
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -52,13 +54,23 @@ def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
     assert module.written(page) == page, "run python docs/recall_record.py"
     score = {"accuracy": 0.5, "loss": 1.0}
     entries = {"kind": "recall", "recipe": "r", "title": "t", "label": "b1", "seed": 0, "chance": 0.5, "fault": None}
+    entries |= {"environment": {"commit": None, "machine": "a"}}
     entries |= {"tests": {"64": score, "512": score}, "curve": [{"step": 300, "tokens": 600, **score}]}
     tasks = {run.task.label for run in load_recall_recipe(ROOT / "recipes" / "recall.yaml").runs}
     for task in tasks:
         (tmp_path / f"{task}.json").write_text(json.dumps({**entries, "task": task}))
     filled = module.written(page, tmp_path)
     assert filled.count("| b1 |") == 2 + 2 * len(tasks)
+    assert f"Runs by commit: not recorded {len(tasks)}. By machine: a {len(tasks)}." in filled
     assert module.written(filled, tmp_path) == filled
+
+
+@pytest.mark.parametrize("record", sorted(path.parent for path in (ROOT / "results").glob("*/report/*.md")), ids=name)
+def test_the_stored_reports_of_small_networks_are_of_their_results(tmp_path, record):
+    write = {"recall.md": write_recall_report, "series.md": write_series_report}
+    (page,) = record.glob("*.md")
+    made = write[page.name](record.parent, tmp_path)
+    assert made.read_text("utf-8") == page.read_text("utf-8"), f"run rfa report {name(record.parent)}"
 
 
 def test_the_tables_of_scaling_are_computed():

@@ -52,7 +52,7 @@ class NumberCell:
     def __str__(self) -> str:
         text = self._write(self.value)
         if self.error is not None:
-            text += f" ± {self.error:.{self.digits}f}"
+            text += f" ± {self.error:{',' * self.grouped}.{self.digits}f}"
         if self.interval is not None:
             text += f" [{self._write(self.interval[0])}, {self._write(self.interval[1])}]"
         return f"{text} {self.remark}".rstrip()
