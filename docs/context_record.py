@@ -1,6 +1,6 @@
-"""The tables of docs/context.md, of the pilot and of the record: `python docs/context_record.py`.
+"""The tables of docs/context.md, of the pilot and of the records: `python docs/context_record.py`.
 
-Both are made from results/context, those of the pilot from results/context/pilot.
+They are made from results/context, those of the pilot from results/context/pilot, those of bytes from results/bytes.
 
 A file of the pilot is a run of `b1-rope`. Its entries are
 
@@ -22,7 +22,7 @@ import numpy as np
 from provenance import made_by
 
 from rfa.experiments import load_recipe
-from rfa.experiments.rates import DIVERGED
+from rfa.experiments.rates import trial_loss, trials_by_run
 from rfa.files import write_text_whole
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
@@ -33,6 +33,7 @@ from rfa.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
 RECORD = Path(__file__).parents[1] / "results" / "context"
+BYTES = RECORD.with_name("bytes")
 PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[1] / "recipes" / "context.yaml"
 TEXT = "code (61.0M)"  # of the record, with its training tokens
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
@@ -194,11 +195,12 @@ def _accuracy(run: Run, distance: int) -> float:
 
 def trials_of(folder: Path) -> Table:
     """The validation loss of each trial of a learning rate, by model."""
+    labels = {trial.name: trial.label for trials in trials_by_run(load_recipe(RECIPE)).values() for trial in trials}
     losses: dict[str, dict[float, float]] = {}
     for path in folder.glob("*/run.json"):
         record = json.loads(path.read_text("utf-8"))
-        label, rate = path.parent.name.split("-rate-")[0], record["spec"]["learning_rate"]
-        losses.setdefault(label, {})[rate] = math.inf if DIVERGED in record else record["result"]["valid_loss"]
+        if (loss := trial_loss(record)) is not None:
+            losses.setdefault(labels[path.parent.name], {})[record["spec"]["learning_rate"]] = loss
     rates = sorted({rate for of in losses.values() for rate in of})
     rows: list[tuple[Cell, ...]] = []
     for label, of in sorted(losses.items()):
@@ -211,11 +213,28 @@ def _trial(loss: float, best: bool) -> Cell:
     return "diverged" if math.isinf(loss) else NumberCell(loss, digits=3, best=best)
 
 
+def perplexities(results: Sequence[Run]) -> Table:
+    """The perplexity of each model by `matched`, the mean over seeds with half of its t interval, best ones first."""
+    lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
+    rows = []
+    for label, runs in by_label(results).items():
+        each = [perplexity_by_length(run, "matched") for run in runs]
+        cells = [_mean([of[length] for of in each], 2) for length in lengths]
+        rows.append((label, str(len(runs)), *cells))
+    rows.sort(key=lambda row: row[2].value)
+    return Table("bytes", "", ("model", "seeds", *(f"{length} bytes" for length in lengths)), tuple(rows))
+
+
 def state(results: Sequence[Run]) -> str:
     """How many runs of the recipe are done, and what made them."""
     planned = load_recipe(RECIPE).runs
     done = f"{len(results)} of {len(planned)} runs are done, each model's trials of learning rates before its first."
-    return f"{done}\n\n{made_by(run['environment'] for run in results)}" if results else done
+    return f"{done}\n\n{made_by(map(_environments, results))}" if results else done
+
+
+def _environments(run: Run) -> list[Mapping[str, Any]]:
+    made = (run["environment"], *run.get("resumed", []), run["evaluation_environment"])
+    return [one for one in made if one]
 
 
 def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
@@ -227,6 +246,8 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     texts["trials"] = markdown(trials_of(record / "trials"), "")
     found = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
     texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains")}
+    if (BYTES / "results").is_dir():
+        texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")

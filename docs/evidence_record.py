@@ -155,7 +155,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
         Claim(
-            "m2 recalls more than RoPE among errors",
+            "m2 recalls more among corrupted keys",
             partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512),
             _RECALL,
         ),

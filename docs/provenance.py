@@ -1,20 +1,22 @@
 """The commits and the machines that made a record, for the pages that show it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rfa.commit import short_commit
 
-def made_by(environments: Iterable[Mapping[str, Any]]) -> str:
+
+def made_by(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
     """How many runs each commit and each machine made.
 
     Args:
-        environments: of the results, each where its training began.
+        runs: the environments of each run, from the start of its training to its evaluation.
     """
     commits, machines = Counter[str](), Counter[str]()
-    for environment in environments:
-        commits[(environment.get("commit") or "not recorded")[:12]] += 1
-        machines[environment["machine"]] += 1
+    for environments in runs:
+        commits[" then ".join(dict.fromkeys(short_commit(one.get("commit")) for one in environments))] += 1
+        machines[" then ".join(dict.fromkeys(one["machine"] for one in environments))] += 1
     return f"Runs by commit: {_listed(commits)}. By machine: {_listed(machines)}."
 
 

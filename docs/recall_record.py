@@ -49,7 +49,7 @@ def state(record: Path) -> str:
     for task, of in seeds.items():
         tasks.setdefault(f"{'seed' if len(of) == 1 else 'seeds'} {_listed(of)}", []).append(task)
     done = "; ".join(f"{which}: {', '.join(names)}" for which, names in tasks.items())
-    made = made_by(result["environment"] for result in results)
+    made = made_by([result["environment"]] for result in results)
     return f"{len(results)} of {len(planned)} runs are done ({done}).\n\n{made}"
 
 

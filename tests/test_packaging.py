@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rfa.commit import source_commit, source_digest
+from rfa.commit import short_commit, source_commit, source_digest
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,7 +82,33 @@ def test_where_no_commit_is_known_the_files_have_a_name(tmp_path):
     (tmp_path / "b" / "ops" / "run.h").write_text("2")
     assert source_digest(tmp_path / "b") != first
     (tmp_path / "a" / "ops" / "run.h").rename(tmp_path / "a" / "run.h")
-    assert source_digest(tmp_path / "a") != first
+    names = {first, source_digest(tmp_path / "a")}
+    for source in ("run.py", "run.cpp"):
+        (tmp_path / "a" / source).write_text("1")
+        names.add(source_digest(tmp_path / "a"))
+    assert len(names) == 4
+
+
+def test_what_cannot_be_read_has_no_part_in_the_name(tmp_path):
+    """Such as an editor's lock, which is a link to nowhere."""
+    assert source_digest(tmp_path) is source_digest(tmp_path / "nowhere") is None
+    (tmp_path / "a.py").write_text("")
+    first = source_digest(tmp_path)
+    (tmp_path / ".#a.py").symlink_to("nobody@nowhere")
+    (tmp_path / "b.py").mkdir()
+    assert source_digest(tmp_path) == first
+
+
+def test_short_commits():
+    head = "b34e4a21497a66ae9ce0358a51bb2b9ceb011666"
+    given = (head, f"{head}-dirty", "files-0123456789ab", "b34e4a2", None)
+    assert [short_commit(one) for one in given] == [
+        "b34e4a21497a",
+        "b34e4a21497a-dirty",
+        "files-0123456789ab",
+        "b34e4a2",
+        "not recorded",
+    ]
 
 
 def test_packages_without_which_tests_are_skipped_are_listed():

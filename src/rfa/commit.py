@@ -1,10 +1,12 @@
 """The commit that the package was made from. It needs the standard library alone, so that the build can load it too."""
 
 import hashlib
+import re
 import subprocess
 from pathlib import Path
 
 NAME = "commit.txt"  # what the build writes into wheels and source distributions
+_SOURCES = (".py", ".cpp", ".h")
 
 
 def source_commit(package: Path) -> str | None:
@@ -33,14 +35,23 @@ def source_commit(package: Path) -> str | None:
     return f"{head}-dirty" if changes else head
 
 
-def source_digest(package: Path) -> str:
-    """A name for the files of the package, `files-` and 12 digits, where no commit is known.
+def source_digest(package: Path) -> str | None:
+    """A name for the files of the package, `files-` and 12 digits, for where no commit is known; None without files.
 
     Args:
         package: the folder `rfa`.
     """
-    digest = hashlib.sha256()
-    for path in sorted(path for path in package.rglob("*") if path.suffix in (".py", ".cpp", ".h")):
-        content = path.read_bytes()
+    digest, read = hashlib.sha256(), 0
+    for path in sorted(path for path in package.rglob("*") if path.suffix in _SOURCES):
+        try:
+            content = path.read_bytes()
+        except OSError:  # a folder, or an editor's link to nowhere
+            continue
         digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
-    return f"files-{digest.hexdigest()[:12]}"
+        read += 1
+    return f"files-{digest.hexdigest()[:12]}" if read else None
+
+
+def short_commit(commit: str | None) -> str:
+    """A commit for a table: 12 digits of it, with what stands before or after them; "not recorded" for None."""
+    return "not recorded" if commit is None else re.sub("[0-9a-f]{13,}", lambda digits: digits[0][:12], commit)

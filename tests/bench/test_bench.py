@@ -93,6 +93,8 @@ def test_step_decode_and_generate(rfa, tmp_path):
         ("generate", "m2-sc-rfa", "llama"),
     ]
     assert lines[1]["model"]["vocab_size"] == 11
+    assert lines[2]["peer_backend"] == lines[2]["backend"]
+    assert "m2-sc-rfa: gradient of dynamics" in lines[2]["check"]["errors"]
     assert "gradient of dynamics" in lines[1]["check"]["errors"]
     assert "vocabulary 11" in " ".join(out.split())  # the title breaks at the width of the table
 

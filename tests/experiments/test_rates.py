@@ -12,7 +12,7 @@ from cover import slow
 from training.runs import MODEL
 
 from rfa.experiments import Recipe, load_recipe, making, run_recipe, states
-from rfa.experiments.rates import needed, possible_rates, trials_by_run
+from rfa.experiments.rates import needed_trials, possible_rates, trials_by_run
 from rfa.results import read_result
 from rfa.training import RunFolder, Stopped, TrainingSpec, train
 from rfa.training.callbacks import Diverged
@@ -98,6 +98,8 @@ def test_rates_beyond_the_list():
     assert possible_rates([0.1, 1e-3, 1e-2]) == (0.1, 1e-3, 1e-2, 1e-4, 1e-5)  # never 1 or more
     assert possible_rates([2e-2]) == (2e-2,)
     assert possible_rates([]) == ()
+    assert possible_rates([1e-6, 1e-2]) == (1e-6, 1e-2, 1e-10)  # never less than a run may have
+    assert possible_rates([1e-3, 1.001e-3]) == (1e-3, 1.001e-3, 9.99001e-4, 9.98003e-4, 1.002e-3, 1.003e-3)
 
 
 @pytest.mark.parametrize(
@@ -112,12 +114,13 @@ def test_rates_beyond_the_list():
         ({1e-3: 1.0, 1e-2: 2.0, 0.1: 3.0, 1e-4: 0.5}, [*RATES, 1e-4, 1e-5]),
         ({1e-3: 1.0, 1e-2: 2.0, 0.1: 3.0, 1e-4: 0.5, 1e-5: 0.1}, [*RATES, 1e-4, 1e-5]),  # two at most
         ({1e-3: 3.0, 1e-2: 2.0, 0.1: 1.0}, RATES),  # the next would be 1
-        ({1e-3: math.inf, 1e-2: math.inf, 0.1: math.inf}, RATES),  # no rate trains
+        ({1e-3: math.inf, 1e-2: math.inf, 0.1: math.inf}, [*RATES, 1e-4]),  # a lower one may train
+        ({1e-3: math.inf, 1e-2: math.inf, 0.1: math.inf, 1e-4: math.inf, 1e-5: math.inf}, [*RATES, 1e-4, 1e-5]),
     ],
 )
 def test_a_best_rate_at_an_end_is_looked_for_beyond_it(tmp_path, losses, wanted):
     trials = trials_by_run(several(tmp_path))["b1-rope-seed1"]
-    assert sorted(trial.spec.learning_rate for trial in needed(trials, RATES, losses)) == sorted(wanted)
+    assert sorted(trial.spec.learning_rate for trial in needed_trials(trials, RATES, losses)) == sorted(wanted)
 
 
 def test_the_rate_beyond_is_made_shared_and_chosen(tmp_path, out, evaluated):
@@ -131,6 +134,21 @@ def test_the_rate_beyond_is_made_shared_and_chosen(tmp_path, out, evaluated):
     assert sorted(path.name for path in (out / "runs").iterdir()) == sorted([*names, *names_of(planned)])
     assert [state.run.name for state in states(planned, out)] == [*names, *names_of(planned)]
     assert run_recipe(planned, out).done == ("b1-rope-seed0", "b1-rope-seed1")  # its results are the recipe's
+
+
+def test_runs_of_one_model_have_one_rate(tmp_path, out, evaluated):
+    """A folder of a list that ended before the best rate."""
+    run_recipe(several(tmp_path, RUNS, [1e-4]), out, only=["b1-rope-seed1"])
+    planned = several(tmp_path, RUNS, [1e-4, 2e-4])
+    outcome = run_recipe(planned, out)
+    said = (
+        f"rates: got b1-rope-seed1 in {out} with 0.0001, but the trials of its model choose 0.0008; expected one rate"
+    )
+    assert outcome.failed.keys() == {"b1-rope-seed0"}
+    assert outcome.failed["b1-rope-seed0"].startswith(said)
+    assert outcome.done == ("b1-rope-seed1",)
+    states_of = [(state.run.name, state.state) for state in states(planned, out, ["b1-rope-seed1"])]
+    assert states_of[-1] == ("b1-rope-seed1", "done")
 
 
 def names_of(planned: Recipe) -> list[str]:

@@ -176,6 +176,7 @@ def test_results_of_another_commit_are_refused_unless_told_otherwise(rfa, small,
         assert status == 2
         assert err.startswith(f"rfa: out: {name} in {out} was made by rfa {environment['rfa']}{named}, this is ")
         assert "--other-version" in err
+        assert rfa("experiment", small, "--out", out, "--only", "recall-m2-*")[0] == 2  # other runs count too
         assert len(results(out)) == 2
         assert rfa("experiment", small, "--out", out, "--only", "recall-b1-*")[0] == 0  # nothing to make
     status, said, _ = rfa("experiment", small, "--out", out, "--only", "recall-*", "--other-version")

@@ -52,6 +52,7 @@ class TrainingStepCase:
             "model": {**{size: getattr(config, size) for size in sizes}, **self.model},
             **setting.fields(),
             "backend": self.backend(config),
+            **({"peer_backend": self.backend(self.config(self.peer))} if self.peer != PEER else {}),
             "check": self.check(),
         }
         if not line["check"]["passed"]:
@@ -62,9 +63,19 @@ class TrainingStepCase:
         yield {**line, **compare(in_turns(contestants, setting.repeats, setting.device, tick), self.peer)}
 
     def check(self) -> dict[str, Any]:
-        """Check loss and gradients of a short block against the same weights in float64 on the reference backend."""
+        """Check loss and gradients of a short block against the same weights in float64 on the reference backend.
+
+        The peer is checked too, but for `b1-rope`, which runs PyTorch's own attention.
+        """
+        compared = self._compared(self.preset, "")
+        if self.peer != PEER:
+            compared |= self._compared(self.peer, f"{self.peer}: ")
+        return compare_with_tolerances(compared)
+
+    def _compared(self, name: str, before: str) -> dict[str, Any]:
+        """The pairs of tensors that must agree, with their tolerances, by their names."""
         tokens = self._tokens(1, min(self.length, _CHECKED_LENGTH))
-        model, exact = self._model(self.preset), self._model(self.preset, "reference").double()
+        model, exact = self._model(name), self._model(name, "reference").double()
         exact.load_state_dict(model.state_dict())
         with self._autocast():
             loss = model(tokens, labels=tokens).loss
@@ -73,11 +84,11 @@ class TrainingStepCase:
         expected.backward()
         groups = [make_optimizer(each, learning_rate=1.0).param_groups for each in (model, exact)]
         tolerance = _TOLERANCES[self.setting.dtype]
-        compared = {"loss": ([(loss, expected)], tolerance)}
+        compared = {f"{before}loss": ([(loss, expected)], tolerance)}
         for actual, wanted in zip(*groups, strict=True):
             pair = _gradient(actual["params"]), _gradient(wanted["params"])
-            compared[f"gradient of {actual['name']}"] = ([pair], tolerance)
-        return compare_with_tolerances(compared)
+            compared[f"{before}gradient of {actual['name']}"] = ([pair], tolerance)
+        return compared
 
     def backend(self, config: RFAConfig) -> str:
         """The backend of a model's layers; "none" if PyTorch's own kernel is used, as in `b1-rope`.

@@ -142,6 +142,7 @@ def _training_cases(
     for length in lengths or [TRAIN_LENGTH]:
         require(length >= 2, "lengths", length, "at least 2 tokens in training")
         step = TrainingStepCase(name, batch, length, size, setting, peer)
+        require(name != peer, "peers", peer, f"another preset than {name}")
         for trained in (name, peer):
             step.config(trained)  # so that an error comes now, not after the other cases
         yield step

@@ -62,9 +62,9 @@ def bench(
     """Compare time and memory with PyTorch's attention, measured in turns, each after a correctness check.
 
     Prints median and spread of the ratio to the peer, and appends a line of JSON for each. The peer is scaled
-    dot-product attention, b1-rope for a training step, and transformers' Llama for generate. The operator has more
-    peers: kernels by name, FlashAttention, and FlexAttention with the filter's scores. One that cannot run is named
-    with its reason. The exit status is 1 if a check failed; such a case is not timed.
+    dot-product attention, b1-rope or another preset for a training step, and transformers' Llama for generate. The
+    operator has more peers: kernels by name, FlashAttention, and FlexAttention with the filter's scores. One that
+    cannot run is named with its reason. The exit status is 1 if a check failed; such a case is not timed.
     """
     from rfa import bench as benchmarks
 

@@ -29,6 +29,7 @@ class ClaimedOutcome(NamedTuple):
 
 def make_claimed(
     names: Sequence[str],
+    all_names: Sequence[str],
     results: Path,
     finished: Callable[[str], Mapping[str, Any] | None],
     make: Callable[[str, StageProgress], Mapping[str, Any] | None],
@@ -40,6 +41,7 @@ def make_claimed(
 
     Args:
         names: of the runs, in the order in which they are made.
+        all_names: of all runs of the recipe.
         results: the folder of `NAME.json`.
         finished: the result of a run; None if it has none.
         make: the result of a run, which it reports to the function given; None if another process has to finish first.
@@ -51,9 +53,9 @@ def make_claimed(
         ValueError: for results of another version or commit without `other_version`, if there is more to make.
         OSError: if a result cannot be written.
     """
-    there = {name: result for name in names if (result := finished(name)) is not None}
-    if len(there) < len(names) and not other_version:
-        check_versions(there, results.parent)
+    stored = {name: result for name in all_names if (result := finished(name)) is not None}
+    if not other_version and any(name not in stored for name in names):
+        check_versions(stored, results.parent)
     outcome, limit = ClaimedOutcome([], []), TimeLimit(seconds, progress, saves=False)
     try:
         for index, name in enumerate(names):
@@ -71,8 +73,9 @@ def make_claimed(
                 outcome.done.append(name)
     except TimeIsUp:
         rest = [name for name in names if name not in (*outcome.done, *outcome.claimed)]
-        outcome.done.extend(also := [name for name in rest if finished(name) is not None])
-        return outcome._replace(stopped=limit.where() if len(also) < len(rest) else None)
+        made_elsewhere = [name for name in rest if finished(name) is not None]
+        outcome.done.extend(made_elsewhere)
+        return outcome._replace(stopped=limit.where() if len(made_elsewhere) < len(rest) else None)
     return outcome
 
 
@@ -93,6 +96,8 @@ def stored_result(path: Path, form: int, spec: Mapping[str, Any], recipe: Path) 
     try:
         result = json.loads(path.read_text("utf-8"))
         same = result["format"] == form and result["spec"] == spec
+        if not isinstance(result["environment"], dict):
+            raise TypeError
     except (ValueError, KeyError, TypeError, RecursionError):
         raise damaged(path) from None
     if not same:

@@ -15,22 +15,41 @@ from rfa.training.callbacks import Diverged
 
 from .evaluation_parts import delete_parts, evaluated_in_parts
 from .plan import is_lost, run_folder, started_record
-from .rates import DIVERGED, losses_of, needed, trial_loss, with_best_rate
+from .rates import DIVERGED, losses_of, needed_trials, possible_rates, trial_loss, with_best_rate
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, make_result, result_path
 
 
 def advance(
-    recipe: Recipe, run: PlannedRun, trials: Sequence[PlannedRun], out: Path, report: StageProgress, until: float | None
+    recipe: Recipe,
+    run: PlannedRun,
+    trials_of: Mapping[str, Sequence[PlannedRun]],
+    out: Path,
+    report: StageProgress,
+    until: float | None,
 ) -> Literal["done", "claimed", "tried elsewhere"]:
-    """Make the trials of a run that no other process makes, then the run itself.
+    """Make the trials that a run needs and no other process makes, then the run itself.
 
     A run waits for trials that another process makes. It holds no lock then, so no two processes wait for each other.
+
+    Args:
+        recipe: the recipe.
+        run: of the recipe.
+        trials_of: the trials of each run of the recipe by `trials_by_run`; runs of one model have the same ones.
+        out: the folder of run folders and results.
+        report: called with the stage, the amount done and the total.
+        until: the time of `time.monotonic` from which on the run is saved and stopped; None for no limit.
+
+    Raises:
+        ValueError: if a run of this model was begun with another rate than the trials choose.
     """
+    trials = trials_of[run.name]
     if finished_result(recipe, run, out) is not None:
         return "done"
     tried: dict[float, dict[str, Any]] = {}
-    while left := [trial for trial in needed(trials, recipe.rates, losses_of(tried)) if _rate(trial) not in tried]:
+    while left := [
+        trial for trial in needed_trials(trials, recipe.rates, losses_of(tried)) if _rate(trial) not in tried
+    ]:
         for trial in left:
             with _claimed(out, trial) as mine:
                 if mine:
@@ -40,16 +59,30 @@ def advance(
                 tried[_rate(trial)] = record
         if any(_rate(trial) not in tried for trial in left):
             return "tried elsewhere"
+    chosen = with_best_rate(run, losses_of(tried))
+    if tried:
+        _check_rate(recipe, [other for other in recipe.runs if trials_of[other.name] == trials], _rate(chosen), out)
     with _claimed(out, run) as mine:
         if not mine:
             return "claimed"
         if finished_result(recipe, run, out) is None:
-            _make(recipe, with_best_rate(run, losses_of(tried)), tried, out, report, until)
+            _make(recipe, chosen, tried, out, report, until)
     return "done"
 
 
-def _rate(trial: PlannedRun) -> float:
-    return trial.spec.learning_rate
+def _rate(run: PlannedRun) -> float:
+    return run.spec.learning_rate
+
+
+def _check_rate(recipe: Recipe, runs: Sequence[PlannedRun], rate: float, out: Path) -> None:
+    """Raise `ValueError` if one of a model's runs has another rate: means over seeds would be of two models."""
+    for run in runs:
+        made = finished_result(recipe, run, out) or started_record(recipe, run, out, possible_rates(recipe.rates))
+        if made is not None and (found := made["spec"]["learning_rate"]) != rate:
+            raise ValueError(
+                f"rates: got {run.name} in {out} with {found:g}, but the trials of its model choose {rate:g}; expected "
+                "one rate for all its runs: delete its folder and its result, and it is made again"
+            )
 
 
 def _claimed(out: Path, run: PlannedRun) -> AbstractContextManager[bool]:

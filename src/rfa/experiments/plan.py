@@ -13,7 +13,7 @@ from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 from rfa.training.environment import environment
 
-from .rates import losses_of, needed, possible_rates, trial_loss, trials_by_run
+from .rates import losses_of, needed_trials, possible_rates, trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, versions_of, with_names_only, with_rate_of
 
@@ -87,7 +87,11 @@ def states(
     results = finished_results(recipe, out)
     trials = trials_by_run(recipe)
     chosen = selected_runs(recipe, only)
-    units = {unit.name: unit for run in chosen for unit in (*_needed(recipe, trials[run.name], out), run)}
+    units = {
+        unit.name: unit
+        for run in chosen
+        for unit in (*_listed_trials(recipe, trials[run.name], out, run.name in results), run)
+    }
     return [_state(recipe, unit, out, results, tokens_per_second) for unit in units.values()]
 
 
@@ -148,7 +152,7 @@ def check_versions(begun: Mapping[str, Mapping[str, Any]], out: Path) -> None:
         if other := [version for version in versions_of(made) if version != here]:
             raise ValueError(
                 f"out: {name} in {out} was made by rfa {other[0]}, this is {here}; expected the same, a new folder, or "
-                "--other-version, which the results then say"
+                "--other-version: the results say what made them"
             )
 
 
@@ -157,10 +161,12 @@ def is_lost(folder: RunFolder, record: Mapping[str, Any]) -> bool:
     return bool(record["finished"]) and not folder.model.is_dir()
 
 
-def _needed(recipe: Recipe, trials: Sequence[PlannedRun], out: Path) -> tuple[PlannedRun, ...]:
-    """The trials of a run that are needed, as far as its folders tell."""
-    records = {trial.spec.learning_rate: started_record(recipe, trial, out) for trial in trials}
-    return needed(trials, recipe.rates, losses_of({rate: record for rate, record in records.items() if record}))
+def _listed_trials(recipe: Recipe, trials: Sequence[PlannedRun], out: Path, done: bool) -> list[PlannedRun]:
+    """The trials of a run that are needed, as far as its folders tell. A run that is done needs no further ones."""
+    found = {trial.spec.learning_rate: started_record(recipe, trial, out) for trial in trials}
+    begun = {rate: record for rate, record in found.items() if record is not None}
+    wanted = needed_trials(trials, recipe.rates, losses_of(begun))
+    return [trial for trial in wanted if not done or trial.spec.learning_rate in begun]
 
 
 def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any], speed: float | None) -> RunState:

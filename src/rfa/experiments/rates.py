@@ -1,11 +1,11 @@
-"""The choice of a learning rate: each model tries all rates of its recipe, and the best one serves all its seeds.
+"""The choice of a learning rate: each model tries the rates of its recipe, and the best one serves all its seeds.
 
 A trial has a third of the steps and a schedule of its own. Its seed is the first of the model, and the loss on the
 validation split decides. Trials are run folders beside those of the runs.
 
-Where the least or the largest rate of the list is the best, a better one may lie beyond it. Then the next rate is tried
-too, as far from it as its neighbour in the list is (in ratio), until the best rate lies between two others: so no model
-is at a disadvantage because the list was made for another.
+Where the least or the largest rate of the list is the best, a better one may lie beyond it. So the next rate is tried
+too. Its ratio to that end is that of the end to its neighbour. At most two are tried beyond each end, all below 1.
+Where training diverges with all rates, lower ones are tried.
 
 Runs are of one model if they differ only in their seed, in `max_steps`, or in what changes evaluation alone. So an
 entry with a smaller budget has no trials of its own, which would be too short: it takes the rate that the same model
@@ -22,23 +22,26 @@ from .recipe import PlannedRun, Recipe
 DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss
 _BUDGET = 3  # a trial has one part of so many
 _BEYOND = 2  # rates at most that are tried beyond each end of the list
+_LEAST = 1e-12  # the least rate of a `TrainingSpec`
 _ONLY_EVALUATED = {"window": "flat", "yarn": "rope"}  # they act beyond the training length, and are trained as these
 
 
 def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
-    """The rates of a recipe and those that may be tried beyond its ends, each below 1. A single rate stays alone."""
+    """The rates of a recipe and those that may be tried beyond its ends. A single rate stays alone."""
     if len(rates) < 2:
         return tuple(rates)
     ascending = sorted(rates)
     ends = ((ascending[0], ascending[1]), (ascending[-1], ascending[-2]))
     beyond = (end * (end / inner) ** power for end, inner in ends for power in range(1, _BEYOND + 1))
-    return (*rates, *(rate for one in beyond if (rate := float(f"{one:.3g}")) < 1))
+    rounded = (float(f"{rate:.6g}") for rate in beyond)  # 0.012, not 0.012000000000000002
+    outside = (rate for rate in rounded if rate < ascending[0] or rate > ascending[-1])
+    return (*rates, *(rate for rate in outside if _LEAST <= rate < 1))
 
 
 def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
     """The trials that a run may need before it can begin, by its name: one of each of `possible_rates`.
 
-    `needed` says which of them it does need. With at most one rate there are none.
+    `needed_trials` says which of them it does need. With at most one rate there are none.
     """
     if len(recipe.rates) < 2:
         return {run.name: () for run in recipe.runs}
@@ -53,7 +56,7 @@ def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
     return trials
 
 
-def needed(
+def needed_trials(
     trials: Sequence[PlannedRun], rates: Sequence[float], losses: Mapping[float, float]
 ) -> tuple[PlannedRun, ...]:
     """The trials that must be finished before the rate is chosen, as far as these losses tell.
@@ -67,13 +70,11 @@ def needed(
     possible, wanted = sorted(by_rate), set(rates) & by_rate.keys()
     while wanted and wanted <= losses.keys():
         best = min((rate for rate in by_rate if rate in wanted), key=lambda rate: losses[rate])
-        if math.isinf(losses[best]):
-            break
-        at, beyond = possible.index(best), set[float]()
-        if best == min(wanted):
-            beyond |= set(possible[max(at - 1, 0) : at])
-        if best == max(wanted):
-            beyond |= set(possible[at + 1 : at + 2])
+        least, largest, beyond = possible.index(min(wanted)), possible.index(max(wanted)), set[float]()
+        if best == min(wanted) or math.isinf(losses[best]):
+            beyond |= set(possible[max(least - 1, 0) : least])
+        if best == max(wanted) and math.isfinite(losses[best]):
+            beyond |= set(possible[largest + 1 : largest + 2])
         if not beyond:
             break
         wanted |= beyond

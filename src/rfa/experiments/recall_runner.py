@@ -49,15 +49,16 @@ def run_recall_recipe(
     """
     results = Path(out) / "results"
     names = selected_names([run.name for run in recipe.runs], only)
-    planned = {run.name: run for run in recipe.runs if run.name in names}
+    planned = {run.name: run for run in recipe.runs}
     return make_claimed(
+        tuple(name for name in planned if name in names),
         tuple(planned),
         results,
-        lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json"),
-        lambda name, report: _result(recipe, planned[name], report),
-        seconds,
-        other_version,
-        progress,
+        finished=lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json"),
+        make=lambda name, report: _result(recipe, planned[name], report),
+        seconds=seconds,
+        other_version=other_version,
+        progress=progress,
     )
 
 

@@ -81,8 +81,8 @@ class Recipe:
         runs: in the order in which they are made.
         evaluation: of each run.
         keep_models: keep the checkpoints and the model of a run after its result is written.
-        rates: learning rates, of which each model takes its best (`rfa.experiments.rates`); empty where the recipe's
-            training names the only one.
+        rates: learning rates that each model tries, to take its best (`rfa.experiments.rates`); empty where the
+            recipe's training names the only one.
         train_tokens: about the number of tokens of the training split, for `rfa experiment --dry-run` before the text
             is read; None if it is not known.
     """

@@ -146,7 +146,7 @@ def _run_all(
         for run in waiting:
             report(Stage("runs"), len(runs) - len(waiting), len(runs))
             try:
-                state = advance(recipe, run, trials[run.name], out, report, limit.until)
+                state = advance(recipe, run, trials, out, report, limit.until)
             except (Stopped, TimeIsUp, OSError, torch.AcceleratorError):
                 raise
             except Exception as error:  # of any type: the other runs may still succeed

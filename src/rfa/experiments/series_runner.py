@@ -58,8 +58,8 @@ def run_series_recipe(
     results = Path(out) / "results"
     names = selected_names([run.name for run in recipe.runs], only)
     wanted = [run for run in recipe.runs if run.name in names]
-    chosen = [run for run in recipe.runs if run in wanted or run in map(recipe.first_of, wanted)]
-    planned = {run.name: run for run in chosen}
+    chosen = [run.name for run in recipe.runs if run in wanted or run in map(recipe.first_of, wanted)]
+    planned = {run.name: run for run in recipe.runs}
 
     def make(name: str, report: StageProgress) -> dict[str, Any] | None:
         run, rate = planned[name], None
@@ -74,7 +74,16 @@ def run_series_recipe(
     def finished(name: str) -> dict[str, Any] | None:
         return finished_series_result(recipe, planned[name], results / f"{name}.json")
 
-    return make_claimed(tuple(planned), results, finished, make, seconds, other_version, progress)
+    return make_claimed(
+        chosen,
+        tuple(planned),
+        results,
+        finished,
+        make,
+        seconds=seconds,
+        other_version=other_version,
+        progress=progress,
+    )
 
 
 def finished_series_result(recipe: SeriesRecipe, run: SeriesRun, path: Path) -> dict[str, Any] | None:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from rfa.commit import short_commit
+
 Line = Mapping[str, Any]
 
 COLUMNS = ("what", "size", "dtype", "against", "ratio", "quartiles", "range", "rfa", "peer", "of bound: rfa, peer")
@@ -31,7 +33,7 @@ def markdown_tables(lines: Sequence[Line]) -> str:
     parts = []
     for machine in dict.fromkeys(map(machine_of, lines)):
         here = [line for line in lines if machine_of(line) == machine]
-        commits = sorted({str(line["environment"]["commit"])[:12].removesuffix("-") for line in here})
+        commits = sorted({short_commit(line["environment"]["commit"]) for line in here})
         versions = sorted({f"PyTorch {line['environment']['torch']}" for line in here})
         cells = [speed_cells(line) for line in here]
         models: dict[str, str] = {}
@@ -57,7 +59,7 @@ def instruction_table(lines: Sequence[Line]) -> str:
     for line in lines:
         what = f"{line['contestant']}, {_PASSES.get(line['pass'], line['pass'])}"
         figures = [f"{line[name]:.1f}" for name in ("per_pair", "products_per_pair", "functions_per_pair")]
-        commit = str(line["environment"]["commit"])[:12]
+        commit = short_commit(line["environment"]["commit"])
         rows.append(
             (what, _size(line), line["march"], f"{line['instructions']:,}", *figures, f"{line['share']:.0%}", commit)
         )

@@ -2,6 +2,7 @@
 
 import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,9 @@ from rfa.commit import source_commit, source_digest
 
 def environment() -> dict[str, Any]:
     """Versions, commit and machine of this process. Where no commit is known, a digest of the source stands for it."""
-    package = Path(rfa.version.__file__).parent
     return {
         "rfa": rfa.version.__version__,
-        "commit": source_commit(package) or source_digest(package),
+        "commit": _commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
@@ -31,6 +31,13 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
+
+
+@cache
+def _commit() -> str | None:
+    """Of the source that this process began with, as far as it is known: a later commit does not change it."""
+    package = Path(rfa.version.__file__).parent
+    return source_commit(package) or source_digest(package)
 
 
 def cpu_name() -> str:
