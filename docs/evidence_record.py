@@ -18,6 +18,7 @@ _BEGIN, _END = "<!-- answers: docs/evidence_record.py -->", "<!-- end of answers
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
 _X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynamics no-innovation", "x7-gated-roper"
+_X2_REAL = f"{_X2} no-innovation-real"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
 
@@ -38,6 +39,12 @@ def context(model: str, against: str, length: int = 256) -> Answer:
     return text(model, against, length, "matched", "context")
 
 
+def bytes_of(model: str, against: str, length: int = 32) -> Answer:
+    """The same of byte models."""
+    return text(model, against, length, "matched", "bytes")
+
+
+_BYTES = "context.md#bytes-slow-modes-turned-values-and-gates"
 _TEXT, _DETAILS, _CONTEXT = "replication.md", "replication-details.md#", "context.md"
 _WINDOW, _BEYOND, _VALUES, _ALIBI = (f"{_DETAILS}claim-{number}" for number in (3, 4, 11, 14))
 _STEP = f"{_DETAILS}the-innovation-step-costs-002-to-003-in-alibi-m2-and-x2"
@@ -72,6 +79,19 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         ),
         Claim("KERPLE is better than ALiBi at 8 windows", partial(context, "c12-kerple", "b2-alibi", 2048), _CONTEXT),
         Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
+    ),
+    "Bytes, models of the demo's size": (
+        Claim(
+            "Turned values make the forget gate better in the window", partial(bytes_of, "x7-gated-roper", _FOX), _BYTES
+        ),
+        Claim("The same at 8 windows", partial(bytes_of, "x7-gated-roper", _FOX, 256), _BYTES),
+        Claim("A forget gate makes RoPE better in the window", partial(bytes_of, _FOX, "b1-rope"), _BYTES),
+        Claim("Content gains (x4) are better than the forget gate", partial(bytes_of, _X4, _FOX), _BYTES),
+        Claim("x2 is better than RoPE in the window", partial(bytes_of, _X2_PLAIN, "b1-rope"), _BYTES),
+        Claim("x2 is better than RoPE at 8 windows", partial(bytes_of, _X2_PLAIN, "b1-rope", 256), _BYTES),
+        Claim("Real slow modes make RoPE better in the window", partial(bytes_of, "b1-rope real", "b1-rope"), _BYTES),
+        Claim("The same at 8 windows", partial(bytes_of, "b1-rope real", "b1-rope", 256), _BYTES),
+        Claim("Real slow modes make x2 better at 8 windows", partial(bytes_of, _X2_REAL, _X2_PLAIN, 256), _BYTES),
     ),
     "Text, small models that do not use their context": (
         Claim("Some model copies a tenth of what it could from half a window before", partial(copied, 0.1), _TEXT),

@@ -17,7 +17,7 @@ def made_by(runs: Iterable[Sequence[Mapping[str, Any]]]) -> str:
     for environments in runs:
         commits[" then ".join(dict.fromkeys(short_commit(one.get("commit")) for one in environments))] += 1
         machines[" then ".join(dict.fromkeys(one["machine"] for one in environments))] += 1
-    return f"Runs by commit: {_listed(commits)}. By machine: {_listed(machines)}."
+    return f"Runs by commit: {_listed(commits)}.\nBy machine: {_listed(machines)}."
 
 
 def _listed(counts: Counter[str]) -> str:

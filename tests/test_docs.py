@@ -61,7 +61,7 @@ def test_the_tables_of_recall_are_those_of_the_record(tmp_path):
         (tmp_path / f"{task}.json").write_text(json.dumps({**entries, "task": task}))
     filled = module.written(page, tmp_path)
     assert filled.count("| b1 |") == 2 + 2 * len(tasks)
-    assert f"Runs by commit: not recorded {len(tasks)}. By machine: a {len(tasks)}." in filled
+    assert f"Runs by commit: not recorded {len(tasks)}.\nBy machine: a {len(tasks)}." in filled
     assert module.written(filled, tmp_path) == filled
 
 
