@@ -39,15 +39,21 @@ RECALL = [
              "the model does not see the times", "training/test_synthetic.py"),
     Mutation("training/steps.py", "        schedule.step()\n", "",
              "the learning rate stays at its start", "training/test_series.py"),
-    Mutation("experiments/claims.py", "if not finished(name):", "if True:",
+    Mutation("experiments/claims.py", "if finished(name) is None:", "if True:",
              "a finished run is made again", "experiments/test_recall.py"),
     Mutation("experiments/claims.py", "saves=False", "saves=True",
              "a run that cannot be saved goes on after its time", "experiments/test_recall.py"),
+    Mutation("experiments/claims.py", "for name in all_names if", "for name in names if",
+             "results of another commit that are not chosen count as none", "experiments/test_recall.py"),
     Mutation("report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
              "exactly 99 % is not enough", "report/test_recall_tables.py"),
 ]  # fmt: skip
 
 RECORD = [
+    Mutation("experiments/rates.py", "set(possible[largest + 1 : largest + 2])", "set()",
+             "the largest rate of a list is the best, and no larger one is tried", "experiments/test_rates.py"),
+    Mutation("experiments/making.py", 'made["spec"]["learning_rate"]) != rate', 'made["spec"]["learning_rate"]) < 0',
+             "seeds of one model have different rates", "experiments/test_rates.py"),
     Mutation("evaluation/trigram.py", "y = n1 / (n1 + 2 * n2)", "y = n1 / (n1 + n2)",
              "the discounts of Kneser-Ney", "evaluation/test_trigram.py"),
     Mutation("evaluation/trigram.py", "second = at == some[:, :1] + 1", "second = at == some[:, :1]",
