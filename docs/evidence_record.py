@@ -171,6 +171,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
             partial(recalled, "recall", "c8-fox-clock", _FOX, 512),
             _RECALL,
         ),
+        Claim("The innovation step helps x2", partial(recalled, "recall", _X2, _X2_PLAIN, 512), _RECALL),
         Claim("x2 recalls more than ALiBi", partial(recalled, "recall", _X2_PLAIN, "b2-alibi", 512), _RECALL),
         Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
