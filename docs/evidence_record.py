@@ -18,6 +18,7 @@ _BEGIN, _END = "<!-- answers: docs/evidence_record.py -->", "<!-- end of answers
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
 _X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynamics no-innovation", "x7-gated-roper"
+_C7_PLAIN = "c7-rope-alibi-innovation no-innovation"
 _X2_REAL = f"{_X2} no-innovation-real"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
@@ -86,6 +87,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         ),
         Claim("The same at 8 windows", partial(bytes_of, "x7-gated-roper", _FOX, 256), _BYTES),
         Claim("A forget gate makes RoPE better in the window", partial(bytes_of, _FOX, "b1-rope"), _BYTES),
+        Claim("A forget gate is better than fixed slopes (c7)", partial(bytes_of, _FOX, _C7_PLAIN), _BYTES),
         Claim("Content gains (x4) are better than the forget gate", partial(bytes_of, _X4, _FOX), _BYTES),
         Claim("x2 is better than RoPE in the window", partial(bytes_of, _X2_PLAIN, "b1-rope"), _BYTES),
         Claim("x2 is better than RoPE at 8 windows", partial(bytes_of, _X2_PLAIN, "b1-rope", 256), _BYTES),
