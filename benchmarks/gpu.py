@@ -28,7 +28,7 @@ from gpu_stages import ROOT, Part, Place, Stage, stages
 from kept import Kept, is_known
 
 import rfa.version
-from rfa.commit import source_commit
+from rfa.commit import short_commit, source_commit
 
 LIMIT = 540.0  # seconds of a stage
 GRACE = 20.0  # of these, for a command that is stopped to save
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run stages; returns the exit status."""
     options = parser().parse_args(arguments)
     commit = source_commit(Path(rfa.version.__file__).parent)
-    name = "unknown" if commit is None else f"{commit[:12]}{'' if is_known(commit) else '-dirty'}"
+    name = "unknown" if commit is None else short_commit(commit)
     folder = options.out.absolute() / f"{name}{'-tiny' if options.tiny else ''}"
     data = str(Path(options.data).absolute()) if options.data and Path(options.data).exists() else options.data
     made = stages(Place(folder, options.tiny, data))

@@ -242,12 +242,11 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     runs = read_pilot(pilot)
     texts = {table.name: markdown(table, "") for table in (losses(runs), probes(runs))}
     results = read_results(record).runs if (record / "results").is_dir() else []
-    texts["state"] = state([run for run in results if run["label"] != TRIGRAM_LABEL])
+    texts["state"] = state(results)
     texts["trials"] = markdown(trials_of(record / "trials"), "")
     found = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
     texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains")}
-    if (BYTES / "results").is_dir():
-        texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
+    texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")

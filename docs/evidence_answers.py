@@ -166,10 +166,14 @@ def errors(
     return Answer(answer(found.low, found.high, aim), number)
 
 
+def recall_of(task: str, model: str) -> list[dict[str, Any]]:
+    """The results of a model in a task of recall, one a seed."""
+    return [one for one in recall() if (one["task"], one["label"]) == (task, model)]
+
+
 def accuracies(task: str, model: str, length: int) -> dict[int, float]:
     """The accuracy in a task at a length, by seed."""
-    own = [one for one in recall() if (one["task"], one["label"]) == (task, model)]
-    return {one["seed"]: one["tests"][str(length)]["accuracy"] for one in own}
+    return {one["seed"]: one["tests"][str(length)]["accuracy"] for one in recall_of(task, model)}
 
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
@@ -177,19 +181,19 @@ def recalled(task: str, model: str, against: str, length: int) -> Answer:
     found = of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
     unlearnt = []
     for label in (model, against):
-        of = [tokens_until(one) for one in recall() if (one["task"], one["label"]) == (task, label)]
-        if failed := of.count(None):
-            unlearnt.append(f"{label} in {failed} of {len(of)}")
+        reached = [tokens_until(one) for one in recall_of(task, label)]
+        if failed := reached.count(None):
+            unlearnt.append(f"{label} in {failed} of {len(reached)}")
     return found._replace(number=f"{found.number}; not learnt: {', '.join(unlearnt)}" if unlearnt else found.number)
 
 
 def learnt(task: str, model: str, against: str) -> Answer:
     """Whether a model needs fewer training tokens than another until 99 % of its answers are right."""
-    found: list[dict[int, float]] = []
-    for label in (model, against):
-        own = [one for one in recall() if (one["task"], one["label"]) == (task, label)]
-        found.append({one["seed"]: tokens for one in own if (tokens := tokens_until(one)) is not None})
-    return of_seeds(*found, "{:,.0f}", below=True)
+    own, other = (
+        {one["seed"]: tokens for one in recall_of(task, label) if (tokens := tokens_until(one)) is not None}
+        for label in (model, against)
+    )
+    return of_seeds(own, other, "{:,.0f}", below=True)
 
 
 def of_seeds(own: Mapping[int, float], other: Mapping[int, float], form: str, below: bool) -> Answer:

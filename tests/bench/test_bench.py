@@ -271,3 +271,5 @@ def test_everything_is_what_the_targets_ask_for():
     assert {"operator 1 x 8 x 32768 x 64", "decode 1 x 8 x 8192 x 64", "memory 1 x 8 x 32768 x 64"} <= set(titles)
     assert {"step b2-alibi", "step x1-riccati"} <= set(titles)
     assert "step b1-rope" not in titles
+    (noise,) = cases("step", setting, presets=["b1-rope"])  # against itself
+    assert (noise.preset, noise.peer) == ("b1-rope", "b1-rope")

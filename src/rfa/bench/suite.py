@@ -88,6 +88,7 @@ def cases(
     if what == "step":
         require(len(peers) < 2, "--peers", peers, "one preset for a step")
         require(peer in PRESETS, "peers", peer, f"one of {', '.join(PRESETS)}")
+        require(not peers or peer not in chosen, "peers", peer, f"another preset than {peer}")
     else:
         for name in peers:
             require(name in (*PEERS, "all"), "peers", name, f"'all' or some of {', '.join(PEERS)}")
@@ -142,7 +143,6 @@ def _training_cases(
     for length in lengths or [TRAIN_LENGTH]:
         require(length >= 2, "lengths", length, "at least 2 tokens in training")
         step = TrainingStepCase(name, batch, length, size, setting, peer)
-        require(name != peer, "peers", peer, f"another preset than {name}")
         for trained in (name, peer):
             step.config(trained)  # so that an error comes now, not after the other cases
         yield step

@@ -59,10 +59,7 @@ def experiment(
         return
     if tokens_per_second is not None or device is not None:
         raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
-    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
-    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
-    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
-    hint = f"go on with: {shlex.join(again)}"
+    hint = _how_to_go_on(recipe, out, data, only or (), time_limit, other_version)
     with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
         outcome = run_recipe(
             planned,
@@ -83,6 +80,16 @@ def experiment(
             f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
         )
         raise typer.Exit(1)
+
+
+def _how_to_go_on(
+    recipe: Path, out: Path, data: str | None, only: Sequence[str], time_limit: str | None, other_version: bool
+) -> str:
+    """The command that goes on where this one stops, in words."""
+    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
+    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
+    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
+    return f"go on with: {shlex.join(again)}"
 
 
 def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
@@ -136,10 +143,7 @@ def _small_experiment(
             there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
             console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
         return
-    again = ["rfa", "experiment", str(recipe), "--out", str(out), *(["--data", data] if data else [])]
-    again += [*(["--only", *only] if only else []), *(["--for", time_limit] if time_limit else [])]
-    again += ["--other-version"] if other_version else []
-    hint = f"go on with: {shlex.join(again)}"
+    hint = _how_to_go_on(recipe, out, data, only, time_limit, other_version)
     with _all_faults(), interruptible(f"finished runs are kept, {hint}"), progress_bars() as bar:
         outcome = make(
             planned,

@@ -53,9 +53,10 @@ def make_claimed(
         ValueError: for results of another version or commit without `other_version`, if there is more to make.
         OSError: if a result cannot be written.
     """
-    stored = {name: result for name in all_names if (result := finished(name)) is not None}
-    if not other_version and any(name not in stored for name in names):
-        check_versions(stored, results.parent)
+    if not other_version:
+        stored = {name: result for name in all_names if (result := finished(name)) is not None}
+        if any(name not in stored for name in names):
+            check_versions(stored, results.parent)
     outcome, limit = ClaimedOutcome([], []), TimeLimit(seconds, progress, saves=False)
     try:
         for index, name in enumerate(names):

@@ -15,7 +15,7 @@ from rfa.training.callbacks import Diverged
 
 from .evaluation_parts import delete_parts, evaluated_in_parts
 from .plan import is_lost, run_folder, started_record
-from .rates import DIVERGED, losses_of, needed_trials, possible_rates, trial_loss, with_best_rate
+from .rates import DIVERGED, losses_of, needed_trials, trial_loss, with_best_rate
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, make_result, result_path
 
@@ -77,7 +77,7 @@ def _rate(run: PlannedRun) -> float:
 def _check_rate(recipe: Recipe, runs: Sequence[PlannedRun], rate: float, out: Path) -> None:
     """Raise `ValueError` if one of a model's runs has another rate: means over seeds would be of two models."""
     for run in runs:
-        made = finished_result(recipe, run, out) or started_record(recipe, run, out, possible_rates(recipe.rates))
+        made = finished_result(recipe, run, out) or started_record(recipe, run, out, any_rate=True)
         if made is not None and (found := made["spec"]["learning_rate"]) != rate:
             raise ValueError(
                 f"rates: got {run.name} in {out} with {found:g}, but the trials of its model choose {rate:g}; expected "

@@ -13,7 +13,7 @@ from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 from rfa.training.environment import environment
 
-from .rates import losses_of, needed_trials, possible_rates, trial_loss, trials_by_run
+from .rates import losses_of, needed_trials, trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, versions_of, with_names_only, with_rate_of
 
@@ -118,14 +118,14 @@ def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
     return {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
 
 
-def started_record(recipe: Recipe, run: PlannedRun, out: Path, rates: Sequence[float] = ()) -> dict[str, Any] | None:
+def started_record(recipe: Recipe, run: PlannedRun, out: Path, any_rate: bool = False) -> dict[str, Any] | None:
     """The content of run.json of a started run; None if the run was not started.
 
     Args:
         recipe: the recipe.
         run: of the recipe.
         out: the folder of run folders and results.
-        rates: learning rates that the run may have instead of its own, while its own is not chosen yet.
+        any_rate: whether a run may have each possible rate, while its own is not chosen yet. A trial never may.
 
     Raises:
         ValueError: if run.json is damaged, or if its specification differs from the recipe's.
@@ -134,7 +134,9 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path, rates: Sequence[f
     if not folder.record.exists():
         return None
     record = folder.read()
-    wanted = with_rate_of(record["spec"], recipe.resolved(run).to_dict(), rates)
+    wanted = recipe.resolved(run).to_dict()
+    if any_rate and not run.trial:
+        wanted = with_rate_of(record["spec"], wanted, recipe)
     if with_names_only(record["spec"]) != with_names_only(wanted):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
@@ -174,8 +176,7 @@ def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any
     if run.name in results:
         training = results[run.name]["training"]
         return RunState(run, "done", training["steps"], training["steps"], training["tokens"], 0.0)
-    record = started_record(recipe, run, out, () if run.trial else possible_rates(recipe.rates))
-    folder = run_folder(out, run)
+    record, folder = started_record(recipe, run, out, any_rate=True), run_folder(out, run)
     state, step = "to do", 0
     if run.trial and record is not None and trial_loss(record) is not None:
         return RunState(run, "done", steps or record["steps"], steps, tokens, 0.0)

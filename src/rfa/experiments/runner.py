@@ -27,7 +27,7 @@ from rfa.training import TRAINED_ON, OutOfTime, Stopped, trial_step
 
 from .making import advance, delete_weights
 from .plan import check_versions, finished_results, run_folder, selected_runs, started_record
-from .rates import possible_rates, trials_by_run
+from .rates import trials_by_run
 from .reading import Faults
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result
@@ -126,7 +126,7 @@ def _run_all(
     begun: dict[str, Mapping[str, Any]] = dict(finished)
     for run in waiting:  # this raises if a folder is damaged or of another recipe
         for unit in (*trials[run.name], run):
-            record = started_record(recipe, unit, out, () if unit.trial else possible_rates(recipe.rates))
+            record = started_record(recipe, unit, out, any_rate=True)
             begun.update({} if record is None else {unit.name: record})
     if waiting and not other_version:
         check_versions(begun, out)
