@@ -154,7 +154,8 @@ def record_of(results: Sequence[Run]) -> list[Table]:
     """Two tables of the record's models, means over seeds with half of their t interval: losses, and probes."""
     groups, trigram = by_label(results), trigram_of(results)
     lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
-    distances = sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
+    found = {at for run in results for at in retrieval_scores([run], "repeat").distances}
+    distances = sorted(found)[:-1]  # at the longest no model gains
     near = [at for at in distances if at <= 2 * lengths[0]]
     lost: list[tuple[Cell, ...]] = []
     probed: list[tuple[Cell, ...]] = []
