@@ -155,7 +155,7 @@ def record_of(results: Sequence[Run]) -> list[Table]:
     groups, trigram = by_label(results), trigram_of(results)
     lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
     found = {at for run in results for at in retrieval_scores([run], "repeat").distances}
-    distances = sorted(found)[:-1]  # at the longest no model gains
+    distances = sorted(found)[:-2]  # further away only m2 gains
     near = [at for at in distances if at <= 2 * lengths[0]]
     lost: list[tuple[Cell, ...]] = []
     probed: list[tuple[Cell, ...]] = []
