@@ -151,33 +151,32 @@ def probes(runs: list[dict[str, Any]]) -> Table:
 
 
 def record_of(results: Sequence[Run]) -> list[Table]:
-    """Two tables of the record's models, means over seeds with half of their t interval: losses, and probes."""
+    """Tables of the record's models, means over seeds with half of their t interval: losses, gains, and passkeys."""
     groups, trigram = by_label(results), trigram_of(results)
     lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
-    found = {at for run in results for at in retrieval_scores([run], "repeat").distances}
-    distances = sorted(found)[:-2]  # further away only m2 gains
+    distances = sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
     near = [at for at in distances if at <= 2 * lengths[0]]
     lost: list[tuple[Cell, ...]] = []
-    probed: list[tuple[Cell, ...]] = []
+    copied: list[tuple[Cell, ...]] = []
+    found: list[tuple[Cell, ...]] = []
     for label, runs in groups.items():
         matched = [perplexity_by_length(run, "matched") for run in runs]
         valid = _mean([run["training"]["valid_perplexity"] for run in runs], 2)
         losses_of = [_mean([math.log(each[length]) for each in matched], 3) for length in lengths]
         lost.append((label, str(len(runs)), f"{runs[0]['learning_rate']:g}", valid, *losses_of))
         scores = [retrieval_scores([run], "repeat") for run in runs]
-        gains = [_mean([_gain(each, at) for each in scores], 2) for at in distances]
-        right = [_mean([_accuracy(run, at) for run in runs], 2) for at in distances if 4 * at <= 8 * lengths[0]]
-        probed.append((label, str(len(runs)), *gains, *right))
+        copied.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
+        found.append((label, str(len(runs)), *(_mean([_accuracy(run, at) for run in runs], 2) for at in near)))
     if trigram is not None:
         of = perplexity_by_length(trigram, "matched")
         cells = [NumberCell(math.log(of[length]), digits=3) if length in of else None for length in lengths]
         lost.append((TRIGRAM_LABEL, "", "", NumberCell(trigram["valid_perplexity"]), *cells))
     ends = [f"{length:,}" for length in lengths]
     columns = ("model", "seeds", "rate", "validation perplexity", *ends)
-    asked = (*(f"repeat {at}" for at in distances), *(f"passkey {at}" for at in near))
     return [
         Table("matched losses", "", columns, tuple(lost)),
-        Table("gains", "", ("model", "seeds", *asked), tuple(probed)),
+        Table("gains", "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(copied)),
+        Table("passkeys", "", ("model", "seeds", *(f"passkey {at}" for at in near)), tuple(found)),
     ]
 
 
@@ -246,7 +245,7 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     texts["state"] = state(results)
     texts["trials"] = markdown(trials_of(record / "trials"), "")
     found = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
-    texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains")}
+    texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains", "passkeys")}
     texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
