@@ -24,11 +24,12 @@ from provenance import made_by
 from rfa.experiments import load_recipe
 from rfa.experiments.rates import trial_loss, trials_by_run
 from rfa.files import write_text_whole
+from rfa.report.difference_tables import difference_table
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
 from rfa.report.records import is_number
 from rfa.report.runs import by_label, perplexity_by_length
-from rfa.report.statistics import RunPairs, compare, mean_and_interval, pairs_of
+from rfa.report.statistics import mean_and_interval
 from rfa.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
@@ -37,7 +38,7 @@ BYTES = RECORD.with_name("bytes")
 PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[1] / "recipes" / "context.yaml"
 TEXT = "code (61.0M)"  # of the record, with its training tokens
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
-BEST = "x2-riccati-alibi no-innovation"  # of the record, when it had two seeds of most models
+COMPARED = "x2-riccati-alibi no-innovation"  # with all others: it had the least loss of those with two seeds
 USUAL_RATE = 0.003  # the peak of most runs; a setting names another one
 _SIZES = ("vocabulary", "layers", "hidden_size", "heads", "length", "batch_size", "steps")
 _PARTS = ("first_half", "second_quarter", "second_half")
@@ -181,21 +182,11 @@ def record_of(results: Sequence[Run]) -> list[Table]:
     ]
 
 
-def lead_of(label: str, results: Sequence[Run]) -> Table:
-    """`loss(label) - loss(other)` by `matched` on the seeds that both have, with half of the t interval over them."""
-    groups = by_label(results)
-    lengths = sorted({length for run in groups.get(label, ()) for length in perplexity_by_length(run, "matched")})
-    rows: list[tuple[Cell, ...]] = []
-    for other, runs in groups.items():
-        pairs = pairs_of(groups.get(label, ()), runs)
-        if other != label and pairs:
-            rows.append((other, str(len(pairs)), *(_lead(pairs, length) for length in lengths)))
-    return Table("lead", "", ("less the loss of", "seeds", *(f"{length:,}" for length in lengths)), tuple(rows))
-
-
-def _lead(pairs: RunPairs, length: int) -> Cell:
-    found = compare(pairs, length, "matched", resamples=1).difference
-    return None if found is None else NumberCell(found.value, found.half, digits=3)
+def ends_against(label: str, results: Sequence[Run]) -> Table:
+    """`difference_table` to one model by `matched`, at the trained and at the greatest length."""
+    table = difference_table(results, [label], protocol="matched")
+    rows = tuple((model, seeds, near, far) for model, _, seeds, near, *_, far in table.rows)
+    return Table("differences", "", (table.columns[0], "seeds", table.columns[3], table.columns[-1]), rows)
 
 
 def _mean(values: Sequence[float], digits: int) -> NumberCell:
@@ -262,9 +253,9 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     results = read_results(record).runs if (record / "results").is_dir() else []
     texts["state"] = state(results)
     texts["trials"] = markdown(trials_of(record / "trials"), "")
-    tables = (*record_of(results), lead_of(BEST, results)) if results else ()
+    tables = (*record_of(results), ends_against(COMPARED, results)) if results else ()
     found = {table.name: markdown(table, "") for table in tables}
-    texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains", "passkeys", "lead")}
+    texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains", "passkeys", "differences")}
     texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
