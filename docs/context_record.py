@@ -154,32 +154,34 @@ def probes(runs: list[dict[str, Any]]) -> Table:
 
 def record_of(results: Sequence[Run]) -> list[Table]:
     """Tables of the record's models, means over seeds with half of their t interval: losses, gains, and passkeys."""
-    groups, trigram = by_label(results), trigram_of(results)
     lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
     distances = sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
     near = [at for at in distances if at <= 2 * lengths[0]]
-    lost: list[tuple[Cell, ...]] = []
     copied: list[tuple[Cell, ...]] = []
     found: list[tuple[Cell, ...]] = []
-    for label, runs in groups.items():
-        matched = [perplexity_by_length(run, "matched") for run in runs]
-        valid = _mean([run["training"]["valid_perplexity"] for run in runs], 2)
-        losses_of = [_mean([math.log(each[length]) for each in matched], 3) for length in lengths]
-        lost.append((label, str(len(runs)), f"{runs[0]['learning_rate']:g}", valid, *losses_of))
+    for label, runs in by_label(results).items():
         scores = [retrieval_scores([run], "repeat") for run in runs]
         copied.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
         found.append((label, str(len(runs)), *(_mean([_accuracy(run, at) for run in runs], 2) for at in near)))
-    if trigram is not None:
-        of = perplexity_by_length(trigram, "matched")
-        cells = [NumberCell(math.log(of[length]), digits=3) if length in of else None for length in lengths]
-        lost.append((TRIGRAM_LABEL, "", "", NumberCell(trigram["valid_perplexity"]), *cells))
-    ends = [f"{length:,}" for length in lengths]
-    columns = ("model", "seeds", "rate", "validation perplexity", *ends)
     return [
-        Table("matched losses", "", columns, tuple(lost)),
+        losses_by("matched", results, lengths),
+        losses_by("blocks", results, lengths),
         Table("gains", "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(copied)),
         Table("passkeys", "", ("model", "seeds", *(f"passkey {at}" for at in near)), tuple(found)),
     ]
+
+
+def losses_by(protocol: str, results: Sequence[Run], lengths: Sequence[int]) -> Table:
+    """The loss of each model by one protocol at each length, and the trigram's."""
+    rows: list[tuple[Cell, ...]] = []
+    for label, runs in by_label(results).items():
+        of = [perplexity_by_length(run, protocol) for run in runs]
+        cells = [_mean([math.log(each[length]) for each in of], 3) for length in lengths]
+        rows.append((label, str(len(runs)), *cells))
+    known = perplexity_by_length(trigram_of(results) or {}, protocol)
+    of_it = [NumberCell(math.log(known[at]), digits=3) if at in known else None for at in lengths]
+    rows.append((TRIGRAM_LABEL, "", *of_it))
+    return Table(f"{protocol} losses", "", ("model", "seeds", *(f"{length:,}" for length in lengths)), tuple(rows))
 
 
 def ends_against(label: str, results: Sequence[Run]) -> Table:
@@ -231,6 +233,8 @@ def perplexities(results: Sequence[Run]) -> Table:
         cells = [_mean([of[length] for of in each], 2) for length in lengths]
         rows.append((label, str(len(runs)), *cells))
     rows.sort(key=lambda row: row[2].value)
+    known = perplexity_by_length(trigram_of(results) or {}, "matched")
+    rows.append((TRIGRAM_LABEL, "", *(NumberCell(known[at]) if at in known else None for at in lengths)))
     return Table("bytes", "", ("model", "seeds", *(f"{length} bytes" for length in lengths)), tuple(rows))
 
 
@@ -255,7 +259,8 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     texts["trials"] = markdown(trials_of(record / "trials"), "")
     tables = (*record_of(results), ends_against(COMPARED, results)) if results else ()
     found = {table.name: markdown(table, "") for table in tables}
-    texts |= {name: found.get(name, "Not run yet.") for name in ("matched losses", "gains", "passkeys", "differences")}
+    names = ("matched losses", "blocks losses", "gains", "passkeys", "differences")
+    texts |= {name: found.get(name, "Not run yet.") for name in names}
     texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
