@@ -1,4 +1,4 @@
-"""The tables of docs/context.md, of the pilot and of the records: `python docs/context_record.py`.
+"""The tables and the figure of docs/context.md, of the pilot and of the records: `python docs/context_record.py`.
 
 They are made from results/context, those of the pilot from results/context/pilot, those of bytes from results/bytes.
 
@@ -25,6 +25,7 @@ from rfa.experiments import load_recipe
 from rfa.experiments.rates import trial_loss, trials_by_run
 from rfa.files import write_text_whole
 from rfa.report.difference_tables import difference_table
+from rfa.report.figures import loss_over_position, save
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
 from rfa.report.records import is_number
@@ -33,6 +34,7 @@ from rfa.report.statistics import mean_and_interval
 from rfa.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
+FIGURE = PAGE.with_name("figures") / "context.png"
 RECORD = Path(__file__).parents[1] / "results" / "context"
 BYTES = RECORD.with_name("bytes")
 PILOT, RECIPE = RECORD / "pilot", Path(__file__).parents[1] / "recipes" / "context.yaml"
@@ -270,3 +272,4 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
 
 if __name__ == "__main__":
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
+    save(loss_over_position(read_results(RECORD).runs), FIGURE)
