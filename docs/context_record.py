@@ -13,7 +13,8 @@ A file of the pilot is a run of `b1-rope`. Its entries are
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -156,10 +157,9 @@ def probes(runs: list[dict[str, Any]]) -> Table:
 
 
 def record_of(results: Sequence[Run]) -> list[Table]:
-    """Losses by each protocol, gains and passkeys of the record's models: means over seeds, half of the t interval."""
-    lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
+    """Losses, differences, gains and passkeys of the record's models: means over seeds with half of the t interval."""
     distances = sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
-    near = [at for at in distances if at <= 2 * lengths[0]]
+    near = [at for at in distances if at <= 2 * results[0]["train_length"]]
     copied: list[tuple[Cell, ...]] = []
     found: list[tuple[Cell, ...]] = []
     for label, runs in by_label(results).items():
@@ -167,27 +167,30 @@ def record_of(results: Sequence[Run]) -> list[Table]:
         copied.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
         found.append((label, str(len(runs)), *(_mean([_accuracy(run, at) for run in runs], 2) for at in near)))
     return [
-        *(losses_by(protocol, results, lengths) for protocol in PROTOCOLS),
+        *(over_length(f"{protocol} losses", results, protocol) for protocol in PROTOCOLS),
+        *(ends_against(COMPARED, results, protocol) for protocol in PROTOCOLS),
         Table("gains", "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(copied)),
         Table("passkeys", "", ("model", "seeds", *(f"passkey {at}" for at in near)), tuple(found)),
     ]
 
 
-def losses_by(protocol: str, results: Sequence[Run], lengths: Sequence[int]) -> Table:
-    """The loss of each model by one protocol, in nats a token: its mean over seeds with half of the t interval."""
+def over_length(
+    name: str, results: Sequence[Run], protocol: str, of: Callable[[float], float] = math.log, digits: int = 3
+) -> Table:
+    """`of(perplexity)` of each model by length, by default the loss in nats a token: means, half of the t interval.
+
+    The last row is the trigram's, if it is known.
+    """
+    lengths = sorted({length for run in results for length in perplexity_by_length(run, protocol)})
+    models = [(label, str(len(runs)), runs) for label, runs in by_label(results).items()]
+    known = trigram_of(results)
     rows: list[tuple[Cell, ...]] = []
-    for label, runs in by_label(results).items():
+    for label, seeds, runs in (*models, *([(TRIGRAM_LABEL, "", [known])] if known else ())):
         by_seed = [perplexity_by_length(run, protocol) for run in runs]
-        cells = [_mean([math.log(each[length]) for each in by_seed], 3) for length in lengths]
-        rows.append((label, str(len(runs)), *cells))
-    if known := trigram_of(results):
-        measured = perplexity_by_length(known, protocol)
-        rows.append(_trigram_row([math.log(measured[at]) if at in measured else None for at in lengths], 3))
-    return Table(f"{protocol} losses", "", ("model", "seeds", *(f"{length:,}" for length in lengths)), tuple(rows))
-
-
-def _trigram_row(values: Sequence[float | None], digits: int) -> tuple[Cell, ...]:
-    return TRIGRAM_LABEL, "", *(None if value is None else NumberCell(value, digits=digits) for value in values)
+        measured = {length for length in lengths if all(length in each for each in by_seed)}
+        means = {length: _mean([of(each[length]) for each in by_seed], digits) for length in measured}
+        rows.append((label, seeds, *map(means.get, lengths)))
+    return Table(name, "", ("model", "seeds", *(f"{length:,}" for length in lengths)), tuple(rows))
 
 
 def ends_against(label: str, results: Sequence[Run], protocol: str) -> Table:
@@ -231,20 +234,9 @@ def _trial(loss: float, best: bool) -> Cell:
     return "diverged" if math.isinf(loss) else NumberCell(loss, digits=3, best=best)
 
 
-def perplexities(results: Sequence[Run]) -> Table:
-    """The perplexity of each model by `matched`, the mean over seeds with half of its t interval, best ones first.
-
-    The last row is the trigram's.
-    """
-    lengths = sorted({length for run in results for length in perplexity_by_length(run, "matched")})
-    rows = []
-    for label, runs in by_label(results).items():
-        by_seed = [perplexity_by_length(run, "matched") for run in runs]
-        rows.append((label, str(len(runs)), *(_mean([each[length] for each in by_seed], 2) for length in lengths)))
-    rows.sort(key=lambda row: row[2].value)
-    of_trigram = perplexity_by_length(trigram_of(results) or {}, "matched")
-    last = [_trigram_row([of_trigram.get(length) for length in lengths], 2)] if of_trigram else []
-    return Table("bytes", "", ("model", "seeds", *(f"{length} bytes" for length in lengths)), (*rows, *last))
+def best_first(table: Table) -> Table:
+    """The same table, its rows in the order of their first number."""
+    return replace(table, rows=tuple(sorted(table.rows, key=lambda row: row[2].value)))
 
 
 def state(results: Sequence[Run]) -> str:
@@ -266,11 +258,11 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     results = read_results(record).runs if (record / "results").is_dir() else []
     texts["state"] = state(results)
     texts["trials"] = markdown(trials_of(record / "trials"), "")
-    against = [ends_against(COMPARED, results, protocol) for protocol in PROTOCOLS] if results else []
-    found = {table.name: markdown(table, "") for table in (*(record_of(results) if results else ()), *against)}
     names = [f"{protocol} {kind}" for protocol in PROTOCOLS for kind in ("losses", "differences")]
-    texts |= {name: found.get(name, "Not run yet.") for name in (*names, "gains", "passkeys")}
-    texts["bytes"] = markdown(perplexities(read_results(BYTES).runs), "")
+    made = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
+    texts |= dict.fromkeys((*names, "gains", "passkeys"), "Not run yet.") | made
+    bytes_read = over_length("bytes", read_results(BYTES).runs, "matched", of=float, digits=2)
+    texts["bytes"] = markdown(best_first(bytes_read), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")
