@@ -46,6 +46,12 @@ def test_the_command_runs_resumes_and_writes_tables(rfa, small, tmp_path):
     assert (status, said.count("to do")) == (0, 8)
     status, said, _ = rfa("experiment", small, "--out", out, "--only", "recall-*-seed0")
     assert (status, "2 runs done" in said) == (0, True)
+    waiting = ["recall-b1-rope-seed3", "recall-m2-plain-seed3"]
+    waiting = [f"by-time-{model}-seed{seed}" for seed in (0, 3) for model in ("b1-rope", "m2-plain")] + waiting
+    status, said, _ = rfa("report", out)
+    assert (status, "missing: 6 runs: not begun: " in said) == (0, True)
+    page = (out / "report" / "recall.md").read_text().partition("## What is missing")[2]
+    assert all(name in said and name in page for name in waiting)
     before = {path: path.stat().st_mtime_ns for path in (out / "results").glob("*.json")}
     status, said, _ = rfa("experiment", small, "--out", out)
     assert (status, "8 runs done" in said) == (0, True)
@@ -77,6 +83,10 @@ def test_the_command_runs_resumes_and_writes_tables(rfa, small, tmp_path):
     (out / "report" / "recall.md").unlink()
     status, said, _ = rfa("report", out)
     assert (status, (out / "report" / "recall.md").read_text()) == (0, page)
+    assert "missing" not in said + page
+    (out / "recipe.json").write_text("[]")
+    status, _, fault = rfa("report", out)
+    assert (status, "recipe.json is damaged" in fault) == (2, True)
 
 
 def test_ctrl_c_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):

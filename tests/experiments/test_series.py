@@ -144,7 +144,7 @@ def test_recipes_of_the_repository_can_be_read():
         ("length: 12", "length: 12.5", r"setting: length: got 12.5, expected a whole number"),
         ("length: 12", "gap: .inf", r"setting: gap: got inf, expected a number"),
         ("length: 12", "length: a", r"setting: length: got 'a', expected a whole number"),
-        ("steps: 2", "steps: true", r"training: steps: got True, expected a whole number"),
+        ("steps: 2", "steps: true", r"training: steps: got True, expected a whole number below 1,000,000,000"),
         ("label: RoPE", "label: x 2, setting: {process: tracker}", r"process: got another one"),
         ("[kalman, wolf, informed, robust]", "[{}]", r"filters: got \{\}"),
         ("[0, 3]", "[3, 3]", r"seeds: got \[3, 3\], expected different"),

@@ -178,6 +178,7 @@ def test_groups_hold_every_preset_once():
     assert sorted(label for labels in groups.values() for label in labels) == sorted(PRESETS)
     assert groups["the paper's models"] == [*list(PRESETS)[:7]]
     assert "others" not in groups
+    assert {"c4-fox", "c8-fox-clock", "x7-gated-roper"} <= {*groups["controls"]}  # forget gates
     assert by_group([{**result("mine"), "preset": "new"}, {**result("b=0.5"), "preset": "m2-sc-rfa"}]) == {
         "the paper's models": ["b=0.5"],
         "others": ["mine"],

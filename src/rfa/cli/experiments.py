@@ -179,11 +179,13 @@ def report(
     from rfa.report.records import record_kind
     from rfa.report.series_tables import write_series_report
     from rfa.report.write import write_report
-    from rfa.results import read_results
+    from rfa.results import read_results, unfinished_runs
 
     writers = {"series": write_series_report, "recall": write_recall_report}
     if (write := writers.get(record_kind(folder) or "")) is not None:
         page = write(folder, out or folder / "report")
+        for name, reason in unfinished_runs(folder).items():
+            console.print(one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True)
         console.print(f"page: {page}", highlight=False, soft_wrap=True)
         return
     with progress_bars() as bar:

@@ -41,7 +41,7 @@ class FlipFlop(SyntheticTask):
 
     Args:
         write, read: shares of these instructions; the others ignore.
-        values: number of values, with ids from 3.
+        values: number of values, at least two, with ids from 3.
 
     Raises:
         ValueError: for a share or a number out of range.
@@ -52,7 +52,7 @@ class FlipFlop(SyntheticTask):
     values: int = 2
 
     def __post_init__(self) -> None:
-        check_sizes(self, "values")
+        check_sizes(self, "values", least=2)
         for name in ("write", "read"):
             require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "a share from 0 to 1")
         require(self.write + self.read <= 1, "read", self.read, f"at most {1 - self.write:g}, what write leaves")

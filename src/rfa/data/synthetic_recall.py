@@ -10,6 +10,8 @@ from rfa.checks import check_range, require
 
 from .synthetic_task import MOST, NOT_ASKED, SyntheticBatch, SyntheticTask, check_sizes, distinct, labels_at
 
+_MOST_COUNTS = 1_000_000  # of values by pair, which a sequence of statements is counted in
+
 
 @dataclass(frozen=True, kw_only=True)
 class AssociativeRecall(SyntheticTask):
@@ -20,8 +22,8 @@ class AssociativeRecall(SyntheticTask):
     have another key of the sequence. A key whose value is not stated more often than any other is not asked.
 
     Args:
-        pairs: keys of a sequence, all different.
-        keys, values, filler: numbers of their tokens, which have their ids in this order.
+        pairs: keys of a sequence, all different. Pairs times values is at most a million.
+        keys, values, filler: numbers of their tokens, which have their ids in this order; two values at least.
         repeats: statements of each pair.
         corrupted: share of the statements whose key is replaced at random.
 
@@ -37,8 +39,11 @@ class AssociativeRecall(SyntheticTask):
     corrupted: float = 0.0
 
     def __post_init__(self) -> None:
-        check_sizes(self, "pairs", "keys", "values", "filler", "repeats")
+        check_sizes(self, "pairs", "keys", "filler", "repeats")
+        check_sizes(self, "values", least=2)
         require(self.pairs <= self.keys, "pairs", self.pairs, f"at most keys, {self.keys}")
+        many = _MOST_COUNTS // self.pairs
+        require(self.values <= many, "values", self.values, f"at most {many} with {self.pairs} pairs")
         require(0 <= self.corrupted < 1, "corrupted", self.corrupted, "a share from 0, below 1")
         require(not self.corrupted or self.pairs > 1, "pairs", self.pairs, "at least 2 where keys are corrupted")
 
@@ -169,7 +174,7 @@ class TimedRecall(SyntheticTask):
 
     Args:
         questions: of a sequence.
-        values: number of their tokens.
+        values: number of their tokens, at least two.
         lag: in units of the mean gap.
         jitter: half the width of the gaps' distribution.
 
@@ -183,7 +188,8 @@ class TimedRecall(SyntheticTask):
     jitter: float = 0.5
 
     def __post_init__(self) -> None:
-        check_sizes(self, "questions", "values")
+        check_sizes(self, "questions")
+        check_sizes(self, "values", least=2)
         require(0 < self.lag <= MOST, "lag", self.lag, f"a time above 0, at most {MOST}")
         require(0 <= self.jitter < 1, "jitter", self.jitter, "a number from 0, below 1")
         apart = self.jitter > 0 or self.lag % 1 > 0

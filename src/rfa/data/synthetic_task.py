@@ -68,10 +68,10 @@ class SyntheticTask(ABC):
     def _draw(self, batch: int, length: int, generator: torch.Generator) -> SyntheticBatch: ...
 
 
-def check_sizes(task: object, *names: str) -> None:
-    """Raise `ValueError` unless these fields are at least 1."""
+def check_sizes(task: object, *names: str, least: int = 1) -> None:
+    """Raise `ValueError` unless these fields are whole numbers of at least this size, and no larger than `MOST`."""
     for name in names:
-        check_range(name, getattr(task, name), 1, MOST)
+        check_range(name, getattr(task, name), least, MOST)
 
 
 def distinct(batch: int, count: int, among: int, generator: torch.Generator) -> Int[Tensor, "batch count"]:

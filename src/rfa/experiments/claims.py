@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rfa.files import held
 from rfa.progress import Stage, StageProgress
-from rfa.results.files import write_result
+from rfa.results import Planned, write_planned, write_result
 
 from .plan import check_versions
 from .time_limit import TimeIsUp, TimeLimit
@@ -29,7 +29,7 @@ class ClaimedOutcome(NamedTuple):
 
 def make_claimed(
     names: Sequence[str],
-    all_names: Sequence[str],
+    planned: Planned,
     results: Path,
     finished: Callable[[str], Mapping[str, Any] | None],
     make: Callable[[str, StageProgress], Mapping[str, Any] | None],
@@ -39,9 +39,11 @@ def make_claimed(
 ) -> ClaimedOutcome:
     """Make the runs that have no result yet, and write each result whole. Several processes may share a folder.
 
+    The list of all runs is written beside the results, so that a report can name those that are missing.
+
     Args:
         names: of the runs, in the order in which they are made.
-        all_names: of all runs of the recipe.
+        planned: name and title of the recipe, and the names of all its runs.
         results: the folder of `NAME.json`.
         finished: the result of a run; None if it has none.
         make: the result of a run, which it reports to the function given; None if another process has to finish first.
@@ -54,9 +56,10 @@ def make_claimed(
         OSError: if a result cannot be written.
     """
     if not other_version:
-        stored = {name: result for name in all_names if (result := finished(name)) is not None}
+        stored = {name: result for name in planned["runs"] if (result := finished(name)) is not None}
         if any(name not in stored for name in names):
             check_versions(stored, results.parent)
+    write_planned(results.parent, planned)
     outcome, limit = ClaimedOutcome([], []), TimeLimit(seconds, progress, saves=False)
     try:
         for index, name in enumerate(names):

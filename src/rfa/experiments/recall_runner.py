@@ -11,6 +11,7 @@ import torch
 from rfa.data.synthetic import SyntheticTask
 from rfa.models import RFAForCausalLM
 from rfa.progress import Stage, StageProgress
+from rfa.results import Planned
 from rfa.training.callbacks import Diverged
 from rfa.training.environment import environment
 from rfa.training.synthetic import TaskScore, task_score, train_on_task
@@ -52,7 +53,7 @@ def run_recall_recipe(
     planned = {run.name: run for run in recipe.runs}
     return make_claimed(
         tuple(name for name in planned if name in names),
-        tuple(planned),
+        Planned(name=recipe.name, title=recipe.title, runs=list(planned)),
         results,
         finished=lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json"),
         make=lambda name, report: _result(recipe, planned[name], report),

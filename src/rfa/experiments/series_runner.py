@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from rfa.progress import Stage, StageProgress
+from rfa.results import Planned
 from rfa.training.environment import environment
 from rfa.training.series import SeriesTraining
 
@@ -76,7 +77,7 @@ def run_series_recipe(
 
     return make_claimed(
         chosen,
-        tuple(planned),
+        Planned(name=recipe.name, title=recipe.title, runs=list(planned)),
         results,
         finished,
         make,

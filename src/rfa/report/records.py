@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .layout import Cell, NumberCell
+from rfa.results import unfinished_runs
+
+from .layout import Cell, NumberCell, markdown_text
 from .statistics import mean_and_interval
 
 
@@ -60,6 +62,16 @@ def read_record(
     if len(recipes) > 1:
         raise ValueError(f"folder: {folder} has results of {', '.join(recipes)}, expected one recipe")
     return list(results.values())
+
+
+def missing_lines(folder: str | Path) -> list[str]:
+    """The part of a page that names the runs without a result; empty if all runs of the recipe have one.
+
+    Raises:
+        ValueError: if the list of the recipe's runs is damaged.
+    """
+    lines = [f"- {name}: {markdown_text(reason)}" for name, reason in unfinished_runs(folder).items()]
+    return ["## What is missing\n", *lines, ""] if lines else []
 
 
 def interval_cell(values: Sequence[float], digits: int, level: float = 0.95) -> Cell:

@@ -75,7 +75,7 @@ _PRESETS = {
     "the paper's models": ("b1-rope", "b2-alibi", "b3-decayed-rope", "b4-sc-rope", "m1-rfa", "m2-sc-rfa", "m3-sc-rfa"),
     "the paper's ablations of m2": ("m2.",),
     "Riccati priors, variants of m2": ("x", "m2-"),
-    "controls": ("c", "b1-rope-as-released"),
+    "controls": ("c", "b1-rope-as-released", "x7-gated-roper"),  # x7 is a forget gate with turned values
     "controls of series": ("c9-rotation-fox", "c10-rotation-learned"),
 }
 _OTHERS = "others"

@@ -9,7 +9,7 @@ from rfa.files import write_text_whole
 
 from .figures import save, series_ratios
 from .layout import Cell, NumberCell, Table, markdown, markdown_text
-from .records import interval_cell, read_record
+from .records import interval_cell, missing_lines, read_record
 from .statistics import mean_and_interval
 from .tables import with_best
 
@@ -123,8 +123,10 @@ def series_ratio_table(results: Results, reference: str, part: str, score: str, 
 def write_series_report(folder: str | Path, out: str | Path) -> Path:
     """Write all tables of a record into one Markdown page, beside a figure of the ratios, and return the page's path.
 
+    The page ends with the runs of the recipe that have no result.
+
     Raises:
-        ValueError: as `read_series_results`.
+        ValueError: as `read_series_results`, or if the list of the recipe's runs is damaged.
         OSError: if the page cannot be written.
     """
     results = read_series_results(folder)
@@ -138,7 +140,7 @@ def write_series_report(folder: str | Path, out: str | Path) -> Path:
     if any(each in there for each in _REFERENCES):
         save(ratio_figure(results, next(each for each in _REFERENCES if each in there)), page.with_suffix(".png"))
         lines.append("![Squared errors, divided by the reference's, by setting](series.png)\n")
-    write_text_whole(page, "\n".join(lines))
+    write_text_whole(page, "\n".join([*lines, *missing_lines(folder)]))
     return page
 
 

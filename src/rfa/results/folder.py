@@ -9,7 +9,7 @@ import numpy as np
 from rfa.models import PRESETS
 from rfa.progress import Progress
 
-from .files import PLANNED, TRIGRAM, read_maps, read_planned, read_result, read_trigram
+from .files import PLANNED, TRIGRAM, Planned, read_maps, read_planned, read_result, read_trigram
 
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
@@ -49,7 +49,7 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
             the same label and seed.
     """
     folder = Path(folder)
-    source = folder / "results" if (folder / "results").is_dir() else folder
+    source = _source(folder)
     if not source.is_dir():
         raise ValueError(f"folder: got {source}, {'no folder' if source.exists() else 'not there'}, expected {_FILES}")
     files = sorted(file for file in source.glob("*.json") if file.name not in (PLANNED, TRIGRAM))
@@ -71,8 +71,12 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     refused.update(fault)
     for run in runs.values():
         run["trigram"] = trigram
-    unfinished, fault = _unfinished(folder, source)
-    refused.update(fault)
+    planned = None
+    try:
+        planned = read_planned(folder)
+    except ValueError as error:
+        refused[PLANNED] = str(error)
+    unfinished = _unfinished(folder, planned)
     if not (runs or refused or unfinished):
         refused["results"] = f"none in {source}, expected {_FILES}"
     order = {preset: index for index, preset in enumerate(PRESETS)}
@@ -80,19 +84,28 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     return Results(source, ordered, refused, unfinished)
 
 
-def _unfinished(folder: Path, source: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The reasons why runs have no result, and the fault of the list of runs, each by name."""
-    begun = sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
-    planned, fault = None, {}
-    try:
-        planned = read_planned(folder)
-    except ValueError as error:
-        fault = {PLANNED: str(error)}
+def unfinished_runs(folder: str | Path) -> dict[str, str]:
+    """The reason why a run of a folder's recipe has no result, by the run's name; several that are not begun together.
+
+    Raises:
+        ValueError: if the list of the recipe's runs is damaged.
+    """
+    folder = Path(folder)
+    return _unfinished(folder, read_planned(folder))
+
+
+def _unfinished(folder: Path, planned: Planned | None) -> dict[str, str]:
+    source, begun = _source(folder), sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
     without = [name for name in (planned["runs"] if planned else begun) if not _has(source, name)]
     reasons = {name: "begun, no result yet" for name in without if name in begun}
     if waiting := [name for name in without if name not in begun]:
         reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
-    return reasons, fault
+    return reasons
+
+
+def _source(folder: Path) -> Path:
+    """The folder of the result files: that of a record, or itself."""
+    return folder / "results" if (folder / "results").is_dir() else folder
 
 
 def _trigram(source: Path, runs: dict[Path, dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, str]]:
