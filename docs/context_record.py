@@ -31,7 +31,7 @@ from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
 from rfa.report.records import is_number
 from rfa.report.runs import by_label, perplexity_by_length
-from rfa.report.statistics import mean_and_interval
+from rfa.report.statistics import mean_and_interval, seed_noise
 from rfa.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
@@ -201,6 +201,17 @@ def ends_against(label: str, results: Sequence[Run], protocol: str) -> Table:
     return Table(f"{protocol} differences", "", columns, rows)
 
 
+def noise(results: Sequence[Run]) -> str:
+    """A sentence with the noise of seeds at the ends of each protocol."""
+    said = []
+    for protocol in PROTOCOLS:
+        lengths = sorted(perplexity_by_length(results[0], protocol))
+        found = {length: seed_noise(results, length, protocol) for length in (lengths[0], lengths[-1])}
+        parts = [f"{width:.3f} nats at {length:,}" for length, width in found.items() if width is not None]
+        said += [f"by `{protocol}` {', '.join(parts)}"] if parts else []
+    return f"The noise of seeds is {'; '.join(said)}." if said else "The noise of seeds is not known."
+
+
 def _mean(values: Sequence[float], digits: int) -> NumberCell:
     mean = mean_and_interval(values)
     return NumberCell(mean.value, mean.half, digits=digits)
@@ -261,6 +272,7 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     names = [f"{protocol} {kind}" for protocol in PROTOCOLS for kind in ("losses", "differences")]
     made = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
     texts |= dict.fromkeys((*names, "gains", "passkeys"), "Not run yet.") | made
+    texts["noise"] = noise(results) if results else "Not run yet."
     bytes_read = over_length("bytes", read_results(BYTES).runs, "matched", of=float, digits=2)
     texts["bytes"] = markdown(best_first(bytes_read), "")
     for name, text in texts.items():

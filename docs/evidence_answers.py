@@ -97,10 +97,15 @@ def text(model: str, against: str, length: int, protocol: str = "blocks", record
     number += f" [{signed(found.low)}, {signed(found.high)}] nats"
     if found.half is None:
         within = verdict(found, seed_noise(runs, length, protocol)) == WITHIN_A_SEED
-        return Answer(WITHIN_A_SEED if within else NOT_TESTED, f"{number}, one seed")
+        return Answer(WITHIN_A_SEED if within else NOT_TESTED, f"{number}{_few(len(pairs))}")
     over_seeds = answer(found.value - found.half, found.value + found.half)
     over_books = answer(found.low, found.high)
-    return Answer(over_seeds if over_seeds == over_books else OPEN, number)
+    return Answer(over_seeds if over_seeds == over_books else OPEN, f"{number}{_few(len(pairs))}")
+
+
+def _few(seeds: int) -> str:
+    """The number of seeds in words, where it is less than three."""
+    return {1: ", one seed", 2: ", two seeds"}.get(seeds, "")
 
 
 def copied(least: float) -> Answer:
@@ -205,8 +210,8 @@ def of_seeds(own: Mapping[int, float], other: Mapping[int, float], form: str, be
     number = f"{form.format(means[0])} against {form.format(means[1])}"
     found = mean_and_interval([own[seed] - other[seed] for seed in seeds])
     if found.half is None:
-        return Answer(NOT_TESTED, f"{number}, one seed")
-    number += f", difference ± {form.format(found.half)}"
+        return Answer(NOT_TESTED, f"{number}{_few(len(seeds))}")
+    number += f", difference ± {form.format(found.half)}{_few(len(seeds))}"
     return Answer(answer(found.value - found.half, found.value + found.half, below=below), number)
 
 

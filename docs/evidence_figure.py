@@ -1,5 +1,6 @@
-"""The figure of docs/evidence.md: each model beside RoPE, in text, in series and in recall."""
+"""The figure of docs/evidence.md: each model beside RoPE, on code and novels, in recall and in series."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -17,7 +18,8 @@ DRAWN = {  # a line of the figure: the label in the records of text and recall, 
     "ALiBi": ("b2-alibi", "ALiBi"),
     "RoPE and ALiBi (c7, no innovation step)": ("c7-rope-alibi-innovation no-innovation", "RoPE and ALiBi"),
     "forget gate and RoPE (c4)": ("c4-fox rope", "forget gate with RoPE"),
-    "the same, values turned (x7)": ("x7-gated-roper", "c9"),
+    "forget gate from a clock (c8)": ("c8-fox-clock", ""),
+    "forget gate, values turned (x7)": ("x7-gated-roper", "c9"),
     "m1": ("m1-rfa", "m1"),
     "m2": ("m2-sc-rfa", "m2"),
     "m2 as released": ("m2-sc-rfa as-released", ""),
@@ -25,18 +27,21 @@ DRAWN = {  # a line of the figure: the label in the records of text and recall, 
     "x2": ("x2-riccati-alibi", "x2"),
     "x2, no innovation step": ("x2-riccati-alibi no-innovation", "x2 no innovation"),
     "x4, no innovation step": ("x4-content-riccati no-innovation", ""),
+    "x5, no innovation step": ("x5-content-clock no-innovation", ""),
+    "x6, no innovation step": ("x6-content-dynamics no-innovation", ""),
 }
+_ENOUGH = 3  # seeds: two give intervals so wide that they hide the others
 Column = dict[str, Difference]
 _WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
-def _text_column(length: int) -> Column:
-    groups, found = language("novels-small"), {}
+def _text_column(record: str, length: int, protocol: str) -> Column:
+    groups, found = language(record), {}
     for name, (label, _) in DRAWN.items():
-        pairs = pairs_of(groups.get(label, ()), groups["b1-rope"])
-        mean = compare(pairs, length, "blocks").difference if pairs else None
+        pairs = pairs_of(groups.get(label, ()), groups.get("b1-rope", ()))
+        mean = compare(pairs, length, protocol).difference if pairs else None
         if mean is not None:
-            found[name] = Difference(mean.value, *_ends(mean.value, mean.half))
+            found[name] = Difference(mean.value, *_ends(mean.value, mean.half if len(pairs) >= _ENOUGH else None))
     return found
 
 
@@ -51,8 +56,7 @@ def _recall_column(length: int) -> Column:
         own = accuracies("recall", label, length)
         wrong = [base[seed] - own[seed] for seed in own if seed in base]
         if wrong:
-            mean = mean_and_interval(wrong)
-            found[name] = Difference(mean.value, *_ends(mean.value, mean.half))
+            found[name] = _of(wrong)
     return found
 
 
@@ -63,22 +67,29 @@ def _recall_panel() -> dict[tuple[str, str], tuple[Column, float]]:
     return {("recall, 8 times as long", "wrong answers, less RoPE's"): (_recall_column(512), 0.0)}
 
 
+def _of(values: Sequence[float]) -> Difference:
+    """The mean over seeds, with an interval where there are enough."""
+    mean = mean_and_interval(values)
+    return Difference(mean.value, *_ends(mean.value, mean.half if len(values) >= _ENOUGH else None))
+
+
 def _ends(value: float, half: float | None) -> tuple[float, ...]:
     return () if half is None else (value - half, value + half)
 
 
 @styled
 def drawing() -> Figure:
-    """All models beside RoPE: in text, in series and in recall. Left of the line a model is better than RoPE."""
+    """All models beside RoPE: on code and novels, in recall and in series. Left of the line: better than RoPE."""
     columns = {
-        ("text, in the window", "nats a token, less RoPE's"): (_text_column(128), 0.0),
-        ("text, 8 windows", "nats a token, less RoPE's"): (_text_column(1024), 0.0),
+        ("code, in the window", "nats a token, less RoPE's"): (_text_column("context", 256, "matched"), 0.0),
+        ("code, 8 windows", "nats a token, less RoPE's"): (_text_column("context", 2048, "matched"), 0.0),
         **_recall_panel(),
+        ("novels, in the window", "nats a token, less RoPE's"): (_text_column("novels-small", 128, "blocks"), 0.0),
         ("series, as trained", "squared error / RoPE's"): (_series_column("trained"), 1.0),
         ("series, 4 times as long", "squared error / RoPE's"): (_series_column("256 readings"), 1.0),
     }
     wide = -(-len(columns) // 2)
-    figure, grid = plt.subplots(2, wide, figsize=(PAGE, 5.2), sharey=True)
+    figure, grid = plt.subplots(2, wide, figsize=(PAGE, 6.2), sharey=True)
     for panel in grid.flat[len(columns) :]:
         panel.set_visible(False)
     for ((title, unit), (column, line)), panel in zip(columns.items(), grid.flat, strict=False):

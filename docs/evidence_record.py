@@ -18,7 +18,8 @@ _BEGIN, _END = "<!-- answers: docs/evidence_record.py -->", "<!-- end of answers
 _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
 _X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynamics no-innovation", "x7-gated-roper"
-_C7_PLAIN = "c7-rope-alibi-innovation no-innovation"
+_C7_PLAIN, _C8 = "c7-rope-alibi-innovation no-innovation", "c8-fox-clock"
+_SAME = "The same at 8 windows"
 _X2_REAL = f"{_X2} no-innovation-real"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
@@ -45,6 +46,18 @@ def bytes_of(model: str, against: str, length: int = 32) -> Answer:
     return text(model, against, length, "matched", "bytes")
 
 
+def _clock(words: str, model: str, against: str) -> list[Claim]:
+    """A claim about a content clock in recall, the same in the other tasks, and in parity as long as in training."""
+    tasks = {words: "recall", "The same in induction": "induction", "The same in flip-flop": "flip-flop"}
+    tasks |= {"The same among corrupted keys": "corrupted recall", _BY_TIME: "recall by time"}
+    claims = [Claim(asked, partial(recalled, task, model, against, 512), _RECALL) for asked, task in tasks.items()]
+    return [
+        *claims,
+        Claim("The same in parity, as trained", partial(recalled, "parity", model, against, 64), _RECALL),
+    ]
+
+
+_BY_TIME = "The same in recall by time"
 _BYTES = "context.md#bytes-slow-modes-turned-values-and-gates"
 _TEXT, _DETAILS, _CONTEXT = "replication.md", "replication-details.md#", "context.md"
 _WINDOW, _BEYOND, _VALUES, _ALIBI = (f"{_DETAILS}claim-{number}" for number in (3, 4, 11, 14))
@@ -66,33 +79,53 @@ _TITLES = {
 CLAIMS: dict[str, Sequence[Claim]] = {
     "Long context": (
         Claim("m2 is better than RoPE in the window", partial(context, "m2-sc-rfa", "b1-rope"), _CONTEXT),
+        Claim(_SAME, partial(context, "m2-sc-rfa", "b1-rope", 2048), _CONTEXT),
         Claim("x2 is better than RoPE in the window", partial(context, _X2_PLAIN, "b1-rope"), _CONTEXT),
+        Claim("x2 is better than ALiBi in the window", partial(context, _X2_PLAIN, "b2-alibi"), _CONTEXT),
+        Claim(_SAME, partial(context, _X2_PLAIN, "b2-alibi", 2048), _CONTEXT),
         Claim("A forget gate makes RoPE better in the window", partial(context, _FOX, "b1-rope"), _CONTEXT),
-        Claim("Turned values make the forget gate better", partial(context, _X7, _FOX), _CONTEXT),
-        Claim("Content gains (x4) are better than the forget gate", partial(context, _X4, _FOX), _CONTEXT),
-        Claim("A content clock makes x2 better", partial(context, _X5_PLAIN, _X2_PLAIN), _CONTEXT),
-        Claim("A clock makes a better forget gate (c8)", partial(context, "c8-fox-clock", _FOX), _CONTEXT),
-        Claim("Content dynamics (x6) are better than m2", partial(context, _X6_PLAIN, "m2-sc-rfa"), _CONTEXT),
-        Claim("x2 is better than ALiBi at 8 windows", partial(context, _X2_PLAIN, "b2-alibi", 2048), _CONTEXT),
-        Claim("The forget gate is better than ALiBi at 8 windows", partial(context, _FOX, "b2-alibi", 2048), _CONTEXT),
+        Claim("The forget gate is better than ALiBi in the window", partial(context, _FOX, "b2-alibi"), _CONTEXT),
+        Claim(_SAME, partial(context, _FOX, "b2-alibi", 2048), _CONTEXT),
+        Claim("Turned values make the forget gate better in the window", partial(context, _X7, _FOX), _CONTEXT),
+        Claim(_SAME, partial(context, _X7, _FOX, 2048), _CONTEXT),
         Claim(
-            "Real slow modes make RoPE better at 8 windows", partial(context, "b1-rope real", "b1-rope", 2048), _CONTEXT
+            "Content gains (x4) are better than the forget gate in the window", partial(context, _X4, _FOX), _CONTEXT
         ),
-        Claim("KERPLE is better than ALiBi at 8 windows", partial(context, "c12-kerple", "b2-alibi", 2048), _CONTEXT),
+        Claim(_SAME, partial(context, _X4, _FOX, 2048), _CONTEXT),
+        Claim("A content clock makes x2 better in the window", partial(context, _X5_PLAIN, _X2_PLAIN), _CONTEXT),
+        Claim(_SAME, partial(context, _X5_PLAIN, _X2_PLAIN, 2048), _CONTEXT),
+        Claim("A clock makes a better forget gate (c8) in the window", partial(context, _C8, _FOX), _CONTEXT),
+        Claim(_SAME, partial(context, _C8, _FOX, 2048), _CONTEXT),
+        Claim(
+            "Content dynamics (x6) are better than m2 in the window", partial(context, _X6_PLAIN, "m2-sc-rfa"), _CONTEXT
+        ),
+        Claim(_SAME, partial(context, _X6_PLAIN, "m2-sc-rfa", 2048), _CONTEXT),
+        Claim("Real slow modes make RoPE better in the window", partial(context, "b1-rope real", "b1-rope"), _CONTEXT),
+        Claim(_SAME, partial(context, "b1-rope real", "b1-rope", 2048), _CONTEXT),
+        Claim("KERPLE is better than ALiBi in the window", partial(context, "c12-kerple", "b2-alibi"), _CONTEXT),
+        Claim(_SAME, partial(context, "c12-kerple", "b2-alibi", 2048), _CONTEXT),
+        *(
+            Claim(f"{words} in the window, with a quarter of the training", partial(context, *models), _CONTEXT)
+            for words, models in {
+                "x2 is better than RoPE": (f"{_X2_PLAIN}-quarter", "b1-rope quarter"),
+                "A forget gate makes RoPE better": (f"{_FOX}-quarter", "b1-rope quarter"),
+                "Turned values make the forget gate better": (f"{_X7} quarter", f"{_FOX}-quarter"),
+            }.items()
+        ),
         Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
     ),
     "Bytes, models of the demo's size": (
         Claim(
             "Turned values make the forget gate better in the window", partial(bytes_of, "x7-gated-roper", _FOX), _BYTES
         ),
-        Claim("The same at 8 windows", partial(bytes_of, "x7-gated-roper", _FOX, 256), _BYTES),
+        Claim(_SAME, partial(bytes_of, "x7-gated-roper", _FOX, 256), _BYTES),
         Claim("A forget gate makes RoPE better in the window", partial(bytes_of, _FOX, "b1-rope"), _BYTES),
         Claim("A forget gate is better than fixed slopes (c7)", partial(bytes_of, _FOX, _C7_PLAIN), _BYTES),
         Claim("Content gains (x4) are better than the forget gate", partial(bytes_of, _X4, _FOX), _BYTES),
         Claim("x2 is better than RoPE in the window", partial(bytes_of, _X2_PLAIN, "b1-rope"), _BYTES),
         Claim("x2 is better than RoPE at 8 windows", partial(bytes_of, _X2_PLAIN, "b1-rope", 256), _BYTES),
         Claim("Real slow modes make RoPE better in the window", partial(bytes_of, "b1-rope real", "b1-rope"), _BYTES),
-        Claim("The same at 8 windows", partial(bytes_of, "b1-rope real", "b1-rope", 256), _BYTES),
+        Claim(_SAME, partial(bytes_of, "b1-rope real", "b1-rope", 256), _BYTES),
         Claim("Real slow modes make x2 better at 8 windows", partial(bytes_of, _X2_REAL, _X2_PLAIN, 256), _BYTES),
     ),
     "Text, small models that do not use their context": (
@@ -163,23 +196,30 @@ CLAIMS: dict[str, Sequence[Claim]] = {
             _FILTERS,
         ),
     ),
-    "Recall at 8 times the trained length (share of right answers)": (
+    "Recall and state at 8 times the trained length (share of right answers)": (
         Claim("Real slow modes help RoPE", partial(recalled, "recall", "b1-rope real", "b1-rope", 512), _RECALL),
+        Claim(_BY_TIME, partial(recalled, "recall by time", "b1-rope real", "b1-rope", 512), _RECALL),
         Claim("Real slow modes help x2", partial(recalled, "recall", f"{_X2_PLAIN} real", _X2_PLAIN, 512), _RECALL),
-        Claim("Turned values help a forget gate", partial(recalled, "recall", "x7-gated-roper", _FOX, 512), _RECALL),
-        Claim("A content clock helps x2", partial(recalled, "recall", _X5_PLAIN, _X2_PLAIN, 512), _RECALL),
-        Claim(
-            "A forget gate from a content clock (c8) is better than `c4-fox` with RoPE",
-            partial(recalled, "recall", "c8-fox-clock", _FOX, 512),
-            _RECALL,
-        ),
+        Claim("Real slow modes help c7", partial(recalled, "recall", f"{_C7_PLAIN} real", _C7_PLAIN, 512), _RECALL),
+        Claim("Turned values help a forget gate", partial(recalled, "recall", _X7, _FOX, 512), _RECALL),
+        *_clock("A content clock helps x2", _X5_PLAIN, _X2_PLAIN),
+        *_clock("A forget gate from a content clock (c8) is better than `c4-fox` with RoPE", _C8, _FOX),
         Claim("The innovation step helps x2", partial(recalled, "recall", _X2, _X2_PLAIN, 512), _RECALL),
         Claim("x2 recalls more than ALiBi", partial(recalled, "recall", _X2_PLAIN, "b2-alibi", 512), _RECALL),
         Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
+        Claim(_BY_TIME, partial(recalled, "recall by time", "m2-sc-rfa", "b1-rope", 512), _RECALL),
+        Claim(
+            "The same among corrupted keys", partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512), _RECALL
+        ),
+        Claim(
+            "x2 learns recall from fewer tokens with `taps`",
+            partial(learnt, "recall", f"{_X2_PLAIN} taps", _X2_PLAIN),
+            _RECALL,
+        ),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
         Claim(
-            "m2 recalls more among corrupted keys",
-            partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512),
+            "The forget gate learns recall from fewer tokens than RoPE",
+            partial(learnt, "recall", _FOX, "b1-rope"),
             _RECALL,
         ),
     ),

@@ -1,14 +1,16 @@
 """The tables of docs/recall.md, from the record in results/recall: `python docs/recall_record.py`."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from provenance import made_by
 
 from rfa.experiments import load_recall_recipe
 from rfa.files import write_text_whole
-from rfa.report.layout import Table, markdown, replace_between
+from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.recall_tables import (
     accuracy_table,
     learning_table,
@@ -17,11 +19,39 @@ from rfa.report.recall_tables import (
     read_recall_results,
     tasks_of,
 )
+from rfa.report.statistics import mean_and_interval
 
 PAGE = Path(__file__).with_name("recall.md")
 RECORD = Path(__file__).parents[1] / "results" / "recall"
 RECIPE = Path(__file__).parents[1] / "recipes" / "recall.yaml"
 _UNKNOWN = "Not run yet."
+_ROPE, _GATE, _X2 = "b1-rope", "c4-fox rope", "x2-riccati-alibi no-innovation"
+_C7 = "c7-rope-alibi-innovation no-innovation"
+PAIRS = {  # what is asked: the two models that differ in it
+    "real slow modes, in RoPE": ("b1-rope real", _ROPE),
+    "real slow modes, in m2 without innovation": ("m2-no-innovation real", "m2-no-innovation"),
+    "real slow modes, in x2": (f"{_X2} real", _X2),
+    "real slow modes, in c7": (f"{_C7} real", _C7),
+    "content clock, in x2 (x5)": ("x5-content-clock no-innovation", _X2),
+    "content clock, in the gate (c8)": ("c8-fox-clock", _GATE),
+    "turned values, in the gate (x7)": ("x7-gated-roper", _GATE),
+    "content gains (x4), for the gate": ("x4-content-riccati no-innovation", _GATE),
+    "content dynamics (x6), for m2": ("x6-content-dynamics no-innovation", "m2-sc-rfa"),
+    "innovation step, in x2": ("x2-riccati-alibi", _X2),
+    "the gate, in RoPE": (_GATE, _ROPE),
+    "ALiBi, for RoPE": ("b2-alibi", _ROPE),
+    "m2, for RoPE": ("m2-sc-rfa", _ROPE),
+    "m2 as released, for RoPE": ("m2-sc-rfa as-released", _ROPE),
+    "x2, for RoPE": (_X2, _ROPE),
+    "x2, for ALiBi": (_X2, "b2-alibi"),
+    "taps, in x2": (f"{_X2} taps", _X2),
+    "output gain, in x2": (f"{_X2} output-gain", _X2),
+    "normalised states, in x2": (f"{_X2} normalise-states", _X2),
+    "taps, in the gate": (f"{_GATE} taps", _GATE),
+    "output gain, in the gate": (f"{_GATE} output-gain", _GATE),
+    "normalised states, in the gate": (f"{_GATE} normalise-states", _GATE),
+    "half of the heads gated, in the gate": (f"{_GATE} half-gated", _GATE),
+}
 
 
 def tables(record: Path) -> dict[str, Table]:
@@ -30,10 +60,38 @@ def tables(record: Path) -> dict[str, Table]:
     lengths = lengths_of(results)
     found = {"at the trained length": overview_table(results, lengths[0])}
     found["at the longest"] = overview_table(results, lengths[-1])
+    found["differences"] = differences(results, lengths[-1])
     for task in tasks_of(results):
         found[f"{task} accuracy"] = accuracy_table(results, task)
         found[f"{task} learning"] = learning_table(results, task)
     return found
+
+
+def differences(results: Sequence[Mapping[str, Any]], length: int) -> Table:
+    """The accuracy of one model less that of another on the same seeds, by task; bold where the interval lacks 0."""
+    tasks, rows = tasks_of(results), []
+    for asked, models in PAIRS.items():
+        cells: list[Cell] = [asked]
+        for task in tasks:
+            own, other = (
+                {
+                    one["seed"]: one["tests"][str(length)]["accuracy"]
+                    for one in results
+                    if (one["task"], one["label"]) == (task, label) and str(length) in one["tests"]
+                }
+                for label in models
+            )
+            cells.append(_difference([own[seed] - other[seed] for seed in own if seed in other]))
+        rows.append(tuple(cells))
+    return Table("differences", "", ("what differs", *tasks), tuple(rows))
+
+
+def _difference(values: Sequence[float]) -> Cell:
+    if not values:
+        return None
+    mean = mean_and_interval(values)
+    decided = mean.half is not None and abs(mean.value) > mean.half
+    return NumberCell(mean.value, mean.half, digits=2, best=decided)
 
 
 def state(record: Path) -> str:
