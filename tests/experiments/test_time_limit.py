@@ -86,7 +86,8 @@ def test_parts_of_an_evaluation_are_kept(tmp_path, out, evaluated, clock):
         if stage.name == "blocks" and len(evaluated) == 2:
             clock.now += 3600
 
-    run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=second)
+    outcome = run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=second)
+    assert "begins anew and has to fit into the time" in outcome.stopped
     assert evaluated == 2 * NAMES[:1]
     run_recipe(planned, out, only=NAMES[:1])  # with no limit now
     assert evaluated == 4 * NAMES[:1]  # matched again, which was not finished, and the maps

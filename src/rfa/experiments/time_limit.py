@@ -61,7 +61,8 @@ class TimeLimit:
         if len(self._steps) == 1 and self._where.startswith("at step"):
             return f"{self._where} ({given} are less than one step takes from the start: one step was made and saved)"
         if self._evaluating:
-            return f"{self._where} (this part of the evaluation begins anew, those before it are kept)"
+            anew = "this part of the evaluation begins anew and has to fit into the time; those before it are kept"
+            return f"{self._where} ({anew})"
         if not self._steps:
             return f"{self._where} ({given} were over before a step of training; nothing is lost, give more time)"
         return self._where
