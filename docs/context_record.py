@@ -158,20 +158,30 @@ def probes(runs: list[dict[str, Any]]) -> Table:
 
 def record_of(results: Sequence[Run]) -> list[Table]:
     """Losses, differences, gains and passkeys of the record's models: means over seeds with half of the t interval."""
-    distances = sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
-    near = [at for at in distances if at <= 2 * results[0]["train_length"]]
-    copied: list[tuple[Cell, ...]] = []
+    near = [at for at in _distances(results) if at <= 2 * results[0]["train_length"]]
     found: list[tuple[Cell, ...]] = []
     for label, runs in by_label(results).items():
-        scores = [retrieval_scores([run], "repeat") for run in runs]
-        copied.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
         found.append((label, str(len(runs)), *(_mean([_accuracy(run, at) for run in runs], 2) for at in near)))
     return [
         *(over_length(f"{protocol} losses", results, protocol) for protocol in PROTOCOLS),
         *(ends_against(COMPARED, results, protocol) for protocol in PROTOCOLS),
-        Table("gains", "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(copied)),
+        gains("gains", results),
         Table("passkeys", "", ("model", "seeds", *(f"passkey {at}" for at in near)), tuple(found)),
     ]
+
+
+def gains(name: str, results: Sequence[Run]) -> Table:
+    """The gain of each model from a passage that stood so many tokens before: means, half of the t interval."""
+    distances = _distances(results)
+    rows: list[tuple[Cell, ...]] = []
+    for label, runs in by_label(results).items():
+        scores = [retrieval_scores([run], "repeat") for run in runs]
+        rows.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
+    return Table(name, "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(rows))
+
+
+def _distances(results: Sequence[Run]) -> list[int]:
+    return sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
 
 
 def over_length(
@@ -273,8 +283,9 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     made = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
     texts |= dict.fromkeys((*names, "gains", "passkeys"), "Not run yet.") | made
     texts["noise"] = noise(results) if results else "Not run yet."
-    bytes_read = over_length("bytes", read_results(BYTES).runs, "matched", of=float, digits=2)
-    texts["bytes"] = markdown(best_first(bytes_read), "")
+    bytes_read = read_results(BYTES).runs
+    texts["bytes"] = markdown(best_first(over_length("bytes", bytes_read, "matched", of=float, digits=2)), "")
+    texts["bytes gains"] = markdown(gains("bytes gains", bytes_read), "")
     for name, text in texts.items():
         begin, end = f"<!-- {name}: docs/context_record.py -->", f"<!-- end of {name} -->"
         page = replace_between(page, begin, end, f"\n{text.strip()}\n")

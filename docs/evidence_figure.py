@@ -1,17 +1,19 @@
 """The figure of docs/evidence.md: each model beside RoPE, on code and novels, in recall and in series."""
 
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-from evidence_answers import Difference, accuracies, cells_of, language, ratio, recall, series
+from evidence_answers import Difference, accuracies, cells_of, language, ratio, series
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rfa.report.figures import COLOURS, PAGE
 from rfa.report.figures.style import MUTED, styled
-from rfa.report.statistics import compare, mean_and_interval, pairs_of
+from rfa.report.runs import perplexity_by_length
+from rfa.report.statistics import mean_and_interval, seed_noise
 
 _PARTS = ("filter", "forecast")
 DRAWN = {  # a line of the figure: the label in the records of text and recall, and that of series
@@ -31,88 +33,111 @@ DRAWN = {  # a line of the figure: the label in the records of text and recall, 
     "x6, no innovation step": ("x6-content-dynamics no-innovation", ""),
 }
 _ENOUGH = 3  # seeds: two give intervals so wide that they hide the others
-Column = dict[str, Difference]
+
+
+class Panel(NamedTuple):
+    """A panel: differences to RoPE by model, the place of no difference, and the noise of seeds around it."""
+
+    unit: str
+    found: dict[str, Difference]
+    line: float = 0.0
+    noise: float | None = None
+
+
 _WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
-def _text_column(record: str, length: int, protocol: str) -> Column:
+def _text_panel(record: str, length: int, protocol: str) -> Panel:
     groups, found = language(record), {}
+    base = _losses(groups.get("b1-rope", ()), length, protocol)
     for name, (label, _) in DRAWN.items():
-        pairs = pairs_of(groups.get(label, ()), groups.get("b1-rope", ()))
-        mean = compare(pairs, length, protocol).difference if pairs else None
-        if mean is not None:
-            found[name] = Difference(mean.value, *_ends(mean.value, mean.half if len(pairs) >= _ENOUGH else None))
-    return found
+        own = _losses(groups.get(label, ()), length, protocol)
+        if own and base:
+            found[name] = _difference(own, base)
+    runs = [run for of in groups.values() for run in of]
+    return Panel("nats a token, less RoPE's", found, noise=seed_noise(runs, length, protocol))
 
 
-def _series_column(column: str) -> Column:
+def _losses(runs: Sequence[Any], length: int, protocol: str) -> dict[int, float]:
+    """The loss of each seed."""
+    return {run["seed"]: math.log(perplexity_by_length(run, protocol)[length]) for run in runs}
+
+
+def _series_panel(column: str) -> Panel:
     labels, cells = {one["label"] for one in series("oscillator")}, cells_of(series("oscillator"), _PARTS, (column,))
-    return {name: ratio("oscillator", of, "RoPE", cells) for name, (_, of) in DRAWN.items() if of in labels}
+    found = {name: ratio("oscillator", of, "RoPE", cells) for name, (_, of) in DRAWN.items() if of in labels}
+    return Panel("squared error / RoPE's", found, line=1.0)
 
 
-def _recall_column(length: int) -> Column:
-    base, found = accuracies("recall", "b1-rope", length), {}
-    for name, (label, _) in DRAWN.items():
-        own = accuracies("recall", label, length)
-        wrong = [base[seed] - own[seed] for seed in own if seed in base]
-        if wrong:
-            found[name] = _of(wrong)
-    return found
+def _recall_panel(length: int) -> Panel:
+    wrong = {
+        name: {seed: 1 - right for seed, right in accuracies("recall", label, length).items()}
+        for name, (label, _) in {**DRAWN, "": ("b1-rope", "")}.items()
+    }
+    base = wrong.pop("")
+    return Panel(
+        "wrong answers, less RoPE's", {name: _difference(own, base) for name, own in wrong.items() if own and base}
+    )
 
 
-def _recall_panel() -> dict[tuple[str, str], tuple[Column, float]]:
-    """The panel of recall, where there is a record."""
-    if not recall():
-        return {}
-    return {("recall, 8 times as long", "wrong answers, less RoPE's"): (_recall_column(512), 0.0)}
+def _difference(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
+    """The mean difference by seed with its interval. With too few seeds: of the means over all seeds of each, without.
 
-
-def _of(values: Sequence[float]) -> Difference:
-    """The mean over seeds, with an interval where there are enough."""
-    mean = mean_and_interval(values)
-    return Difference(mean.value, *_ends(mean.value, mean.half if len(values) >= _ENOUGH else None))
-
-
-def _ends(value: float, half: float | None) -> tuple[float, ...]:
-    return () if half is None else (value - half, value + half)
+    One of RoPE's seeds may be far off, and a model of few seeds would be compared with that one.
+    """
+    shared = sorted(own.keys() & base.keys())
+    if len(shared) < _ENOUGH:
+        return Difference(mean_and_interval([*own.values()]).value - mean_and_interval([*base.values()]).value)
+    mean = mean_and_interval([own[seed] - base[seed] for seed in shared])
+    return Difference(mean.value, *(() if mean.half is None else (mean.value - mean.half, mean.value + mean.half)))
 
 
 @styled
 def drawing() -> Figure:
     """All models beside RoPE: on code and novels, in recall and in series. Left of the line: better than RoPE."""
-    columns = {
-        ("code, in the window", "nats a token, less RoPE's"): (_text_column("context", 256, "matched"), 0.0),
-        ("code, 8 windows", "nats a token, less RoPE's"): (_text_column("context", 2048, "matched"), 0.0),
-        **_recall_panel(),
-        ("novels, in the window", "nats a token, less RoPE's"): (_text_column("novels-small", 128, "blocks"), 0.0),
-        ("series, as trained", "squared error / RoPE's"): (_series_column("trained"), 1.0),
-        ("series, 4 times as long", "squared error / RoPE's"): (_series_column("256 readings"), 1.0),
+    panels = {
+        "code, in the window": _text_panel("context", 256, "matched"),
+        "code, 8 windows": _text_panel("context", 2048, "matched"),
+        "recall, 8 times as long": _recall_panel(512),
+        "novels, in the window": _text_panel("novels-small", 128, "blocks"),
+        "series, as trained": _series_panel("trained"),
+        "series, 4 times as long": _series_panel("256 readings"),
     }
-    wide = -(-len(columns) // 2)
-    figure, grid = plt.subplots(2, wide, figsize=(PAGE, 6.2), sharey=True)
-    for panel in grid.flat[len(columns) :]:
-        panel.set_visible(False)
-    for ((title, unit), (column, line)), panel in zip(columns.items(), grid.flat, strict=False):
-        panel.axvline(line, color="black", linewidth=0.8)
-        panel.set(title=title, xlabel=unit)
-        panel.xaxis.set_major_locator(MaxNLocator(4))
-        _draw(panel, column)
+    figure, grid = plt.subplots(2, 3, figsize=(PAGE, 6.2), sharey=True)
+    for (title, shown), axes in zip(panels.items(), grid.flat, strict=True):
+        axes.axvline(shown.line, color="black", linewidth=0.8)
+        axes.set(title=title, xlabel=shown.unit)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        _draw(axes, shown)
     grid[0, 0].set_yticks(range(len(DRAWN)), list(DRAWN))
     grid[0, 0].set_ylim(len(DRAWN) - 0.4, -0.6)
     return figure
 
 
-def _draw(panel: Axes, column: Column) -> None:
+def _draw(panel: Axes, shown: Panel) -> None:
     for place, name in enumerate(DRAWN):
-        if name not in column:
-            at = (0.97, place)
-            panel.annotate(
-                "not run", at, xycoords=("axes fraction", "data"), color=MUTED, ha="right", va="center", bbox=_WHITE
-            )
+        found = shown.found.get(name)
+        if found is None:
             continue
-        found = column[name]
         if found.low is None or found.high is None:
             panel.plot(found.value, place, marker="o", color=COLOURS[0], markerfacecolor="white", linestyle="")
         else:
             panel.plot([found.low, found.high], [place, place], color=COLOURS[0])
             panel.plot(found.value, place, marker="o", color=COLOURS[0])
+    low, high = panel.get_xlim()
+    if shown.noise is not None:
+        ends = (max(low, shown.line - shown.noise), min(high, shown.line + shown.noise))
+        panel.axvspan(*ends, color=MUTED, alpha=0.15, linewidth=0)
+        panel.set_xlim(low, high)
+    right = shown.line < (low + high) / 2  # the words stand away from the line
+    for place in (place for place, name in enumerate(DRAWN) if name not in shown.found):
+        at = (0.97 if right else 0.03, place)
+        panel.annotate(
+            "not run",
+            at,
+            xycoords=("axes fraction", "data"),
+            color=MUTED,
+            ha="right" if right else "left",
+            va="center",
+            bbox=_WHITE,
+        )

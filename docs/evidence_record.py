@@ -19,17 +19,23 @@ _WOLF, _TUNED = "wolf", ("WoLF", "variational")
 _X2, _X4, _FOX = "x2-riccati-alibi", "x4-content-riccati no-innovation", "c4-fox rope"
 _X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynamics no-innovation", "x7-gated-roper"
 _C7_PLAIN, _C8 = "c7-rope-alibi-innovation no-innovation", "c8-fox-clock"
-_SAME = "The same at 8 windows"
+_SAME, _BY_TIME, _CORRUPTED = "The same at 8 windows", "The same in recall by time", "The same among corrupted keys"
+_LATER = "\N{DAGGER}"  # asked when a result was known
+_NEAR, _FAR = (256,), (2048,)  # the trained and the greatest length on code
 _X2_REAL = f"{_X2} no-innovation-real"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
 
 class Claim(NamedTuple):
-    """What was asked, how it is answered, and the page that has the details."""
+    """What was asked, how it is answered, and the page that has the details.
+
+    later: whether it was asked when its first result was known. Kept for code and recall.
+    """
 
     words: str
     of: Callable[[], Answer]
     page: str
+    later: bool = False
 
 
 def _untested() -> Answer:
@@ -46,18 +52,41 @@ def bytes_of(model: str, against: str, length: int = 32) -> Answer:
     return text(model, against, length, "matched", "bytes")
 
 
-def _clock(words: str, model: str, against: str) -> list[Claim]:
-    """A claim about a content clock in recall, the same in the other tasks, and in parity as long as in training."""
-    tasks = {words: "recall", "The same in induction": "induction", "The same in flip-flop": "flip-flop"}
-    tasks |= {"The same among corrupted keys": "corrupted recall", _BY_TIME: "recall by time"}
-    claims = [Claim(asked, partial(recalled, task, model, against, 512), _RECALL) for asked, task in tasks.items()]
+def _on_code(words: str, model: str, against: str, asked: Sequence[int]) -> list[Claim]:
+    """A claim about code in the window, and the same at eight windows.
+
+    Args:
+        words: without the length.
+        model, against: labels of the record.
+        asked: the lengths at which it was asked before a result was known.
+    """
+    claims = {_NEAR[0]: f"{words} in the window", _FAR[0]: _SAME}
     return [
-        *claims,
-        Claim("The same in parity, as trained", partial(recalled, "parity", model, against, 64), _RECALL),
+        Claim(said, partial(context, model, against, length), _CONTEXT, later=length not in asked)
+        for length, said in claims.items()
     ]
 
 
-_BY_TIME = "The same in recall by time"
+def _in_recall(words: str, task: str, model: str, against: str, *, length: int = 512, later: bool = False) -> Claim:
+    """A claim about the share of right answers."""
+    return Claim(words, partial(recalled, task, model, against, length), _RECALL, later)
+
+
+def _clock(words: str, model: str, against: str) -> list[Claim]:
+    """A claim about a content clock in associative recall, and the same in every other task."""
+    others = {
+        _CORRUPTED: "corrupted recall",
+        _BY_TIME: "recall by time",
+        "The same in copying": "copy",
+        "The same in induction": "induction",
+        "The same in flip-flop": "flip-flop",
+        "The same in parity": "parity",
+    }
+    rows = [_in_recall(said, task, model, against, later=True) for said, task in others.items()]
+    trained = _in_recall("The same in parity, as trained", "parity", model, against, length=64, later=True)
+    return [_in_recall(words, "recall", model, against), *rows, trained]
+
+
 _BYTES = "context.md#bytes-slow-modes-turned-values-and-gates"
 _TEXT, _DETAILS, _CONTEXT = "replication.md", "replication-details.md#", "context.md"
 _WINDOW, _BEYOND, _VALUES, _ALIBI = (f"{_DETAILS}claim-{number}" for number in (3, 4, 11, 14))
@@ -78,32 +107,19 @@ _TITLES = {
 }
 CLAIMS: dict[str, Sequence[Claim]] = {
     "Long context": (
-        Claim("m2 is better than RoPE in the window", partial(context, "m2-sc-rfa", "b1-rope"), _CONTEXT),
-        Claim(_SAME, partial(context, "m2-sc-rfa", "b1-rope", 2048), _CONTEXT),
-        Claim("x2 is better than RoPE in the window", partial(context, _X2_PLAIN, "b1-rope"), _CONTEXT),
-        Claim("x2 is better than ALiBi in the window", partial(context, _X2_PLAIN, "b2-alibi"), _CONTEXT),
-        Claim(_SAME, partial(context, _X2_PLAIN, "b2-alibi", 2048), _CONTEXT),
-        Claim("A forget gate makes RoPE better in the window", partial(context, _FOX, "b1-rope"), _CONTEXT),
-        Claim("The forget gate is better than ALiBi in the window", partial(context, _FOX, "b2-alibi"), _CONTEXT),
-        Claim(_SAME, partial(context, _FOX, "b2-alibi", 2048), _CONTEXT),
-        Claim("Turned values make the forget gate better in the window", partial(context, _X7, _FOX), _CONTEXT),
-        Claim(_SAME, partial(context, _X7, _FOX, 2048), _CONTEXT),
-        Claim(
-            "Content gains (x4) are better than the forget gate in the window", partial(context, _X4, _FOX), _CONTEXT
-        ),
-        Claim(_SAME, partial(context, _X4, _FOX, 2048), _CONTEXT),
-        Claim("A content clock makes x2 better in the window", partial(context, _X5_PLAIN, _X2_PLAIN), _CONTEXT),
-        Claim(_SAME, partial(context, _X5_PLAIN, _X2_PLAIN, 2048), _CONTEXT),
-        Claim("A clock makes a better forget gate (c8) in the window", partial(context, _C8, _FOX), _CONTEXT),
-        Claim(_SAME, partial(context, _C8, _FOX, 2048), _CONTEXT),
-        Claim(
-            "Content dynamics (x6) are better than m2 in the window", partial(context, _X6_PLAIN, "m2-sc-rfa"), _CONTEXT
-        ),
-        Claim(_SAME, partial(context, _X6_PLAIN, "m2-sc-rfa", 2048), _CONTEXT),
-        Claim("Real slow modes make RoPE better in the window", partial(context, "b1-rope real", "b1-rope"), _CONTEXT),
-        Claim(_SAME, partial(context, "b1-rope real", "b1-rope", 2048), _CONTEXT),
-        Claim("KERPLE is better than ALiBi in the window", partial(context, "c12-kerple", "b2-alibi"), _CONTEXT),
-        Claim(_SAME, partial(context, "c12-kerple", "b2-alibi", 2048), _CONTEXT),
+        *_on_code("m2 is better than RoPE", "m2-sc-rfa", "b1-rope", asked=_NEAR),
+        *_on_code("x2 is better than RoPE", _X2_PLAIN, "b1-rope", asked=_NEAR),
+        *_on_code("x2 is better than m2", _X2_PLAIN, "m2-sc-rfa", asked=()),
+        *_on_code("x2 is better than ALiBi", _X2_PLAIN, "b2-alibi", asked=_FAR),
+        *_on_code("A forget gate makes RoPE better", _FOX, "b1-rope", asked=_NEAR),
+        *_on_code("The forget gate is better than ALiBi", _FOX, "b2-alibi", asked=_FAR),
+        *_on_code("Turned values make the forget gate better", _X7, _FOX, asked=_NEAR),
+        *_on_code("Content gains (x4) are better than the forget gate", _X4, _FOX, asked=_NEAR),
+        *_on_code("A content clock makes x2 better", _X5_PLAIN, _X2_PLAIN, asked=_NEAR),
+        *_on_code("A clock makes a better forget gate (c8)", _C8, _FOX, asked=_NEAR),
+        *_on_code("Content dynamics (x6) are better than m2", _X6_PLAIN, "m2-sc-rfa", asked=_NEAR),
+        *_on_code("Real slow modes make RoPE better", "b1-rope real", "b1-rope", asked=_NEAR + _FAR),
+        *_on_code("KERPLE is better than ALiBi", "c12-kerple", "b2-alibi", asked=_NEAR + _FAR),
         *(
             Claim(f"{words} in the window, with a quarter of the training", partial(context, *models), _CONTEXT)
             for words, models in {
@@ -114,7 +130,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         ),
         Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
     ),
-    "Bytes, models of the demo's size": (
+    "Bytes, models of the demo's size that do not copy": (
         Claim(
             "Turned values make the forget gate better in the window", partial(bytes_of, "x7-gated-roper", _FOX), _BYTES
         ),
@@ -197,30 +213,30 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         ),
     ),
     "Recall and state at 8 times the trained length (share of right answers)": (
-        Claim("Real slow modes help RoPE", partial(recalled, "recall", "b1-rope real", "b1-rope", 512), _RECALL),
-        Claim(_BY_TIME, partial(recalled, "recall by time", "b1-rope real", "b1-rope", 512), _RECALL),
-        Claim("Real slow modes help x2", partial(recalled, "recall", f"{_X2_PLAIN} real", _X2_PLAIN, 512), _RECALL),
-        Claim("Real slow modes help c7", partial(recalled, "recall", f"{_C7_PLAIN} real", _C7_PLAIN, 512), _RECALL),
-        Claim("Turned values help a forget gate", partial(recalled, "recall", _X7, _FOX, 512), _RECALL),
+        _in_recall("Real slow modes help RoPE", "recall", "b1-rope real", "b1-rope"),
+        _in_recall(_BY_TIME, "recall by time", "b1-rope real", "b1-rope", later=True),
+        _in_recall("Real slow modes help x2", "recall", f"{_X2_PLAIN} real", _X2_PLAIN),
+        _in_recall("Real slow modes help c7", "recall", f"{_C7_PLAIN} real", _C7_PLAIN, later=True),
+        _in_recall("Turned values help a forget gate", "recall", _X7, _FOX),
         *_clock("A content clock helps x2", _X5_PLAIN, _X2_PLAIN),
         *_clock("A forget gate from a content clock (c8) is better than `c4-fox` with RoPE", _C8, _FOX),
-        Claim("The innovation step helps x2", partial(recalled, "recall", _X2, _X2_PLAIN, 512), _RECALL),
-        Claim("x2 recalls more than ALiBi", partial(recalled, "recall", _X2_PLAIN, "b2-alibi", 512), _RECALL),
-        Claim("m2 recalls more than RoPE", partial(recalled, "recall", "m2-sc-rfa", "b1-rope", 512), _RECALL),
-        Claim(_BY_TIME, partial(recalled, "recall by time", "m2-sc-rfa", "b1-rope", 512), _RECALL),
-        Claim(
-            "The same among corrupted keys", partial(recalled, "corrupted recall", "m2-sc-rfa", "b1-rope", 512), _RECALL
-        ),
-        Claim(
-            "x2 learns recall from fewer tokens with `taps`",
-            partial(learnt, "recall", f"{_X2_PLAIN} taps", _X2_PLAIN),
-            _RECALL,
-        ),
+        _in_recall("The innovation step helps x2", "recall", _X2, _X2_PLAIN),
+        _in_recall("x2 recalls more than ALiBi", "recall", _X2_PLAIN, "b2-alibi"),
+        _in_recall("m2 recalls more than RoPE", "recall", "m2-sc-rfa", "b1-rope"),
+        _in_recall(_BY_TIME, "recall by time", "m2-sc-rfa", "b1-rope", later=True),
+        _in_recall(_CORRUPTED, "corrupted recall", "m2-sc-rfa", "b1-rope"),
         Claim("x2 learns recall from fewer tokens than RoPE", partial(learnt, "recall", _X2_PLAIN, "b1-rope"), _RECALL),
         Claim(
-            "The forget gate learns recall from fewer tokens than RoPE",
+            "x2 learns it from fewer tokens with `taps`",
+            partial(learnt, "recall", f"{_X2_PLAIN} taps", _X2_PLAIN),
+            _RECALL,
+            later=True,
+        ),
+        Claim(
+            "The forget gate learns it from fewer tokens than RoPE",
             partial(learnt, "recall", _FOX, "b1-rope"),
             _RECALL,
+            later=True,
         ),
     ),
     "Cost": (
@@ -239,7 +255,8 @@ def table() -> str:
         for claim in claims:
             found, page = claim.of(), claim.page.partition("#")[0]
             key = links.setdefault(claim.page, f"e{len(links) + 1}")
-            lines.append(f"| {claim.words} | {found.answer} | {found.number} | [{_TITLES[page]}][{key}] |")
+            words = f"{claim.words} {_LATER}" if claim.later else claim.words
+            lines.append(f"| {words} | {found.answer} | {found.number} | [{_TITLES[page]}][{key}] |")
     return "\n".join([*lines, "", *(f"[{key}]: {page}" for page, key in links.items())])
 
 

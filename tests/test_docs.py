@@ -71,7 +71,7 @@ def test_the_stored_reports_of_small_networks_are_of_their_results(tmp_path):
     assert {page.name for page in pages} == write.keys()
     for page in pages:
         record = page.parents[1]
-        made = write[page.name](record, tmp_path / record.name)
+        made = write[page.name](record, tmp_path / record.name).page
         assert made.read_text("utf-8") == page.read_text("utf-8"), f"run rfa report {name(record)}"
 
 

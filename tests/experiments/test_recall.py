@@ -9,6 +9,7 @@ import pytest
 
 from rfa.experiments import RecipeError, load_recall_recipe, recall_runner, run_recall_recipe
 from rfa.files import held
+from rfa.results import Planned, write_planned
 from rfa.training.callbacks import Diverged
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "recall.yaml"
@@ -86,7 +87,13 @@ def test_the_command_runs_resumes_and_writes_tables(rfa, small, tmp_path):
     assert "missing" not in said + page
     (out / "recipe.json").write_text("[]")
     status, _, fault = rfa("report", out)
+    assert (status, "recipe.json is damaged" in fault) == (1, True)
+    assert "recipe.json is damaged" in (out / "report" / "recall.md").read_text()
+    status, _, fault = rfa("experiment", small, "--out", out)
     assert (status, "recipe.json is damaged" in fault) == (2, True)
+    write_planned(out, Planned(name="large", title="", runs=[], kind="recall"))
+    status, _, fault = rfa("experiment", small, "--out", out)
+    assert (status, f"out: got {out}, the folder of the recipe large, expected one of small" in fault) == (2, True)
 
 
 def test_ctrl_c_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ def test_the_page_and_the_files_hold_all_tables(tmp_path):
     write(tmp_path, RESULTS)
     assert record_kind(tmp_path) == "recall"
     assert sorted(tasks_of(read_recall_results(tmp_path))) == ["parity", "recall"]
-    page = write_recall_report(tmp_path, tmp_path / "out").read_text()
+    page = write_recall_report(tmp_path, tmp_path / "out").page.read_text()
     assert page.startswith("# \\*T\\*")  # text of a result acts as no markup
     assert page.count("| b1 |") == 6  # two overviews, and two tables of two tasks
     with (tmp_path / "out" / "tables" / "recall-accuracy.csv").open() as file:

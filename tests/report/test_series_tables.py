@@ -7,6 +7,7 @@ import statistics
 import pytest
 
 from rfa.report.layout import markdown
+from rfa.report.records import record_kind
 from rfa.report.series_tables import (
     ratio_figure,
     read_series_results,
@@ -14,6 +15,7 @@ from rfa.report.series_tables import (
     series_table,
     write_series_report,
 )
+from rfa.results import Planned, write_planned
 
 
 def result(label, seed, *errors):
@@ -70,12 +72,37 @@ def test_the_report_command_draws_ratios(rfa, tmp_path):
     assert page.startswith("# \\*r\\*")  # text of a result acts as no markup
     assert "divided by that of c9" in page
     assert (folder.parent / "report" / "series.png").read_bytes().startswith(b"\x89PNG")
+    assert "missing" not in said + page
+
+
+def test_missing_runs_are_named(rfa, tmp_path):
+    """In a record and in its folder of results, in a folder that holds both, and where there is no result yet."""
+    (tmp_path / "results").mkdir()
+    names = [f"x2-seed{seed}" for seed in range(30)]
+    write_planned(tmp_path, Planned(name="r", title="t", runs=names, kind="series"))
+    assert record_kind(tmp_path) == "series"
+    status, _, fault = rfa("report", tmp_path)
+    assert (status, "has no results" in fault) == (2, True)
+    for folder in (tmp_path / "results", tmp_path):
+        (folder / "x2-seed3.json").write_text(json.dumps(RESULTS[0]))
+        for given in {folder, tmp_path}:
+            status, said, _ = rfa("report", given, "--out", tmp_path / "out")
+            page = (tmp_path / "out" / "series.md").read_text().partition("## What is missing")[2]
+            assert (status, "missing: 29 runs: not begun: x2-seed0, x2-seed1, x2-seed2, x2-seed4" in said) == (
+                0,
+                True,
+            )
+            assert "29 runs: not begun: x2-seed0, " in page
+            assert "x2-seed20 and 9 more" in said.replace("\n", " ")
+        (folder / "x2-seed3.json").unlink()
+        if folder.name == "results":
+            folder.rmdir()
 
 
 def test_a_page_of_all_tables(tmp_path):
     for one in RESULTS:
         (tmp_path / f"{one['label']}-{one['seed']}.json").write_text(json.dumps(one))
-    page = write_series_report(tmp_path, tmp_path / "out").read_text()
+    page = write_series_report(tmp_path, tmp_path / "out").page.read_text()
     assert page.count("| x2 |") == 8  # four scores of two parts
     assert len(read_series_results(tmp_path)) == 4
 

@@ -1,7 +1,7 @@
 """The commands for recipes and their results: experiment and report."""
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -157,7 +157,7 @@ def _small_experiment(
         console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
     for name in outcome.claimed:
         console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
-    made = write(out, out / "report") if outcome.done else out / "results"
+    made = write(out, out / "report").page if outcome.done else out / "results"
     console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
 
 
@@ -179,28 +179,34 @@ def report(
     from rfa.report.records import record_kind
     from rfa.report.series_tables import write_series_report
     from rfa.report.write import write_report
-    from rfa.results import read_results, unfinished_runs
+    from rfa.results import PLANNED, read_results
 
     writers = {"series": write_series_report, "recall": write_recall_report}
     if (write := writers.get(record_kind(folder) or "")) is not None:
-        page = write(folder, out or folder / "report")
-        for name, reason in unfinished_runs(folder).items():
-            console.print(one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True)
-        console.print(f"page: {page}", highlight=False, soft_wrap=True)
+        made = write(folder, out or folder / "report")
+        _say_missing(made.missing, refused=[PLANNED])
+        console.print(f"page: {made.page}", highlight=False, soft_wrap=True)
+        if PLANNED in made.missing:
+            raise typer.Exit(1)
         return
     with progress_bars() as bar:
         found = read_results(folder, lambda *files: bar("reading results", *files))
         out = out or folder / "report"
         written = write_report(found.runs, out, found.missing, lambda *made: bar("tables and figures", *made))
-    for name, reason in written.missing.items():
-        (errors if name in found.refused else console).print(
-            one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True
-        )
+    _say_missing(written.missing, found.refused)
     tables, figures = len(written.tables), len(written.figures)
     console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)
     console.print(f"page: {written.page}", highlight=False, soft_wrap=True)
     if found.refused:
         raise typer.Exit(1)
+
+
+def _say_missing(missing: Mapping[str, str], refused: Collection[str]) -> None:
+    """A line for each missing run, table or figure, and for each file that was refused as an error."""
+    for name, reason in missing.items():
+        (errors if name in refused else console).print(
+            one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True
+        )
 
 
 def _failed(name: str, reason: str) -> None:

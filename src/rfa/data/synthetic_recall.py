@@ -10,7 +10,7 @@ from rfa.checks import check_range, require
 
 from .synthetic_task import MOST, NOT_ASKED, SyntheticBatch, SyntheticTask, check_sizes, distinct, labels_at
 
-_MOST_COUNTS = 1_000_000  # of values by pair, which a sequence of statements is counted in
+_MOST_COUNTS = 1_000_000  # pairs times values: entries of the table that counts the statements of one sequence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from rfa.files import held
 from rfa.progress import Stage, StageProgress
 from rfa.results import Planned, write_planned, write_result
 
-from .plan import check_versions
+from .plan import check_folder, check_versions
 from .time_limit import TimeIsUp, TimeLimit
 
 
@@ -52,9 +52,11 @@ def make_claimed(
         progress: called with the stage, the amount done and the total.
 
     Raises:
-        ValueError: for results of another version or commit without `other_version`, if there is more to make.
+        ValueError: for a folder of another recipe, and for results of another version or commit without
+            `other_version`, if there is more to make.
         OSError: if a result cannot be written.
     """
+    check_folder(results.parent, planned["name"])
     if not other_version:
         stored = {name: result for name in planned["runs"] if (result := finished(name)) is not None}
         if any(name not in stored for name in names):

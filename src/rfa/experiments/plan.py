@@ -106,15 +106,20 @@ def measured_on(recipe: Recipe, out: str | Path) -> str | None:
     return " and ".join(dict.fromkeys(map(str, names))) or None
 
 
+def check_folder(out: Path, name: str) -> None:
+    """Raise `ValueError` for a folder of another recipe than that of this name, or whose list of runs is damaged."""
+    planned = read_planned(out)
+    if planned is not None and planned["name"] != name:
+        raise ValueError(f"out: got {out}, the folder of the recipe {planned['name']}, expected one of {name}")
+
+
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:
     """All existing results of a recipe, by the run's name.
 
     Raises:
         ValueError: for a damaged result, or a folder of another recipe.
     """
-    planned = read_planned(out)
-    if planned is not None and planned["name"] != recipe.name:
-        raise ValueError(f"out: got {out}, the folder of the recipe {planned['name']}, expected one of {recipe.name}")
+    check_folder(out, recipe.name)
     return {run.name: result for run in recipe.runs if (result := finished_result(recipe, run, out)) is not None}
 
 

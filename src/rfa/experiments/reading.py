@@ -160,4 +160,5 @@ def _is_of(value: Any, kind: str) -> bool:
 
 
 def _words(kind: str) -> str:
-    return "text" if "str" in kind else f"a {'' if 'float' in kind else 'whole '}number below {_LARGEST:,.0f}"
+    number = "a number" if "float" in kind else "a whole number"
+    return "text" if "str" in kind else f"{number} between {-_LARGEST:g} and {_LARGEST:g}"

@@ -53,7 +53,7 @@ def run_recall_recipe(
     planned = {run.name: run for run in recipe.runs}
     return make_claimed(
         tuple(name for name in planned if name in names),
-        Planned(name=recipe.name, title=recipe.title, runs=list(planned)),
+        Planned(name=recipe.name, title=recipe.title, runs=list(planned), kind="recall"),
         results,
         finished=lambda name: finished_recall_result(recipe, planned[name], results / f"{name}.json"),
         make=lambda name, report: _result(recipe, planned[name], report),

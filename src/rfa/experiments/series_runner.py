@@ -77,7 +77,7 @@ def run_series_recipe(
 
     return make_claimed(
         chosen,
-        Planned(name=recipe.name, title=recipe.title, runs=list(planned)),
+        Planned(name=recipe.name, title=recipe.title, runs=list(planned), kind="series"),
         results,
         finished,
         make,

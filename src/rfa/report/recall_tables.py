@@ -8,7 +8,7 @@ from typing import Any
 from rfa.files import write_text_whole
 
 from .layout import Cell, NumberCell, Table, comma_separated, markdown, markdown_text
-from .records import interval_cell, is_number, missing_lines, read_record
+from .records import RecordReport, interval_cell, is_number, read_record, write_page
 
 LEARNT = 0.99  # the accuracy at the trained length from which on a task counts as learnt
 EARLY = 300  # steps
@@ -142,13 +142,13 @@ def tokens_until(result: Mapping[str, Any], accuracy: float = LEARNT) -> int | N
     return next((point["tokens"] for point in result["curve"] if point["accuracy"] >= accuracy), None)
 
 
-def write_recall_report(folder: str | Path, out: str | Path) -> Path:
-    """Write all tables of a record into one Markdown page, and each as a CSV file, and return the page's path.
+def write_recall_report(folder: str | Path, out: str | Path) -> RecordReport:
+    """Write all tables of a record into one Markdown page, and each as a CSV file.
 
     The page ends with the runs of the recipe that have no result.
 
     Raises:
-        ValueError: as `read_recall_results`, or if the list of the recipe's runs is damaged.
+        ValueError: as `read_recall_results`.
         OSError: if a file cannot be written.
     """
     results, out = read_recall_results(folder), Path(out)
@@ -156,9 +156,8 @@ def write_recall_report(folder: str | Path, out: str | Path) -> Path:
     tables += [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
     for table in tables:
         write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(table))
-    lines = [f"# {markdown_text(results[0]['title'])}\n", *map(markdown, tables), *missing_lines(folder)]
-    write_text_whole(out / "recall.md", "\n".join(lines))
-    return out / "recall.md"
+    lines = [f"# {markdown_text(results[0]['title'])}\n", *map(markdown, tables)]
+    return write_page(folder, out / "recall.md", lines)
 
 
 def _by_label(results: Results) -> dict[str, list[Mapping[str, Any]]]:

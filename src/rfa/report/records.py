@@ -4,9 +4,10 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from rfa.results import unfinished_runs
+from rfa.files import write_text_whole
+from rfa.results import PLANNED, read_planned, unfinished_runs
 
 from .layout import Cell, NumberCell, markdown_text
 from .statistics import mean_and_interval
@@ -16,9 +17,10 @@ def record_kind(folder: str | Path) -> str | None:
     """The kind of recipe that a folder of results is of, by its first result that can be read.
 
     Returns:
-        "series", "recall", or None for language models and for a folder without results.
+        "series", "recall", or None for language models and for a folder without results. Where there is no result yet,
+        the list of the recipe's runs says it.
     """
-    for path in sorted(_results_of(folder).glob("*.json")):
+    for path in _files_of(folder):
         try:
             result = json.loads(path.read_text("utf-8"))
         except (ValueError, OSError, RecursionError):
@@ -26,7 +28,11 @@ def record_kind(folder: str | Path) -> str | None:
         if not isinstance(result, dict):
             return None
         return "series" if "scores" in result else "recall" if result.get("kind") == "recall" else None
-    return None
+    try:
+        planned = read_planned(Path(folder))
+    except ValueError:
+        return None
+    return planned.get("kind") if planned else None
 
 
 def read_record(
@@ -44,7 +50,7 @@ def read_record(
         ValueError: for a file that is damaged, files of several recipes, two of one run, or no file.
     """
     results: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for path in sorted(_results_of(folder).glob("*.json")):
+    for path in _files_of(folder):
         try:
             result = json.loads(path.read_text("utf-8"))
         except (ValueError, RecursionError):
@@ -64,14 +70,24 @@ def read_record(
     return list(results.values())
 
 
-def missing_lines(folder: str | Path) -> list[str]:
-    """The part of a page that names the runs without a result; empty if all runs of the recipe have one.
+class RecordReport(NamedTuple):
+    """A written page.
 
-    Raises:
-        ValueError: if the list of the recipe's runs is damaged.
+    Args:
+        page: its path.
+        missing: the reason why a run of the recipe has no result, or why the list of runs cannot be read, by name.
     """
-    lines = [f"- {name}: {markdown_text(reason)}" for name, reason in unfinished_runs(folder).items()]
-    return ["## What is missing\n", *lines, ""] if lines else []
+
+    page: Path
+    missing: dict[str, str]
+
+
+def write_page(folder: str | Path, page: Path, lines: Sequence[str]) -> RecordReport:
+    """Write a page of a record, whole. Runs of the recipe without a result are its last part."""
+    missing = unfinished_runs(folder)
+    last = [f"- {name}: {markdown_text(reason)}" for name, reason in missing.items()]
+    write_text_whole(page, "\n".join([*lines, *(["## What is missing\n", *last, ""] if last else [])]))
+    return RecordReport(page, missing)
 
 
 def interval_cell(values: Sequence[float], digits: int, level: float = 0.95) -> Cell:
@@ -101,7 +117,8 @@ def _is_named(result: Mapping[str, Any], named_by: Sequence[str]) -> bool:
     return texts and isinstance(result.get("seed"), int) and not isinstance(result["seed"], bool)
 
 
-def _results_of(folder: str | Path) -> Path:
-    """The folder of the result files: that of a record, or itself."""
+def _files_of(folder: str | Path) -> list[Path]:
+    """The result files of a record, or of a folder of them, in the order of their names."""
     inner = Path(folder) / "results"
-    return inner if inner.is_dir() else Path(folder)
+    files = (inner if inner.is_dir() else Path(folder)).glob("*.json")
+    return sorted(path for path in files if path.name != PLANNED)

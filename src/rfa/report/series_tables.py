@@ -5,11 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rfa.files import write_text_whole
-
 from .figures import save, series_ratios
 from .layout import Cell, NumberCell, Table, markdown, markdown_text
-from .records import interval_cell, missing_lines, read_record
+from .records import RecordReport, interval_cell, read_record, write_page
 from .statistics import mean_and_interval
 from .tables import with_best
 
@@ -120,13 +118,13 @@ def series_ratio_table(results: Results, reference: str, part: str, score: str, 
     return Table(name, caption, ("model", *columns), tuple(map(tuple, rows)), (note,))
 
 
-def write_series_report(folder: str | Path, out: str | Path) -> Path:
-    """Write all tables of a record into one Markdown page, beside a figure of the ratios, and return the page's path.
+def write_series_report(folder: str | Path, out: str | Path) -> RecordReport:
+    """Write all tables of a record into one Markdown page, beside a figure of the ratios.
 
     The page ends with the runs of the recipe that have no result.
 
     Raises:
-        ValueError: as `read_series_results`, or if the list of the recipe's runs is damaged.
+        ValueError: as `read_series_results`.
         OSError: if the page cannot be written.
     """
     results = read_series_results(folder)
@@ -140,8 +138,7 @@ def write_series_report(folder: str | Path, out: str | Path) -> Path:
     if any(each in there for each in _REFERENCES):
         save(ratio_figure(results, next(each for each in _REFERENCES if each in there)), page.with_suffix(".png"))
         lines.append("![Squared errors, divided by the reference's, by setting](series.png)\n")
-    write_text_whole(page, "\n".join([*lines, *missing_lines(folder)]))
-    return page
+    return write_page(folder, page, lines)
 
 
 def ratio_figure(results: Results, reference: str, labels: Sequence[str] | None = None) -> Any:

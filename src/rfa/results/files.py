@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 import rfa.version
 from rfa.files import write_text_whole
@@ -80,11 +80,15 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 
 
 class Planned(TypedDict):
-    """The content of a folder's recipe.json: name and title of the recipe, and the names of its runs."""
+    """The content of a folder's recipe.json: name and title of the recipe, and the names of its runs.
+
+    kind: "series" or "recall"; left out by recipes of language models.
+    """
 
     name: str
     title: str
     runs: list[str]
+    kind: NotRequired[str]
 
 
 _PLANNED = TypeAdapter(Planned)
@@ -106,7 +110,7 @@ def read_planned(folder: Path) -> Planned | None:
         return None
     try:
         return _PLANNED.validate_python(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise ValueError(
             f"{path} is damaged, expected what `rfa experiment` wrote; delete it, and it is made again"
         ) from error

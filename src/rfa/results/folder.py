@@ -9,8 +9,10 @@ import numpy as np
 from rfa.models import PRESETS
 from rfa.progress import Progress
 
-from .files import PLANNED, TRIGRAM, Planned, read_maps, read_planned, read_result, read_trigram
+from .files import PLANNED, TRIGRAM, read_maps, read_planned, read_result, read_trigram
 
+_RESULTS = "results"  # the folder of result files in that of a record
+_NAMED = 20  # runs that are named in one line
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
 
@@ -71,12 +73,9 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     refused.update(fault)
     for run in runs.values():
         run["trigram"] = trigram
-    planned = None
-    try:
-        planned = read_planned(folder)
-    except ValueError as error:
-        refused[PLANNED] = str(error)
-    unfinished = _unfinished(folder, planned)
+    unfinished = unfinished_runs(folder)
+    if PLANNED in unfinished:
+        refused[PLANNED] = unfinished.pop(PLANNED)
     if not (runs or refused or unfinished):
         refused["results"] = f"none in {source}, expected {_FILES}"
     order = {preset: index for index, preset in enumerate(PRESETS)}
@@ -87,25 +86,33 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
 def unfinished_runs(folder: str | Path) -> dict[str, str]:
     """The reason why a run of a folder's recipe has no result, by the run's name; several that are not begun together.
 
-    Raises:
-        ValueError: if the list of the recipe's runs is damaged.
+    Args:
+        folder: of a record, or its folder of result files.
+
+    Returns:
+        Reasons by name. Where the list of runs, `recipe.json`, is damaged, its fault has that name.
     """
     folder = Path(folder)
-    return _unfinished(folder, read_planned(folder))
-
-
-def _unfinished(folder: Path, planned: Planned | None) -> dict[str, str]:
+    if folder.name == _RESULTS and not (folder / PLANNED).exists():
+        folder = folder.parent
     source, begun = _source(folder), sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
+    reasons, planned = {}, None
+    try:
+        planned = read_planned(folder)
+    except ValueError as error:
+        reasons[PLANNED] = str(error)
     without = [name for name in (planned["runs"] if planned else begun) if not _has(source, name)]
-    reasons = {name: "begun, no result yet" for name in without if name in begun}
+    reasons |= {name: "begun, no result yet" for name in without if name in begun}
     if waiting := [name for name in without if name not in begun]:
-        reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
+        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
+        named = f"not begun: {', '.join(waiting[:_NAMED])}{more}"
+        reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = named
     return reasons
 
 
 def _source(folder: Path) -> Path:
     """The folder of the result files: that of a record, or itself."""
-    return folder / "results" if (folder / "results").is_dir() else folder
+    return folder / _RESULTS if (folder / _RESULTS).is_dir() else folder
 
 
 def _trigram(source: Path, runs: dict[Path, dict[str, Any]]) -> tuple[dict[str, Any] | None, dict[str, str]]:

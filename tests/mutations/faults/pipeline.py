@@ -45,6 +45,10 @@ RECALL = [
              "a run that cannot be saved goes on after its time", "experiments/test_recall.py"),
     Mutation("experiments/claims.py", "for name in planned[\"runs\"] if", "for name in names if",
              "results of another commit that are not chosen count as none", "experiments/test_recall.py"),
+    Mutation("experiments/claims.py", "    write_planned(results.parent, planned)\n", "",
+             "a folder does not list the runs of its recipe", "experiments/test_series.py"),
+    Mutation("report/records.py", "missing = unfinished_runs(folder)", "missing = dict[str, str]()",
+             "a page does not name missing runs", "report/test_series_tables.py"),
     Mutation("report/recall_tables.py", 'point["accuracy"] >= accuracy', 'point["accuracy"] > accuracy',
              "exactly 99 % is not enough", "report/test_recall_tables.py"),
 ]  # fmt: skip
