@@ -215,8 +215,8 @@ def noise(results: Sequence[Run]) -> str:
     """A sentence with the noise of seeds at the ends of each protocol."""
     said = []
     for protocol in PROTOCOLS:
-        lengths = sorted(perplexity_by_length(results[0], protocol))
-        found = {length: seed_noise(results, length, protocol) for length in (lengths[0], lengths[-1])}
+        lengths = sorted({length for run in results for length in perplexity_by_length(run, protocol)})
+        found = {length: seed_noise(results, length, protocol) for length in (*lengths[:1], *lengths[-1:])}
         parts = [f"{width:.3f} nats at {length:,}" for length, width in found.items() if width is not None]
         said += [f"by `{protocol}` {', '.join(parts)}"] if parts else []
     return f"The noise of seeds is {'; '.join(said)}." if said else "The noise of seeds is not known."
