@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A difference to a baseline with the ends of its interval over seeds, which are None for one seed."""
+    """A difference to a baseline with the ends of its interval over seeds, None where there is none."""
 
     value: float
     low: float | None = None

@@ -53,14 +53,15 @@ def _text_panel(record: str, length: int, protocol: str) -> Panel:
     for name, (label, _) in DRAWN.items():
         own = _losses(groups.get(label, ()), length, protocol)
         if own and base:
-            found[name] = _difference(own, base)
+            found[name] = difference(own, base)
     runs = [run for of in groups.values() for run in of]
     return Panel("nats a token, less RoPE's", found, noise=seed_noise(runs, length, protocol))
 
 
 def _losses(runs: Sequence[Any], length: int, protocol: str) -> dict[int, float]:
     """The loss of each seed."""
-    return {run["seed"]: math.log(perplexity_by_length(run, protocol)[length]) for run in runs}
+    scored = {run["seed"]: perplexity_by_length(run, protocol) for run in runs}
+    return {seed: math.log(found[length]) for seed, found in scored.items() if length in found}
 
 
 def _series_panel(column: str) -> Panel:
@@ -70,17 +71,15 @@ def _series_panel(column: str) -> Panel:
 
 
 def _recall_panel(length: int) -> Panel:
-    wrong = {
-        name: {seed: 1 - right for seed, right in accuracies("recall", label, length).items()}
-        for name, (label, _) in {**DRAWN, "": ("b1-rope", "")}.items()
-    }
-    base = wrong.pop("")
-    return Panel(
-        "wrong answers, less RoPE's", {name: _difference(own, base) for name, own in wrong.items() if own and base}
-    )
+    def wrong(label: str) -> dict[int, float]:
+        return {seed: 1 - right for seed, right in accuracies("recall", label, length).items()}
+
+    base = wrong("b1-rope")
+    found = {name: difference(own, base) for name, (label, _) in DRAWN.items() if base and (own := wrong(label))}
+    return Panel("wrong answers, less RoPE's", found)
 
 
-def _difference(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
+def difference(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
     """The mean difference by seed with its interval. With too few seeds: of the means over all seeds of each, without.
 
     One of RoPE's seeds may be far off, and a model of few seeds would be compared with that one.
@@ -88,8 +87,8 @@ def _difference(own: Mapping[int, float], base: Mapping[int, float]) -> Differen
     shared = sorted(own.keys() & base.keys())
     if len(shared) < _ENOUGH:
         return Difference(mean_and_interval([*own.values()]).value - mean_and_interval([*base.values()]).value)
-    mean = mean_and_interval([own[seed] - base[seed] for seed in shared])
-    return Difference(mean.value, *(() if mean.half is None else (mean.value - mean.half, mean.value + mean.half)))
+    value, half = mean_and_interval([own[seed] - base[seed] for seed in shared])
+    return Difference(value, *(() if half is None else (value - half, value + half)))
 
 
 @styled
@@ -104,35 +103,35 @@ def drawing() -> Figure:
         "series, 4 times as long": _series_panel("256 readings"),
     }
     figure, grid = plt.subplots(2, 3, figsize=(PAGE, 6.2), sharey=True)
-    for (title, shown), axes in zip(panels.items(), grid.flat, strict=True):
-        axes.axvline(shown.line, color="black", linewidth=0.8)
-        axes.set(title=title, xlabel=shown.unit)
+    for (title, panel), axes in zip(panels.items(), grid.flat, strict=True):
+        axes.axvline(panel.line, color="black", linewidth=0.8)
+        axes.set(title=title, xlabel=panel.unit)
         axes.xaxis.set_major_locator(MaxNLocator(4))
-        _draw(axes, shown)
+        _draw(axes, panel)
     grid[0, 0].set_yticks(range(len(DRAWN)), list(DRAWN))
     grid[0, 0].set_ylim(len(DRAWN) - 0.4, -0.6)
     return figure
 
 
-def _draw(panel: Axes, shown: Panel) -> None:
+def _draw(axes: Axes, panel: Panel) -> None:
     for place, name in enumerate(DRAWN):
-        found = shown.found.get(name)
+        found = panel.found.get(name)
         if found is None:
             continue
         if found.low is None or found.high is None:
-            panel.plot(found.value, place, marker="o", color=COLOURS[0], markerfacecolor="white", linestyle="")
+            axes.plot(found.value, place, marker="o", color=COLOURS[0], markerfacecolor="white", linestyle="")
         else:
-            panel.plot([found.low, found.high], [place, place], color=COLOURS[0])
-            panel.plot(found.value, place, marker="o", color=COLOURS[0])
-    low, high = panel.get_xlim()
-    if shown.noise is not None:
-        ends = (max(low, shown.line - shown.noise), min(high, shown.line + shown.noise))
-        panel.axvspan(*ends, color=MUTED, alpha=0.15, linewidth=0)
-        panel.set_xlim(low, high)
-    right = shown.line < (low + high) / 2  # the words stand away from the line
-    for place in (place for place, name in enumerate(DRAWN) if name not in shown.found):
+            axes.plot([found.low, found.high], [place, place], color=COLOURS[0])
+            axes.plot(found.value, place, marker="o", color=COLOURS[0])
+    low, high = axes.get_xlim()
+    if panel.noise is not None:
+        ends = (max(low, panel.line - panel.noise), min(high, panel.line + panel.noise))
+        axes.axvspan(*ends, color=MUTED, alpha=0.15, linewidth=0)
+        axes.set_xlim(low, high)
+    right = panel.line < (low + high) / 2  # the words stand away from the line
+    for place in (place for place, name in enumerate(DRAWN) if name not in panel.found):
         at = (0.97 if right else 0.03, place)
-        panel.annotate(
+        axes.annotate(
             "not run",
             at,
             xycoords=("axes fraction", "data"),

@@ -29,7 +29,7 @@ _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with
 class Claim(NamedTuple):
     """What was asked, how it is answered, and the page that has the details.
 
-    later: whether it was asked when its first result was known. Kept for code and recall.
+    later: whether it was asked when some of its result was known. Only claims on code and on recall say so.
     """
 
     words: str
@@ -212,7 +212,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
             _FILTERS,
         ),
     ),
-    "Recall and state at 8 times the trained length (share of right answers)": (
+    "Recall and state, at 8 times the trained length if nothing else is said (share of right answers)": (
         _in_recall("Real slow modes help RoPE", "recall", "b1-rope real", "b1-rope"),
         _in_recall(_BY_TIME, "recall by time", "b1-rope real", "b1-rope", later=True),
         _in_recall("Real slow modes help x2", "recall", f"{_X2_PLAIN} real", _X2_PLAIN),

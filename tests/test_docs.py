@@ -97,6 +97,20 @@ def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
         module.read_pilot(tmp_path)
 
 
+def test_a_point_of_the_evidence_has_an_interval_from_three_seeds_on():
+    """With fewer, means over all seeds are compared, so that one seed of the base that is far off counts as one."""
+    difference = script("docs/evidence_figure.py").difference
+    base = {0: 1.0, 1: 2.0, 2: 6.0}
+    assert difference({1: 2.5}, base) == (2.5 - 3.0, None, None)
+    value, low, high = difference({0: 0.5, 1: 1.0, 2: 4.5}, base)
+    half = 4.302653 * 0.5 / 3**0.5  # differences of -0.5, -1 and -1.5
+    assert (value, low, high) == (
+        pytest.approx(-1),
+        pytest.approx(-1 - half, rel=1e-6),
+        pytest.approx(-1 + half, rel=1e-5),
+    )
+
+
 def test_the_answers_of_the_evidence_are_those_of_the_records():
     """And an answer follows from its interval: an aim inside leaves it open, without an interval nothing is tested."""
     module, answers = script("docs/evidence_record.py"), script("docs/evidence_answers.py")

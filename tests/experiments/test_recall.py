@@ -92,8 +92,13 @@ def test_the_command_runs_resumes_and_writes_tables(rfa, small, tmp_path):
     status, _, fault = rfa("experiment", small, "--out", out)
     assert (status, "recipe.json is damaged" in fault) == (2, True)
     write_planned(out, Planned(name="large", title="", runs=[], kind="recall"))
+    for more in ((), ("--dry-run",)):
+        status, _, fault = rfa("experiment", small, "--out", out, *more)
+        assert (status, f"out: got {out}, the folder of the recipe large, expected one of small" in fault) == (2, True)
+    (out / "recipe.json").unlink()  # a folder of an older version
+    small.write_text(SMALL.replace("name: small", "name: large"))
     status, _, fault = rfa("experiment", small, "--out", out)
-    assert (status, f"out: got {out}, the folder of the recipe large, expected one of small" in fault) == (2, True)
+    assert (status, f"out: got {out}, the folder of the recipe small, expected one of large" in fault) == (2, True)
 
 
 def test_ctrl_c_keeps_finished_runs(rfa, small, tmp_path, monkeypatch):

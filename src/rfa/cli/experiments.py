@@ -11,6 +11,8 @@ import typer
 from .app import ManyValues, app, console, errors, interruptible, one_line, stoppable
 from .console import progress_bars, stage_words, states_table
 
+_LINE = 1000  # characters of a reason; a record may lack hundreds of runs
+
 
 @app.command(cls=ManyValues)
 def experiment(
@@ -138,6 +140,7 @@ def _small_experiment(
             planned, write = experiments.load_recall_recipe(recipe), write_recall_report
             finished, make = experiments.finished_recall_result, experiments.run_recall_recipe
     if dry_run:
+        experiments.check_folder(out, planned.name)
         chosen = experiments.selected_names([run.name for run in planned.runs], only)
         for run in (run for run in planned.runs if run.name in chosen):
             there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
@@ -204,8 +207,9 @@ def report(
 def _say_missing(missing: Mapping[str, str], refused: Collection[str]) -> None:
     """A line for each missing run, table or figure, and for each file that was refused as an error."""
     for name, reason in missing.items():
+        said = reason if len(reason) <= _LINE else f"{reason[:_LINE]} ... (the page has all)"
         (errors if name in refused else console).print(
-            one_line(f"rfa: missing: {name}: {reason}"), highlight=False, soft_wrap=True
+            one_line(f"rfa: missing: {name}: {said}"), highlight=False, soft_wrap=True
         )
 
 

@@ -1,7 +1,7 @@
 """Recipes: several training runs, their evaluations, and one result file for each run."""
 
 from .claims import ClaimedOutcome
-from .plan import RunState, measured_on, selected_names, states
+from .plan import RunState, check_folder, measured_on, selected_names, states
 from .reading import RecipeError, recipe_kind
 from .recall_recipe import RecallRecipe, load_recall_recipe
 from .recall_runner import finished_recall_result, run_recall_recipe
@@ -21,6 +21,7 @@ __all__ = [
     "RecipeError",
     "RunState",
     "SeriesRecipe",
+    "check_folder",
     "finished_recall_result",
     "finished_series_result",
     "load_recall_recipe",

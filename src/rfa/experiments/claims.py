@@ -43,7 +43,7 @@ def make_claimed(
 
     Args:
         names: of the runs, in the order in which they are made.
-        planned: name and title of the recipe, and the names of all its runs.
+        planned: name, title and kind of the recipe, and the names of all its runs.
         results: the folder of `NAME.json`.
         finished: the result of a run; None if it has none.
         make: the result of a run, which it reports to the function given; None if another process has to finish first.

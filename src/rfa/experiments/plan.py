@@ -1,5 +1,6 @@
 """The state of a recipe: the progress of each run, and the work that is left."""
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -109,8 +110,19 @@ def measured_on(recipe: Recipe, out: str | Path) -> str | None:
 def check_folder(out: Path, name: str) -> None:
     """Raise `ValueError` for a folder of another recipe than that of this name, or whose list of runs is damaged."""
     planned = read_planned(out)
-    if planned is not None and planned["name"] != name:
-        raise ValueError(f"out: got {out}, the folder of the recipe {planned['name']}, expected one of {name}")
+    found = planned["name"] if planned else _recipe_of(out / "results")
+    if found not in (name, None):
+        raise ValueError(f"out: got {out}, the folder of the recipe {found}, expected one of {name}")
+
+
+def _recipe_of(results: Path) -> str | None:
+    """The recipe that the first result names; None if there is none that can be read."""
+    for path in sorted(results.glob("*.json")):
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["recipe"])
+        except (ValueError, KeyError, TypeError, OSError, RecursionError):
+            continue  # it is refused where it is needed
+    return None
 
 
 def finished_results(recipe: Recipe, out: Path) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Records of small networks: their result files, and means over seeds with t intervals."""
+"""Records of small networks: their result files, means over seeds with t intervals, and the page of a report."""
 
 import json
 import math
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rfa.files import write_text_whole
-from rfa.results import PLANNED, read_planned, unfinished_runs
+from rfa.results import PLANNED, read_planned, record_folder, unfinished_runs
 
 from .layout import Cell, NumberCell, markdown_text
 from .statistics import mean_and_interval
@@ -17,8 +17,7 @@ def record_kind(folder: str | Path) -> str | None:
     """The kind of recipe that a folder of results is of, by its first result that can be read.
 
     Returns:
-        "series", "recall", or None for language models and for a folder without results. Where there is no result yet,
-        the list of the recipe's runs says it.
+        "series" or "recall"; None for language models, and where neither a result nor the list of runs says it.
     """
     for path in _files_of(folder):
         try:
@@ -29,7 +28,7 @@ def record_kind(folder: str | Path) -> str | None:
             return None
         return "series" if "scores" in result else "recall" if result.get("kind") == "recall" else None
     try:
-        planned = read_planned(Path(folder))
+        planned = read_planned(record_folder(folder))
     except ValueError:
         return None
     return planned.get("kind") if planned else None

@@ -12,7 +12,6 @@ from rfa.progress import Progress
 from .files import PLANNED, TRIGRAM, read_maps, read_planned, read_result, read_trigram
 
 _RESULTS = "results"  # the folder of result files in that of a record
-_NAMED = 20  # runs that are named in one line
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
 
@@ -83,6 +82,12 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     return Results(source, ordered, refused, unfinished)
 
 
+def record_folder(folder: str | Path) -> Path:
+    """The folder of a record, of which either it or its folder of result files is given."""
+    folder = Path(folder).resolve()
+    return folder.parent if folder.name == _RESULTS and not (folder / PLANNED).exists() else folder
+
+
 def unfinished_runs(folder: str | Path) -> dict[str, str]:
     """The reason why a run of a folder's recipe has no result, by the run's name; several that are not begun together.
 
@@ -92,9 +97,7 @@ def unfinished_runs(folder: str | Path) -> dict[str, str]:
     Returns:
         Reasons by name. Where the list of runs, `recipe.json`, is damaged, its fault has that name.
     """
-    folder = Path(folder)
-    if folder.name == _RESULTS and not (folder / PLANNED).exists():
-        folder = folder.parent
+    folder = record_folder(folder)
     source, begun = _source(folder), sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
     reasons, planned = {}, None
     try:
@@ -104,9 +107,7 @@ def unfinished_runs(folder: str | Path) -> dict[str, str]:
     without = [name for name in (planned["runs"] if planned else begun) if not _has(source, name)]
     reasons |= {name: "begun, no result yet" for name in without if name in begun}
     if waiting := [name for name in without if name not in begun]:
-        more = f" and {len(waiting) - _NAMED} more" if len(waiting) > _NAMED else ""
-        named = f"not begun: {', '.join(waiting[:_NAMED])}{more}"
-        reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = named
+        reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
     return reasons
 
 
