@@ -111,6 +111,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         *_on_code("x2 is better than RoPE", _X2_PLAIN, "b1-rope", asked=_NEAR),
         *_on_code("x2 is better than m2", _X2_PLAIN, "m2-sc-rfa", asked=()),
         *_on_code("x2 is better than ALiBi", _X2_PLAIN, "b2-alibi", asked=_FAR),
+        *_on_code("x5 is better than ALiBi", _X5_PLAIN, "b2-alibi", asked=()),
         *_on_code("A forget gate makes RoPE better", _FOX, "b1-rope", asked=_NEAR),
         *_on_code("The forget gate is better than ALiBi", _FOX, "b2-alibi", asked=_FAR),
         *_on_code("Turned values make the forget gate better", _X7, _FOX, asked=_NEAR),
