@@ -184,6 +184,10 @@ def _distances(results: Sequence[Run]) -> list[int]:
     return sorted({at for run in results for at in retrieval_scores([run], "repeat").distances})
 
 
+def _lengths(results: Sequence[Run], protocol: str) -> list[int]:
+    return sorted({length for run in results for length in perplexity_by_length(run, protocol)})
+
+
 def over_length(
     name: str, results: Sequence[Run], protocol: str, of: Callable[[float], float] = math.log, digits: int = 3
 ) -> Table:
@@ -191,7 +195,7 @@ def over_length(
 
     The last row is the trigram's, if it is known.
     """
-    lengths = sorted({length for run in results for length in perplexity_by_length(run, protocol)})
+    lengths = _lengths(results, protocol)
     models = [(label, str(len(runs)), runs) for label, runs in by_label(results).items()]
     known = trigram_of(results)
     rows: list[tuple[Cell, ...]] = []
@@ -215,7 +219,7 @@ def noise(results: Sequence[Run]) -> str:
     """A sentence with the noise of seeds at the ends of each protocol."""
     said = []
     for protocol in PROTOCOLS:
-        lengths = sorted({length for run in results for length in perplexity_by_length(run, protocol)})
+        lengths = _lengths(results, protocol)
         found = {length: seed_noise(results, length, protocol) for length in (*lengths[:1], *lengths[-1:])}
         parts = [f"{width:.3f} nats at {length:,}" for length, width in found.items() if width is not None]
         said += [f"by `{protocol}` {', '.join(parts)}"] if parts else []

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rfa.report.measurements import copying_gain, repeat_distance, retrieval_scores
-from rfa.report.recall_tables import read_recall_results, tokens_until
+from rfa.report.recall_tables import accuracy_by_seed, read_recall_results, tokens_until
 from rfa.report.runs import by_label
 from rfa.report.series_tables import read_series_results
 from rfa.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
@@ -94,13 +94,13 @@ def text(model: str, against: str, length: int, protocol: str = "blocks", record
     if found is None or found.low is None or found.high is None:
         raise ValueError(f"{model} and {against}: got no interval over books, expected one")
     number = f"{signed(found.value)}{'' if found.half is None else f' ± {found.half:.3f}'}"
-    number += f" [{signed(found.low)}, {signed(found.high)}] nats"
+    number += f" [{signed(found.low)}, {signed(found.high)}] nats{_few(len(pairs))}"
     if found.half is None:
         within = verdict(found, seed_noise(runs, length, protocol)) == WITHIN_A_SEED
-        return Answer(WITHIN_A_SEED if within else NOT_TESTED, f"{number}{_few(len(pairs))}")
+        return Answer(WITHIN_A_SEED if within else NOT_TESTED, number)
     over_seeds = answer(found.value - found.half, found.value + found.half)
     over_books = answer(found.low, found.high)
-    return Answer(over_seeds if over_seeds == over_books else OPEN, f"{number}{_few(len(pairs))}")
+    return Answer(over_seeds if over_seeds == over_books else OPEN, number)
 
 
 def _few(seeds: int) -> str:
@@ -178,7 +178,7 @@ def recall_of(task: str, model: str) -> list[dict[str, Any]]:
 
 def accuracies(task: str, model: str, length: int) -> dict[int, float]:
     """The accuracy in a task at a length, by seed."""
-    return {one["seed"]: one["tests"][str(length)]["accuracy"] for one in recall_of(task, model)}
+    return accuracy_by_seed(recall_of(task, model), length)
 
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:

@@ -1,7 +1,7 @@
 """The figure of docs/evidence.md: each model beside RoPE, on code and novels, in recall and in series."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
@@ -33,6 +33,7 @@ DRAWN = {  # a line of the figure: the label in the records of text and recall, 
     "x6, no innovation step": ("x6-content-dynamics no-innovation", ""),
 }
 _ENOUGH = 3  # seeds: two give intervals so wide that they hide the others
+_WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
 
 
 class Panel(NamedTuple):
@@ -44,16 +45,9 @@ class Panel(NamedTuple):
     noise: float | None = None
 
 
-_WHITE: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-
-
 def _text_panel(record: str, length: int, protocol: str) -> Panel:
-    groups, found = language(record), {}
-    base = _losses(groups.get("b1-rope", ()), length, protocol)
-    for name, (label, _) in DRAWN.items():
-        own = _losses(groups.get(label, ()), length, protocol)
-        if own and base:
-            found[name] = difference(own, base)
+    groups = language(record)
+    found = _beside_rope(lambda label: _losses(groups.get(label, ()), length, protocol))
     runs = [run for of in groups.values() for run in of]
     return Panel("nats a token, less RoPE's", found, noise=seed_noise(runs, length, protocol))
 
@@ -74,9 +68,13 @@ def _recall_panel(length: int) -> Panel:
     def wrong(label: str) -> dict[int, float]:
         return {seed: 1 - right for seed, right in accuracies("recall", label, length).items()}
 
-    base = wrong("b1-rope")
-    found = {name: difference(own, base) for name, (label, _) in DRAWN.items() if base and (own := wrong(label))}
-    return Panel("wrong answers, less RoPE's", found)
+    return Panel("wrong answers, less RoPE's", _beside_rope(wrong))
+
+
+def _beside_rope(of: Callable[[str], Mapping[int, float]]) -> dict[str, Difference]:
+    """The difference to RoPE of each model that was run, of what a label's seeds have."""
+    base = of("b1-rope")
+    return {name: difference(own, base) for name, (label, _) in DRAWN.items() if base and (own := of(label))}
 
 
 def difference(own: Mapping[int, float], base: Mapping[int, float]) -> Difference:
@@ -88,7 +86,8 @@ def difference(own: Mapping[int, float], base: Mapping[int, float]) -> Differenc
     if len(shared) < _ENOUGH:
         return Difference(mean_and_interval([*own.values()]).value - mean_and_interval([*base.values()]).value)
     value, half = mean_and_interval([own[seed] - base[seed] for seed in shared])
-    return Difference(value, *(() if half is None else (value - half, value + half)))
+    assert half is not None  # several seeds have one
+    return Difference(value, value - half, value + half)
 
 
 @styled

@@ -21,7 +21,7 @@ _X5_PLAIN, _X6_PLAIN, _X7 = "x5-content-clock no-innovation", "x6-content-dynami
 _C7_PLAIN, _C8 = "c7-rope-alibi-innovation no-innovation", "c8-fox-clock"
 _SAME, _BY_TIME, _CORRUPTED = "The same at 8 windows", "The same in recall by time", "The same among corrupted keys"
 _LATER = "\N{DAGGER}"  # asked when a result was known
-_NEAR, _FAR = (256,), (2048,)  # the trained and the greatest length on code
+_NEAR, _FAR = 256, 2048  # the trained and the greatest length on code
 _X2_REAL = f"{_X2} no-innovation-real"
 _X2_PLAIN, _FOX_SERIES, _M2_RELEASED = f"{_X2} no-innovation", "forget gate with RoPE", "m2-sc-rfa as-released"
 
@@ -42,7 +42,7 @@ def _untested() -> Answer:
     return Answer(NOT_TESTED, "no result yet")
 
 
-def context(model: str, against: str, length: int = 256) -> Answer:
+def context(model: str, against: str, length: int = _NEAR) -> Answer:
     """Whether a model that uses its context is better on the same tokens, with so many tokens before them at most."""
     return text(model, against, length, "matched", "context")
 
@@ -60,7 +60,7 @@ def _on_code(words: str, model: str, against: str, asked: Sequence[int]) -> list
         model, against: labels of the record.
         asked: the lengths at which it was asked before a result was known.
     """
-    claims = {_NEAR[0]: f"{words} in the window", _FAR[0]: _SAME}
+    claims = {_NEAR: f"{words} in the window", _FAR: _SAME}
     return [
         Claim(said, partial(context, model, against, length), _CONTEXT, later=length not in asked)
         for length, said in claims.items()
@@ -107,22 +107,22 @@ _TITLES = {
 }
 CLAIMS: dict[str, Sequence[Claim]] = {
     "Long context": (
-        *_on_code("m2 is better than RoPE", "m2-sc-rfa", "b1-rope", asked=_NEAR),
-        *_on_code("x2 is better than RoPE", _X2_PLAIN, "b1-rope", asked=_NEAR),
+        *_on_code("m2 is better than RoPE", "m2-sc-rfa", "b1-rope", asked=(_NEAR,)),
+        *_on_code("x2 is better than RoPE", _X2_PLAIN, "b1-rope", asked=(_NEAR,)),
         *_on_code("x2 is better than m2", _X2_PLAIN, "m2-sc-rfa", asked=()),
-        *_on_code("x2 is better than ALiBi", _X2_PLAIN, "b2-alibi", asked=_FAR),
+        *_on_code("x2 is better than ALiBi", _X2_PLAIN, "b2-alibi", asked=(_FAR,)),
         *_on_code("x2 is better than the forget gate", _X2_PLAIN, _FOX, asked=()),
         *_on_code("x5 is better than ALiBi", _X5_PLAIN, "b2-alibi", asked=()),
         *_on_code("x5 is better than the forget gate", _X5_PLAIN, _FOX, asked=()),
-        *_on_code("A forget gate makes RoPE better", _FOX, "b1-rope", asked=_NEAR),
-        *_on_code("The forget gate is better than ALiBi", _FOX, "b2-alibi", asked=_FAR),
-        *_on_code("Turned values make the forget gate better", _X7, _FOX, asked=_NEAR),
-        *_on_code("Content gains (x4) are better than the forget gate", _X4, _FOX, asked=_NEAR),
-        *_on_code("A content clock makes x2 better", _X5_PLAIN, _X2_PLAIN, asked=_NEAR),
-        *_on_code("A clock makes a better forget gate (c8)", _C8, _FOX, asked=_NEAR),
-        *_on_code("Content dynamics (x6) are better than m2", _X6_PLAIN, "m2-sc-rfa", asked=_NEAR),
-        *_on_code("Real slow modes make RoPE better", "b1-rope real", "b1-rope", asked=_NEAR + _FAR),
-        *_on_code("KERPLE is better than ALiBi", "c12-kerple", "b2-alibi", asked=_NEAR + _FAR),
+        *_on_code("A forget gate makes RoPE better", _FOX, "b1-rope", asked=(_NEAR,)),
+        *_on_code("The forget gate is better than ALiBi", _FOX, "b2-alibi", asked=(_FAR,)),
+        *_on_code("Turned values make the forget gate better", _X7, _FOX, asked=(_NEAR,)),
+        *_on_code("Content gains (x4) are better than the forget gate", _X4, _FOX, asked=(_NEAR,)),
+        *_on_code("A content clock makes x2 better", _X5_PLAIN, _X2_PLAIN, asked=(_NEAR,)),
+        *_on_code("A clock makes a better forget gate (c8)", _C8, _FOX, asked=(_NEAR,)),
+        *_on_code("Content dynamics (x6) are better than m2", _X6_PLAIN, "m2-sc-rfa", asked=(_NEAR,)),
+        *_on_code("Real slow modes make RoPE better", "b1-rope real", "b1-rope", asked=(_NEAR, _FAR)),
+        *_on_code("KERPLE is better than ALiBi", "c12-kerple", "b2-alibi", asked=(_NEAR, _FAR)),
         *(
             Claim(f"{words} in the window, with a quarter of the training", partial(context, *models), _CONTEXT)
             for words, models in {

@@ -12,6 +12,7 @@ from rfa.experiments import load_recall_recipe
 from rfa.files import write_text_whole
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.recall_tables import (
+    accuracy_by_seed,
     accuracy_table,
     learning_table,
     lengths_of,
@@ -77,11 +78,7 @@ def differences(results: Sequence[Mapping[str, Any]], length: int) -> Table:
         cells: list[Cell] = [asked]
         for task in tasks:
             own, other = (
-                {
-                    one["seed"]: one["tests"][str(length)]["accuracy"]
-                    for one in results
-                    if (one["task"], one["label"]) == (task, label) and str(length) in one["tests"]
-                }
+                accuracy_by_seed([one for one in results if (one["task"], one["label"]) == (task, label)], length)
                 for label in models
             )
             cells.append(_difference([own[seed] - other[seed] for seed in own if seed in other]))

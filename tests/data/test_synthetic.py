@@ -228,6 +228,7 @@ def test_a_seed_gives_the_same_sequences():
         (lambda: GappedCopy(alphabet=0), "alphabet: got 0"),
         (lambda: FlipFlop(write=1.5), "write: got 1.5, expected a share"),
         (lambda: FlipFlop(write=0.7, read=0.5), "read: got 0.5, expected at most 0.3"),
+        (lambda: FlipFlop(values=0), "values: got 0"),
         (lambda: FlipFlop(values=1), "values: got 1, expected at least 2"),
         (lambda: GroupWord(group="s3"), "group: got 's3', expected one of parity, a5"),
         (lambda: TimedRecall(lag=0.0), "lag: got 0.0"),

@@ -69,7 +69,7 @@ class SyntheticTask(ABC):
 
 
 def check_sizes(task: object, *names: str, least: int = 1) -> None:
-    """Raise `ValueError` unless these fields are whole numbers of at least this size, and no larger than `MOST`."""
+    """Raise `ValueError` unless these fields lie between `least` and `MOST`."""
     for name in names:
         check_range(name, getattr(task, name), least, MOST)
 

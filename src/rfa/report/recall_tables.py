@@ -59,6 +59,16 @@ def lengths_of(results: Results) -> list[int]:
     return sorted({int(length) for result in results for length in result["tests"]})
 
 
+def accuracy_by_seed(runs: Results, length: int) -> dict[int, float]:
+    """The accuracy of each seed at a length, of those that were tested there.
+
+    Args:
+        runs: of one model in one task.
+        length: in tokens.
+    """
+    return {run["seed"]: run["tests"][str(length)]["accuracy"] for run in runs if str(length) in run["tests"]}
+
+
 def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     """The accuracy of all models at each length.
 
@@ -75,8 +85,7 @@ def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
         lost = len(runs) - len(scored)
         cells: list[Cell] = [label, f"{len(scored)}, {lost} stopped" if lost else str(len(runs))]
         for length in lengths:
-            found = [run["tests"][str(length)]["accuracy"] for run in runs if str(length) in run["tests"]]
-            cells.append(interval_cell(found, 3, level))
+            cells.append(interval_cell([*accuracy_by_seed(runs, length).values()], 3, level))
         rows.append(cells)
     rows.sort(key=lambda row: -row[-1].value if isinstance(row[-1], NumberCell) else 2.0)
     notes = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rfa.files import write_text_whole
-from rfa.results import PLANNED, read_planned, record_folder, unfinished_runs
+from rfa.results import PLANNED, read_planned, record_folder, results_folder, unfinished_runs
 
 from .layout import Cell, NumberCell, markdown_text
 from .statistics import mean_and_interval
@@ -118,6 +118,4 @@ def _is_named(result: Mapping[str, Any], named_by: Sequence[str]) -> bool:
 
 def _files_of(folder: str | Path) -> list[Path]:
     """The result files of a record, or of a folder of them, in the order of their names."""
-    inner = Path(folder) / "results"
-    files = (inner if inner.is_dir() else Path(folder)).glob("*.json")
-    return sorted(path for path in files if path.name != PLANNED)
+    return sorted(path for path in results_folder(folder).glob("*.json") if path.name != PLANNED)

@@ -50,7 +50,7 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
             the same label and seed.
     """
     folder = Path(folder)
-    source = _source(folder)
+    source = results_folder(folder)
     if not source.is_dir():
         raise ValueError(f"folder: got {source}, {'no folder' if source.exists() else 'not there'}, expected {_FILES}")
     files = sorted(file for file in source.glob("*.json") if file.name not in (PLANNED, TRIGRAM))
@@ -98,7 +98,7 @@ def unfinished_runs(folder: str | Path) -> dict[str, str]:
         Reasons by name. Where the list of runs, `recipe.json`, is damaged, its fault has that name.
     """
     folder = record_folder(folder)
-    source, begun = _source(folder), sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
+    source, begun = results_folder(folder), sorted(record.parent.name for record in folder.glob("runs/*/run.json"))
     reasons, planned = {}, None
     try:
         planned = read_planned(folder)
@@ -111,8 +111,9 @@ def unfinished_runs(folder: str | Path) -> dict[str, str]:
     return reasons
 
 
-def _source(folder: Path) -> Path:
+def results_folder(folder: str | Path) -> Path:
     """The folder of the result files: that of a record, or itself."""
+    folder = Path(folder)
     return folder / _RESULTS if (folder / _RESULTS).is_dir() else folder
 
 

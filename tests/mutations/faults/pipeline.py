@@ -43,7 +43,7 @@ RECALL = [
              "a finished run is made again", "experiments/test_recall.py"),
     Mutation("experiments/claims.py", "saves=False", "saves=True",
              "a run that cannot be saved goes on after its time", "experiments/test_recall.py"),
-    Mutation("experiments/claims.py", "for name in planned[\"runs\"] if", "for name in names if",
+    Mutation("experiments/claims.py", 'for name in planned["runs"] if', "for name in names if",
              "results of another commit that are not chosen count as none", "experiments/test_recall.py"),
     Mutation("experiments/claims.py", "    write_planned(results.parent, planned)\n", "",
              "a folder does not list the runs of its recipe", "experiments/test_series.py"),
