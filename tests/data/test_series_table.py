@@ -97,6 +97,10 @@ def test_a_file_that_is_not_there(tmp_path):
 
 def test_labels_keep_times_apart(written):
     assert read_series(written("ms,x\n1700000000123,1\n1700000000124,2\n"), "ms").label(1700000000124.0)[-3:] == "124"
+    microseconds = read_series(written("us,x\n1700000000000123,1\n1700000000000124,2\n"), "us")
+    assert microseconds.label(1700000000000125.0) == "1700000000000125"
+    seconds = read_series(written("s,x\n1700000000.123456,1\n1700000000.2,2\n"), "s")
+    assert [seconds.label(time) for time in (1700000000.123456, 0.1 + 0.2)] == ["1700000000.123456", "0.3"]
     found = read_series(written("t,x\n2024-01-01 00:00:00,1\n2024-01-01 00:00:01.5,2\n"), "t")
     assert [found.label(time) for time in found.times.tolist()] == ["2024-01-01 00:00:00", "2024-01-01 00:00:01.500000"]
 

@@ -7,7 +7,7 @@ import torch
 from scipy.integrate import quad_vec
 
 from rfa.dynamics import accumulated_variance
-from rfa.estimation import LinearSDE
+from rfa.estimation import LinearSDE, robust_estimate
 
 from .models import EYE, coupled, matrix, rotating, trend
 
@@ -58,6 +58,62 @@ def test_stationary_covariance():
     torch.testing.assert_close(sde.covariance(2000.0), sde.stationary_covariance(), rtol=1e-10, atol=1e-12)
     with pytest.raises(ValueError, match="dynamics: got an eigenvalue with real part 0"):
         trend().stationary_covariance()
+
+
+BORDER = {
+    "a jordan block": [[0.0, 1.0], [0.0, 0.0]],
+    "an undamped oscillator": [[0.0, 1.0], [-1.0, 0.0]],
+    "a level": [[-1.0, 0.0], [0.0, 0.0]],
+    "a triple integrator": [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]],
+}
+STABLE = {
+    "critically damped": [[-1.0, 1.0], [0.0, -1.0]],
+    "hardly damped": [[-1e-11, 1.0], [-1.0, -1e-11]],
+    "fast and slow": [[-1e-6, 0.0], [0.0, -1e3]],
+    "a damped triple integrator": [[-0.01, 1.0, 0.0], [0.0, -0.01, 1.0], [0.0, 0.0, -0.01]],
+}
+
+
+def in_random_bases(dynamics, count: int = 30):
+    """The process in other coordinates, in which its eigenvalues have rounding errors."""
+    for seed in range(count):
+        size = len(dynamics)
+        basis = np.random.default_rng(seed).normal(size=(size, size)) + 2 * np.eye(size)
+        noise, eye = torch.from_numpy(basis @ basis.T), torch.eye(size, dtype=torch.float64)
+        turned = torch.from_numpy(basis @ np.array(dynamics) @ np.linalg.inv(basis))
+        yield LinearSDE(turned, (noise + noise.T) / 2, eye, eye), basis
+
+
+@pytest.mark.parametrize("name", BORDER)
+def test_a_process_at_the_border_of_stability_has_no_stationary_covariance(name):
+    for sde, _ in in_random_bases(BORDER[name]):
+        with pytest.raises(ValueError, match="dynamics: got an eigenvalue with real part"):
+            sde.stationary_covariance()
+        assert sde.simulate(matrix([0.0, 1.0]), torch.Generator().manual_seed(0)).states[0].eq(0).all()
+        size = sde.state_size
+        found = robust_estimate(sde, matrix([0.0, 1.0, 2.0]), torch.ones(3, size, dtype=torch.float64))
+        assert found.mean.isfinite().all()
+
+
+@pytest.mark.parametrize("name", STABLE)
+def test_a_stable_process_has_one_in_any_coordinates(name):
+    dynamics = np.array(STABLE[name])
+    own = scipy.linalg.solve_continuous_lyapunov(dynamics, -np.eye(len(dynamics)))
+    for sde, basis in in_random_bases(dynamics):
+        expected = basis @ own @ basis.T
+        np.testing.assert_allclose(sde.stationary_covariance(), expected, atol=1e-2 * abs(expected).max())
+
+
+@pytest.mark.parametrize("decay", [1e-18, 1e-3, 1e3])
+def test_states_that_turn_beside_their_decay_have_one_in_closed_form(decay):
+    sde = LinearSDE(matrix([[-decay, 2.0], [-2.0, -decay]]), 0.3 * EYE, EYE, EYE)
+    torch.testing.assert_close(sde.stationary_covariance(), 0.15 / decay * EYE, rtol=1e-12, atol=0)
+
+
+def test_units_of_states_do_not_move_the_border():
+    """A slope in units of 1e9 values."""
+    sde = LinearSDE(matrix([[0.0, 1e9], [-1e-9, -1e-3]]), EYE, EYE, EYE)
+    assert sde.stationary_covariance().isfinite().all()
 
 
 def test_diagonalize():

@@ -100,10 +100,10 @@ def test_the_likelihood_of_several_models(in_torch):
     variances = torch.tensor([0.01, 0.1, 3.0])
     for length in (1, 80):
         table = ReadingsTable.of(found._all, found._readings.selected(slice(length)))
-        together = exact_log_likelihood(table.problem({**found.parameters, "sigma2.level": variances}))
-        alone = [exact_log_likelihood(table.problem({**found.parameters, "sigma2.level": v.item()})) for v in variances]
+        together = exact_log_likelihood(table.problem({**found._values, "sigma2.level": variances}))
+        alone = [exact_log_likelihood(table.problem({**found._values, "sigma2.level": v.item()})) for v in variances]
         assert torch.equal(together, torch.cat(alone))
-        problem = table.problem({**found.parameters, "sigma2.level": variances})
+        problem = table.problem({**found._values, "sigma2.level": variances})
         torch.testing.assert_close(together, in_torch(exact_log_likelihood, problem), rtol=1e-10, atol=1e-9)
 
 

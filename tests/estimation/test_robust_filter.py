@@ -11,7 +11,7 @@ from cover import slow
 from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
-from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, robust_filter
+from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, robust_estimate, robust_filter
 
 from .series_models import column
 
@@ -77,6 +77,73 @@ def test_steps_follow_the_calendar_of_the_index():
     assert found == ["2022-01-31T00:00:00", "2022-02-28T00:00:00"]
     filter.update(pd.Timestamp("2022-01-15"), 0.1)
     assert str(filter.forecast(1).times[0])[:10] == "2022-01-31"
+
+
+def test_dates_of_nanoseconds():
+    dates = pd.date_range("2020", periods=20, freq="250ns")
+    filter = RobustFilter(Level(), time_unit="second").fit(pd.Series(np.arange(20.0), index=dates))
+    assert (filter.filter().times == dates.to_numpy()).all()
+    following = pd.date_range(dates[-1], periods=4, freq="250ns")[1:]
+    assert (filter.forecast(3).times == following.to_numpy()).all()
+
+
+@pytest.mark.parametrize("robust", [True, False])
+@pytest.mark.parametrize("step", [1e9, 3.6e12, 1e-6, 1 / 86400])
+def test_the_unit_of_time_may_be_far_from_the_steps(step, robust):
+    """A factor per unit is 1 - 1e-10 or 0 then. The fit is the same."""
+    random = np.random.default_rng(0)
+    values = (Autoregression() + Level()).to_sde({"ar.L1": 0.9, "sigma2.ar": 1.0, "sigma2.level": 0.01}).simulate(
+        torch.arange(150.0), torch.Generator().manual_seed(1)
+    ).observations[:, 0].numpy() + 0.3 * random.normal(size=150)
+    near = RobustFilter(Autoregression(), robust).fit(np.arange(150.0), values)
+    far = RobustFilter(Autoregression(), robust).fit(step * np.arange(150.0), values)
+    assert far.log_likelihood == pytest.approx(near.log_likelihood, abs=1e-3)
+    np.testing.assert_allclose(far.forecast(5).mean, near.forecast(5).mean, atol=1e-3)
+    period = 8.0
+    waves = RobustFilter(Level() + Cycle(period), robust).fit(np.arange(150.0), values).log_likelihood
+    assert RobustFilter(Level() + Cycle(step * period), robust).fit(
+        step * np.arange(150.0), values
+    ).log_likelihood == pytest.approx(waves, abs=1e-2)
+
+
+@pytest.mark.parametrize("offset", [0.0, 50.0, 1e4])
+def test_a_stationary_component_alone_explains_a_series_far_from_zero(offset):
+    """Its start is far from all readings. They are no outliers, but those far from the others are."""
+    random, level = np.random.default_rng(0), np.zeros(200)
+    for k in range(1, 200):
+        level[k] = 0.9 * level[k - 1] + random.normal()
+    values = offset + level + 0.5 * random.normal(size=200)
+    robust, gaussian = (RobustFilter(Autoregression(), way).fit(np.arange(200), values) for way in (True, False))
+    assert robust.log_likelihood == pytest.approx(gaussian.log_likelihood, abs=0.1)
+    assert not robust.filter().outliers.any()
+    spoilt = np.where(np.arange(200) % 9 == 4, values + 1e5, values)
+    found = RobustFilter(Autoregression()).fit(np.arange(200), spoilt)
+    assert (found.filter().outliers == (spoilt != values)).all()
+    np.testing.assert_allclose(found.smooth().mean, offset + level, atol=4)
+
+
+def test_a_robust_fit_of_a_clean_series_is_at_least_as_good_as_kalmans():
+    """The model has no level, so at first the readings look wrong. And a wave without noise."""
+    months, random = np.arange(200), np.random.default_rng(3)
+    shifted = 5 + np.sin(2 * np.pi * months / 12) + 0.5 * random.normal(size=200)
+    robust, gaussian = (RobustFilter(Season(12.0), way).fit(months, shifted) for way in (True, False))
+    assert robust.log_likelihood > gaussian.log_likelihood - 0.1
+    wave = RobustFilter(Trend() + Cycle()).fit(np.arange(100), np.sin(0.7 * np.arange(100)))
+    assert not wave.filter().outliers.any()
+
+
+def test_a_gap_that_nothing_survives():
+    """The smoother before it is the filter: what comes later says nothing."""
+    values = np.random.default_rng(0).normal(size=60)
+    fixed = {"ar.L1": 0.5, "sigma2.ar": 1.0, "sigma2.irregular": 0.5}
+    for gap in (460, 510, 520, 530, 600):  # precisions 0.5^(2 gap), subnormal and zero ones among them
+        times = np.concatenate([np.arange(30.0), 29 + gap + np.arange(30.0)])
+        found = RobustFilter(Autoregression(), robust=False).fit(times, values, fixed=fixed)
+        assert found.smooth().mean[29] == pytest.approx(found.filter().mean[29], rel=1e-12)
+        assert np.isfinite(RobustFilter(Autoregression()).fit(times, values, fixed=fixed).smooth().mean).all()
+        given = found.sde, torch.from_numpy(times), torch.from_numpy(values)[:, None]
+        for nu in (torch.inf, 16.0):
+            assert robust_estimate(*given, nu=nu, direction="smooth").mean.isfinite().all()
 
 
 def test_a_refused_series_leaves_the_filter_of_the_one_before():
@@ -326,6 +393,13 @@ def test_edges():
     assert one.forecast([6.0]).mean == pytest.approx([3.0])
     same = RobustFilter(Level()).fit(np.arange(20), np.full(20, 7.0))
     assert same.forecast(2).mean == pytest.approx([7.0, 7.0])
+    with pytest.raises(ValueError, match="values: got 'innovations that are all equal', expected a series that varies"):
+        RobustFilter(Level()).fit(np.arange(20), np.ones(20)).diagnostics()
+    faded = RobustFilter(Autoregression()).fit(np.arange(60), np.full(60, 5.0))
+    assert not faded.filter().outliers.any()
+    assert faded.forecast(2).mean == pytest.approx([5.0, 5.0])
+    pattern = RobustFilter(Level() + Season(7.0, 3)).fit(np.arange(35), np.tile([0.0, 1, 3, 2, 5, 1, 0], 5))
+    assert all((variances >= 0).all() for variances in pattern.filter().state_variances.values())
     times, values, _ = simulated(50)
     near = RobustFilter(Level()).fit(times, values)
     far = RobustFilter(Level()).fit(times + 1e6, values + 1e8)

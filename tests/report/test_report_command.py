@@ -75,6 +75,13 @@ def test_no_folder(rfa, tmp_path, folder, says):
     assert "expected result files as `rfa experiment RECIPE --out DIR` leaves them" in err
 
 
+def test_the_folder_of_a_training_run_is_no_record(rfa, tmp_path):
+    """Its only record must not be called a damaged result."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text('{"format": 1}')
+    assert "a run of `rfa train`" in fails(rfa, tmp_path, "run")
+
+
 def test_without_results_what_the_paper_says_is_left(rfa, tmp_path, one_of_theory):
     (tmp_path / "empty" / "results").mkdir(parents=True)
     status, said, err = one_of_theory(rfa, "report", "empty")

@@ -66,7 +66,9 @@ class SeriesTable(NamedTuple):
     def label(self, time: float) -> str:
         """A time as the file writes it: a date, or a number."""
         if self.origin is None:
-            return f"{time:.15g}"
+            text = str(int(time)) if float(time).is_integer() and abs(time) < 2**63 else f"{time:.15g}"
+            exact = abs(float(text) - time) <= 4 * np.spacing(abs(time))  # sums of steps are off by so much
+            return text if exact else repr(float(time))
         date = self.origin + rounded(time * UNITS[self.unit].total_seconds())
         date = date if self.unit == "s" else date.round("s")
         is_day = self.unit == "D" and date.tzinfo is None and date == date.normalize()

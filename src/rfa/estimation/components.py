@@ -14,6 +14,7 @@ Source: Harvey (1989), chapter 9; statsmodels' `UnobservedComponents` for the na
 
 import math
 from dataclasses import dataclass
+from typing import overload
 
 import torch
 from torch import Tensor
@@ -202,11 +203,11 @@ class Cycle(Component):
         diffusion, frequency = 0.1 * scale.step_variance / scale.gap, 2 * math.pi / period
         if not self.damped:
             return {f"sigma2.{self.name}": diffusion, f"frequency.{self.name}": frequency}
-        factor, variance = _start_fading(1 / (3 * period), diffusion)
+        decay = 1 / (3 * period)
         return {
-            f"sigma2.{self.name}": variance,
+            f"sigma2.{self.name}": diffusion * _unit_share(decay),
             f"frequency.{self.name}": frequency,
-            f"damping.{self.name}": factor,
+            f"damping.{self.name}": decay,
         }
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
@@ -214,7 +215,8 @@ class Cycle(Component):
         frequency, variance = parameters[f"frequency.{self.name}"], parameters[f"sigma2.{self.name}"]
         decay, diffusion = torch.zeros_like(frequency), variance
         if self.damped:
-            decay, diffusion = _fading(parameters[f"damping.{self.name}"], variance)
+            decay = parameters[f"damping.{self.name}"]
+            diffusion = variance / _unit_share(decay)
         rows = [torch.stack([-decay, frequency], dim=-1), torch.stack([-frequency, -decay], dim=-1)]
         return torch.stack(rows, dim=-2), diffusion[..., None, None] * torch.eye(2, dtype=torch.float64)
 
@@ -246,22 +248,21 @@ class Autoregression(Component):
 
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """It fades within ten readings, and gains a third of the change from reading to reading."""
-        factor, variance = _start_fading(1 / (_SLOW * scale.gap), 0.3 * scale.step_variance / scale.gap)
-        return {f"sigma2.{self.name}": variance, f"{self.name}.L1": factor}
+        decay, diffusion = 1 / (_SLOW * scale.gap), 0.3 * scale.step_variance / scale.gap
+        return {f"sigma2.{self.name}": diffusion * _unit_share(decay), f"{self.name}.L1": decay}
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
         """A = -mu and Q."""
-        decay, diffusion = _fading(parameters[f"{self.name}.L1"], parameters[f"sigma2.{self.name}"])
+        decay = parameters[f"{self.name}.L1"]
+        diffusion = parameters[f"sigma2.{self.name}"] / _unit_share(decay)
         return -decay[..., None, None], diffusion[..., None, None]
 
 
-def _fading(factor: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """`mu = -log rho`, and the Q with which `variance` is gained over a unit of time."""
-    decay = -factor.log()
-    return decay, variance * 2 * decay / -torch.expm1(-2 * decay)
-
-
-def _start_fading(decay: float, diffusion: float) -> tuple[float, float]:
-    """The factor rho, and the variance that is gained over a unit of time, of `mu` and Q."""
-    factor = min(max(math.exp(-decay), 1e-6), 1 - 1e-6)
-    return factor, diffusion * -math.expm1(-2 * decay) / (2 * decay)
+@overload
+def _unit_share(decay: float) -> float: ...
+@overload
+def _unit_share(decay: Tensor) -> Tensor: ...
+def _unit_share(decay: float | Tensor) -> float | Tensor:
+    """`(1 - exp(-2 mu)) / (2 mu)`: the variance gained over a unit of time, over Q."""
+    lost = -torch.expm1(-2 * decay) if isinstance(decay, Tensor) else -math.expm1(-2 * decay)
+    return lost / (2 * decay)

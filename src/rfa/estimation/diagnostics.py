@@ -48,12 +48,14 @@ class Diagnostics:
         """Of a filter's estimates and states.
 
         Raises:
-            ValueError: for fewer than three innovations, and `true_states` of another shape than `(T, n)`.
+            ValueError: for fewer than three innovations, equal ones, and `true_states` of another shape than `(T, n)`.
         """
         innovations, outliers, values = (np.asarray(x) for x in (found.innovations, found.outliers, found.values))
         used = ~np.isnan(innovations) & ~outliers
         count = int(used.sum())
         require(count > 2, "values", f"{count} readings with a prediction", "at least three for diagnostics")
+        spread = bool(np.ptp(innovations[used]) > 0)
+        require(spread, "values", "innovations that are all equal", "a series that varies, for diagnostics")
         lags = max(1, min(10, count // 5)) if lags is None else lags
         require(0 < lags < count, "lags", lags, f"a number from 1 to {count - 1}")
         nees = None if true_states is None else _nees(states, as_numbers("true_states", true_states), used)

@@ -20,6 +20,7 @@ from .matrices import identity_like, inverse, symmetric
 _NO_PART = 1e-7  # relative: an observation that shows less of a diffuse direction shows nothing of it
 _NO_CORRELATION = 1e-9  # relative: of two diffuse states
 _LARGEST_PRECISION = 1e100  # products of larger ones overflow
+_NO_INFORMATION = 1e-280  # precisions from here on: the square of their scale would overflow
 _SINGULAR = 1e-13  # smallest eigenvalue over the largest, at a unit diagonal, below which a direction is unknown
 
 
@@ -260,7 +261,7 @@ class Information(NamedTuple):
         if bool(regular.all()):
             return mean, covariance
         eigenvalues, basis = torch.linalg.eigh(matrix.detach())
-        unknown = eigenvalues <= _SINGULAR * eigenvalues[..., -1:]
+        unknown = eigenvalues <= _SINGULAR * eigenvalues[..., -1:].clamp(min=1.0)
         pseudo = basis @ torch.diag_embed(torch.where(unknown, 0.0, 1 / eigenvalues)) @ basis.mT
         projector = (basis * unknown[..., None, :]) @ basis.mT
         infinite = torch.copysign(torch.full_like(projector, torch.inf), projector)
@@ -274,12 +275,15 @@ class Information(NamedTuple):
 
     def is_zero(self) -> Bool[Tensor, "*batch"]:
         """Whether there is no information at all."""
-        return ~self.matrix.any(-1).any(-1)
+        return (self.matrix.diagonal(dim1=-2, dim2=-1) <= _NO_INFORMATION).all(-1)
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """`d` `(..., n)` and `d J d`, whose diagonal is 1 or 0. So the units of the states do not change results."""
+        """`d` `(..., n)` and `d J d`, whose diagonal is 1, or (all but) 0 where nothing is known.
+
+        So the units of the states do not change results.
+        """
         diagonal = self.matrix.detach().diagonal(dim1=-2, dim2=-1)
-        scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()
+        scale = torch.where(diagonal > _NO_INFORMATION, diagonal, 1.0).rsqrt()
         return scale, symmetric(_outer(scale) * self.matrix)
 
     def __add__(self, other: "Information") -> "Information":  # type: ignore[override]
@@ -288,7 +292,7 @@ class Information(NamedTuple):
 
 def _regular(matrix: Tensor) -> Tensor:
     eigenvalues = torch.linalg.eigvalsh(matrix.detach())
-    return (eigenvalues[..., -1] > 0) & (eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1])
+    return eigenvalues[..., 0] > _SINGULAR * eigenvalues[..., -1].clamp(min=1.0)
 
 
 def _outer(scale: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ def combined(state: Gaussian, information: Information) -> tuple[Gaussian, Affin
     """
     scale, matrix = information.scaled()
     eigenvalues, basis = torch.linalg.eigh(matrix.detach())  # equal eigenvalues have no gradient
-    informative = (eigenvalues > _ROUNDING * eigenvalues[..., -1:].clamp(min=torch.finfo(matrix.dtype).tiny))[..., None]
+    informative = (eigenvalues > _ROUNDING * eigenvalues[..., -1:].clamp(min=1.0))[..., None]
     projection = basis.mT * informative
     projected = projection @ matrix
     missing = torch.diag_embed((~informative[..., 0]).to(matrix.dtype))

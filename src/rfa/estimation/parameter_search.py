@@ -1,7 +1,8 @@
 """The parameters of a structural model by maximum likelihood.
 
-The search is L-BFGS on `log v` of variances and frequencies, and on `log(-log f)` of factors f in (0, 1). So units of
-values and times do not matter. Slopes are central differences: all shifted models are filtered together, as one batch.
+The search is L-BFGS on the logarithms of variances, of frequencies, and of the decay rates `-log f` of factors f. So
+units of values and times hardly matter. Slopes are central differences: all shifted models are filtered together, as
+one batch. All values here have decay rates in the place of factors.
 """
 
 import math
@@ -18,7 +19,7 @@ from rfa.checks import require
 from .readings_filter import exact_log_likelihood
 from .readings_problem import ReadingsTable, irregular_names
 from .series import Readings
-from .structural_model import ParameterKind, SeriesScale, StructuralModel
+from .structural_model import ParameterKind, SeriesScale, StructuralModel, to_rates
 
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
@@ -38,7 +39,7 @@ class FoundParameters(NamedTuple):
     """What a search finds.
 
     Args:
-        values: of all parameters by name, fixed ones too.
+        values: of all parameters by name, fixed ones too, with decay rates in the place of factors.
         log_likelihood: in nats.
         converged: whether the slope along each free parameter is small at the end.
     """
@@ -72,7 +73,7 @@ def series_scale(readings: Readings, robust: bool = True) -> SeriesScale:
 
 
 def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[str, float | int]) -> dict[str, float]:
-    """Values of fixed parameters. The name of a component stands for all its variances.
+    """Values of fixed parameters, factors as decay rates. The name of a component stands for all its variances.
 
     Raises:
         ValueError: for a name that the model does not have, and a value out of range.
@@ -93,7 +94,13 @@ def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[
             "factor": (0.0, 1.0, "a factor between 0 and 1"),
         }[kind]
         require(lower <= value < upper and (value > 0 or kind == "variance"), f"fixed[{name!r}]", value, expected)
-    return found
+    return {name: float(value) for name, value in to_rates(kinds, found).items()}
+
+
+def as_given(model: StructuralModel, values: Mapping[str, float]) -> dict[str, float]:
+    """Values with factors `exp(-mu)` in the place of decay rates, as a caller names them."""
+    kinds = model.parameters
+    return {name: math.exp(-value) if kinds.get(name) == "factor" else value for name, value in values.items()}
 
 
 def find_parameters(
@@ -108,13 +115,16 @@ def find_parameters(
     free = [name for name in kinds if name not in fixed]
     table = ReadingsTable.of(model, readings)
 
+    rounding = (np.finfo(float).eps * float(np.nanmax(np.abs(readings.values)))) ** 2  # no reading is more exact
+    least = torch.tensor([rounding if name not in model.parameters else 0.0 for name in free], dtype=torch.float64)
+
     def values(coordinates: Tensor) -> dict[str, float | Tensor]:
-        return {**fixed, **_from_coordinates(kinds, free, coordinates)}
+        return {**fixed, **_exponentials(free, coordinates, least)}
 
     def likelihood(coordinates: Tensor) -> Tensor:
         return exact_log_likelihood(table.problem(values(coordinates)))
 
-    origin = torch.tensor([_to_coordinate(kinds[name], start[name]) for name in free], dtype=torch.float64)
+    origin = torch.tensor([start[name] for name in free], dtype=torch.float64).log()
     if not free:
         return FoundParameters(dict(fixed), likelihood(origin).item(), True)
     scaled = torch.tensor([name in model.parameters and kinds[name] == "variance" for name in free])
@@ -145,7 +155,7 @@ def find_parameters(
 def standard_errors(
     model: StructuralModel, readings: Readings, fixed: Mapping[str, float | int], found: Mapping[str, float]
 ) -> dict[str, float]:
-    """Of the free parameters at the maximum, from the Hessian of the log-likelihood by differences.
+    """Of the free parameters at the maximum, factors as such, from the Hessian of the log-likelihood by differences.
 
     The Hessian is taken along the coordinates of the search: `se(v) = |dv / dx| sqrt((-H^-1)_xx)`. It is infinite at
     zero, and where the likelihood has no maximum.
@@ -156,17 +166,17 @@ def standard_errors(
     if not free:
         return errors
     table, kept = ReadingsTable.of(model, readings), {**fixed, **found}
-    at = torch.tensor([_to_coordinate(kinds[name], found[name]) for name in free], dtype=torch.float64)
+    at = torch.tensor([found[name] for name in free], dtype=torch.float64).log()
     step = _HESSIAN_STEP * torch.eye(len(free), dtype=torch.float64)
     pairs = torch.stack([step[:, None] + step, step[:, None] - step, step - step[:, None], -step[:, None] - step])
     points = (at + pairs).reshape(-1, len(free))
-    likelihood = exact_log_likelihood(table.problem({**kept, **_from_coordinates(kinds, free, points)}))
+    likelihood = exact_log_likelihood(table.problem({**kept, **_exponentials(free, points)}))
     signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
     hessian = torch.einsum("s,sij->ij", signs, likelihood.reshape(pairs.shape[:3])) / (4 * _HESSIAN_STEP**2)
     factor, failed = torch.linalg.cholesky_ex(-hessian)
     if failed == 0:
-        for name, x, variance in zip(free, at, torch.cholesky_inverse(factor).diagonal(), strict=True):
-            slope = found[name] * (x.exp() if kinds[name] == "factor" else 1.0)
+        for name, variance in zip(free, torch.cholesky_inverse(factor).diagonal(), strict=True):
+            slope = found[name] * (math.exp(-found[name]) if kinds[name] == "factor" else 1.0)
             errors[name] = float(slope * variance.sqrt())
     return errors
 
@@ -231,14 +241,6 @@ def _robust_variance(deviations: np.ndarray) -> float:
     return float((1.4826 * np.median(np.abs(deviations))) ** 2) or float(np.mean(np.square(deviations)))
 
 
-def _to_coordinate(kind: ParameterKind, value: float) -> float:
-    return math.log(-math.log(value)) if kind == "factor" else math.log(value)
-
-
-def _from_coordinates(kinds: Mapping[str, ParameterKind], free: list[str], coordinates: Tensor) -> dict[str, Tensor]:
-    """The values of free parameters, by name."""
-    return {name: _from_coordinate(kinds[name], x) for name, x in zip(free, coordinates.unbind(-1), strict=True)}
-
-
-def _from_coordinate(kind: ParameterKind, coordinate: Tensor) -> Tensor:
-    return (-coordinate.exp()).exp() if kind == "factor" else coordinate.exp()
+def _exponentials(names: list[str], coordinates: Tensor, least: Tensor | float = 0.0) -> dict[str, Tensor]:
+    """The values of free parameters, by name; none is less than `least`."""
+    return dict(zip(names, coordinates.exp().clamp(min=least).unbind(-1), strict=True))

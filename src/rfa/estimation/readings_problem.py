@@ -110,7 +110,7 @@ class ReadingsTable:
         return cls(model, readings, _rows(model, readings), *tensors)
 
     def problem(self, parameters: Mapping[str, float | int | Float[Tensor, " b"]]) -> "ReadingsProblem":
-        """With values of the parameters: numbers, or `(b,)` of several models.
+        """With values of the parameters, factors as decay rates: numbers, or `(b,)` of several models.
 
         Raises:
             ValueError: for a reading without any noise, and a gap over which the state overflows.
@@ -118,7 +118,7 @@ class ReadingsTable:
         given = {name: torch.as_tensor(value, dtype=torch.float64).reshape(-1) for name, value in parameters.items()}
         b = max(len(value) for value in given.values())
         given = {name: value.expand(b) for name, value in given.items()}
-        sde = self.model.to_sde(given, torch.ones(b, dtype=torch.float64))
+        sde = self.model.sde_of_rates(given, torch.ones(b, dtype=torch.float64))
         sensor_noise = torch.stack([given[name] for name in irregular_names(self.readings.sensors)], dim=-1)
         silent = bool((sensor_noise + self.least_noise <= 0).any())
         require(not silent, IRREGULAR, "a reading without noise", "sigma2.irregular > 0, or noise=... for each reading")

@@ -12,6 +12,7 @@ from rfa.checks import require
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
 from .parameter_search import (
+    as_given,
     find_parameters,
     read_fixed,
     series_scale,
@@ -42,7 +43,7 @@ class RobustFilter:
             Periods and parameters of components are in this unit. Numbers are taken as they are.
 
     Attributes:
-        parameters: the values of all parameters by name, after `fit`.
+        parameters: the values of all parameters by name, after `fit`. A factor of less than 1e-308 is 0 here.
         log_likelihood: of the readings that `fit` has used, by the Kalman filter, with the exact diffuse start.
         converged: whether the search of `fit` has ended at a maximum.
 
@@ -150,14 +151,15 @@ class RobustFilter:
         else:
             start = start_parameters(model, readings.sensors, self._scale, known)
             found = find_parameters(model, readings, known, start, max_steps)
-        self.parameters, self.log_likelihood, self.converged = found
+        self._values, self.log_likelihood, self.converged = found
+        self.parameters = as_given(model, self._values)
         return self
 
     @property
     def sde(self) -> LinearSDE:
         """The model with its parameters; C and R are those of a reading of the first sensor without regressors."""
         names = irregular_names(self._readings.sensors)
-        return self._all.to_sde(self.parameters, self.parameters[names[0]])
+        return self._all.sde_of_rates(self._values, self._values[names[0]])
 
     @property
     def standard_errors(self) -> dict[str, float]:
@@ -167,7 +169,7 @@ class RobustFilter:
         `cov_type="approx"`.
         """
         self._fitted_readings()
-        return standard_errors(self._all, self._kept, self._known, self.parameters)
+        return standard_errors(self._all, self._kept, self._known, self._values)
 
     def filter(self) -> SeriesEstimate:
         """The estimate at each reading from it and earlier readings."""
@@ -277,7 +279,7 @@ class RobustFilter:
         """Filtered readings after the last one, whose row is there again without its value; and what they carry on."""
         last = self._last.selected(slice(-1, None))
         both = replace(last, values=np.full(1, np.nan)).followed_by([later])
-        problem = ReadingsProblem.of(self._all, self.parameters, both)
+        problem = ReadingsProblem.of(self._all, self._values, both)
         run = filter_readings(problem, carried, self.robust)
         return self._estimate(problem, run, begin=1), run.carried
 
@@ -285,7 +287,7 @@ class RobustFilter:
         """All readings so far, and the filter of them."""
         readings = self._readings
         if self._run is None:
-            problem = ReadingsProblem.of(self._all, self.parameters, readings)
+            problem = ReadingsProblem.of(self._all, self._values, readings)
             self._run = problem, filter_readings(problem, problem.first(self._scale), self.robust)
             self._carried = self._run[1].carried
         return self._run

@@ -4,7 +4,7 @@ A wrong reading among the first ones is the start of everything after it. Nothin
 other starts are tried, and that under which the series makes most sense is taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from .structural_model import SeriesScale, StructuralModel
 
 _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
+_LARGEST_RAISE = 20  # of variances, as a power of ten
 _MORE = 3  # readings beyond twice the unpredicted ones that may be refused together, less one
 _REFUSED = 0.3  # readings that are far from their predictions, for each that is refused at the start
 
@@ -50,19 +51,72 @@ def robust_fit(
         max_steps: of each search.
     """
     start = start_parameters(model, readings.sensors, scale, known)
-    values: Mapping[str, float] = start
-    found, before, kept = None, None, readings
+    values: Mapping[str, float] = _plausible_start(model, start, known, readings, scale)
+    found, before, kept, all_kept = None, None, readings, True
     for _ in range(_MOST_ROUNDS):
         readings = replace(readings, refused=_wrong_start(model, values, readings, scale))
         left_out = _far(model, values, readings, scale) | readings.wrong
         if found is not None and bool((left_out == before).all()):
             break
+        if _are_most(left_out, readings):  # such values say nothing about the readings
+            left_out = readings.wrong
         before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
         again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-        found = find_parameters(model, kept, known, again, max_steps)
-        values = found.values
+        found = _found(model, kept, known, [again, start], max_steps)
+        values, all_kept = found.values, all_kept and not left_out.any()
     assert found is not None
+    assert before is not None
+    if not all_kept and not before.any():  # the search came here by fewer readings, which may be another maximum
+        direct = find_parameters(model, kept, known, start, max_steps)
+        if direct.log_likelihood > found.log_likelihood and not _far(model, direct.values, readings, scale).any():
+            found = direct
     return RobustFit(found, readings, kept)
+
+
+def _plausible_start(
+    model: StructuralModel,
+    start: Mapping[str, float],
+    known: Mapping[str, float],
+    readings: Readings,
+    scale: SeriesScale,
+) -> Mapping[str, float]:
+    """The start, with the components' variances raised until at least half of the readings are near their predictions.
+
+    A component that begins stationary may be far from a series whose mean is not 0.
+    """
+    free = [name for name, kind in model.parameters.items() if kind == "variance" and name not in known]
+    for exponent in range(0, _LARGEST_RAISE, 2):
+        raised = {**start, **{name: 10.0**exponent * start[name] for name in free}}
+        if not _are_most(_far(model, raised, readings, scale), readings):
+            return raised
+    return start
+
+
+def _are_most(some: np.ndarray, readings: Readings) -> bool:
+    """Whether more than half of the readings are among some."""
+    seen = ~np.isnan(readings.values)
+    return bool(2 * (some & seen).sum() > seen.sum())
+
+
+def _found(
+    model: StructuralModel,
+    kept: Readings,
+    known: Mapping[str, float],
+    starts: Sequence[Mapping[str, float]],
+    max_steps: int,
+) -> FoundParameters:
+    """From the first start whose likelihood is finite.
+
+    Raises:
+        ValueError: where it is for none.
+    """
+    *first, last = starts
+    for start in first:
+        try:
+            return find_parameters(model, kept, known, start, max_steps)
+        except ValueError:
+            continue
+    return find_parameters(model, kept, known, last, max_steps)
 
 
 def _far(model: StructuralModel, values: Mapping[str, float], readings: Readings, scale: SeriesScale) -> np.ndarray:

@@ -80,7 +80,9 @@ class SeriesEstimate:
         weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
         gain_ratio = expected_variance / (expected_variance + noise * (1 / weights - 1))
         outliers = (gain_ratio < _OUTLIER_GAIN) | readings.wrong
-        means, variances = run.estimates.mean.numpy(), run.estimates.covariance.diagonal(dim1=-2, dim2=-1).numpy()
+        means = run.estimates.mean.numpy()
+        covariance = run.estimates.covariance
+        variances = covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0.0).numpy()  # below 0 by rounding
         names = problem.names
 
         def each(part: np.ndarray) -> Any:

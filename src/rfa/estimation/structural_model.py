@@ -8,7 +8,7 @@ Source: Harvey, Forecasting, Structural Time Series Models and the Kalman Filter
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -48,7 +48,10 @@ class Component(ABC):
     """A part of a series. `+` joins it to others.
 
     A component has a name, and names for its states and parameters. Parameters have kinds: a "variance" >= 0, a
-    "frequency" > 0 in radians per unit of time, a "factor" in (0, 1) per unit of time.
+    "frequency" > 0 in radians per unit of time, a "factor" f in (0, 1) per unit of time.
+
+    `start` and `matrices` have the decay rate `mu = -log f > 0` in the place of a factor: f itself may be too close to
+    0 or 1 for a float, where the unit of time is far from the time between readings.
     """
 
     name: str
@@ -146,6 +149,14 @@ class StructuralModel:
         """
         missing = [name for name in self.parameters if name not in parameters]
         require(not missing, "parameters", sorted(parameters), f"values for {', '.join(missing)} too")
+        return self.sde_of_rates(to_rates(self.parameters, parameters), observation_noise)
+
+    def sde_of_rates(
+        self,
+        parameters: Mapping[str, float | int | Float[Tensor, "*models"]],
+        observation_noise: float | int | Float[Tensor, "*models"] = 1.0,
+    ) -> LinearSDE:
+        """As `to_sde`, with decay rates in the place of factors."""
         values = {name: torch.as_tensor(parameters[name], dtype=torch.float64) for name in self.parameters}
         noise = torch.as_tensor(observation_noise, dtype=torch.float64)
         shape = torch.broadcast_shapes(noise.shape, *(value.shape for value in values.values()))
@@ -218,6 +229,14 @@ class Regression(Component):
     def units(self, gap: float) -> tuple[float, ...]:
         """The inverse sizes of the regressors."""
         return tuple(1 / size for size in self.sizes)
+
+
+def to_rates(kinds: Mapping[str, ParameterKind], parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Parameters with the decay rate `-log f` in the place of each factor f. Numbers or tensors."""
+    return {
+        name: -torch.as_tensor(value, dtype=torch.float64).log() if kinds.get(name) == "factor" else value
+        for name, value in parameters.items()
+    }
 
 
 def block_diagonal(blocks: tuple[Tensor, ...] | list[Tensor], shape: torch.Size) -> Float[Tensor, "*models n n"]:

@@ -18,17 +18,23 @@ class TimeAxis:
     Args:
         unit: of dates: one of "second", "minute", "hour", "day", "week", "year" (365.2425 days).
         origin: the date of number 0. None: times are numbers.
+        tick: nanoseconds to which dates are rounded: numbers in float64 are not exact.
     """
 
     unit: str
     origin: np.datetime64 | None = None
+    tick: int = 1000
 
     @classmethod
     def of(cls, times: Any, unit: str) -> "TimeAxis":
         """Of a series' times. The first date is the origin."""
         require(unit in SECONDS, "time_unit", unit, f"one of {', '.join(SECONDS)}")
         dates = as_dates(times)
-        return cls(unit, None if dates is None else np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0])
+        if dates is None:
+            return cls(unit)
+        known = dates[~np.isnat(dates)]
+        tick = 1000 if bool((known.astype("int64") % 1000 == 0).all()) else 1
+        return cls(unit, np.sort(np.append(known, np.datetime64("2200-01-01", "ns")))[0], tick)
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
         """Times as numbers, `(T,)`.
@@ -55,7 +61,7 @@ class TimeAxis:
         """Numbers as the caller's times: dates or numbers."""
         if self.origin is None:
             return numbers
-        step = np.round(numbers * SECONDS[self.unit] * 1e6).astype("int64") * 1000  # whole microseconds
+        step = np.round(numbers * SECONDS[self.unit] * (1e9 / self.tick)).astype("int64") * self.tick
         return self.origin + step.astype("timedelta64[ns]")
 
 
@@ -83,7 +89,7 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int, index: Any) -> np.
             following = pd.date_range(last, periods=count + 1, freq=index.freq)
             last = last if index.tz is None else last.tz_convert("UTC").tz_localize(None)
         found = np.asarray(as_dates(following))
-        return found[found > np.datetime64(last)][:count]
+        return found[found > last.to_datetime64()][:count]
     gaps = np.diff(np.unique(times))
     regular = len(gaps) > 0 and bool(np.ptp(gaps) <= 1e-6 * gaps[0])  # dates as numbers are rounded
     require(regular, "query_times", f"{count} steps of a series without a frequency", "times")

@@ -17,6 +17,7 @@ from rfa.ops.positions import times_dtype
 from rfa.ops.transforms import readable
 
 from .decoder import RFABlock, RFAPreTrainedModel
+from .packing import ABSOLUTE
 from .series_tokens import ReadingRows, check_mask, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
 from .window_scaling import Scale, WindowScaling
@@ -128,8 +129,10 @@ class RFAForTimeSeries(RFAPreTrainedModel):
 
         Raises:
             ValueError: for shapes that do not fit, times that do not increase, infinite values, a row of the batch
-                without any reading, or targets of which none is seen.
+                without any reading, targets of which none is seen, or segments with `frequencies="as_released"`.
         """
+        relative = segment_ids is None or self.config.attention.is_relative()
+        require(relative, "segment_ids", "segments", ABSOLUTE)
         readings = checked_readings(
             times, values, self.config.channels, observed_mask, query_times, segment_ids, query_segment_ids
         )

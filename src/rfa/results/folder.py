@@ -11,6 +11,7 @@ from rfa.progress import Progress
 
 from .files import PLANNED, TRIGRAM, read_maps, read_planned, read_result, read_trigram
 
+_TRAINED = "run.json"  # of a run of `rfa train`
 _RESULTS = "results"  # the folder of result files in that of a record
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
@@ -53,6 +54,8 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     source = results_folder(folder)
     if not source.is_dir():
         raise ValueError(f"folder: got {source}, {'no folder' if source.exists() else 'not there'}, expected {_FILES}")
+    if (source / _TRAINED).is_file():
+        raise ValueError(f"folder: got {source}, a run of `rfa train`, expected {_FILES}; `rfa evaluate` scores a run")
     files = sorted(file for file in source.glob("*.json") if file.name not in (PLANNED, TRIGRAM))
     runs: dict[Path, dict[str, Any]] = {}
     refused: dict[str, str] = {}

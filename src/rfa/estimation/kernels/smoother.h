@@ -7,6 +7,7 @@
 namespace rfa {
 
 constexpr double ROUNDING = 1e-14;  // a pivot of an information matrix at a unit diagonal that comes from rounding
+constexpr double NO_INFORMATION = 1e-280;  // precisions from here on: the square of their scale would overflow
 
 template <int N> struct Smoother {
   Group<N>& g;
@@ -77,7 +78,10 @@ template <int N> struct Smoother {
   // pivots, at a unit diagonal. J = c^T c.
   void observe() {
     rank = 0;
-    for (int r = 0; r < of.n(); r++) scale[r] = j[r * n + r] > 0 ? 1 / std::sqrt(j[r * n + r]) : 1;
+    for (int r = 0; r < of.n(); r++) {
+      const double precision = j[r * n + r];
+      scale[r] = precision > NO_INFORMATION ? 1 / std::sqrt(precision) : 1;
+    }
     for (int r = 0; r < of.n(); r++) left[r] = scale[r] * scale[r] * j[r * n + r];
     for (; rank < of.n(); rank++) {
       const int64_t pivot = std::max_element(left.begin(), left.end()) - left.begin();
