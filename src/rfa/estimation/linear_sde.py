@@ -17,11 +17,9 @@ from torch import Tensor
 from rfa.dynamics import accumulated_variance
 
 from .matrices import InitialMoments, check_covariance, check_initial, check_matrix, real, square_root, symmetric
+from .stability import real_parts_with_errors, solve_lyapunov, turns_only
 
 _WORST_CONDITION = 1e8  # of eigenvectors: above it, half of the digits are lost
-_LARGEST_BLOCK = 3  # Jordan block whose eigenvalues' errors are still expected
-_BALANCING_STEPS = 40
-_LEAST_MOVE = 1e-30  # in a state that moves no other, or that no other moves
 _SHORT = 0.5  # |A| dt up to which the block exponential is computed directly
 
 
@@ -176,8 +174,10 @@ class LinearSDE:
                 the variance grows without bound.
         """
         decay = -self.dynamics.diagonal(dim1=-2, dim2=-1)
-        closed_form = self._diagonal or self._turns_only()
-        real_parts, errors = (-decay, torch.zeros_like(decay)) if closed_form else _real_parts(self.dynamics.detach())
+        closed_form = self._diagonal or turns_only(self.dynamics, self.diffusion)
+        real_parts, errors = -decay, torch.zeros_like(decay)
+        if not closed_form:
+            real_parts, errors = real_parts_with_errors(self.dynamics.detach())
         if bool((real_parts >= -errors).any()):
             slowest, error = real_parts.max().item(), errors.max().item()
             raise ValueError(
@@ -186,25 +186,7 @@ class LinearSDE:
             )
         if closed_form:
             return self.diffusion / (decay[..., :, None] + decay[..., None, :])
-        n = self.state_size
-        identity = torch.eye(n, dtype=torch.float64, device=self.dynamics.device)
-        dynamics, diffusion = torch.broadcast_tensors(self.dynamics, self.diffusion)
-        # row-major vec: vec(A P) = (A x I) vec P, vec(P A^T) = (I x A) vec P
-        left = torch.einsum("...ij,kl->...ikjl", dynamics, identity) + torch.einsum(
-            "ij,...kl->...ikjl", identity, dynamics
-        )
-        solved = torch.linalg.solve(left.reshape(*left.shape[:-4], n * n, n * n), -diffusion.flatten(-2).unsqueeze(-1))
-        return symmetric(solved.reshape(diffusion.shape))
-
-    def _turns_only(self) -> bool:
-        """Whether `A = -mu I + S` with a skew-symmetric S, and `Q = q I`: states that only turn beside their decay."""
-        decay, noise = -self.dynamics.diagonal(dim1=-2, dim2=-1), self.diffusion.diagonal(dim1=-2, dim2=-1)
-        alike = bool((decay == decay[..., :1]).all() & (noise == noise[..., :1]).all())
-        skew = self.dynamics + torch.diag_embed(decay)
-        constant = not self.dynamics.requires_grad and not self.diffusion.requires_grad
-        return (
-            constant and alike and torch.equal(skew, -skew.mT) and torch.equal(self.diffusion, torch.diag_embed(noise))
-        )
+        return solve_lyapunov(*torch.broadcast_tensors(self.dynamics, self.diffusion))
 
     def diagonalize(self) -> Diagonalization:
         """The eigenbasis, in which each mode moves independently of the others (appendix A.2).
@@ -292,33 +274,6 @@ class LinearSDE:
             return zeros, self.stationary_covariance()
         except ValueError:
             return zeros, torch.diag_embed(zeros)
-
-
-def _real_parts(dynamics: Tensor) -> tuple[Tensor, Tensor]:
-    """The real parts of the eigenvalues, and their rounding errors, `(..., n)` each.
-
-    An eigenvalue of condition kappa has the error `eps |A| kappa`; one of a Jordan block of k states has the error
-    `eps^(1/k) |A|`. A is balanced first, so that units of states do not matter.
-    """
-    matrix = _balanced(dynamics)
-    eigenvalues, basis = torch.linalg.eig(matrix)
-    inverse, failed = torch.linalg.inv_ex(basis)
-    condition = torch.linalg.vector_norm(inverse, dim=-1) * torch.linalg.vector_norm(basis, dim=-2)
-    condition = torch.where((failed > 0)[..., None], torch.inf, condition)
-    rounding = 10 * torch.finfo(matrix.dtype).eps
-    relative = (rounding * condition).clamp(max=rounding ** (1 / min(matrix.shape[-1], _LARGEST_BLOCK)))
-    return eigenvalues.real, relative * torch.linalg.matrix_norm(matrix)[..., None]
-
-
-def _balanced(matrix: Tensor) -> Tensor:
-    """`D^-1 A D` with a diagonal D by which each state moves the others as much as they move it."""
-    others = matrix.abs() * (1 - torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device))
-    scale = torch.ones_like(matrix[..., 0])
-    for _ in range(_BALANCING_STEPS):
-        moved = others * scale[..., None, :] / scale[..., :, None]
-        by_others, of_others = moved.sum(-1), moved.sum(-2)
-        scale = scale * ((by_others + _LEAST_MOVE) / (of_others + _LEAST_MOVE)) ** 0.25
-    return matrix * scale[..., None, :] / scale[..., :, None]
 
 
 def _lags(dt: float | int | Real[Tensor, "*dt"]) -> Tensor:
