@@ -121,10 +121,10 @@ def copied(least: float) -> Answer:
         mean = mean_and_interval(scores.trials[scores.distances.index(distance)])
         if mean.half is not None:
             shares[label] = Mean(mean.value / possible, mean.half / possible)
-    label, most = max(shares.items(), key=lambda item: item[1].value + (item[1].half or 0.0))
-    half = most.half or 0.0
-    number = f"{100 * most.value:.1f} ± {100 * half:.1f} % (the most: {label})"
-    return Answer(answer(most.value - half, most.value + half, least, below=False), number)
+    label, most = max(shares.items(), key=lambda item: item[1].value)
+    number = f"{100 * most.value:.1f} ± {100 * (most.half or 0.0):.1f} % of it (the most: {label}; ± over trials)"
+    low, high = (max(one.value + sign * (one.half or 0.0) for one in shares.values()) for sign in (-1, 1))
+    return Answer(answer(low, high, least, below=False), number)
 
 
 def cells_of(results: Sequence[Mapping[str, Any]], parts: Sequence[str], columns: Sequence[str]) -> Cells:
@@ -136,12 +136,14 @@ def cells_of(results: Sequence[Mapping[str, Any]], parts: Sequence[str], columns
 def ratio(name: str, model: str, against: str, cells: Cells) -> Difference:
     """The geometric mean, over cells of a record and over seeds, of ratios of squared errors, with its t interval."""
     scores: dict[str, dict[int, float]] = {model: {}, against: {}}
+    learned = set()
     for one in series(name):
+        learned |= {one["label"]} if one["parameters"] else set()
         if one["label"] in scores:
             logs = [math.log(one["scores"][column][part]["mse"]) for column, part in cells]
             scores[one["label"]][one["seed"]] = sum(logs) / len(logs)
     own, other = scores[model], scores[against]
-    if len(other) == 1:  # a filter
+    if len(other) == 1 and against not in learned:  # a filter is the same for all seeds
         other = dict.fromkeys(own, next(iter(other.values())))
     mean = mean_and_interval([own[seed] - other[seed] for seed in own if seed in other])
     ends = () if mean.half is None else (math.exp(mean.value - mean.half), math.exp(mean.value + mean.half))

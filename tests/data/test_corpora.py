@@ -135,6 +135,7 @@ def test_folders_behind_links(tmp_path):
     (tmp_path / "corpus" / "deep" / "above").symlink_to(tmp_path)
     (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "corpus" / "deep")
     (tmp_path / "corpus" / "latest").symlink_to(tmp_path / "corpus" / "deep" / "link")
+    (tmp_path / "corpus" / "z.txt").symlink_to(tmp_path / "corpus" / "a.txt")
     names = [document.name for document in load_documents(str(tmp_path / "corpus"))]
     assert names == ["a.txt", "deep/link/b.txt"]  # each once: twice, it could be in two splits
 

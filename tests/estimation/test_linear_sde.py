@@ -111,9 +111,16 @@ def test_states_that_turn_beside_their_decay_have_one_in_closed_form(decay):
 
 
 def test_units_of_states_do_not_move_the_border():
-    """A slope in units of 1e9 values."""
+    """A slope in units of 1e9 values, and a fast state that the others know nothing of."""
     sde = LinearSDE(matrix([[0.0, 1e9], [-1e-9, -1e-3]]), EYE, EYE, EYE)
-    assert sde.stationary_covariance().isfinite().all()
+    expected = matrix([[5e20, -5e-10], [-5e-10, 5e2]])
+    torch.testing.assert_close(sde.stationary_covariance(), expected, rtol=1e-9, atol=1e-6)
+    slow = [[-0.01, 1.0], [-0.5, -0.01]]
+    both = torch.block_diag(matrix([[-1e14]]), matrix(slow))
+    eye = torch.eye(3, dtype=torch.float64)
+    found = LinearSDE(both, eye, eye, eye).stationary_covariance()
+    alone = scipy.linalg.solve_continuous_lyapunov(np.array(slow), -np.eye(2))
+    np.testing.assert_allclose(found[1:, 1:], alone, rtol=1e-6)
 
 
 def test_diagonalize():

@@ -12,6 +12,7 @@ from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, robust_estimate, robust_filter
+from rfa.estimation.structural_model import StructuralModel
 
 from .series_models import column
 
@@ -116,20 +117,48 @@ def test_a_stationary_component_alone_explains_a_series_far_from_zero(offset):
     robust, gaussian = (RobustFilter(Autoregression(), way).fit(np.arange(200), values) for way in (True, False))
     assert robust.log_likelihood == pytest.approx(gaussian.log_likelihood, abs=0.1)
     assert not robust.filter().outliers.any()
-    spoilt = np.where(np.arange(200) % 9 == 4, values + 1e5, values)
-    found = RobustFilter(Autoregression()).fit(np.arange(200), spoilt)
-    assert (found.filter().outliers == (spoilt != values)).all()
-    np.testing.assert_allclose(found.smooth().mean, offset + level, atol=4)
+    for size in (25.0, 1e5):
+        spoilt = np.where(np.arange(200) % 9 == 4, values + size, values)
+        found = RobustFilter(Autoregression()).fit(np.arange(200), spoilt)
+        assert (found.filter().outliers == (spoilt != values)).all()
+        np.testing.assert_allclose(found.smooth().mean, offset + level, atol=4)
 
 
-def test_a_robust_fit_of_a_clean_series_is_at_least_as_good_as_kalmans():
-    """The model has no level, so at first the readings look wrong. And a wave without noise."""
-    months, random = np.arange(200), np.random.default_rng(3)
-    shifted = 5 + np.sin(2 * np.pi * months / 12) + 0.5 * random.normal(size=200)
-    robust, gaussian = (RobustFilter(Season(12.0), way).fit(months, shifted) for way in (True, False))
+@pytest.mark.parametrize("offset", [5.0, 30.0, 300.0])
+@pytest.mark.parametrize(
+    "model",
+    [Season(12.0), Season(7.0, 2), Cycle(8.0), Autoregression() + Cycle(8.0)],
+    ids=["year", "week", "wave", "sum"],
+)
+def test_a_robust_fit_of_a_clean_series_is_at_least_as_good_as_kalmans(model, offset):
+    """The models have no level, so at first the readings look wrong."""
+    months, random = np.arange(120), np.random.default_rng(10)
+    values = offset + np.sin(2 * np.pi * months / 12) + 0.5 * random.normal(size=120)
+    values += (0.3 * random.normal(size=120)).cumsum()
+    robust, gaussian = (RobustFilter(model, way).fit(months, values) for way in (True, False))
     assert robust.log_likelihood > gaussian.log_likelihood - 0.1
-    wave = RobustFilter(Trend() + Cycle()).fit(np.arange(100), np.sin(0.7 * np.arange(100)))
-    assert not wave.filter().outliers.any()
+    assert not robust.filter().outliers.any()
+
+
+def test_a_robust_fit_of_a_wave_without_noise():
+    wave = np.arange(100), np.sin(0.7 * np.arange(100))
+    robust, gaussian = (RobustFilter(Trend() + Cycle(), way).fit(*wave) for way in (True, False))
+    assert robust.log_likelihood > gaussian.log_likelihood
+
+
+def test_parameters_can_be_given_back():
+    """A wave that does not fade has a factor next to 1."""
+    times = np.arange(150.0)
+    for seed in range(6):
+        values = 3 * np.sin(2 * np.pi * times / 8) + 0.1 * np.random.default_rng(seed).normal(size=150)
+        for model in (Level() + Cycle(8.0), Autoregression(), Level() + Autoregression()):
+            found = RobustFilter(model, robust=False).fit(times, values)
+            again = RobustFilter(model, robust=False).fit(times, values, fixed=found.parameters)
+            assert again.log_likelihood == pytest.approx(found.log_likelihood, abs=1e-3)
+            same = StructuralModel.of(model).to_sde(found.parameters, found.parameters["sigma2.irregular"])
+            torch.testing.assert_close(same.dynamics, found.sde.dynamics, rtol=1e-3, atol=1e-12)
+    found.parameters["sigma2.irregular"] = -1.0  # a copy
+    assert found.parameters["sigma2.irregular"] > 0
 
 
 def test_a_gap_that_nothing_survives():

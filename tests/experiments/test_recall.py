@@ -238,6 +238,11 @@ def test_the_recipe_of_the_repository_can_be_read():
         ("label: by time", "label: recall", r"tasks: recall: named 2 times"),
         ("label: by time", "label: a/b", r"tasks\[1\]: label: got 'a/b'"),
         ("label: m2 plain", "label: b1-rope", r"models: b1-rope: named 2 times"),
+        (
+            "label: by time, questions: 2, values: 4, lag: 3.5}\nmodels:",
+            "label: recall by, questions: 2, values: 4, lag: 3.5}\nmodels:\n  - {preset: b1-rope, label: by b1-rope}",
+            r"models: recall-by-b1-rope-seed0: the name of two runs",
+        ),
         ("preset: b1-rope", "preset: b1", r"models\[0\]: preset: got 'b1'"),
         ("innovation: false", "inovation: false", r"models\[1\]: model: inovation: not a field"),
         ("innovation: false", "vocab_size: 9", r"models\[1\]: model: vocab_size: not here"),

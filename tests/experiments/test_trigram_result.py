@@ -68,10 +68,27 @@ def test_one_of_another_text_or_evaluation_is_made_anew(tmp_path, out):
     for damaged in (
         {**found, "data": {**found["data"], "fingerprint": "0"}},
         {**found, "evaluations": {name: {"rows": rows[:-1]} for name in found["evaluations"]}},
+        {**found, "tokens": found["tokens"] - 8},
+        {**found, "vocabulary": 300},
+        {**found, "evaluation": {**found["evaluation"], "protocols": {"blocks": 200, "matched": None}}},
         {},
     ):
         path.write_text(json.dumps(damaged), "utf-8")
         assert is_of_another_text(planned, text, out)
+
+
+def test_a_longer_run_that_joins_the_recipe_has_it_made_anew(tmp_path, out, evaluated):
+    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])
+    path = out / "results" / "trigram.json"
+    before = json.loads(path.read_text("utf-8"))
+    older = {name: value for name, value in before.items() if name != "evaluation"}
+    path.write_text(json.dumps(older), "utf-8")
+    longer = {"presets": ["b1-rope"], "label": "long", "seeds": [0], "max_steps": 8}
+    planned = load_recipe(write_recipe(tmp_path, runs=[*recipe()["runs"], longer]))
+    run_recipe(planned, out, only=["b1-rope-long-seed0"])
+    found = json.loads(path.read_text("utf-8"))
+    assert found["tokens"] > before["tokens"]
+    assert found["evaluation"] == before["evaluation"]
 
 
 def test_blocks_of_two_tokens_have_no_trigram(tmp_path, out, evaluated):

@@ -57,6 +57,9 @@ def test_ratios_are_paired_by_seed():
     assert rows["kalman"].interval is None
     of_filter = {row[0]: row[1] for row in series_ratio_table(results, "kalman", "filter", "mse").rows}
     assert of_filter["x2"].value == pytest.approx((0.2 * 0.4 * 0.6) ** (1 / 3))  # its one result serves every seed
+    unfinished = [*RESULTS, {**result("c9", 0, 0.2, 0.3), "parameters": 9}]  # a network with one seed so far
+    alone = {row[0]: row[1] for row in series_ratio_table(unfinished, "c9", "filter", "mse").rows}
+    assert (alone["x2"].value, alone["x2"].interval) == (pytest.approx(0.5), None)
     assert table.rows[-1][1] is None  # itself
 
 

@@ -211,8 +211,8 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
 def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> list[Path]:
     """Return the files below `folder` that end so; hidden ones and folders named in `left_out` are skipped.
 
-    A folder that links lead to as well is read once, under the name that comes first: twice, its text could stand in
-    two splits. One that holds `folder` is not read.
+    A folder or file that links lead to as well is read once, under the name that comes first: twice, its text could
+    stand in two splits. A folder that holds `folder` is not read.
 
     Raises:
         OSError: a folder there cannot be read.
@@ -232,4 +232,5 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
         read.add(real)
         folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("."))
         files += [Path(parent, name) for name in names if not name.startswith(".") and name.endswith(suffixes)]
-    return sorted(file for file in files if file.is_file())
+    once = {file.resolve(): file for file in sorted(files, reverse=True) if file.is_file()}
+    return sorted(once.values())

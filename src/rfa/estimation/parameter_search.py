@@ -24,6 +24,7 @@ from .structural_model import ParameterKind, SeriesScale, StructuralModel, to_ra
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
+_SLOWEST = 1e-10  # decay over the span of a series
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
@@ -115,8 +116,10 @@ def find_parameters(
     free = [name for name in kinds if name not in fixed]
     table = ReadingsTable.of(model, readings)
 
-    rounding = (np.finfo(float).eps * float(np.nanmax(np.abs(readings.values)))) ** 2  # no reading is more exact
-    least = torch.tensor([rounding if name not in model.parameters else 0.0 for name in free], dtype=torch.float64)
+    rounding = (np.finfo(float).eps * float(np.nanmedian(np.abs(readings.values)))) ** 2  # of most readings
+    slowest = _SLOWEST / (readings.span or 1.0)  # what decays by less does not decay
+    bounds = {name: slowest if kind == "factor" else 0.0 for name, kind in model.parameters.items()}
+    least = torch.tensor([bounds.get(name, rounding) for name in free], dtype=torch.float64)
 
     def values(coordinates: Tensor) -> dict[str, float | Tensor]:
         return {**fixed, **_exponentials(free, coordinates, least)}

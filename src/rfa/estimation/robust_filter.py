@@ -43,7 +43,6 @@ class RobustFilter:
             Periods and parameters of components are in this unit. Numbers are taken as they are.
 
     Attributes:
-        parameters: the values of all parameters by name, after `fit`. A factor of less than 1e-308 is 0 here.
         log_likelihood: of the readings that `fit` has used, by the Kalman filter, with the exact diffuse start.
         converged: whether the search of `fit` has ended at a maximum.
 
@@ -51,7 +50,6 @@ class RobustFilter:
         ValueError: for something else than components, and an unknown unit.
     """
 
-    parameters: dict[str, float]
     log_likelihood: float
     converged: bool
 
@@ -152,8 +150,17 @@ class RobustFilter:
             start = start_parameters(model, readings.sensors, self._scale, known)
             found = find_parameters(model, readings, known, start, max_steps)
         self._values, self.log_likelihood, self.converged = found
-        self.parameters = as_given(model, self._values)
         return self
+
+    @property
+    def parameters(self) -> dict[str, float]:
+        """The values of all parameters by name, after `fit`.
+
+        A factor is rounded: where the unit of time is far from the time between readings, it may be 0 or 1 here. Then
+        `fixed` does not take it. `sde` is exact.
+        """
+        self._fitted_readings()
+        return as_given(self._all, self._values)
 
     @property
     def sde(self) -> LinearSDE:
@@ -165,8 +172,8 @@ class RobustFilter:
     def standard_errors(self) -> dict[str, float]:
         """Of each fitted parameter, from the curvature of the log-likelihood of the readings that `fit` has used.
 
-        Infinite for a variance of 0, and where the likelihood has no maximum. They are those of statsmodels with
-        `cov_type="approx"`.
+        Infinite for a variance of 0, and all of them where the likelihood has no maximum along one. They are those of
+        statsmodels with `cov_type="approx"`.
         """
         self._fitted_readings()
         return standard_errors(self._all, self._kept, self._known, self._values)

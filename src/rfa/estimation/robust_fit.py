@@ -4,7 +4,7 @@ A wrong reading among the first ones is the start of everything after it. Nothin
 other starts are tried, and that under which the series makes most sense is taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from .structural_model import SeriesScale, StructuralModel
 
 _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
-_LARGEST_RAISE = 20  # of variances, as a power of ten
+_SLOWEST = 20  # powers of ten by which a decay may be slower at the start
 _MORE = 3  # readings beyond twice the unpredicted ones that may be refused together, less one
 _REFUSED = 0.3  # readings that are far from their predictions, for each that is refused at the start
 
@@ -62,7 +62,7 @@ def robust_fit(
             left_out = readings.wrong
         before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
         again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
-        found = _found(model, kept, known, [again, start], max_steps)
+        found = find_parameters(model, kept, known, again, max_steps)
         values, all_kept = found.values, all_kept and not left_out.any()
     assert found is not None
     assert before is not None
@@ -80,15 +80,16 @@ def _plausible_start(
     readings: Readings,
     scale: SeriesScale,
 ) -> Mapping[str, float]:
-    """The start, with the components' variances raised until at least half of the readings are near their predictions.
+    """The start, with slower decays until at least half of the readings are near their predictions.
 
-    A component that begins stationary may be far from a series whose mean is not 0.
+    A stationary component may begin far from a series whose mean is not 0. A slower decay raises its stationary
+    variance alone: the predictions from reading to reading stay as narrow as they are, so outliers stay visible.
     """
-    free = [name for name, kind in model.parameters.items() if kind == "variance" and name not in known]
-    for exponent in range(0, _LARGEST_RAISE, 2):
-        raised = {**start, **{name: 10.0**exponent * start[name] for name in free}}
-        if not _are_most(_far(model, raised, readings, scale), readings):
-            return raised
+    decays = [name for name, kind in model.parameters.items() if kind == "factor" and name not in known]
+    for exponent in range(_SLOWEST if decays else 0):
+        slower = {**start, **{name: start[name] * 10.0**-exponent for name in decays}}
+        if not _are_most(_far(model, slower, readings, scale), readings):
+            return slower
     return start
 
 
@@ -96,27 +97,6 @@ def _are_most(some: np.ndarray, readings: Readings) -> bool:
     """Whether more than half of the readings are among some."""
     seen = ~np.isnan(readings.values)
     return bool(2 * (some & seen).sum() > seen.sum())
-
-
-def _found(
-    model: StructuralModel,
-    kept: Readings,
-    known: Mapping[str, float],
-    starts: Sequence[Mapping[str, float]],
-    max_steps: int,
-) -> FoundParameters:
-    """From the first start whose likelihood is finite.
-
-    Raises:
-        ValueError: where it is for none.
-    """
-    *first, last = starts
-    for start in first:
-        try:
-            return find_parameters(model, kept, known, start, max_steps)
-        except ValueError:
-            continue
-    return find_parameters(model, kept, known, last, max_steps)
 
 
 def _far(model: StructuralModel, values: Mapping[str, float], readings: Readings, scale: SeriesScale) -> np.ndarray:

@@ -32,9 +32,8 @@ class TimeAxis:
         dates = as_dates(times)
         if dates is None:
             return cls(unit)
-        known = dates[~np.isnat(dates)]
-        tick = 1000 if bool((known.astype("int64") % 1000 == 0).all()) else 1
-        return cls(unit, np.sort(np.append(known, np.datetime64("2200-01-01", "ns")))[0], tick)
+        tick = 1000 if bool((dates.astype("int64") % 1000 == 0).all()) else 1
+        return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick)
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
         """Times as numbers, `(T,)`.

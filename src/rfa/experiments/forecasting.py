@@ -91,12 +91,20 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     last = int((~table.values.isnan().all(1)).nonzero().max())
     table = table.rows(slice(0, last + 1))
     horizon = table.duration("horizon", request.horizon)
-    step = table.gap if request.step is None else table.duration("step", request.step)
+    step = _usual_step(table) if request.step is None else table.duration("step", request.step)
     steps = int(horizon / step + 1e-9)
     name = f"{step:g} {table.unit}".rstrip()
     require(steps >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
     require(steps <= _MOST_STEPS, "horizon", f"{request.horizon}, {steps} steps of {name}", f"at most {_MOST_STEPS}")
     return table, float(table.times[-1]) + step * np.arange(1, steps + 1)
+
+
+def _usual_step(table: SeriesTable) -> float:
+    """The median gap between times; the mean, which is more exact, where all are equal but for rounding."""
+    times = np.unique(table.times.numpy())
+    gaps, mean = np.diff(times), (times[-1] - times[0]) / max(len(times) - 1, 1)
+    rounding = 4 * np.spacing(np.abs(times).max())
+    return float(mean) if len(gaps) and np.abs(gaps - mean).max() <= rounding else table.gap
 
 
 def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:

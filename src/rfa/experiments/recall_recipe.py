@@ -144,6 +144,10 @@ def load_recall_recipe(path: str | Path) -> RecallRecipe:
         for model in models
         if model.tasks is None or task.label in model.tasks
     )
+    names = [run.name for run in runs]
+    for twice in dict.fromkeys(each for each in names if names.count(each) > 1):
+        faults.add("models", f"{twice}: the name of two runs, expected labels that tell tasks with models apart")
+    faults.raise_if_any()
     return RecallRecipe(path, name, given.get("title", name), training, runs, lengths, sequences)
 
 

@@ -24,21 +24,43 @@ def lacks_trigram(recipe: Recipe, out: Path) -> bool:
 
 
 def is_of_another_text(recipe: Recipe, text: PreparedData, out: Path) -> bool:
-    """Whether the file of the trigram is damaged, or of another text or evaluation than the recipe's."""
+    """Whether the file of the trigram is damaged, or of other tokens, text or evaluation than the recipe's."""
     if not _path(out).exists():
         return False
     try:
         found = json.loads(_path(out).read_text("utf-8"))
         lengths = {name: [row["length"] for row in one["rows"]] for name, one in found["evaluations"].items()}
-        same = found["data"] == _fingerprints(text)
+        about = _about(recipe, text)
+        if "evaluation" not in found:  # a file of an older version
+            del about["evaluation"]
+        same = all(found[name] == value for name, value in about.items())
     except (ValueError, KeyError, TypeError, AttributeError):
         return True
     plan = recipe.evaluation
     return not same or lengths != {name: list(plan.lengths) for name in plan.protocols}
 
 
-def _fingerprints(text: PreparedData) -> dict[str, str]:
-    return {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]}
+def _about(recipe: Recipe, text: PreparedData) -> dict[str, Any]:
+    """What the trigram is trained on, and how it is scored."""
+    spec, plan = _longest(recipe), recipe.evaluation
+    return {
+        "train_length": spec.length,
+        "tokens": len(seen_blocks(spec, len(text.streams["train"]) // spec.length)) * spec.length,
+        "vocabulary": len(text.tokenizer),
+        "seed": spec.seed,
+        "data": {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]},
+        "evaluation": {
+            "lengths": list(plan.lengths),
+            "protocols": dict(plan.protocols),
+            "by_position": plan.by_position,
+            "passkey": plan.passkey,
+        },
+    }
+
+
+def _longest(recipe: Recipe) -> TrainingSpec:
+    """The first of the runs with the most steps."""
+    return recipe.resolved(max(recipe.runs, key=lambda run: run.spec.max_steps or math.inf))
 
 
 def _path(out: Path) -> Path:
@@ -56,7 +78,7 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         text: its three splits.
         out: the folder of the recipe.
     """
-    spec = recipe.resolved(max(recipe.runs, key=lambda run: run.spec.max_steps or math.inf))
+    spec = _longest(recipe)
     stream, length, vocabulary = text.streams["train"], spec.length, len(text.tokenizer)
     seen = np.sort(seen_blocks(spec, len(stream) // length))
     blocks = np.stack([stream[place * length : (place + 1) * length] for place in seen])
@@ -77,11 +99,7 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         "format": RESULT_FORMAT,
         "recipe": recipe.name,
         "model": "modified Kneser-Ney trigram",
-        "train_length": length,
-        "tokens": blocks.size,
-        "vocabulary": vocabulary,
-        "seed": spec.seed,
-        "data": _fingerprints(text),
+        **_about(recipe, text),
         "fingerprint": text.fingerprints["test"],
         "environment": environment(),
         "valid_perplexity": _valid_perplexity(trigram, np.asarray(text.streams["valid"]), spec),

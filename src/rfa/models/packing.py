@@ -14,7 +14,7 @@ from rfa.ops.transforms import readable
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 LONGEST = ("max_length_q", "max_length_k")
 PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transformers' names
-ABSOLUTE = "none with frequencies='as_released', whose turns depend on the column of a token"
+NO_COLUMNS = "none with frequencies='as_released', whose turns depend on the column of a token"
 _NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
 _TIMES = "real times are no positions"
 
@@ -98,15 +98,17 @@ def check_absolute(
     Raises:
         ValueError: for segments, padding before or between tokens, or positions other than 0, 1, 2, ...
     """
-    require(segment_ids is None, "segment_ids", "segments", ABSOLUTE)
+    require(segment_ids is None, "segment_ids", "segments", NO_COLUMNS)
     mask = tokens.key_mask
     if mask is not None and readable(mask):
         shifted = tokens.places() is not None or not bool(mask[:, :1].all())
-        require(not shifted, "attention_mask", "padding before or between tokens", ABSOLUTE)
+        require(not shifted, "attention_mask", "padding before or between tokens", NO_COLUMNS)
     if position_ids is not None and readable(position_ids) and position_ids.numel():
         first = position_ids.reshape(-1, position_ids.shape[-1])[:, 0]
         counts = bool((first == tokens.cached).all())
-        require(counts, "position_ids", f"{first.tolist()[:8]} at the first tokens", f"{tokens.cached}, or {ABSOLUTE}")
+        require(
+            counts, "position_ids", f"{first.tolist()[:8]} at the first tokens", f"{tokens.cached}, or {NO_COLUMNS}"
+        )
 
 
 def packed_segments(

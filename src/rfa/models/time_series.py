@@ -17,7 +17,7 @@ from rfa.ops.positions import times_dtype
 from rfa.ops.transforms import readable
 
 from .decoder import RFABlock, RFAPreTrainedModel
-from .packing import ABSOLUTE
+from .packing import NO_COLUMNS
 from .series_tokens import ReadingRows, check_mask, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
 from .window_scaling import Scale, WindowScaling
@@ -132,7 +132,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
                 without any reading, targets of which none is seen, or segments with `frequencies="as_released"`.
         """
         relative = segment_ids is None or self.config.attention.is_relative()
-        require(relative, "segment_ids", "segments", ABSOLUTE)
+        require(relative, "segment_ids", "segments", NO_COLUMNS)
         readings = checked_readings(
             times, values, self.config.channels, observed_mask, query_times, segment_ids, query_segment_ids
         )

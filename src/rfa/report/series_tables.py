@@ -79,7 +79,7 @@ def series_ratio(
 ) -> Ratio | None:
     """A contestant's score over a reference's in one column: the geometric mean of the ratios of equal seeds.
 
-    A reference with one result, such as a filter, is the same for all seeds. The half width h is that of the t interval
+    A filter, which has no parameters to learn, is the same for all seeds. The half width h is that of the t interval
     of the mean log ratio: the ratio lies between `mean / (1 + h)` and `mean (1 + h)`. It is None for one seed.
     None without a result of both, or with scores that are not above 0.
     """
@@ -87,7 +87,8 @@ def series_ratio(
         _by_seed([result for result in results if result["label"] == each], column, part, score)
         for each in (label, reference)
     )
-    if len(other) == 1:
+    learned = any(result.get("parameters") for result in results if result["label"] == reference)
+    if len(other) == 1 and not learned:
         other = dict.fromkeys(own, next(iter(other.values())))
     pairs = [(own[seed], other[seed]) for seed in own if seed in other]
     if not pairs or min(min(pair) for pair in pairs) <= 0:

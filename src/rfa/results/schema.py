@@ -247,6 +247,7 @@ class TrigramResult(TypedDict):
     data: TextFingerprints
     fingerprint: str
     valid_perplexity: Positive
+    evaluation: NotRequired[dict[str, Any]]  # how it was to be scored; older files have none
     evaluations: dict[str, Evaluation]
     by_position: ByPosition | None
     passkey: dict[str, TrigramProbe] | None
