@@ -19,7 +19,7 @@ from rfa.experiments.forecast_file import forecast_file
 from rfa.experiments.forecast_network import forecast_by_network
 from rfa.experiments.forecast_training import load_network, resume_network, train_network
 from rfa.experiments.forecast_windows import SeriesWindows, split_windows
-from rfa.experiments.forecasting import FILES, ForecastRequest, check_out
+from rfa.experiments.forecasting import FILES, ForecastRequest, check_out, read_request
 from rfa.experiments.naive_forecast import learned_naive
 from rfa.experiments.network_folder import NetworkRequest, read_training_data
 from rfa.models import TimeSeriesCollator
@@ -65,6 +65,17 @@ def test_seasons_are_tried_where_most_values_are_equal():
     assert np.median(values) == 0
     assert chosen_components(table(hours, values, "h"), values)[0][1:] == ["season:1D"]
     assert chosen_components(table(hours, 0 * values + 0.1, "h"), 0 * values + 0.1) == (["level"], {})
+
+
+@pytest.mark.parametrize("missing", [[], [50, 90]])
+def test_steps_of_unix_seconds_do_not_drift(tmp_path, missing):
+    """A gap of 0.1 s is known to 1e-7 s there, the mean of many gaps to 1e-9."""
+    tenths = np.delete(np.arange(17_000_000_000, 17_000_000_200), missing)
+    text = "".join(f"{time // 10}.{time % 10},{time % 5}\n" for time in tenths)
+    (tmp_path / "a.csv").write_text("t,x\n" + text)
+    found, times = read_request(ForecastRequest(file=tmp_path / "a.csv", time="t", horizon="4"))
+    expected = [f"{17_000_000_199 + k:.0f}"[:-1] + f".{(9 + k) % 10}" for k in range(1, len(times) + 1)]
+    assert [found.label(time) for time in times] == [each.removesuffix(".0") for each in expected]
 
 
 def test_words_are_components():

@@ -100,11 +100,11 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
 
 
 def _usual_step(table: SeriesTable) -> float:
-    """The median gap between times; the mean, which is more exact, where all are equal but for rounding."""
+    """The median gap between times. Gaps that differ from it by rounding alone are averaged, which is more exact."""
     times = np.unique(table.times.numpy())
-    gaps, mean = np.diff(times), (times[-1] - times[0]) / max(len(times) - 1, 1)
-    rounding = 4 * np.spacing(np.abs(times).max())
-    return float(mean) if len(gaps) and np.abs(gaps - mean).max() <= rounding else table.gap
+    gaps = np.diff(times)
+    alike = gaps[np.abs(gaps - table.gap) <= 4 * np.spacing(np.abs(times).max())]
+    return float(alike.mean()) if len(alike) else table.gap
 
 
 def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
