@@ -95,6 +95,20 @@ def test_a_process_at_the_border_of_stability_has_no_stationary_covariance(name)
         assert found.mean.isfinite().all()
 
 
+def test_flows_between_states_at_very_different_rates_have_none():
+    """Nothing is lost, so an eigenvalue is 0. Rates are powers of two, so that columns sum to 0 exactly."""
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        size = int(random.integers(3, 6))
+        rates = 2.0 ** random.integers(-3, 40, (size, size)) * (1 - np.eye(size)) * (random.random((size, size)) < 0.7)
+        dynamics = torch.from_numpy(rates - np.diag(rates.sum(0)))
+        if bool(dynamics.sum(0).any()):  # a sum of powers of two that float64 cannot hold
+            continue
+        eye = torch.eye(size, dtype=torch.float64)
+        with pytest.raises(ValueError, match="dynamics: got"):
+            LinearSDE(dynamics, eye, eye, eye).stationary_covariance()
+
+
 @pytest.mark.parametrize("name", STABLE)
 def test_a_stable_process_has_one_in_any_coordinates(name):
     dynamics = np.array(STABLE[name])

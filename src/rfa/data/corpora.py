@@ -212,7 +212,7 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
     """Return the files below `folder` that end so; hidden ones and folders named in `left_out` are skipped.
 
     A folder or file that links lead to as well is read once, under the name that comes first: twice, its text could
-    stand in two splits. A folder that holds `folder` is not read.
+    stand in two splits that are drawn. A folder that holds `folder` is not read.
 
     Raises:
         OSError: a folder there cannot be read.

@@ -205,7 +205,7 @@ class Cycle(Component):
             return {f"sigma2.{self.name}": diffusion, f"frequency.{self.name}": frequency}
         decay = 1 / (3 * period)
         return {
-            f"sigma2.{self.name}": diffusion * _unit_share(decay),
+            f"sigma2.{self.name}": diffusion * unit_share(decay),
             f"frequency.{self.name}": frequency,
             f"damping.{self.name}": decay,
         }
@@ -216,7 +216,7 @@ class Cycle(Component):
         decay, diffusion = torch.zeros_like(frequency), variance
         if self.damped:
             decay = parameters[f"damping.{self.name}"]
-            diffusion = variance / _unit_share(decay)
+            diffusion = variance / unit_share(decay)
         rows = [torch.stack([-decay, frequency], dim=-1), torch.stack([-frequency, -decay], dim=-1)]
         return torch.stack(rows, dim=-2), diffusion[..., None, None] * torch.eye(2, dtype=torch.float64)
 
@@ -249,20 +249,20 @@ class Autoregression(Component):
     def start(self, scale: SeriesScale) -> dict[str, float]:
         """It fades within ten readings, and gains a third of the change from reading to reading."""
         decay, diffusion = 1 / (_SLOW * scale.gap), 0.3 * scale.step_variance / scale.gap
-        return {f"sigma2.{self.name}": diffusion * _unit_share(decay), f"{self.name}.L1": decay}
+        return {f"sigma2.{self.name}": diffusion * unit_share(decay), f"{self.name}.L1": decay}
 
     def matrices(self, parameters: ParameterValues) -> ComponentMatrices:
         """A = -mu and Q."""
         decay = parameters[f"{self.name}.L1"]
-        diffusion = parameters[f"sigma2.{self.name}"] / _unit_share(decay)
+        diffusion = parameters[f"sigma2.{self.name}"] / unit_share(decay)
         return -decay[..., None, None], diffusion[..., None, None]
 
 
 @overload
-def _unit_share(decay: float) -> float: ...
+def unit_share(decay: float) -> float: ...
 @overload
-def _unit_share(decay: Tensor) -> Tensor: ...
-def _unit_share(decay: float | Tensor) -> float | Tensor:
+def unit_share(decay: Tensor) -> Tensor: ...
+def unit_share(decay: float | Tensor) -> float | Tensor:
     """`(1 - exp(-2 mu)) / (2 mu)`: the variance gained over a unit of time, over Q."""
     lost = -torch.expm1(-2 * decay) if isinstance(decay, Tensor) else -math.expm1(-2 * decay)
     return lost / (2 * decay)

@@ -171,7 +171,8 @@ class LinearSDE:
 
         Raises:
             ValueError: where an eigenvalue of A has no negative real part, or none that is beyond its rounding error:
-                the variance grows without bound.
+                the variance grows without bound. Where A is diagonal, or states only turn beside a common decay, there
+                is no such error, unless A or Q needs a gradient.
         """
         decay = -self.dynamics.diagonal(dim1=-2, dim2=-1)
         closed_form = self._diagonal or turns_only(self.dynamics, self.diffusion)

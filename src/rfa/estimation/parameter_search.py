@@ -6,7 +6,7 @@ one batch. All values here have decay rates in the place of factors.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from .structural_model import ParameterKind, SeriesScale, StructuralModel, to_ra
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
 _LARGEST_CHANGE = 60.0  # of a coordinate. Beyond it the likelihood has no maximum.
-_SLOWEST = 1e-10  # decay over the span of a series
+_SLOWEST = 1e-10  # decay in a unit of time that its factor still tells from 1, to six digits
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
@@ -117,9 +117,7 @@ def find_parameters(
     table = ReadingsTable.of(model, readings)
 
     rounding = (np.finfo(float).eps * float(np.nanmedian(np.abs(readings.values)))) ** 2  # of most readings
-    slowest = _SLOWEST / (readings.span or 1.0)  # what decays by less does not decay
-    bounds = {name: slowest if kind == "factor" else 0.0 for name, kind in model.parameters.items()}
-    least = torch.tensor([bounds.get(name, rounding) for name in free], dtype=torch.float64)
+    least = torch.tensor([rounding if name not in model.parameters else 0.0 for name in free], dtype=torch.float64)
 
     def values(coordinates: Tensor) -> dict[str, float | Tensor]:
         return {**fixed, **_exponentials(free, coordinates, least)}
@@ -152,7 +150,25 @@ def find_parameters(
         at_zero = exact_log_likelihood(table.problem(without)).item()
         if at_zero > total - _SAME:
             found, total = without, at_zero
+    told = _told_from_one(model, found, free)
+    if told != found and (at_told := exact_log_likelihood(table.problem(told)).item()) > total - _GAIN:
+        found, total = told, at_told
     return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE))
+
+
+def _told_from_one(model: StructuralModel, found: Mapping[str, float], free: Collection[str]) -> dict[str, float]:
+    """With decays that are no slower than `_SLOWEST`, and the same stationary variances.
+
+    Along such a wave that does not fade the likelihood is flat. So its factor can be given back by the caller.
+    """
+    told = dict(found)
+    for component in model.components:
+        slow = [name for name, kind in component.parameters.items() if kind == "factor" and found[name] < _SLOWEST]
+        for rate in set(slow) & set(free):
+            told[rate] = _SLOWEST
+            variances = [name for name, kind in component.parameters.items() if kind == "variance" and name in free]
+            told.update({name: found[name] * _SLOWEST / found[rate] for name in variances})
+    return told
 
 
 def standard_errors(

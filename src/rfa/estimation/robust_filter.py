@@ -159,7 +159,6 @@ class RobustFilter:
         A factor is rounded: where the unit of time is far from the time between readings, it may be 0 or 1 here. Then
         `fixed` does not take it. `sde` is exact.
         """
-        self._fitted_readings()
         return as_given(self._all, self._values)
 
     @property

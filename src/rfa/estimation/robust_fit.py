@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .components import unit_share
 from .parameter_search import FoundParameters, find_parameters, start_parameters
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import ReadingsProblem
@@ -19,7 +20,7 @@ from .structural_model import SeriesScale, StructuralModel
 
 _MOST_ROUNDS = 4
 _FAR = 4.0  # standard deviations from its prediction at which a reading is left out: 1 of 16,000 good ones
-_SLOWEST = 20  # powers of ten by which a decay may be slower at the start
+_SLOWER_STARTS = 20  # each ten times slower
 _MORE = 3  # readings beyond twice the unpredicted ones that may be refused together, less one
 _REFUSED = 0.3  # readings that are far from their predictions, for each that is refused at the start
 
@@ -82,12 +83,22 @@ def _plausible_start(
 ) -> Mapping[str, float]:
     """The start, with slower decays until at least half of the readings are near their predictions.
 
-    A stationary component may begin far from a series whose mean is not 0. A slower decay raises its stationary
-    variance alone: the predictions from reading to reading stay as narrow as they are, so outliers stay visible.
+    A stationary component may begin far from a series whose mean is not 0. A slower decay with the same Q raises its
+    stationary variance alone: the predictions from reading to reading stay as narrow as they are, so outliers stay
+    visible.
     """
-    decays = [name for name, kind in model.parameters.items() if kind == "factor" and name not in known]
-    for exponent in range(_SLOWEST if decays else 0):
-        slower = {**start, **{name: start[name] * 10.0**-exponent for name in decays}}
+    fading = [
+        (rate, [name for name, kind in each.parameters.items() if kind == "variance" and name not in known])
+        for each in model.components
+        for rate, kind in each.parameters.items()
+        if kind == "factor" and rate not in known
+    ]
+    for exponent in range(_SLOWER_STARTS if fading else 0):
+        slower = dict(start)
+        for rate, variances in fading:
+            slower[rate] = start[rate] * 10.0**-exponent
+            same_noise = unit_share(slower[rate]) / unit_share(start[rate])
+            slower.update({name: start[name] * same_noise for name in variances})
         if not _are_most(_far(model, slower, readings, scale), readings):
             return slower
     return start

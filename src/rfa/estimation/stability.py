@@ -11,16 +11,17 @@ from .matrices import symmetric
 
 
 def real_parts_with_errors(dynamics: Float[Tensor, "*batch n n"]) -> tuple[Tensor, Tensor]:
-    """The real parts of the eigenvalues, and bounds of their rounding errors, `(..., n)` each.
+    """The real parts of the eigenvalues, and estimates of their rounding errors, `(..., n)` each.
 
-    With `A X = X diag(l)` and `Y = X^-1` the error is `eps (|Y| |A| |X|)_ii`, or `eps^(1/2) rho(|A|)` in a Jordan
-    block of two. Units of states change neither. In a larger block the errors differ in direction, so that some real
-    part is not negative.
+    With the computed `A X = X diag(l) + r` and `Y = X^-1` the error is about `(|Y| (|r| + eps |A| |X|))_ii`. In a
+    Jordan block of two it is `eps^(1/2) rho(|A|)`. Units of states change neither. In a larger block the errors differ
+    in direction, so that some real part is not negative.
     """
     eigenvalues, vectors = torch.linalg.eig(dynamics)
     inverse, failed = torch.linalg.inv_ex(vectors)
     size, rounding = dynamics.abs(), 10 * torch.finfo(dynamics.dtype).eps
-    errors = rounding * (inverse.abs() @ size @ vectors.abs()).diagonal(dim1=-2, dim2=-1)
+    residual = (dynamics.to(vectors.dtype) @ vectors - vectors * eigenvalues[..., None, :]).abs()
+    errors = 3 * (inverse.abs() @ (residual + rounding * size @ vectors.abs())).diagonal(dim1=-2, dim2=-1)
     errors = torch.where((failed > 0)[..., None] | errors.isnan(), torch.inf, errors)
     largest = torch.linalg.eigvals(size).real.amax(-1, keepdim=True)
     return eigenvalues.real, torch.minimum(errors, rounding**0.5 * largest)
@@ -43,10 +44,17 @@ def turns_only(dynamics: Float[Tensor, "*batch n n"], diffusion: Float[Tensor, "
 def solve_lyapunov(
     dynamics: Float[Tensor, "*batch n n"], diffusion: Float[Tensor, "*batch n n"]
 ) -> Float[Tensor, "*batch n n"]:
-    """P with `A P + P A^T + Q = 0`, as a linear system of n^2 unknowns."""
+    """P with `A P + P A^T + Q = 0`, as a linear system of n^2 unknowns.
+
+    Raises:
+        ValueError: for a singular system.
+    """
     n = dynamics.shape[-1]
     identity = torch.eye(n, dtype=dynamics.dtype, device=dynamics.device)
     # row-major vec: vec(A P) = (A x I) vec P, vec(P A^T) = (I x A) vec P
     left = torch.einsum("...ij,kl->...ikjl", dynamics, identity) + torch.einsum("ij,...kl->...ikjl", identity, dynamics)
-    solved = torch.linalg.solve(left.reshape(*left.shape[:-4], n * n, n * n), -diffusion.flatten(-2).unsqueeze(-1))
+    right = -diffusion.flatten(-2).unsqueeze(-1)
+    solved, failed = torch.linalg.solve_ex(left.reshape(*left.shape[:-4], n * n, n * n), right)
+    if bool((failed > 0).any()):
+        raise ValueError("dynamics: got a singular Lyapunov equation, expected eigenvalues with real parts < 0")
     return symmetric(solved.reshape(diffusion.shape))

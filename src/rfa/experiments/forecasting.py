@@ -92,7 +92,7 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
     table = table.rows(slice(0, last + 1))
     horizon = table.duration("horizon", request.horizon)
     step = _usual_step(table) if request.step is None else table.duration("step", request.step)
-    steps = int(horizon / step + 1e-9)
+    steps = int(horizon / step * (1 + 1e-6))  # steps are known to so much
     name = f"{step:g} {table.unit}".rstrip()
     require(steps >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
     require(steps <= _MOST_STEPS, "horizon", f"{request.horizon}, {steps} steps of {name}", f"at most {_MOST_STEPS}")
@@ -100,11 +100,17 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
 
 
 def _usual_step(table: SeriesTable) -> float:
-    """The median gap between times. Gaps that differ from it by rounding alone are averaged, which is more exact."""
+    """The median gap between times, as the mean of the gaps that differ from it by rounding alone.
+
+    It is the shortest decimal number within the error of that mean.
+    """
     times = np.unique(table.times.numpy())
-    gaps = np.diff(times)
-    alike = gaps[np.abs(gaps - table.gap) <= 4 * np.spacing(np.abs(times).max())]
-    return float(alike.mean()) if len(alike) else table.gap
+    gaps, rounding = np.diff(times), 4 * float(np.spacing(np.abs(times).max()))
+    alike = gaps[np.abs(gaps - table.gap) <= rounding]
+    if not len(alike):
+        return table.gap
+    mean, error = float(alike.mean()), rounding / len(alike)
+    return next((round(mean, digits) for digits in range(16) if abs(round(mean, digits) - mean) <= error), mean)
 
 
 def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
@@ -159,7 +165,7 @@ def write_forecast(
         "readings": {name: int(n) for name, n in zip(table.channels, (~table.values.isnan()).sum(0), strict=True)},
         "last": table.label(float(table.times[-1])),
         "horizon": request.horizon,
-        "step": float(query_times[0] - float(table.times[-1])),
+        "step": float(query_times[-1] - float(table.times[-1])) / len(query_times),
         "channels": {
             one.name: {
                 "times": labels,

@@ -31,9 +31,8 @@ def is_of_another_text(recipe: Recipe, text: PreparedData, out: Path) -> bool:
         found = json.loads(_path(out).read_text("utf-8"))
         lengths = {name: [row["length"] for row in one["rows"]] for name, one in found["evaluations"].items()}
         about = _about(recipe, text)
-        if "evaluation" not in found:  # a file of an older version
-            del about["evaluation"]
-        same = all(found[name] == value for name, value in about.items())
+        older = {"tokenizer", "evaluation"} - found.keys()  # entries that files of older versions lack
+        same = all(found[name] == value for name, value in about.items() if name not in older)
     except (ValueError, KeyError, TypeError, AttributeError):
         return True
     plan = recipe.evaluation
@@ -47,6 +46,7 @@ def _about(recipe: Recipe, text: PreparedData) -> dict[str, Any]:
         "train_length": spec.length,
         "tokens": len(seen_blocks(spec, len(text.streams["train"]) // spec.length)) * spec.length,
         "vocabulary": len(text.tokenizer),
+        "tokenizer": spec.tokenizer,
         "seed": spec.seed,
         "data": {"fingerprint": text.fingerprint_of(*TRAINED_ON), "test_fingerprint": text.fingerprints["test"]},
         "evaluation": {
@@ -54,6 +54,7 @@ def _about(recipe: Recipe, text: PreparedData) -> dict[str, Any]:
             "protocols": dict(plan.protocols),
             "by_position": plan.by_position,
             "passkey": plan.passkey,
+            "valid_tokens": spec.valid_tokens,
         },
     }
 

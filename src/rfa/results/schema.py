@@ -247,7 +247,8 @@ class TrigramResult(TypedDict):
     data: TextFingerprints
     fingerprint: str
     valid_perplexity: Positive
-    evaluation: NotRequired[dict[str, Any]]  # how it was to be scored; older files have none
+    tokenizer: NotRequired[str]  # older files lack this and the next entry
+    evaluation: NotRequired[dict[str, Any]]  # how it was to be scored
     evaluations: dict[str, Evaluation]
     by_position: ByPosition | None
     passkey: dict[str, TrigramProbe] | None
