@@ -52,8 +52,8 @@ def robust_fit(
         max_steps: of each search.
     """
     start = start_parameters(model, readings.sensors, scale, known)
-    values: Mapping[str, float] = _plausible_start(model, start, known, readings, scale)
-    found, before, kept, all_kept = None, None, readings, True
+    values = _plausible_start(model, start, known, readings, scale)
+    found, before, kept, as_kalman = None, None, readings, values == start
     for _ in range(_MOST_ROUNDS):
         readings = replace(readings, refused=_wrong_start(model, values, readings, scale))
         left_out = _far(model, values, readings, scale) | readings.wrong
@@ -64,10 +64,10 @@ def robust_fit(
         before, kept = left_out, replace(readings, values=np.where(left_out, np.nan, readings.values))
         again = {name: value if value > 0 else start[name] for name, value in values.items()}  # 0 has no logarithm
         found = find_parameters(model, kept, known, again, max_steps)
-        values, all_kept = found.values, all_kept and not left_out.any()
+        values, as_kalman = found.values, as_kalman and not left_out.any()
     assert found is not None
     assert before is not None
-    if not all_kept and not before.any():  # the search came here by fewer readings, which may be another maximum
+    if not as_kalman and not before.any():  # another start, or fewer readings, may have led to another maximum
         direct = find_parameters(model, kept, known, start, max_steps)
         if direct.log_likelihood > found.log_likelihood and not _far(model, direct.values, readings, scale).any():
             found = direct
