@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rfa.report.measurements import copying_gain, repeat_distance, retrieval_scores
 from rfa.report.recall_tables import accuracy_by_seed, read_recall_results, tokens_until
 from rfa.report.runs import by_label
-from rfa.report.series_tables import read_series_results
+from rfa.report.series_tables import is_learned, read_series_results
 from rfa.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
 from rfa.results import read_results
 
@@ -136,14 +136,12 @@ def cells_of(results: Sequence[Mapping[str, Any]], parts: Sequence[str], columns
 def ratio(name: str, model: str, against: str, cells: Cells) -> Difference:
     """The geometric mean, over cells of a record and over seeds, of ratios of squared errors, with its t interval."""
     scores: dict[str, dict[int, float]] = {model: {}, against: {}}
-    learned = set()
     for one in series(name):
-        learned |= {one["label"]} if one["parameters"] else set()
         if one["label"] in scores:
             logs = [math.log(one["scores"][column][part]["mse"]) for column, part in cells]
             scores[one["label"]][one["seed"]] = sum(logs) / len(logs)
     own, other = scores[model], scores[against]
-    if len(other) == 1 and against not in learned:  # a filter is the same for all seeds
+    if len(other) == 1 and not is_learned(series(name), against):
         other = dict.fromkeys(own, next(iter(other.values())))
     mean = mean_and_interval([own[seed] - other[seed] for seed in own if seed in other])
     ends = () if mean.half is None else (math.exp(mean.value - mean.half), math.exp(mean.value + mean.half))

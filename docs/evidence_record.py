@@ -109,8 +109,8 @@ CLAIMS: dict[str, Sequence[Claim]] = {
     "Long context": (
         *_on_code("m2 is better than RoPE", "m2-sc-rfa", "b1-rope", asked=(_NEAR,)),
         *_on_code("x2 is better than RoPE", _X2_PLAIN, "b1-rope", asked=(_NEAR,)),
-        *_on_code("m2 as released is better than m2", "m2-sc-rfa as-released", "m2-sc-rfa", asked=()),
-        *_on_code("m2 as released is better than ALiBi", "m2-sc-rfa as-released", "b2-alibi", asked=()),
+        *_on_code("m2 as released is better than m2", _M2_RELEASED, "m2-sc-rfa", asked=()),
+        *_on_code("m2 as released is better than ALiBi", _M2_RELEASED, "b2-alibi", asked=()),
         *_on_code("x2 is better than m2", _X2_PLAIN, "m2-sc-rfa", asked=()),
         *_on_code("x2 is better than ALiBi", _X2_PLAIN, "b2-alibi", asked=(_FAR,)),
         *_on_code("x2 is better than the forget gate", _X2_PLAIN, _FOX, asked=()),

@@ -12,7 +12,6 @@ from statsmodels.stats.diagnostic import acorr_ljungbox
 from statsmodels.stats.stattools import jarque_bera
 
 from rfa.estimation import Autoregression, Cycle, Level, RobustFilter, Season, Trend, robust_estimate, robust_filter
-from rfa.estimation.structural_model import StructuralModel
 
 from .series_models import column
 
@@ -86,82 +85,6 @@ def test_dates_of_nanoseconds():
     assert (filter.filter().times == dates.to_numpy()).all()
     following = pd.date_range(dates[-1], periods=4, freq="250ns")[1:]
     assert (filter.forecast(3).times == following.to_numpy()).all()
-
-
-@pytest.mark.parametrize("robust", [True, False])
-@pytest.mark.parametrize("step", [1e9, 3.6e12, 1e-6, 1 / 86400])
-def test_the_unit_of_time_may_be_far_from_the_steps(step, robust):
-    """A factor per unit is 1 - 1e-10 or 0 then. The fit is the same."""
-    random = np.random.default_rng(0)
-    values = (Autoregression() + Level()).to_sde({"ar.L1": 0.9, "sigma2.ar": 1.0, "sigma2.level": 0.01}).simulate(
-        torch.arange(150.0), torch.Generator().manual_seed(1)
-    ).observations[:, 0].numpy() + 0.3 * random.normal(size=150)
-    near = RobustFilter(Autoregression(), robust).fit(np.arange(150.0), values)
-    far = RobustFilter(Autoregression(), robust).fit(step * np.arange(150.0), values)
-    assert far.log_likelihood == pytest.approx(near.log_likelihood, abs=1e-3)
-    np.testing.assert_allclose(far.forecast(5).mean, near.forecast(5).mean, atol=1e-3)
-    period = 8.0
-    waves = RobustFilter(Level() + Cycle(period), robust).fit(np.arange(150.0), values).log_likelihood
-    assert RobustFilter(Level() + Cycle(step * period), robust).fit(
-        step * np.arange(150.0), values
-    ).log_likelihood == pytest.approx(waves, abs=1e-2)
-
-
-@pytest.mark.parametrize("unit", [1.0, 1e-3, 1e9])
-@pytest.mark.parametrize("offset", [0.0, 50.0, 1e4, 1e7])
-def test_a_stationary_component_alone_explains_a_series_far_from_zero(offset, unit):
-    """Its start is far from all readings. They are no outliers, but those far from the others are."""
-    random, level = np.random.default_rng(0), np.zeros(200)
-    for k in range(1, 200):
-        level[k] = 0.9 * level[k - 1] + random.normal()
-    values = offset + level + 0.5 * random.normal(size=200)
-    times = unit * np.arange(200)
-    robust, gaussian = (RobustFilter(Autoregression(), way).fit(times, values) for way in (True, False))
-    assert robust.log_likelihood > gaussian.log_likelihood - 0.1
-    assert not robust.filter().outliers.any()
-    wave = RobustFilter(Cycle(8 * unit)).fit(times, values)
-    assert wave.log_likelihood > gaussian.log_likelihood - 20
-    for size in (25.0, 1e5):
-        spoilt = np.where(np.arange(200) % 9 == 4, values + size, values)
-        found = RobustFilter(Autoregression()).fit(times, spoilt)
-        assert (found.filter().outliers == (spoilt != values)).all()
-        np.testing.assert_allclose(found.smooth().mean, offset + level, atol=4)
-
-
-@pytest.mark.parametrize("offset", [5.0, 30.0, 300.0])
-@pytest.mark.parametrize(
-    "model",
-    [Season(12.0), Season(7.0, 2), Cycle(8.0), Autoregression() + Cycle(8.0)],
-    ids=["year", "week", "wave", "sum"],
-)
-def test_a_robust_fit_of_a_clean_series_is_at_least_as_good_as_kalmans(model, offset):
-    """The models have no level, so at first the readings look wrong."""
-    months, random = np.arange(120), np.random.default_rng(10)
-    values = offset + np.sin(2 * np.pi * months / 12) + 0.5 * random.normal(size=120)
-    values += (0.3 * random.normal(size=120)).cumsum()
-    robust, gaussian = (RobustFilter(model, way).fit(months, values) for way in (True, False))
-    assert robust.log_likelihood > gaussian.log_likelihood - 0.1
-    assert not robust.filter().outliers.any()
-
-
-def test_a_robust_fit_of_a_wave_without_noise():
-    wave = np.arange(100), np.sin(0.7 * np.arange(100))
-    assert not RobustFilter(Trend() + Cycle()).fit(*wave).filter().outliers.any()
-
-
-def test_parameters_can_be_given_back():
-    """A wave that does not fade has a factor next to 1."""
-    times = np.arange(150.0)
-    for seed in range(6):
-        values = 3 * np.sin(2 * np.pi * times / 8) + 0.1 * np.random.default_rng(seed).normal(size=150)
-        for model in (Level() + Cycle(8.0), Autoregression(), Level() + Autoregression()):
-            found = RobustFilter(model, robust=False).fit(times, values)
-            again = RobustFilter(model, robust=False).fit(times, values, fixed=found.parameters)
-            assert again.log_likelihood == pytest.approx(found.log_likelihood, abs=1e-3)
-            same = StructuralModel.of(model).to_sde(found.parameters, found.parameters["sigma2.irregular"])
-            torch.testing.assert_close(same.dynamics, found.sde.dynamics, rtol=1e-3, atol=1e-12)
-    found.parameters["sigma2.irregular"] = -1.0  # a copy
-    assert found.parameters["sigma2.irregular"] > 0
 
 
 def test_a_gap_that_nothing_survives():

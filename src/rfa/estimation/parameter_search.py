@@ -19,7 +19,7 @@ from rfa.checks import require
 from .readings_filter import exact_log_likelihood
 from .readings_problem import ReadingsTable, irregular_names
 from .series import Readings
-from .structural_model import ParameterKind, SeriesScale, StructuralModel, to_rates
+from .structural_model import Component, ParameterKind, SeriesScale, StructuralModel, to_rates
 
 _STEP = 1e-4  # of a coordinate: differences lose half of the digits
 _HESSIAN_STEP = 2e-3  # of a coordinate, for second differences, whose errors are 1e-6 on both sides
@@ -98,12 +98,6 @@ def read_fixed(model: StructuralModel, sensors: tuple[str, ...], fixed: Mapping[
     return {name: float(value) for name, value in to_rates(kinds, found).items()}
 
 
-def as_given(model: StructuralModel, values: Mapping[str, float]) -> dict[str, float]:
-    """Values with factors `exp(-mu)` in the place of decay rates, as a caller names them."""
-    kinds = model.parameters
-    return {name: math.exp(-value) if kinds.get(name) == "factor" else value for name, value in values.items()}
-
-
 def find_parameters(
     model: StructuralModel,
     readings: Readings,
@@ -150,24 +144,31 @@ def find_parameters(
         at_zero = exact_log_likelihood(table.problem(without)).item()
         if at_zero > total - _SAME:
             found, total = without, at_zero
-    told = _told_from_one(model, found, free)
+    told = _told_from_one(model, fixed, found)
     if told != found and (at_told := exact_log_likelihood(table.problem(told)).item()) > total - _GAIN:
         found, total = told, at_told
     return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE))
 
 
-def _told_from_one(model: StructuralModel, found: Mapping[str, float], free: Collection[str]) -> dict[str, float]:
+def free_decays(model: StructuralModel, fixed: Collection[str]) -> dict[str, list[str]]:
+    """The decays that are not fixed, each with the variances of its component that are not."""
+
+    def free(component: Component, kind: ParameterKind) -> list[str]:
+        return [name for name, own in component.parameters.items() if own == kind and name not in fixed]
+
+    return {decay: free(each, "variance") for each in model.components for decay in free(each, "factor")}
+
+
+def _told_from_one(model: StructuralModel, fixed: Collection[str], found: Mapping[str, float]) -> dict[str, float]:
     """With decays that are no slower than `_SLOWEST`, and the same stationary variances.
 
     Along such a wave that does not fade the likelihood is flat. So its factor can be given back by the caller.
     """
     told = dict(found)
-    for component in model.components:
-        slow = [name for name, kind in component.parameters.items() if kind == "factor" and found[name] < _SLOWEST]
-        for rate in set(slow) & set(free):
-            told[rate] = _SLOWEST
-            variances = [name for name, kind in component.parameters.items() if kind == "variance" and name in free]
-            told.update({name: found[name] * _SLOWEST / found[rate] for name in variances})
+    for decay, variances in free_decays(model, fixed).items():
+        if found[decay] < _SLOWEST:
+            told[decay] = _SLOWEST
+            told.update({name: found[name] * _SLOWEST / found[decay] for name in variances})
     return told
 
 

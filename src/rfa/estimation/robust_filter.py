@@ -12,7 +12,6 @@ from rfa.checks import require
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
 from .parameter_search import (
-    as_given,
     find_parameters,
     read_fixed,
     series_scale,
@@ -24,7 +23,7 @@ from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregu
 from .robust_fit import robust_fit
 from .series import Readings, read_later, read_series
 from .series_estimate import SeriesEstimate
-from .structural_model import Component, Regression, StructuralModel
+from .structural_model import Component, Regression, StructuralModel, to_factors
 from .time_axis import TimeAxis, as_numbers, next_times
 
 
@@ -159,7 +158,7 @@ class RobustFilter:
         A factor is rounded: where the unit of time is far from the time between readings, it may be 0 or 1 here. Then
         `fixed` does not take it. `sde` is exact.
         """
-        return as_given(self._all, self._values)
+        return to_factors(self._all.parameters, self._values)
 
     @property
     def sde(self) -> LinearSDE:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .components import unit_share
-from .parameter_search import FoundParameters, find_parameters, start_parameters
+from .parameter_search import FoundParameters, find_parameters, free_decays, start_parameters
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import ReadingsProblem
 from .series import Readings
@@ -87,17 +87,12 @@ def _plausible_start(
     stationary variance alone: the predictions from reading to reading stay as narrow as they are, so outliers stay
     visible.
     """
-    fading = [
-        (rate, [name for name, kind in each.parameters.items() if kind == "variance" and name not in known])
-        for each in model.components
-        for rate, kind in each.parameters.items()
-        if kind == "factor" and rate not in known
-    ]
-    for exponent in range(_SLOWER_STARTS if fading else 0):
+    decays = free_decays(model, known)
+    for exponent in range(_SLOWER_STARTS if decays else 0):
         slower = dict(start)
-        for rate, variances in fading:
-            slower[rate] = start[rate] * 10.0**-exponent
-            same_noise = unit_share(slower[rate]) / unit_share(start[rate])
+        for decay, variances in decays.items():
+            slower[decay] = start[decay] * 10.0**-exponent
+            same_noise = unit_share(slower[decay]) / unit_share(start[decay])
             slower.update({name: start[name] * same_noise for name in variances})
         if not _are_most(_far(model, slower, readings, scale), readings):
             return slower

@@ -5,6 +5,7 @@
 Source: Harvey, Forecasting, Structural Time Series Models and the Kalman Filter (1989), chapter 9 (continuous time).
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -237,6 +238,11 @@ def to_rates(kinds: Mapping[str, ParameterKind], parameters: Mapping[str, Any]) 
         name: -torch.as_tensor(value, dtype=torch.float64).log() if kinds.get(name) == "factor" else value
         for name, value in parameters.items()
     }
+
+
+def to_factors(kinds: Mapping[str, ParameterKind], values: Mapping[str, float]) -> dict[str, float]:
+    """The reverse of `to_rates`, as a caller names parameters: the factor `exp(-mu)` of each decay rate."""
+    return {name: math.exp(-value) if kinds.get(name) == "factor" else value for name, value in values.items()}
 
 
 def block_diagonal(blocks: tuple[Tensor, ...] | list[Tensor], shape: torch.Size) -> Float[Tensor, "*models n n"]:

@@ -5,6 +5,7 @@ from rfa.checks import needs
 needs("yaml")
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -162,3 +163,8 @@ def _is_of(value: Any, kind: str) -> bool:
 def _words(kind: str) -> str:
     number = "a number" if "float" in kind else "a whole number"
     return "text" if "str" in kind else f"{number} between {-_LARGEST:g} and {_LARGEST:g}"
+
+
+def repeated(names: Sequence[str]) -> list[str]:
+    """The names that occur more than once, each once."""
+    return [name for name, times in Counter(names).items() if times > 1]

@@ -9,7 +9,7 @@ from rfa.data.synthetic import TASKS, SyntheticTask
 from rfa.models import PRESETS, RFAConfig, preset
 from rfa.training.synthetic import TaskTraining
 
-from .reading import Faults, built, check_seeds, read_yaml, take
+from .reading import Faults, built, check_seeds, read_yaml, repeated, take
 from .recipe import NAME
 
 RECALL_KIND = "recall"
@@ -127,7 +127,7 @@ def load_recall_recipe(path: str | Path) -> RecallRecipe:
         labels = [entry.label.replace(" ", "-") for entry in found]
         if what in given and not found:
             faults.add(what, f"got no {what}, expected at least one")
-        for label in dict.fromkeys(label for label in labels if labels.count(label) > 1):
+        for label in repeated(labels):
             faults.add(what, f"{label}: named {labels.count(label)} times, expected once (a label tells them apart)")
     known = [task.label for task in tasks]
     for index, model in enumerate(models):
@@ -144,8 +144,7 @@ def load_recall_recipe(path: str | Path) -> RecallRecipe:
         for model in models
         if model.tasks is None or task.label in model.tasks
     )
-    names = [run.name for run in runs]
-    for twice in dict.fromkeys(each for each in names if names.count(each) > 1):
+    for twice in repeated([run.name for run in runs]):
         faults.add("models", f"{twice}: the name of two runs, expected labels that tell tasks with models apart")
     faults.raise_if_any()
     return RecallRecipe(path, name, given.get("title", name), training, runs, lengths, sequences)

@@ -12,7 +12,7 @@ from rfa.evaluation import PROTOCOLS
 from rfa.models import PRESETS
 from rfa.training import TrainingSpec
 
-from .reading import Faults, check_rates, read_yaml, take
+from .reading import Faults, check_rates, read_yaml, repeated, take
 
 _RECIPE = {
     "name": str, "title": str, "training": dict, "rates": list, "runs": list, "evaluation": dict, "keep_models": bool,
@@ -154,7 +154,7 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     if "runs" in given and not given["runs"]:
         faults.add("runs", "got none, expected at least one")
     names = [run.name for run in runs]
-    for twice in dict.fromkeys(name for name in names if names.count(name) > 1):
+    for twice in repeated(names):
         faults.add("runs", f"{twice}: named {names.count(twice)} times, expected once (a label tells runs apart)")
     plan = EvaluationPlan((), {})
     if "evaluation" in given:

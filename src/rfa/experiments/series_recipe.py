@@ -12,7 +12,7 @@ from rfa.models.flat import FLAT_NAMES
 from rfa.training.series import SeriesTraining
 
 from .known_filters import FILTERS
-from .reading import Faults, built, check_rates, check_seeds, read_yaml, take
+from .reading import Faults, built, check_rates, check_seeds, read_yaml, repeated, take
 from .recipe import NAME
 from .series_contestants import NETWORKS, Setting, check_network
 
@@ -150,7 +150,7 @@ def load_series_recipe(path: str | Path, data: str | None = None) -> SeriesRecip
         _contestant(entry, index, setting, base, faults) for index, entry in enumerate(given.get("models", []))
     ]
     labels = [SeriesRun(contestant, 0).name for contestant in contestants]
-    for twice in dict.fromkeys(label for label in labels if labels.count(label) > 1):
+    for twice in repeated(labels):
         label, times = twice.removesuffix("-seed0"), labels.count(twice)
         faults.add("models", f"{label}: named {times} times, expected once (a label tells models and files apart)")
     if not contestants:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from rfa.data import PreparedData, evenly_spaced, load_corpus
 from rfa.evaluation import Trigram, evaluate_trigram, trigram_losses
@@ -30,7 +31,7 @@ def is_of_another_text(recipe: Recipe, text: PreparedData, out: Path) -> bool:
     try:
         found = json.loads(_path(out).read_text("utf-8"))
         lengths = {name: [row["length"] for row in one["rows"]] for name, one in found["evaluations"].items()}
-        about = _about(recipe, text)
+        about = _about(recipe, text, _blocks_read(recipe, text))
         older = {"tokenizer", "evaluation"} - found.keys()  # entries that files of older versions lack
         same = all(found[name] == value for name, value in about.items() if name not in older)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -39,12 +40,18 @@ def is_of_another_text(recipe: Recipe, text: PreparedData, out: Path) -> bool:
     return not same or lengths != {name: list(plan.lengths) for name in plan.protocols}
 
 
-def _about(recipe: Recipe, text: PreparedData) -> dict[str, Any]:
+def _blocks_read(recipe: Recipe, text: PreparedData) -> Int[np.ndarray, " seen"]:
+    """The blocks of the training text that the trigram is trained on."""
+    spec = _longest(recipe)
+    return seen_blocks(spec, len(text.streams["train"]) // spec.length)
+
+
+def _about(recipe: Recipe, text: PreparedData, read: Int[np.ndarray, " seen"]) -> dict[str, Any]:
     """What the trigram is trained on, and how it is scored."""
     spec, plan = _longest(recipe), recipe.evaluation
     return {
         "train_length": spec.length,
-        "tokens": len(seen_blocks(spec, len(text.streams["train"]) // spec.length)) * spec.length,
+        "tokens": len(read) * spec.length,
         "vocabulary": len(text.tokenizer),
         "tokenizer": spec.tokenizer,
         "seed": spec.seed,
@@ -80,10 +87,9 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         out: the folder of the recipe.
     """
     spec = _longest(recipe)
-    stream, length, vocabulary = text.streams["train"], spec.length, len(text.tokenizer)
-    seen = np.sort(seen_blocks(spec, len(stream) // length))
-    blocks = np.stack([stream[place * length : (place + 1) * length] for place in seen])
-    trigram, plan = Trigram(blocks, vocabulary), recipe.evaluation
+    stream, length, read = text.streams["train"], spec.length, _blocks_read(recipe, text)
+    blocks = np.stack([stream[place * length : (place + 1) * length] for place in np.sort(read)])
+    trigram, plan = Trigram(blocks, len(text.tokenizer)), recipe.evaluation
     documents = load_corpus(spec.data, spec.split_by).documents("test")
     evaluated = evaluate_trigram(
         trigram,
@@ -100,7 +106,7 @@ def write_trigram(recipe: Recipe, text: PreparedData, out: Path) -> None:
         "format": RESULT_FORMAT,
         "recipe": recipe.name,
         "model": "modified Kneser-Ney trigram",
-        **_about(recipe, text),
+        **_about(recipe, text, read),
         "fingerprint": text.fingerprints["test"],
         "environment": environment(),
         "valid_perplexity": _valid_perplexity(trigram, np.asarray(text.streams["valid"]), spec),

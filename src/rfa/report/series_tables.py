@@ -74,21 +74,25 @@ def series_table(results: Results, part: str, score: str, level: float = 0.95) -
     return Table(f"{part}-{score}", caption, ("model", "seeds", *columns), tuple(map(tuple, rows)), (note,))
 
 
+def is_learned(results: Results, label: str) -> bool:
+    """Whether a contestant has parameters to learn. A filter has none, and is the same for all seeds."""
+    return any(result.get("parameters") for result in results if result["label"] == label)
+
+
 def series_ratio(
     results: Results, label: str, reference: str, column: str, part: str, score: str, level: float = 0.95
 ) -> Ratio | None:
     """A contestant's score over a reference's in one column: the geometric mean of the ratios of equal seeds.
 
-    A filter, which has no parameters to learn, is the same for all seeds. The half width h is that of the t interval
-    of the mean log ratio: the ratio lies between `mean / (1 + h)` and `mean (1 + h)`. It is None for one seed.
+    A filter is the same for all seeds. The half width h is that of the t interval of the mean log ratio: the ratio lies
+    between `mean / (1 + h)` and `mean (1 + h)`. It is None for one seed.
     None without a result of both, or with scores that are not above 0.
     """
     own, other = (
         _by_seed([result for result in results if result["label"] == each], column, part, score)
         for each in (label, reference)
     )
-    learned = any(result.get("parameters") for result in results if result["label"] == reference)
-    if len(other) == 1 and not learned:
+    if len(other) == 1 and not is_learned(results, reference):
         other = dict.fromkeys(own, next(iter(other.values())))
     pairs = [(own[seed], other[seed]) for seed in own if seed in other]
     if not pairs or min(min(pair) for pair in pairs) <= 0:
