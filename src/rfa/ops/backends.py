@@ -65,9 +65,10 @@ def _cpu_kernel() -> Kernel:
 
 
 def _triton_kernel() -> Kernel:
+    from .triton.lag_tables import lag_tables
     from .triton.operator import fused_attention
 
-    return Kernel(fused_attention)
+    return Kernel(fused_attention, tables_of=lag_tables)
 
 
 def _cpu_missing() -> str | None:
@@ -208,7 +209,7 @@ def _fused(
     parameters, positions, options, _ = problem
     casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
     with torch.autocast(query.device.type, enabled=False) if casts else nullcontext():
-        prior = kernel_prior(problem, cache)
+        prior = kernel_prior(problem, cache, kernel.tables_of)
         key_norm = None if cache is None else cache.key_norm
         dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency
         if parameters.horizon is not None and isinstance(prior, SeparablePath):  # tables contain the horizon's decay

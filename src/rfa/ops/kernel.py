@@ -20,7 +20,7 @@ from torch import Tensor
 from rfa.dynamics import rotation_of_heads, time_dtype
 
 from .positions import Positions
-from .prior import LagTables, SeparablePath
+from .prior import LagTables, SeparablePath, TablesOf, lag_tables
 
 HALF_AND_SINGLE = (torch.float32, torch.bfloat16, torch.float16)
 TRITON_CHANNELS = (16, 32, 64, 128)
@@ -199,7 +199,9 @@ class Kernel(NamedTuple):
         attention: the inputs to the estimate `(batch, heads, queries, value channels)` and to `log2 sum_j 2^z`, float64
             `(batch, heads, queries)`, -inf where no key is seen.
         phases: `(frequency, times)` to cosine and sine; times `(b, 1 or heads, length)`.
+        tables_of: the lag tables of parameters, options and a number of lags.
     """
 
     attention: Callable[[KernelInputs], tuple[Tensor, Tensor]]
     phases: Phases = torch_phases
+    tables_of: TablesOf = lag_tables

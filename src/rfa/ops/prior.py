@@ -5,6 +5,7 @@ the weight w of the squared residual. Both types give them, and both carry gradi
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -37,6 +38,9 @@ class LagTables(NamedTuple):
     tables: Tensor
     coefficient: Tensor
     bound: Tensor
+
+
+TablesOf = Callable[[Parameters, Options, int], LagTables]
 
 
 class SeparablePath(NamedTuple):
@@ -86,19 +90,23 @@ class DecodingCache:
         return {**self.__dict__, "last_call": None}
 
 
-def kernel_prior(problem: Problem, cache: DecodingCache | None = None) -> LagTables | SeparablePath:
+def kernel_prior(
+    problem: Problem, cache: DecodingCache | None = None, tables_of: TablesOf | None = None
+) -> LagTables | SeparablePath:
     """The prior in the form that suits the times.
 
     Where there is a cache, its tables are made for twice the lags, so that they serve all the tokens in between.
+    `tables_of` makes the tables in place of `lag_tables`.
     """
+    tables_of = tables_of or lag_tables
     parameters, positions, options, _ = problem
     keys = positions.key_times.shape[-1]
     if not positions.uniform or (options.prior == "riccati" and not _gains_of_lags(positions, options)):
         return separable_path(problem)
     if cache is None or torch.is_grad_enabled() or transformed() or keys < 2:  # the gain of a single key differs
-        return lag_tables(parameters, options, keys)
+        return tables_of(parameters, options, keys)
     if cache.tables is None or cache.tables.tables.shape[-1] < keys:
-        cache.tables, cache.mirrored = lag_tables(parameters, options, 2 * keys), None
+        cache.tables, cache.mirrored = tables_of(parameters, options, 2 * keys), None
     return cache.tables
 
 
@@ -138,10 +146,7 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTabl
         min=least_effective_variance(options.weight, torch.float32)
     )
     if options.prior == "riccati":
-        observation_noise = head.key_noise + head.noise_floor
-        log_gain, log_rest = riccati_log_gain(
-            decay, head.process_noise, observation_noise, torch.ones_like(decay), SMALLEST
-        )
+        log_gain, log_rest = (part[:, None] for part in log_gains_of_lags(parameters))
         log_prior = (log_gain if length > 1 else 0.0) + log_rest * steps
     else:
         log_prior = -torch.log(
@@ -155,6 +160,15 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTabl
     tables = torch.stack([decay_kernel(decay, lag), bias, weight]).to(torch.float32)
     bound = tables[1].detach().amax(-1) if length else tables.new_zeros(decay.shape[0])
     return LagTables(tables, _coefficient(parameters, options).to(torch.float32), bound)
+
+
+def log_gains_of_lags(parameters: Parameters) -> tuple[Tensor, Tensor]:
+    """`log K` and `log(1 - K)` of the steady Kalman gain K at steps of one, `(heads,)` each."""
+    parameters = parameters.to(time_dtype(parameters.decay.device))
+    noise = parameters.key_noise + parameters.noise_floor
+    return riccati_log_gain(
+        parameters.decay, parameters.process_noise, noise, torch.ones_like(parameters.decay), SMALLEST
+    )
 
 
 def separable_path(problem: Problem) -> SeparablePath:

@@ -16,15 +16,15 @@ def nearest(monkeypatch):
     """The shortest folding lag of each head, `(batch, heads)`, of every call so far."""
     from rfa.ops.triton import backward, folds, operator
 
-    seen, made = [], folds.folds_of
+    seen, made = [], folds.frame_and_folds
 
-    def watched(*given):
-        found = made(*given)
+    def watched(*given, **options):
+        frame, found = made(*given, **options)
         seen.extend([] if found is None else [found.nearest])
-        return found
+        return frame, found
 
     for module in (operator, backward):
-        monkeypatch.setattr(module, "folds_of", watched)
+        monkeypatch.setattr(module, "frame_and_folds", watched)
     return seen
 
 
@@ -218,7 +218,7 @@ def test_a_poisoned_query_without_a_gradient_harms_nothing(nearest):
         leaves = learned(inputs, torch.float16)
         out, _ = triton_attention(**leaves)
         wanted = [leaves[n] for n in ("key", "value", "decay", "robustness")]
-        return torch.autograd.grad(out, wanted, cotangent)
+        return torch.autograd.grad(out, wanted, cotangent.to(out.device))
 
     clean = found()
     inputs["query"][0, 0, 140, 0] = torch.nan

@@ -107,10 +107,9 @@ def prior_arguments(inputs: KernelInputs) -> tuple[Tensor | None, ...]:
     float64 for small lags, and as good as float32 relative to the lag for large ones. Most GPUs compute float64 at 1/64
     of the speed. No block needs its own origin, and gaps within a block do no harm.
     """
-    paths = (_split(inputs.key_path), _split(inputs.query_path))
-    scalars = torch.cat(
-        [inputs.scalars[:1], unit(inputs) * inputs.scalars[1:2], inputs.scalars[2:]]
-    )  # c alone beside tables
+    paths, scalars = (_split(inputs.key_path), _split(inputs.query_path)), inputs.scalars
+    if inputs.tables is None:
+        scalars = torch.cat([scalars[:1], unit(inputs) * scalars[1:2], scalars[2:]])
     parts = (inputs.tables, *paths, inputs.key_bias, scalars.to(torch.float32))
     return tuple(part if part is None else part.contiguous() for part in parts)
 
@@ -153,10 +152,11 @@ class Blocks(NamedTuple):
 
     Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
     the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
-    gradients. The sizes are the largest whose values and accumulators ptxas keeps in the registers of an H100 or H200
-    with little spilling. Folded tiles have 64 rows and 64 keys. Two stages of prefetch are enough. In float32 the
-    products are exact ("ieee"; TF32 would cost three digits). They do not run on tensor cores and hold both factors in
-    registers, hence narrower tiles. The sizes follow from what the compiler says for sm_90. They were not measured.
+    gradients. Folded tiles have 64 rows and 64 keys. The choices for half precision were measured on an H200 with 64
+    channels and 2,048 tokens (`docs/performance.md`): prefetching costs more registers than it saves time, but for the
+    forward pass at times that are not uniform, and 8 warps take twice the time of 4. In float32 the products are exact
+    ("ieee"; TF32 would cost three digits). They do not run on tensor cores and hold both factors in registers, hence
+    narrower tiles. These sizes follow from what the compiler says for sm_90. They were not measured.
     """
 
     rows: int
@@ -169,21 +169,21 @@ def forward_blocks(inputs: KernelInputs) -> Blocks:
     """Of the forward kernel."""
     if inputs.query.dtype == torch.float32:
         return Blocks(32 if _channels(inputs) > 64 else 64, 32, 8, 1)
-    return Blocks(64, 64 if inputs.tables is not None else 32, 4, 2)
+    return Blocks(64, 32, 4, 1 if inputs.tables is not None else 3)
 
 
 def query_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
     if inputs.query.dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64, 32, 4, 2)
+    return Blocks(64, 32, 4, 1)
 
 
 def key_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over queries."""
     if inputs.query.dtype == torch.float32:
         return Blocks(32, 32, 8, 1)
-    return Blocks(64 if _channels(inputs) <= 64 else 32, 64, 4, 2)
+    return Blocks(32, 64, 4, 1)
 
 
 def _channels(inputs: KernelInputs) -> int:

@@ -11,7 +11,7 @@ from ..kernel import KernelInputs
 from .arguments import Orders
 from .fold_constants import FOLD
 from .fold_numbers import Folds
-from .frame import Frame
+from .frame import Frame, to_frame
 from .path_folds import path_folds
 from .table_folds import table_folds
 
@@ -27,12 +27,18 @@ def may_fold(inputs: KernelInputs) -> bool:
     )
 
 
-def folds_of(inputs: KernelInputs, frame: Frame, order: Orders) -> Folds | None:
-    """The folds of a call, or None where it has none. No tensor is read on the host."""
+def frame_and_folds(inputs: KernelInputs, order: Orders, *, gradients: bool = False) -> tuple[Frame, Folds | None]:
+    """The states as the kernels read them, and the folds of the call if it has any. No tensor is read on the host.
+
+    With folds, kernels of `gradients` need no norm that is NaN: a poisoned row's log sum is, and that of a row that
+    sees a poisoned key. Such norms are 0.
+    """
     if not may_fold(inputs):
-        return None
+        return to_frame(inputs), None
     present = blocks_of_present_keys(inputs)
-    return table_folds(inputs, frame, present) if order.key_order is None else path_folds(inputs, frame, order, present)
+    if order.key_order is None:
+        return table_folds(inputs, present, known=gradients)
+    return path_folds(inputs, order, present, known=gradients)
 
 
 def blocks_of_present_keys(inputs: KernelInputs) -> Tensor | None:
@@ -50,5 +56,11 @@ def blocks_of_present_keys(inputs: KernelInputs) -> Tensor | None:
 
 def poisoned_before(value_norm: Tensor) -> Tensor:
     """How many values up to the end of each whole block hold NaN or infinity, `(batch, heads, blocks)` int32."""
-    whole = value_norm[..., : value_norm.shape[-1] // FOLD * FOLD]
-    return whole.unflatten(-1, (-1, FOLD)).isnan().sum(-1).cumsum(-1).to(torch.int32)
+    from .kernels.fold_tables import poisoned_kernel
+
+    batch, heads, keys = value_norm.shape
+    blocks = keys // FOLD
+    poisoned = value_norm.new_empty(batch, heads, blocks, dtype=torch.int32)
+    with torch.cuda.device_of(value_norm):
+        poisoned_kernel[(batch * heads,)](value_norm, poisoned, keys, blocks, FOLD=FOLD, BLOCKS=16)
+    return poisoned

@@ -48,7 +48,7 @@ def incoming_of(inputs: KernelInputs, grad_out: Tensor, grad_log_sum: Tensor, ou
             BLOCK=LINEAR_ROWS,
         )
     cos, sin = (inputs.query_cos, inputs.query_sin) if inputs.rotate_values else (None, None)
-    grad_out, norm = turned(grad_out, cos, sin, None, inverse=True, dtype=inputs.query.dtype)
+    grad_out, norm = turned(grad_out, cos, sin, inverse=True, dtype=inputs.query.dtype)
     high = torch.where(norm.isnan() & (high < torch.inf), norm, high)  # beyond float16's range once it is turned
     return Incoming(grad_out, high, rest, delta, delta_rest)
 

@@ -24,8 +24,8 @@ from ..kernel import (
 from ..transforms import refuse_forward_mode, transformable
 from .arguments import batched, choices, forward_blocks, orders, prior_arguments, row_ranges
 from .fold_numbers import fold_arguments, fold_choices
-from .folds import folds_of, poisoned_before
-from .frame import to_frame, turned
+from .folds import frame_and_folds, poisoned_before
+from .frame import turned
 
 
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
@@ -79,8 +79,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
         return query.new_zeros(shape), query.new_full(shape[:3], -torch.inf, dtype=torch.float64)
     blocks = forward_blocks(inputs)
     order = orders(inputs)
-    frame = to_frame(inputs)
-    folds = folds_of(inputs, frame, order)
+    frame, folds = frame_and_folds(inputs, order)
     ranges = row_ranges(inputs, order, blocks)
     turn = inputs.rotate_values and inputs.query_cos is not None
     out = query.new_empty(shape, dtype=torch.float32 if turn else query.dtype)
@@ -110,7 +109,7 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             num_stages=blocks.stages,
         )
     if turn:
-        out, _ = turned(out, inputs.query_cos, inputs.query_sin, None, inverse=False, dtype=query.dtype)
+        out, _ = turned(out, inputs.query_cos, inputs.query_sin, inverse=False, dtype=query.dtype)
     return out, log_sum
 
 

@@ -29,17 +29,6 @@ class PathSums(NamedTuple):
     edges_of_keys: Tensor
 
 
-class KeySums(NamedTuple):
-    """Sums of the key kernel over folded tiles, `(batch, heads, keys)` float32.
-
-    At uniform times they are of F and C, else of log E_j, V_j and, with the Riccati prior, of the key's bias.
-    """
-
-    factor: Tensor
-    constant: Tensor
-    bias: Tensor | None
-
-
 class PathFoldGradients(NamedTuple):
     """What folded tiles add, in float64: `(batch, heads, 3, length)`, `(batch, heads, keys)` and `(heads,)`."""
 
@@ -66,8 +55,11 @@ def edge_gradients(inputs: KernelInputs, between: Tensor, first_block: int) -> t
     return of_queries, -torch.stack([to_decay.sum(-2), to_earlier.sum(-2), to_bias.sum(-2)], dim=2)
 
 
-def path_fold_gradients(inputs: KernelInputs, of_queries: PathSums, of_keys: KeySums) -> PathFoldGradients:
-    """What folded tiles add to the gradients of the prior."""
+def path_fold_gradients(inputs: KernelInputs, of_queries: PathSums, of_keys: Tensor) -> PathFoldGradients:
+    """What folded tiles add to the gradients of the prior.
+
+    `of_keys` `(2 or 3, batch, heads, keys)`: sums of the key kernel, of log E_j, V_j and the key's bias.
+    """
     assert inputs.key_path is not None
     assert inputs.query_path is not None
     key_path, query_path, eta2 = (
@@ -85,15 +77,15 @@ def path_fold_gradients(inputs: KernelInputs, of_queries: PathSums, of_keys: Key
     to_queries[..., ::FOLD] += at_edges
 
     square = torch.exp(-2.0 * (edge_of_keys(key_path[0]) - key_path[0]).clamp(min=0.0))
-    to_variance = of_keys.constant.double()
+    of_decay, to_variance, *of_bias = of_keys.double()
     to_key = square * to_variance
-    to_decay = 2.0 * (key_path[1] - eta2) * to_key - of_keys.factor.double()
-    to_bias = torch.zeros_like(to_key) if of_keys.bias is None else of_keys.bias.double()
+    to_decay = 2.0 * (key_path[1] - eta2) * to_key - of_decay
+    to_bias = of_bias[0] if of_bias else torch.zeros_like(to_key)
     to_keys = -torch.stack([to_decay, to_key, to_bias], dim=2)
     whole = inputs.key.shape[2] // FOLD
     at_edges = of_queries.edges_of_keys + _of_blocks(torch.stack([to_decay, to_variance, to_bias], dim=2))[..., :whole]
     to_keys[..., FOLD - 1 :: FOLD] += at_edges
-    return PathFoldGradients(to_keys, to_queries, None if of_keys.bias is None else to_bias, to_key.sum((0, 2)))
+    return PathFoldGradients(to_keys, to_queries, to_bias if of_bias else None, to_key.sum((0, 2)))
 
 
 def _of_blocks(x: Tensor) -> Tensor:

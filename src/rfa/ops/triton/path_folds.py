@@ -10,7 +10,7 @@ from ..kernel import KernelInputs
 from .arguments import Orders
 from .fold_constants import FOLD
 from .fold_numbers import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds
-from .frame import Frame, turned
+from .frame import Frame, to_frame_and_folds
 
 LEAST_VARIANCE, MOST_GAIN = 2.0**-40, 2.0**40  # in float32 no square of a state, and no quotient, overflows
 MOST_RATIO = 2.0**12  # of eta^2 over the least `Sigma + gamma^2`, in float16
@@ -30,8 +30,8 @@ def edge_of_queries(path: Tensor) -> Tensor:
     return path[..., place - place % FOLD]
 
 
-def path_folds(inputs: KernelInputs, frame: Frame, order: Orders, present: Tensor | None) -> Folds:
-    """The folds of a call with a path. No tensor is read on the host."""
+def path_folds(inputs: KernelInputs, order: Orders, present: Tensor | None, *, known: bool) -> tuple[Frame, Folds]:
+    """The states in the frame, and the folds of a call with a path. No tensor is read on the host."""
     assert inputs.key_path is not None
     assert inputs.query_path is not None
     key_path, query_path = inputs.key_path.double(), inputs.query_path.double()
@@ -48,16 +48,14 @@ def path_folds(inputs: KernelInputs, frame: Frame, order: Orders, present: Tenso
         of_keys.append(to_edge[2] + inputs.key_bias)
         of_queries.append(from_edge[2])
 
-    factors = factors.float().contiguous()
-    cos, sin = (inputs.key_cos, inputs.key_sin) if inputs.rotate_values else (None, None)
-    key, key_norm = turned(inputs.key, inputs.key_cos, inputs.key_sin, inputs.key_groups, inverse=True, factors=factors)
-    value, _ = turned(inputs.value, cos, sin, inputs.key_groups, inverse=True, factors=factors)
+    factors, constants = factors.float().contiguous(), (variance / inverse_freedom).float().contiguous()
+    frame, states = to_frame_and_folds(inputs, factors, constants, known=known)
     counts, first = _folded_blocks(inputs, frame, order, present)
-    return Folds(
-        key,
-        value,
+    folds = Folds(
+        states.key,
+        states.value,
         torch.stack(of_queries, dim=2).float(),
-        -0.5 * (key_norm + (variance / inverse_freedom).float()),
+        states.columns,
         torch.stack(of_keys, dim=2).float(),
         None,
         counts,
@@ -65,6 +63,7 @@ def path_folds(inputs: KernelInputs, frame: Frame, order: Orders, present: Tenso
         factors,
         _least_gain(inputs),
     )
+    return frame, folds
 
 
 def _folded_blocks(inputs: KernelInputs, frame: Frame, order: Orders, present: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -4,30 +4,29 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernel import KernelInputs
 from .arguments import SMALL, Orders, batched, choices, query_blocks, row_ranges, unit
 from .fold_constants import FOLD, TERMS, constant
-from .fold_gradients import distances
 from .fold_numbers import Folds, fold_arguments, fold_choices
 from .fold_scales import FoldScales
 from .frame import Frame, gradient_of, out_of_frame
 from .incoming import Incoming
+from .lag_gradients import LagSums, distances
 from .path_fold_gradients import PathSums, edge_gradients
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
 
-class PriorGradients(NamedTuple):
-    """Gradients of the prior's numbers in `KernelInputs`, in their shapes and dtypes; None where it has none."""
+class PathGradients(NamedTuple):
+    """Gradients of a path's numbers in `KernelInputs`, in their shapes and dtypes; and sums of folded tiles, if any."""
 
-    tables: Tensor | None
-    key_path: Tensor | None
-    query_path: Tensor | None
+    key_path: Tensor
+    query_path: Tensor
     key_bias: Tensor | None
-    scalars: Tensor | None
+    scalars: Tensor
+    folded: PathSums | None
 
 
 def query_gradients(
@@ -39,8 +38,8 @@ def query_gradients(
     incoming: Incoming,
     scales: FoldScales | None,
     prior_gradient: bool,
-) -> tuple[Tensor, PriorGradients, Tensor | PathSums | None]:
-    """Gradients of the query and of the prior and, where there are folds, the moments of `FoldGradients` or `PathSums`.
+) -> tuple[Tensor, LagSums | PathGradients | None]:
+    """Gradients of the query and, if wanted, what the prior's are made from.
 
     Each program adds up the gradients of lags or keys for its own rows, and the host adds the programs in float64. The
     traffic is 12 to 32 bytes for each `blocks.rows` pairs, against some 80 operations a pair. The sums of a long
@@ -57,38 +56,33 @@ def query_gradients(
     first_window = (queries - keys) // blocks.columns if inputs.causal else -column_blocks
     windows = row_blocks * (blocks.rows // blocks.columns) - first_window
     new = partial(torch.empty, dtype=torch.float32, device=inputs.query.device)
+    zeros = partial(torch.zeros, dtype=torch.float32, device=inputs.query.device)
     gradient = gradient_of(inputs.query, inputs.query_cos)
     parts = (3, windows * blocks.columns) if uniform else (2 if inputs.key_bias is None else 4, keys)
-    launched, path, scalars, sums, polynomials = row_blocks, None, None, None, None
-    moments = of_rows = at_queries = at_keys = None
+    launched, path, scalars, polynomials, of_rows, at_queries = row_blocks, None, None, None, None, None
     apart, whole = distances(queries, keys), keys // FOLD
+    of_pairs, of_tiles = _Total(), _Total()  # of lags or keys, and of folded tiles
     if prior_gradient:
         numbers = parts[0] * parts[1]
         if folds is not None and uniform:
             numbers += apart * TERMS * (TERMS + 1)
             polynomials = constant("rows", gradient.device)
-            moments = torch.zeros(heads, apart, TERMS, TERMS + 1, dtype=torch.float64, device=gradient.device)
         elif folds is not None:
             numbers += 3 * whole
             of_rows = new(batch, heads, 3, queries)
             at_queries = new(batch, heads, 3, row_blocks, dtype=torch.float64)
-            at_keys = torch.zeros(batch, heads, 3, whole, dtype=torch.float64, device=gradient.device)
         launched = max(1, min(row_blocks, _PARTIAL_SUMS // (batch * heads * numbers)))
         scalars = new(batch, heads, inputs.scalars.shape[0], queries)
         path = None if uniform else new(batch, heads, 3, queries, dtype=torch.float64)
-        sums = torch.zeros(batch, heads, *parts, dtype=torch.float64, device=gradient.device)
     for start in range(0, row_blocks, launched):
         count = min(launched, row_blocks - start)
         partial_sums = partial_moments = between = None
-        if moments is not None:
-            partial_moments = torch.zeros(
-                batch, heads, count, *moments.shape[1:], dtype=torch.float32, device=gradient.device
-            )
-        if of_rows is not None:
-            between = torch.zeros(batch, heads, count, whole, 3, dtype=torch.float32, device=gradient.device)
-        if sums is not None:
-            dtype = torch.float32 if uniform else torch.float64
-            partial_sums = torch.zeros(batch, heads, count, *parts, dtype=dtype, device=gradient.device)
+        if prior_gradient:
+            partial_sums = zeros(batch, heads, count, *parts, dtype=torch.float32 if uniform else torch.float64)
+            if folds is not None and uniform:
+                partial_moments = zeros(batch, heads, count, apart, TERMS, TERMS + 1)
+            elif folds is not None:
+                between = zeros(batch, heads, count, whole, 3)
         query_gradient_kernel[(count * batch * heads,)](
             *frame,
             *incoming,
@@ -124,46 +118,50 @@ def query_gradients(
             num_warps=blocks.warps,
             num_stages=blocks.stages,
         )
-        if sums is not None and partial_sums is not None:
-            sums += partial_sums.sum(2, dtype=torch.float64)
-        if moments is not None and partial_moments is not None:
-            moments += partial_moments.sum((0, 2), dtype=torch.float64)
-        if at_queries is not None and at_keys is not None and between is not None:
-            at_queries[..., start : start + count], of_keys = edge_gradients(inputs, between.flip(2), start)
-            at_keys += of_keys
+        if partial_sums is not None:
+            of_pairs.add(partial_sums.sum((0, 2) if uniform else 2, dtype=torch.float64))
+        if partial_moments is not None:
+            of_tiles.add(partial_moments.sum((0, 2), dtype=torch.float64))
+        if at_queries is not None and between is not None:
+            at_queries[..., start : start + count], of_edges = edge_gradients(inputs, between.flip(2), start)
+            of_tiles.add(of_edges)
     query = out_of_frame(gradient, inputs.query, inputs.query_cos, inputs.query_sin)
-    if sums is None or scalars is None:
-        return query, PriorGradients(None, None, None, None, None), None
+    if of_pairs.sum is None or scalars is None:
+        return query, None
+    if path is None:
+        first_lag = keys - queries + first_window * blocks.columns
+        return query, LagSums(of_pairs.sum, first_lag, scalars, of_tiles.sum)
+    folded = None
+    if of_rows is not None and at_queries is not None and of_tiles.sum is not None:
+        folded = PathSums(of_rows, at_queries, of_tiles.sum)
+    return query, _of_path(inputs, of_pairs.sum, path, scalars, folded)
+
+
+class _Total:
+    """A sum of tensors, None before the first."""
+
+    sum: Tensor | None = None
+
+    def add(self, part: Tensor) -> None:
+        self.sum = part if self.sum is None else self.sum.add_(part)
+
+
+def _of_path(
+    inputs: KernelInputs, of_keys: Tensor, of_queries: Tensor, scalars: Tensor, folded: PathSums | None
+) -> PathGradients:
+    """From sums for each key `(batch, heads, 2 or 4, keys)` and each query `(batch, heads, 3, queries)`, float64."""
+    assert inputs.key_path is not None
+    assert inputs.query_path is not None
     by_head = scalars.sum((0, 3), dtype=torch.float64).T
     by_head[1:2] *= unit(inputs)  # no list becomes a tensor: a CUDA graph cannot copy from the host
     by_head[2:5] *= 1 / SMALL
-    by_head = by_head.to(inputs.scalars.dtype).contiguous()
-    if inputs.key_path is None or inputs.query_path is None or path is None:
-        tables = _fold(sums.sum(0), keys - queries + first_window * blocks.columns, keys)
-        tables = F.pad(tables, (0, inputs.lags - keys))
-        if moments is not None:  # the last column is the low part of the first
-            moments[..., 0] += moments[..., -1]
-            moments = moments[..., :-1]
-        return query, PriorGradients(tables, None, None, None, by_head), moments
-    sums[:, :, :2] /= SMALL
-    path[:, :, :2] /= SMALL
+    of_keys[:, :, :2] /= SMALL
+    of_queries[:, :, :2] /= SMALL
     bias = None
     if inputs.key_bias is not None:
-        bias = of_batch(sums[:, :, 3], inputs.key_bias.shape[0]).to(inputs.key_bias.dtype)
-    key_path, query_path = path_gradient(sums, inputs.key_path), path_gradient(path, inputs.query_path)
-    of_folds = None
-    if of_rows is not None and at_queries is not None and at_keys is not None:
-        of_folds = PathSums(of_rows, at_queries, at_keys)
-    return query, PriorGradients(None, key_path, query_path, bias, by_head), of_folds
-
-
-def _fold(sums: Tensor, first_lag: int, keys: int) -> Tensor:
-    """Sums `(heads, 3, lags)` over the signed lags from `first_lag <= 0` on become those over `|lag| < keys`."""
-    ahead = sums[..., -first_lag : keys - first_lag]
-    ahead = F.pad(ahead, (0, keys - ahead.shape[-1]))
-    behind = sums[..., :-first_lag].flip(-1)[..., : keys - 1] if first_lag else sums[..., :0]
-    folded = ahead + F.pad(behind, (1, keys - 1 - behind.shape[-1]))
-    return folded.transpose(0, 1).to(torch.float32).contiguous()
+        bias = of_batch(of_keys[:, :, 3], inputs.key_bias.shape[0]).to(inputs.key_bias.dtype)
+    key_path, query_path = path_gradient(of_keys, inputs.key_path), path_gradient(of_queries, inputs.query_path)
+    return PathGradients(key_path, query_path, bias, by_head.to(inputs.scalars.dtype).contiguous(), folded)
 
 
 def path_gradient(gradient: Tensor, path: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What folded tiles read of the lag tables: the coefficients of T, and which lags fold. See `folds.py`."""
+"""What folded tiles read of the lag tables: F and C, the coefficients of T, and which lags fold. See `folds.py`."""
 
 from typing import no_type_check
 
@@ -18,6 +18,7 @@ def fold_tables_kernel(
     functions,
     fit,
     factors,
+    constants,
     bits,
     rows,
     failed,
@@ -27,6 +28,7 @@ def fold_tables_kernel(
     blocks,
     FOLD: tl.constexpr,
     TERMS: tl.constexpr,
+    LEAST_FACTOR: tl.constexpr,
     MOST_BITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -34,6 +36,7 @@ def fold_tables_kernel(
 
     `functions` and `fit` are `(2 TERMS, FOLD)`, zeros from TERMS on: a product takes at least 16 numbers.
     `failed` gets the longest lag of the program that does not fold, plus 1, or 0.
+    The first program of a head stores F and C by a key's place in its block. F is 1 where it would be too small.
     """
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     m = block * FOLD + tl.arange(0, FOLD)
@@ -60,11 +63,20 @@ def fold_tables_kernel(
     low = (coefficients - high.to(tl.float32)).to(tl.float16)
     fitted = product(high.to(tl.float32) + low.to(tl.float32), tl.load(functions + of_lag), PRECISION=PRECISION)
 
-    factor = tl.load(factors + head * FOLD + (FOLD - 1 - n))
+    first_weights = tl.maximum(tl.load(weight_table + n), SMALLEST)
+    divisor = tl.where(start > 0.0, start, 1.0)
+    factor = tl.load(decay_table + n) / divisor
+    factor = tl.where((start > 0.0) & (tl.load(decay_table + FOLD - 1) / divisor >= LEAST_FACTOR), factor, 1.0)
+    if block == 0:
+        place = head * FOLD + (FOLD - 1 - n)
+        tl.store(factors + place, factor)
+        gains, first_gain = 1.0 / (first_weights.to(tl.float64) * UNIT), 1.0 / (start_weight.to(tl.float64) * UNIT)
+        square = divisor.to(tl.float64) * divisor.to(tl.float64)
+        tl.store(constants + place, ((gains - first_gain) / square).to(tl.float32))
+
     gain, edge_gain = 1.0 / (weight * UNIT), 1.0 / (edge_weight * UNIT)
-    first_gains = 1.0 / (tl.maximum(tl.load(weight_table + n), SMALLEST) * UNIT)
-    ratio = edge_decay / tl.where(start > 0.0, start, 1.0)
-    split = edge_gain[:, None] + (ratio * ratio)[:, None] * (first_gains - 1.0 / (start_weight * UNIT))[None, :]
+    ratio = edge_decay / divisor
+    split = edge_gain[:, None] + (ratio * ratio)[:, None] * (1.0 / (first_weights * UNIT) - 1.0 / (start_weight * UNIT))
     good = tl.abs(fitted - change) <= 0.000244140625  # 2^-12 of a bit
     good &= tl.abs(edge_decay[:, None] * factor[None, :] - decay) <= decay * 6.103515625e-05 + 8.673617379884035e-19
     good &= tl.abs(split - gain) * (1.0 + power) <= gain * 0.000244140625
@@ -80,3 +92,72 @@ def fold_tables_kernel(
     row = rows + head * 2 * keys + m
     tl.store(row, edge_weight * UNIT, mask=m < keys)
     tl.store(row + keys, -2.0 * edge_decay * (edge_weight * UNIT), mask=m < keys)
+
+
+@triton.jit
+@no_type_check
+def nearest_kernel(
+    tables,
+    scalars,
+    failed,
+    query_norm,
+    nearest,
+    least_gain,
+    heads,
+    lags,
+    queries,
+    keys,
+    blocks,
+    BLOCK: tl.constexpr,
+    MOST_POWER: tl.constexpr,
+    LEAST_GAIN: tl.constexpr,
+    LEAST_RESIDUAL: tl.constexpr,
+    NEVER: tl.constexpr,
+):
+    """The shortest lag of each batch and head that folds, or NEVER; and the least G of the lags of a head that fold."""
+    pair = tl.program_id(0).to(tl.int64)
+    head = pair % heads
+    place = tl.arange(0, BLOCK)
+    longest = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, blocks, BLOCK):
+        found = tl.load(failed + head * blocks + start + place, mask=start + place < blocks, other=0)
+        longest = tl.maximum(longest, found)
+    first = tl.max(longest, 0)
+
+    weights = tables + (head + 2 * heads) * lags
+    most, fewest = tl.zeros([BLOCK], tl.float32), tl.full([BLOCK], float("inf"), tl.float32)
+    unknown = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, keys, BLOCK):
+        lag = start + place
+        weight = tl.load(weights + lag, mask=lag < keys, other=float("inf"))
+        fewest = tl.minimum(fewest, weight)
+        most = tl.maximum(most, tl.where((lag >= first) & (lag < keys), weight, 0.0))
+        unknown = tl.maximum(unknown, (weight != weight).to(tl.int32))
+    largest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, queries, BLOCK):
+        norm = tl.load(query_norm + pair * queries + start + place, mask=start + place < queries, other=0.0)
+        largest = tl.maximum(largest, tl.where(norm == norm, norm, 0.0))
+
+    least, greatest = 1.0 / (tl.max(most, 0) * UNIT), 1.0 / (tl.min(fewest, 0) * UNIT)
+    norm = tl.max(largest, 0)
+    good = (tl.load(scalars + head) <= MOST_POWER) & (tl.max(unknown, 0) == 0)
+    good &= (least >= 9.094947017729282e-13) & (greatest <= 1099511627776.0)  # 2^-40 and 2^40
+    good &= (norm * LEAST_GAIN <= least) & (norm >= LEAST_RESIDUAL / (tl.load(weights) * UNIT))
+    tl.store(nearest + pair, tl.where(good, first, NEVER))
+    if pair < heads:
+        tl.store(least_gain + head, least)
+
+
+@triton.jit
+@no_type_check
+def poisoned_kernel(value_norm, poisoned, keys, blocks, FOLD: tl.constexpr, BLOCKS: tl.constexpr):
+    """How many values up to the end of each whole block have a norm of NaN."""
+    pair = tl.program_id(0).to(tl.int64)
+    before = 0
+    for start in range(0, blocks, BLOCKS):
+        block = start + tl.arange(0, BLOCKS)
+        index = block[:, None] * FOLD + tl.arange(0, FOLD)[None, :]
+        norm = tl.load(value_norm + pair * keys + index, mask=(block < blocks)[:, None], other=0.0)
+        count = tl.sum((norm != norm).to(tl.int32), 1)
+        tl.store(poisoned + pair * blocks + block, before + tl.cumsum(count, 0), mask=block < blocks)
+        before += tl.sum(count, 0)

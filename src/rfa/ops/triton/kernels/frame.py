@@ -10,6 +10,30 @@ BITS = tl.constexpr(1.4426950408889634)  # a nat
 
 @triton.jit
 @no_type_check
+def store_states(
+    real, imaginary, target, row, mode, stored,
+    MODES: tl.constexpr, INVERSE: tl.constexpr, KNOWN: tl.constexpr,
+):  # fmt: skip
+    """Store states as the target rounds them; returns squared norms, NaN of poisoned states."""
+    real = real.to(target.dtype.element_ty)
+    imaginary = imaginary.to(target.dtype.element_ty)
+    if INVERSE:
+        known = tl.sum(0.0 * real.to(tl.float32) + 0.0 * imaginary.to(tl.float32), 1) == 0.0
+        real = tl.where(known[:, None], real, 0.0)
+        imaginary = tl.where(known[:, None], imaginary, 0.0)
+    index = row[:, None] * (2 * MODES) + mode[None, :]
+    tl.store(target + index, real, mask=stored[:, None])
+    tl.store(target + index + MODES, imaginary, mask=stored[:, None])
+    # of the rounded states: a residual |q - E k|^2 is then negative by rounding at most
+    real, imaginary = real.to(tl.float32), imaginary.to(tl.float32)
+    squares = tl.sum(real * real + imaginary * imaginary, 1)
+    if INVERSE and not KNOWN:
+        squares = tl.where(known, squares, float("nan"))
+    return squares
+
+
+@triton.jit
+@no_type_check
 def frame_kernel(
     source,
     target,
@@ -17,7 +41,10 @@ def frame_kernel(
     cos,
     sin,
     groups,
+    folded,
+    columns,
     factors,
+    constants,
     source_batch,
     source_head,
     source_time,
@@ -35,23 +62,26 @@ def frame_kernel(
     BLOCK: tl.constexpr,
     ROTATE: tl.constexpr,
     INVERSE: tl.constexpr,
-    NORM: tl.constexpr,
     GROUPS: tl.constexpr,
     FOLDED: tl.constexpr,
+    KNOWN: tl.constexpr,
 ):
-    """Rotate states by the phase, or against it, into a contiguous tensor, and give their squared norms if wanted.
+    """Rotate states by the phase, or with INVERSE against it, into a contiguous tensor.
 
-    With FOLDED, each state is multiplied by the factor of its place in a period.
+    Absent states, of group -1, become zero. On the way into the frame, which is INVERSE, so does a state that holds NaN
+    or infinity, or that leaves the range of float16 by its rotation. `norm` gets the squared norms there, NaN for such
+    states, or with KNOWN 0.
 
-    Absent states, of group -1, become zero. On the way into the frame, so does a state that holds NaN or infinity, or
-    that leaves the range of float16 by its rotation. Its norm is NaN.
+    With FOLDED, `folded` gets each state times the factor of its place in a period, and `columns`, where it is given,
+    `-(|k'|^2 + C) / 2` of that state, with the constant C of the place.
     """
     block = tl.program_id(0) % blocks
     pair = (tl.program_id(0) // blocks).to(tl.int64)
     batch, head = pair // heads, pair % heads
     time = (block * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     mode = tl.arange(0, MODES)
-    present = time < length
+    stored = time < length
+    present = stored
     if GROUPS:
         present &= tl.load(groups + batch * length + time, mask=present, other=-1) >= 0
     inside = present[:, None] & (mode < MODES)[None, :]
@@ -67,27 +97,21 @@ def frame_kernel(
         if INVERSE:
             s = -s
         real, imaginary = c * real - s * imaginary, s * real + c * imaginary
-    if FOLDED:
-        factor_index = batch * factor_batch + head * period + time % period
-        factor = tl.load(factors + factor_index, mask=time < length, other=0.0)[:, None]
-        real, imaginary = real * factor, imaginary * factor
 
-    stored = (time < length)[:, None] & (mode < MODES)[None, :]
-    index = (pair * length + time)[:, None] * (2 * MODES) + mode[None, :]
-    real = real.to(target.dtype.element_ty)
-    imaginary = imaginary.to(target.dtype.element_ty)
+    row = pair * length + time
+    squares = store_states(real, imaginary, target, row, mode, stored, MODES=MODES, INVERSE=INVERSE, KNOWN=KNOWN)
     if INVERSE:
-        known = tl.sum(0.0 * real.to(tl.float32) + 0.0 * imaginary.to(tl.float32), 1) == 0.0
-        real = tl.where(known[:, None], real, 0.0)
-        imaginary = tl.where(known[:, None], imaginary, 0.0)
-    tl.store(target + index, real, mask=stored)
-    tl.store(target + index + MODES, imaginary, mask=stored)
-    if NORM:  # of the rounded states: a residual |q - E k|^2 is then negative by rounding at most
-        real, imaginary = real.to(tl.float32), imaginary.to(tl.float32)
-        squares = tl.sum(real * real + imaginary * imaginary, 1)
-        if INVERSE:
-            squares = tl.where(known, squares, float("nan"))
-        tl.store(norm + pair * length + time, squares, mask=time < length)
+        tl.store(norm + row, squares, mask=stored)
+    if FOLDED:
+        place = batch * factor_batch + head * period + time % period
+        factor = tl.load(factors + place, mask=stored, other=0.0)[:, None]
+        squares = store_states(
+            real * factor, imaginary * factor, folded, row, mode, stored,
+            MODES=MODES, INVERSE=INVERSE, KNOWN=KNOWN,
+        )  # fmt: skip
+        if columns is not None:
+            constant = tl.load(constants + place, mask=stored, other=0.0)
+            tl.store(columns + row, -0.5 * (squares + constant), mask=stored)
 
 
 @triton.jit

@@ -15,7 +15,7 @@ from .prior import load_path, load_scalars, path_prior, table_prior
 @no_type_check
 def key_gradient_kernel(
     query, key, value, query_norm, key_norm, value_norm,  # the frame
-    grad_out, log_sum, log_sum_rest, delta, delta_rest, whole_log_sum, whole_delta,  # of each row
+    grad_out, log_sum, log_sum_rest, delta, delta_rest,  # of each row
     grad_key, grad_value, grad_factor, grad_constant, grad_bias,  # results
     tables, key_path, query_path, key_bias, scalars,  # the prior
     key_order, query_order, key_groups, query_groups, ranges,  # who sees whom
@@ -92,8 +92,10 @@ def key_gradient_kernel(
             index = query_index[:, None] * VALUE_CHANNELS + value_channels[None, :]
             d_out = tl.load(grad_out + index, mask=in_rows[:, None], other=0.0)
             q_norm = tl.load(query_norm + query_index, mask=in_rows, other=0.0)
-            total = tl.load(whole_log_sum + query_index, mask=in_rows, other=float("inf"))
-            subtracted = tl.load(whole_delta + query_index, mask=in_rows, other=0.0)
+            total = tl.load(log_sum + query_index, mask=in_rows, other=float("inf"))
+            total += tl.load(log_sum_rest + query_index, mask=in_rows, other=0.0)
+            subtracted = tl.load(delta + query_index, mask=in_rows, other=0.0)
+            subtracted += tl.load(delta_rest + query_index, mask=in_rows, other=0.0)
             if UNIFORM:
                 lag = offset + tl.minimum(rows, queries - 1) - edge
                 decay, bias, inverse_gain, of_dot, bits = fold_rows(

@@ -1,0 +1,169 @@
+"""The lag tables of constant dynamics and their gradients, in float64; formulas of `rfa.dynamics` and `rfa.ops`."""
+
+from typing import no_type_check
+
+import triton
+import triton.language as tl
+
+from .pairs import LN2
+
+SMALLEST = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
+LARGEST = tl.constexpr(3.4028234663852886e38)
+TERMS = tl.constexpr(15)  # of a series below 1/2: 0.5^15 / 15! < 3e-17
+PARAMETERS = tl.constexpr(10)
+
+
+@triton.jit
+@no_type_check
+def decay_integrals(x):
+    """`g_0 = (1 - e^-x) / x`, `g_1 = integral_0^1 s e^(-x s) ds`, and `e^-x`; by series near 0."""
+    decayed = tl.exp(-x)
+    small = tl.abs(x) < 0.5
+    divisor = tl.where(small, 1.0, x)
+    closed = (1.0 - decayed) / divisor
+    near = tl.where(small, x, 0.0)
+    zeroth, first = tl.zeros_like(x), tl.zeros_like(x)
+    for term in tl.static_range(TERMS):
+        k = TERMS - 1 - term  # by Horner: the coefficients 1 / (k! (n + k + 1)) over those before
+        zeroth = 1.0 / (k + 1) - zeroth * near / (k + 1)
+        first = 1.0 / (k + 2) - first * near / (k + 1)
+    return tl.where(small, zeroth, closed), tl.where(small, first, (closed - decayed) / divisor), decayed
+
+
+@triton.jit
+@no_type_check
+def load_parameter(parameter, head):
+    """In float64."""
+    return tl.load(parameter + head).to(tl.float64)
+
+
+@triton.jit
+@no_type_check
+def log_prior(variance, query_noise, log_gain, log_rest, step, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr):
+    """The logarithm of the prior's weight, and the variance whose logarithm it is."""
+    noisy = variance + query_noise if IN_BIAS else variance
+    if RICCATI:
+        return log_gain + log_rest * step, noisy
+    else:
+        return -tl.log(tl.where(noisy < SMALLEST, SMALLEST, noisy)), noisy
+
+
+@triton.jit
+@no_type_check
+def lag_tables_kernel(
+    decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
+    log_gain, log_rest,  # parameters
+    tables, coefficient,  # results
+    heads, lags, blocks, scale, least,
+    STUDENT_T: tl.constexpr, GATE: tl.constexpr, IN_BIAS: tl.constexpr, RICCATI: tl.constexpr,
+    HORIZON: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One program for BLOCK lags of a head. `scale` is the product of the modes and the unit of w."""
+    head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    step = block * BLOCK + tl.arange(0, BLOCK)
+    inside = step < lags
+    mu, floor = load_parameter(decay, head), load_parameter(noise_floor, head)
+    sigma2, eta2, gamma2 = (
+        load_parameter(process_noise, head),
+        load_parameter(key_noise, head),
+        load_parameter(query_noise, head),
+    )
+    freedom, beta = load_parameter(robustness, head), load_parameter(inverse_temperature, head)
+    steps = step.to(tl.float64)
+    lag = steps + load_parameter(horizon, head) if HORIZON else steps
+    gain, rest = 0.0, 0.0
+    if RICCATI:
+        gain, rest = load_parameter(log_gain, head), load_parameter(log_rest, head)
+    rate = 2.0 * mu
+    integral, _, square = decay_integrals(rate * lag)
+    long = rate * lag > 1.0
+    phi = tl.where(long, (1.0 - square) / tl.where(long, rate, 1.0), lag * integral)
+    variance = sigma2 * phi + eta2 * square + floor
+    of_prior, _ = log_prior(variance, gamma2, gain, rest, steps, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
+    effective = variance + gamma2
+    effective = tl.where(effective < least, least, effective)
+    weight = 1.0 / (scale * freedom * effective) if GATE else 1.0 / (scale * freedom + 0.0 * effective)
+    weight = tl.where(weight > LARGEST, LARGEST, weight)
+    result = tables + head * lags + step
+    tl.store(result, tl.exp(-mu * lag).to(tl.float32), mask=inside)
+    tl.store(result + heads * lags, (beta / LN2 * of_prior).to(tl.float32), mask=inside)
+    tl.store(result + 2 * heads * lags, weight.to(tl.float32), mask=inside)
+    if block == 0:
+        tl.store(coefficient + head, (beta * (freedom + 1.0) if STUDENT_T else beta / LN2).to(tl.float32))
+
+
+@triton.jit
+@no_type_check
+def lag_tables_gradient_kernel(
+    decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
+    log_gain, log_rest,  # parameters
+    grad_tables, grad_coefficient,  # incoming
+    gradient,  # result
+    heads, lags, blocks, scale, least,
+    STUDENT_T: tl.constexpr, GATE: tl.constexpr, IN_BIAS: tl.constexpr, RICCATI: tl.constexpr,
+    HORIZON: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The sums over BLOCK lags of a head, `(blocks, PARAMETERS, heads)` float64, in the order of the arguments."""
+    head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    step = block * BLOCK + tl.arange(0, BLOCK)
+    inside = step < lags
+    mu, floor = load_parameter(decay, head), load_parameter(noise_floor, head)
+    sigma2, eta2, gamma2 = (
+        load_parameter(process_noise, head),
+        load_parameter(key_noise, head),
+        load_parameter(query_noise, head),
+    )
+    freedom, beta = load_parameter(robustness, head), load_parameter(inverse_temperature, head)
+    steps = step.to(tl.float64)
+    lag = steps + load_parameter(horizon, head) if HORIZON else steps
+    gain, rest = 0.0, 0.0
+    if RICCATI:
+        gain, rest = load_parameter(log_gain, head), load_parameter(log_rest, head)
+    incoming = grad_tables + head * lags + step
+    of_decay = tl.load(incoming, mask=inside, other=0.0).to(tl.float64)
+    of_bias = tl.load(incoming + heads * lags, mask=inside, other=0.0).to(tl.float64)
+    of_weight = tl.load(incoming + 2 * heads * lags, mask=inside, other=0.0).to(tl.float64)
+
+    rate = 2.0 * mu
+    integral, first, square = decay_integrals(rate * lag)
+    long = rate * lag > 1.0
+    phi = tl.where(long, (1.0 - square) / tl.where(long, rate, 1.0), lag * integral)
+    variance = sigma2 * phi + eta2 * square + floor
+    of_prior, noisy = log_prior(variance, gamma2, gain, rest, steps, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
+    of_log_prior = of_bias * (beta / LN2)
+    of_beta = tl.sum(of_bias * of_prior, 0) / LN2
+    of_gain, of_rest = 0.0, 0.0
+    of_noisy = tl.zeros_like(variance)
+    if RICCATI:
+        of_gain, of_rest = tl.sum(of_log_prior, 0), tl.sum(of_log_prior * steps, 0)
+    else:
+        of_noisy = tl.where(noisy >= SMALLEST, -of_log_prior / tl.where(noisy >= SMALLEST, noisy, 1.0), 0.0)
+    effective = variance + gamma2
+    clamped = tl.where(effective < least, least, effective)
+    weight = 1.0 / (scale * freedom * clamped) if GATE else 1.0 / (scale * freedom + 0.0 * clamped)
+    through_weight = tl.where(weight > LARGEST, 0.0, -of_weight * weight)
+    of_freedom = tl.sum(through_weight, 0) / freedom
+    of_effective = tl.zeros_like(variance)
+    if GATE:
+        of_effective = tl.where(effective >= least, through_weight / clamped, 0.0)
+    of_variance = of_noisy + of_effective
+    of_query_noise = of_effective + of_noisy if IN_BIAS else of_effective
+    remaining = tl.exp(-mu * lag)
+    # `d phi / d mu = -2 tau^2 g_1(2 mu tau)`
+    of_mu = -lag * (of_decay * remaining + 2.0 * of_variance * (sigma2 * lag * first + eta2 * square))
+    of_lag = -mu * of_decay * remaining + of_variance * (sigma2 - rate * eta2) * square
+    if block == 0:
+        of_coefficient = tl.load(grad_coefficient + head).to(tl.float64)
+        of_beta += of_coefficient * (freedom + 1.0) if STUDENT_T else of_coefficient / LN2
+        of_freedom += of_coefficient * beta if STUDENT_T else 0.0
+    result = gradient + block * PARAMETERS * heads + head
+    tl.store(result, tl.sum(of_mu, 0))
+    tl.store(result + heads, tl.sum(of_variance * phi, 0))
+    tl.store(result + 2 * heads, tl.sum(of_variance * square, 0))
+    tl.store(result + 3 * heads, tl.sum(of_query_noise, 0))
+    tl.store(result + 4 * heads, tl.sum(of_variance, 0))
+    tl.store(result + 5 * heads, of_freedom)
+    tl.store(result + 6 * heads, of_beta)
+    tl.store(result + 7 * heads, tl.sum(of_lag, 0))
+    tl.store(result + 8 * heads, of_gain)
+    tl.store(result + 9 * heads, of_rest)
