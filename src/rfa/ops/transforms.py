@@ -123,7 +123,7 @@ def transformable(
 
     Args:
         backend: its name, for errors.
-        operator: of tensors to a tuple of tensors.
+        operator: of tensors to a tensor or a tuple of tensors.
         inputs: the dimension of the heads in each input, None where an input has none; further inputs have none.
         results: the same of the outputs.
         setup_context, gradient: as for `torch.library.register_autograd`, and registered here; without, it raises.
@@ -132,12 +132,16 @@ def transformable(
     def refused(ctx: object, *grads: object) -> None:
         raise RuntimeError(f"the {backend} backend has no second derivatives; backend='reference' has")
 
-    def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int | None]]:
+    def batched(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[Any, Any]:
+        found, dims = parts_of_batch(info, in_dims, *given)
+        return (found[0], dims[0]) if len(results) == 1 else (found, dims)
+
+    def parts_of_batch(info: Any, in_dims: tuple[int | None, ...], *given: Any) -> tuple[list[Tensor], list[int]]:
         size = info.batch_size
         heads_of: list[Any] = [*inputs, *(None,) * len(given)][: len(given)]
         if any(dim is not None and heads is None for dim, heads in zip(in_dims, heads_of, strict=True)):
             each = [
-                operator(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
+                parts_of(*(x if dim is None else x.select(dim, i) for x, dim in zip(given, in_dims, strict=True)))
                 for i in range(size)
             ]
             return [torch.stack(parts) for parts in zip(*each, strict=True)], [0] * len(results)
@@ -146,7 +150,11 @@ def transformable(
         if in_dims[0] is not None:
             del first[in_dims[0]]
         parts = (size, first[heads_of[0]])
-        return [x.unflatten(heads, parts) for x, heads in zip(operator(*joined), results, strict=True)], [*results]
+        return [x.unflatten(heads, parts) for x, heads in zip(parts_of(*joined), results, strict=True)], [*results]
+
+    def parts_of(*given: Any) -> tuple[Tensor, ...]:
+        found = operator(*given)
+        return (found,) if isinstance(found, Tensor) else found
 
     backward = refused if gradient is None else gradient
     torch.library.register_autograd(operator, backward, setup_context=setup_context)
