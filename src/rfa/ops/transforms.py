@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
+from .registration import register_gradient
 from .weights import record, recording
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -157,7 +158,7 @@ def transformable(
         return (found,) if isinstance(found, Tensor) else found
 
     backward = refused if gradient is None else gradient
-    torch.library.register_autograd(operator, backward, setup_context=setup_context)
+    register_gradient(operator, backward, setup_context)
     torch.library.register_vmap(operator, batched)
     steps = {"forward": lambda *given: operator(*given), "setup_context": setup_context, "backward": backward}
     steps["jvp"] = lambda ctx, *tangents: refuse_forward_mode(backend)

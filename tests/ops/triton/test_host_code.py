@@ -10,7 +10,7 @@ from rfa.ops.kernel import kernel_inputs, rotation_tables
 from rfa.ops.positions import Positions
 from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
-from rfa.ops.triton import operator
+from rfa.ops.registration import BODIES
 from rfa.ops.triton.kernels import forward
 
 from ..problems import PARAMETERS, problem
@@ -50,9 +50,9 @@ def test_all_is_on_the_device_and_nothing_waits(monkeypatch, irregular, prior, g
     rotation = rotation_tables(parameters.frequency, positions) if turned else None
     made = kernel_prior(Problem(parameters, positions, options))
     given = kernel_inputs(*states, rotation, made, positions, causal=True, score_kind=weight, rotate_values=turned)
-    out, log_sum = operator.triton_forward._init_fn(*given)
+    out, log_sum = BODIES["rfa::triton_forward"](*given)
     incoming = torch.empty_like(out), torch.empty_like(log_sum), out, log_sum, True
-    gradients = operator.triton_backward._init_fn(*incoming, *given)
+    gradients = BODIES["rfa::triton_backward"](*incoming, *given)
     assert all(x.is_meta for x in (out, log_sum, *gradients))
     assert [x.shape for x in gradients[:3]] == [x.shape for x in states]
     assert len(launched) >= 4  # forward, and two gradients with what they need

@@ -13,9 +13,10 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from rfa.ops.registration import BODIES
 
 
 class Launch(NamedTuple):
@@ -51,9 +52,8 @@ class _Operators(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "rfa":
-            definition = OPDEFS[func._schema.name]
             with self:  # a kernel's operator may call others
-                return definition._init_fn(*args, **(kwargs or {}))
+                return BODIES[func._schema.name](*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

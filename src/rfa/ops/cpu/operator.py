@@ -1,12 +1,12 @@
 """The kernels as registered PyTorch operators with their gradient; formulas in `rfa.ops.kernel`."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernel import GRADIENT_HEADS, GRADIENT_SCHEMA, HEADS, SCHEMA, TENSORS, KernelInputs, gradients_by_field
+from ..registration import operator
 from ..transforms import refuse_forward_mode, transformable, transformed
 from .library import KernelProblem, PhasesProblem, Strided, run_kernel
 
@@ -15,28 +15,13 @@ QUERY_BLOCK, KEY_BLOCK = 96, 128  # as in kernels/problem.h
 MOST_SLICES = 2**26  # numbers in the gradients of queries of all slices, which are summed at the end
 
 
-def _operator(name: str, schema: str) -> Callable[[Callable[..., Any]], Any]:
-    """Registers a function as `torch.ops.rfa.cpu_<name>`.
-
-    `torch.library.custom_op` spends 0.1 ms a call on checks, as much as a short sequence takes. What else it does is
-    done below: where an operator has no gradient it must raise, because PyTorch's fallback would drop the gradient.
-    """
-
-    def register(function: Callable[..., Any]) -> Any:
-        torch.library.define(f"rfa::cpu_{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
-        torch.library.impl(f"rfa::cpu_{name}", "cpu", function)
-        return getattr(torch.ops.rfa, f"cpu_{name}").default
-
-    return register
-
-
 def fused_attention(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
     """The estimate `(batch, heads, queries, channels)` in float32 and `log2 sum_j 2^z`, -inf where no key is seen."""
     plain = inputs.decode and type(inputs.query) is Tensor and not (torch.compiler.is_compiling() or transformed())
     return (_forward if plain else _differentiable)(*inputs)  # decoding avoids PyTorch's dispatcher, which is slow
 
 
-@_operator("phases", "(Tensor frequency, Tensor times) -> (Tensor, Tensor)")
+@operator("cpu_phases", "(Tensor frequency, Tensor times) -> (Tensor, Tensor)", "cpu")
 def phases(frequency: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
     """Cosine and sine of `frequency * times`, `(b, heads, length, modes)` in float32, each within 1e-7.
 
@@ -73,7 +58,7 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     return out, log_sum
 
 
-forward = _operator("forward", f"({SCHEMA}) -> (Tensor, Tensor)")(_forward)
+forward = operator("cpu_forward", f"({SCHEMA}) -> (Tensor, Tensor)", "cpu")(_forward)
 
 
 @torch.library.register_fake("rfa::cpu_forward")
@@ -91,9 +76,10 @@ def _outputs(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     return out, query.new_empty(batch, heads, queries, dtype=torch.float64)
 
 
-@_operator(
-    "backward",
+@operator(
+    "cpu_backward",
     f"(Tensor grad_out, Tensor grad_log_sum, Tensor out, Tensor log_sum, {SCHEMA}) -> ({GRADIENT_SCHEMA})",
+    "cpu",
 )
 def backward(
     grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, *arguments: Any

@@ -148,41 +148,53 @@ def batched(inputs: KernelInputs, order: Orders) -> tuple[int, int]:
 
 
 class Blocks(NamedTuple):
-    """Queries and keys of a tile, warps of a program, stages of prefetch in its loop.
+    """Queries and keys of a tile, warps of a program, stages of prefetch in its loop, the most registers of a thread.
 
     Each kernel, head size and precision has one choice, which is not searched at run time. The arithmetic of pairs is
     the bottleneck, not memory: a pair holds a dozen float32 values in the forward kernel and some thirty in the
-    gradients. Folded tiles have 64 rows and 64 keys. The choices for half precision were measured on an H200 with 64
-    channels and 2,048 tokens (`docs/performance.md`): prefetching costs more registers than it saves time, but for the
-    forward pass at times that are not uniform, and 8 warps take twice the time of 4. In float32 the products are exact
-    ("ieee"; TF32 would cost three digits). They do not run on tensor cores and hold both factors in registers, hence
-    narrower tiles. These sizes follow from what the compiler says for sm_90. They were not measured.
+    gradients. Folded tiles have 64 rows and 64 keys.
+
+    The choices were measured on an H200 with 2,048 tokens, those in float32 with up to 64 channels, the others with 64
+    and 128 (`docs/performance.md`). 8 warps take twice the time of 4. Prefetching costs more registers than it saves
+    time, but for estimates at times that are not uniform. With at most 128 registers estimates at uniform times take
+    three quarters of the time, gradients more than twice as much. In float32 the products are exact ("ieee"; TF32 would
+    cost three digits). They do not run on tensor cores and hold both factors in registers, hence narrower tiles.
     """
 
     rows: int
     columns: int
     warps: int
     stages: int
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, int]:
+        """How a kernel is compiled."""
+        found = {"num_warps": self.warps, "num_stages": self.stages}
+        if self.registers is not None and torch.version.cuda is not None:  # other compilers refuse it
+            found["maxnreg"] = self.registers
+        return found
 
 
 def forward_blocks(inputs: KernelInputs) -> Blocks:
     """Of the forward kernel."""
+    wide, uniform = _channels(inputs) > 64, inputs.tables is not None
     if inputs.query.dtype == torch.float32:
-        return Blocks(32 if _channels(inputs) > 64 else 64, 32, 8, 1)
-    return Blocks(64, 32, 4, 1 if inputs.tables is not None else 3)
+        return Blocks(32, 32, 8, 1) if wide else Blocks(64, 32, 4, 1)
+    return Blocks(64, 32, 4, 1 if uniform else 3, 128 if uniform and not wide else None)
 
 
 def query_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over keys; as many rows as columns, or twice as many: see `diagonal_sums`."""
     if inputs.query.dtype == torch.float32:
-        return Blocks(32, 32, 8, 1)
+        return Blocks(32, 32, 8 if _channels(inputs) > 64 else 4, 1)
     return Blocks(64, 32, 4, 1)
 
 
 def key_blocks(inputs: KernelInputs) -> Blocks:
     """Of the kernel of sums over queries."""
     if inputs.query.dtype == torch.float32:
-        return Blocks(32, 32, 8, 1)
+        return Blocks(32, 32, 8 if _channels(inputs) > 64 else 4, 1)
     return Blocks(32, 64, 4, 1)
 
 

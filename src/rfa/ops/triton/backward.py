@@ -119,8 +119,7 @@ def _key_gradients(
         PRIOR=prior_gradient,
         **choices(inputs, order, ranges),
         **fold_choices(folds),
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        **blocks.options,
     )
     key = out_of_frame(gradient, inputs.key, inputs.key_cos, inputs.key_sin)
     value = out_of_frame(value_gradient, inputs.value, value_cos, value_sin)

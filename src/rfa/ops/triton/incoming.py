@@ -89,6 +89,5 @@ def sharpen(
         **choices(inputs, order, ranges),
         **fold_choices(folds),
         EVERY=inputs.query.dtype != torch.float32,
-        num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        **blocks.options,
     )

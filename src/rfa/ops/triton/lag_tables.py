@@ -9,6 +9,7 @@ from ..dense import least_effective_variance
 from ..prior import UNIT, LagTables, log_gains_of_lags
 from ..prior import lag_tables as torch_lag_tables
 from ..problem import Options, Parameters
+from ..registration import operator
 from ..transforms import refuse_forward_mode, transformable
 
 _BLOCK = 128  # lags of a program
@@ -59,7 +60,7 @@ def _arguments(given: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any], tuple
     return chosen, [parameters, [*sizes, scale, least]], sizes
 
 
-@torch.library.custom_op("rfa::triton_lag_tables", mutates_args=(), schema=f"({_SCHEMA}) -> (Tensor, Tensor)")
+@operator("triton_lag_tables", f"({_SCHEMA}) -> (Tensor, Tensor)", "cuda", "cpu")
 def triton_lag_tables(*given: Any) -> tuple[Tensor, Tensor]:
     """Tables `(3, heads, lags)` and c `(heads,)`, in float32."""
     from .kernels.lag_tables import lag_tables_kernel
@@ -77,15 +78,13 @@ def _tables_of(decay: Tensor, lags: int) -> tuple[Tensor, Tensor]:
     return decay.new_empty(3, heads, lags, dtype=torch.float32), decay.new_empty(heads, dtype=torch.float32)
 
 
-@triton_lag_tables.register_fake
+@torch.library.register_fake("rfa::triton_lag_tables")
 def _(*given):
     return _tables_of(given[0], given[_GIVEN])
 
 
-@torch.library.custom_op(
-    "rfa::triton_lag_tables_backward",
-    mutates_args=(),
-    schema=f"(Tensor grad_tables, Tensor grad_coefficient, {_SCHEMA}) -> Tensor",
+@operator(
+    "triton_lag_tables_backward", f"(Tensor grad_tables, Tensor grad_coefficient, {_SCHEMA}) -> Tensor", "cuda", "cpu"
 )
 def triton_lag_tables_backward(grad_tables: Tensor, grad_coefficient: Tensor, *given: Any) -> Tensor:
     """The gradients of all parameters, `(10, heads)` in float64."""
@@ -99,7 +98,7 @@ def triton_lag_tables_backward(grad_tables: Tensor, grad_coefficient: Tensor, *g
     return gradient.sum(0)
 
 
-@triton_lag_tables_backward.register_fake
+@torch.library.register_fake("rfa::triton_lag_tables_backward")
 def _(grad_tables, grad_coefficient, *given):
     return grad_tables.new_empty(_GIVEN, given[0].shape[0], dtype=torch.float64)
 
@@ -118,6 +117,5 @@ def _backward(ctx: Any, grad_tables: Tensor, grad_coefficient: Tensor) -> tuple[
     return (*(None if p is None else row.to(p.dtype) for row, p in rows), *(None,) * len(ctx.options))
 
 
-_operators = torch.ops.rfa
-_differentiable = transformable("triton", _operators.triton_lag_tables.default, (0,) * _GIVEN, (1, 0), _save, _backward)
-_once = transformable("triton", _operators.triton_lag_tables_backward.default, (1, 0, *(0,) * _GIVEN), (1,))
+_differentiable = transformable("triton", triton_lag_tables, (0,) * _GIVEN, (1, 0), _save, _backward)
+_once = transformable("triton", triton_lag_tables_backward, (1, 0, *(0,) * _GIVEN), (1,))

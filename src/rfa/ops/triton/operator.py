@@ -1,6 +1,6 @@
 """The registered operators `rfa::triton_forward` and `rfa::triton_backward`, and the function that calls them.
 
-They are opaque custom operators, not `torch.library.triton_op`: the host code launches several kernels, some in a loop
+They are opaque operators, not `torch.library.triton_op`: the host code launches several kernels, some in a loop
 whose count depends on memory, and there is nothing around them that a compiler could fuse.
 """
 
@@ -21,6 +21,7 @@ from ..kernel import (
     KernelInputs,
     gradients_by_field,
 )
+from ..registration import operator
 from ..transforms import refuse_forward_mode, transformable
 from .arguments import batched, choices, forward_blocks, orders, prior_arguments, row_ranges
 from .fold_numbers import fold_arguments, fold_choices
@@ -105,30 +106,27 @@ def _forward(inputs: KernelInputs) -> tuple[Tensor, Tensor]:
             COLUMNS=blocks.columns,
             **choices(inputs, order, ranges),
             **fold_choices(folds),
-            num_warps=blocks.warps,
-            num_stages=blocks.stages,
+            **blocks.options,
         )
     if turn:
         out, _ = turned(out, inputs.query_cos, inputs.query_sin, inverse=False, dtype=query.dtype)
     return out, log_sum
 
 
-@torch.library.custom_op("rfa::triton_forward", mutates_args=(), schema=f"({SCHEMA}) -> (Tensor, Tensor)")
+@operator("triton_forward", f"({SCHEMA}) -> (Tensor, Tensor)", "cuda", "cpu")
 def triton_forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     """Estimates and log sums; see `fused_attention`."""
     refuse_forward_mode("triton")  # a compiled caller has not asked again
     return _forward(KernelInputs(*arguments))
 
 
-@triton_forward.register_fake
+@torch.library.register_fake("rfa::triton_forward")
 def _(query, key, value, *others):
     shape = (*query.shape[:3], value.shape[-1])
     return query.new_empty(shape), query.new_empty(shape[:3], dtype=torch.float64)
 
 
-@torch.library.custom_op(
-    "rfa::triton_backward", mutates_args=(), schema=f"({_INCOMING}, {SCHEMA}) -> ({GRADIENT_SCHEMA})"
-)
+@operator("triton_backward", f"({_INCOMING}, {SCHEMA}) -> ({GRADIENT_SCHEMA})", "cuda", "cpu")
 def triton_backward(
     grad_out: Tensor, grad_log_sum: Tensor, out: Tensor, log_sum: Tensor, prior_gradient: bool, *arguments: Any
 ) -> tuple[Tensor, ...]:
@@ -144,7 +142,7 @@ def triton_backward(
     return (*states, *missing)
 
 
-@triton_backward.register_fake
+@torch.library.register_fake("rfa::triton_backward")
 def _(grad_out, grad_log_sum, out, log_sum, prior_gradient, *arguments):
     inputs = KernelInputs(*arguments)
     return (
@@ -170,6 +168,5 @@ def _backward(ctx: Any, grad_out: Tensor, grad_log_sum: Tensor) -> tuple[Tensor 
     return gradients_by_field((query, key, value, *learned))
 
 
-_operators = torch.ops.rfa
-_differentiable = transformable("triton", _operators.triton_forward.default, HEADS, (1, 1), _save, _backward)
-_once = transformable("triton", _operators.triton_backward.default, (*(1,) * 4, None, *HEADS), GRADIENT_HEADS)
+_differentiable = transformable("triton", triton_forward, HEADS, (1, 1), _save, _backward)
+_once = transformable("triton", triton_backward, (*(1,) * 4, None, *HEADS), GRADIENT_HEADS)

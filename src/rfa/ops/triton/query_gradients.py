@@ -115,8 +115,7 @@ def query_gradients(
             PRIOR=prior_gradient,
             **choices(inputs, order, ranges),
             **fold_choices(folds),
-            num_warps=blocks.warps,
-            num_stages=blocks.stages,
+            **blocks.options,
         )
         if partial_sums is not None:
             of_pairs.add(partial_sums.sum((0, 2) if uniform else 2, dtype=torch.float64))
