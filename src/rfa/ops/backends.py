@@ -275,10 +275,8 @@ def attend(
         if learned:  # in float32: phases are sums over the gradients of states, which half precision would round
             query, key, value = (states.to(torch.float32) for states in (query, key, value))
             (query,) = with_phase_gradient([query], frequency, of_queries, inverse=True)
-            if rotate_values:
-                key, value = with_phase_gradient([key, value], frequency, of_keys, inverse=True)
-            else:
-                (key,) = with_phase_gradient([key], frequency, of_keys, inverse=True)
+            key, *values = with_phase_gradient([key, *[value] * rotate_values], frequency, of_keys, inverse=True)
+            value = values[0] if values else value
     inputs = kernel_inputs(
         query,
         key,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_LIBRARY = torch.library.Library("rfa", "FRAGMENT")
+_LIBRARIES: list[torch.library.Library] = []  # a registration lasts as long as its library
 BODIES: dict[str, Callable[..., Any]] = {}  # what an operator runs, by its name
 
 
@@ -54,4 +54,5 @@ def register_gradient(of: Any, backward: Callable[..., Any], setup_context: Call
             return function.apply(*given, keys)
         return below(keys, given)
 
-    _LIBRARY.impl(of._opname, dispatched, "Autograd", with_keyset=True)
+    _LIBRARIES.append(torch.library.Library(of.namespace, "FRAGMENT"))
+    _LIBRARIES[-1].impl(of._opname, dispatched, "Autograd", with_keyset=True)
