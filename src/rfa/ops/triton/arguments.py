@@ -38,12 +38,12 @@ def time_order(key_times: Tensor, query_times: Tensor) -> tuple[Tensor, Tensor]:
     return keys.contiguous(), queries.contiguous()
 
 
-def block_ranges(order: Orders, queries: int, keys: int, rows: int, columns: int) -> tuple[Tensor, Tensor] | None:
-    """For each block of queries the first and last (exclusive) block of keys that it may see, and the other way round.
+def block_ranges(order: Orders, queries: int, keys: int, rows: int, columns: int, by_key: bool) -> Tensor | None:
+    """For each block of queries the first and last (exclusive) block of keys that it may see, or the other way round.
 
-    Both are `(b, blocks, 2)` int32, or None for uniform times without groups, where the kernels find the blocks
-    themselves. A pair of blocks is worth a visit if some query is as late as some present key and their ranges of
-    groups overlap. So the acausal half, padding and other packed sequences are skipped.
+    `(b, blocks, 2)` int32, or None for uniform times without groups, where the kernels find the blocks themselves. A
+    pair of blocks is worth a visit if some query is as late as some present key and their ranges of groups overlap. So
+    the acausal half, padding and other packed sequences are skipped.
     """
     if not order.skips:
         return None
@@ -63,15 +63,20 @@ def block_ranges(order: Orders, queries: int, keys: int, rows: int, columns: int
         worth = worth & (lowest[:, None, :] <= _greatest(order.query_groups, rows)[:, :, None])
         highest = _greatest(order.key_groups, columns)
         worth = worth & (highest[:, None, :] >= _least(order.query_groups, rows)[:, :, None])
-    return _span(worth), _span(worth.mT)
+    return _span(worth.mT if by_key else worth)
 
 
 def _least(x: Tensor, block: int) -> Tensor:
-    return F.pad(x, (0, -x.shape[-1] % block), value=_FAR).unflatten(-1, (-1, block)).amin(-1)
+    return _in_blocks(x, block, _FAR).amin(-1)
 
 
 def _greatest(x: Tensor, block: int) -> Tensor:
-    return F.pad(x, (0, -x.shape[-1] % block), value=-_FAR).unflatten(-1, (-1, block)).amax(-1)
+    return _in_blocks(x, block, -_FAR).amax(-1)
+
+
+def _in_blocks(x: Tensor, block: int, missing: int) -> Tensor:
+    ragged = -x.shape[-1] % block
+    return (F.pad(x, (0, ragged), value=missing) if ragged else x).unflatten(-1, (-1, block))
 
 
 def _span(worth: Tensor) -> Tensor:
@@ -205,14 +210,14 @@ def _channels(inputs: KernelInputs) -> int:
 
 def row_ranges(inputs: KernelInputs, order: Orders, blocks: Blocks) -> Tensor | None:
     """`block_ranges` of the blocks of queries, of every batch."""
-    return _ranges(inputs, order, blocks, 0)
+    return _ranges(inputs, order, blocks, by_key=False)
 
 
 def column_ranges(inputs: KernelInputs, order: Orders, blocks: Blocks) -> Tensor | None:
     """`block_ranges` of the blocks of keys, of every batch."""
-    return _ranges(inputs, order, blocks, 1)
+    return _ranges(inputs, order, blocks, by_key=True)
 
 
-def _ranges(inputs: KernelInputs, order: Orders, blocks: Blocks, side: int) -> Tensor | None:
-    ranges = block_ranges(order, inputs.query.shape[2], inputs.key.shape[2], blocks.rows, blocks.columns)
-    return None if ranges is None else ranges[side].expand(inputs.query.shape[0], -1, -1).contiguous()
+def _ranges(inputs: KernelInputs, order: Orders, blocks: Blocks, by_key: bool) -> Tensor | None:
+    ranges = block_ranges(order, inputs.query.shape[2], inputs.key.shape[2], blocks.rows, blocks.columns, by_key)
+    return None if ranges is None else ranges.expand(inputs.query.shape[0], -1, -1).contiguous()

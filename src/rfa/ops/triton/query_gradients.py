@@ -15,6 +15,7 @@ from .frame import Frame, gradient_of, out_of_frame
 from .incoming import Incoming
 from .lag_gradients import LagSums, distances
 from .path_fold_gradients import PathSums, edge_gradients
+from .sums import sum_of_programs
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 
@@ -118,9 +119,9 @@ def query_gradients(
             **blocks.options,
         )
         if partial_sums is not None:
-            of_pairs.add(partial_sums.sum((0, 2) if uniform else 2, dtype=torch.float64))
+            of_pairs.add(sum_of_programs(partial_sums) if uniform else partial_sums.sum(2, dtype=torch.float64))
         if partial_moments is not None:
-            of_tiles.add(partial_moments.sum((0, 2), dtype=torch.float64))
+            of_tiles.add(sum_of_programs(partial_moments))
         if at_queries is not None and between is not None:
             at_queries[..., start : start + count], of_edges = edge_gradients(inputs, between.flip(2), start)
             of_tiles.add(of_edges)
