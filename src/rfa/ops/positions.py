@@ -48,8 +48,11 @@ class Positions(NamedTuple):
         return self.orders[name]
 
     def times_of_heads(self) -> tuple[Tensor, Tensor]:
-        """Times from which lags are formed, at keys and at queries, `(b, 1 or heads, length)`."""
-        return (self.key_times[:, None], self.query_times[:, None]) if self.clock is None else self.clock
+        """Times from which lags are formed, at keys and at queries, `(b, 1 or heads, length)`; one tensor if equal."""
+        if self.clock is not None:
+            return self.clock
+        key_times = self.key_times[:, None]
+        return key_times, key_times if self.query_times is self.key_times else self.query_times[:, None]
 
     def visible(self, causal: bool) -> Tensor:
         """`(b, queries, keys)`, True where a key takes part in a query's estimate."""
@@ -151,15 +154,22 @@ def _located(
     given = torch.arange(keys, device=device) if times is None else times
     common = times_dtype(given, query_times)
     key_times = torch.atleast_2d(given.to(common))
-    query_times = key_times[:, keys - queries :] if query_times is None else torch.atleast_2d(query_times.to(common))
+    if query_times is None:
+        query_times = key_times if queries == keys else key_times[:, keys - queries :]
+    else:
+        query_times = torch.atleast_2d(query_times.to(common))
     absent = None if times is None or key_mask is None or not keys else ~key_mask
+    shared = query_times is key_times and absent is None  # what depends on times is then computed once
     if origin is not None:
         start = origin(key_times)
     elif absent is not None:
         start = first_time(key_times, absent)
     else:
         start = (key_times if keys else query_times)[:, :1].detach()
-    key_times, query_times = (key_times - start).to(dtype), (query_times - start).to(dtype)
+    key_times = (key_times - start).to(dtype)
+    if shared:
+        return Positions(key_times, key_times, *groups, False, complete, orders=orders)
+    query_times = (query_times - start).to(dtype)
     if absent is not None:
         key_times = key_times.masked_fill(absent, 0.0)
     (batch,) = torch.broadcast_shapes(key_times.shape[:1], query_times.shape[:1])

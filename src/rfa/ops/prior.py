@@ -186,16 +186,19 @@ def separable_path(problem: Problem) -> SeparablePath:
     times_of_heads = positions.times_of_heads()
     ends = [t.detach().amin(-1, keepdim=True) for t in times_of_heads if t.shape[-1]]
     origin = torch.stack(torch.broadcast_tensors(*ends)).amin(0) if ends else 0.0
-    horizon = torch.zeros_like(parameters.decay) if parameters.horizon is None else parameters.horizon
-    remaining = decay_kernel(2 * parameters.decay, horizon)  # of a variance after the horizon
+    key_noise, noise_floor, diffusion = parameters.key_noise, parameters.noise_floor, process_noise
+    if parameters.horizon is not None:
+        remaining = decay_kernel(2 * parameters.decay, parameters.horizon)  # of a variance after the horizon
+        key_noise, diffusion = remaining * key_noise, remaining[:, None] * process_noise
+        noise_floor = noise_floor + parameters.process_noise * accumulated_variance(
+            parameters.decay, parameters.horizon
+        )
     rows: list[list[Tensor]] = []
     for times in times_of_heads[: 1 if times_of_heads[0] is times_of_heads[1] else 2]:
         elapsed = (times - origin).to(dtype)
         cumulative_decay = (decay * elapsed).expand(-1, decay.shape[0], -1)
-        rows.append([cumulative_decay, remaining[:, None] * process_noise * accumulated_variance(decay, elapsed)])
+        rows.append([cumulative_decay, diffusion * accumulated_variance(decay, elapsed)])
     rows = rows if len(rows) == 2 else [*rows, list(rows[0])]
-    key_noise = remaining * parameters.key_noise
-    noise_floor = parameters.noise_floor + parameters.process_noise * accumulated_variance(parameters.decay, horizon)
     inverse_temperature = parameters.inverse_temperature
     key_bias = None
     if riccati is not None:
@@ -205,8 +208,8 @@ def separable_path(problem: Problem) -> SeparablePath:
         rows[1].append(scale * riccati.at_queries)
         bound = key_bias.detach().amax((0, 2)) if key_bias.numel() else torch.zeros_like(inverse_temperature)
     else:
-        stationary = torch.where(decay > 0, process_noise / (2 * decay), torch.inf)[:, 0]
-        least = torch.minimum(key_noise + noise_floor, remaining * stationary + noise_floor).clamp(min=SMALLEST)
+        stationary = torch.where(decay > 0, diffusion / (2 * decay), torch.inf)[:, 0]
+        least = torch.minimum(key_noise + noise_floor, stationary + noise_floor).clamp(min=SMALLEST)
         bound = -inverse_temperature * torch.log2(
             least + parameters.query_noise if options.query_noise_in_bias else least
         )
