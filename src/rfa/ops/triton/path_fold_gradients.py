@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..kernel import KernelInputs
 from .fold_constants import FOLD
-from .path_folds import edge_of_keys, edge_of_queries
 
 
 class PathSums(NamedTuple):
@@ -36,6 +35,19 @@ class PathFoldGradients(NamedTuple):
     query_path: Tensor
     key_bias: Tensor | None
     eta2: Tensor
+
+
+def edge_of_keys(path: Tensor) -> Tensor:
+    """The numbers `(..., keys)` at the last key of each key's block."""
+    keys = path.shape[-1]
+    place = torch.arange(keys, device=path.device)
+    return path[..., (place - place % FOLD + FOLD - 1).clamp(max=keys - 1)]
+
+
+def edge_of_queries(path: Tensor) -> Tensor:
+    """The numbers `(..., queries)` at the first query of each query's block."""
+    place = torch.arange(path.shape[-1], device=path.device)
+    return path[..., place - place % FOLD]
 
 
 def edge_gradients(inputs: KernelInputs, between: Tensor, first_block: int) -> tuple[Tensor, Tensor]:
