@@ -27,13 +27,12 @@ def path_numbers_kernel(
     head = row % heads
     place = block * FOLD + tl.arange(0, FOLD)
     inside, edge = place < keys, tl.minimum(block * FOLD + FOLD - 1, keys - 1)
-    at_keys = key_path + row * keys
-    stride = rows.to(tl.int64) * keys  # from M to u to C
+    at_keys, u_at_keys = key_path + row * keys, key_path + (row + rows) * keys
     to_edge = tl.load(at_keys + edge) - tl.load(at_keys + place, mask=inside, other=0.0)
     factor = tl.exp(-tl.where(to_edge < 0.0, 0.0, to_edge))
     eta2 = tl.load(scalars + 2 * heads + head).to(tl.float64)
-    own = tl.load(at_keys + stride + place, mask=inside, other=0.0)
-    variance = tl.load(at_keys + stride + edge) - factor * factor * (own - eta2)
+    own = tl.load(u_at_keys + place, mask=inside, other=0.0)
+    variance = tl.load(u_at_keys + edge) - factor * factor * (own - eta2)
     variance = tl.where(variance < 0.0, 0.0, variance)
     inverse_freedom = tl.load(scalars + heads + head).to(tl.float64)
     parts: tl.constexpr = 2 if RICCATI else 1
@@ -42,24 +41,23 @@ def path_numbers_kernel(
     result = of_keys + row * parts * keys + place
     tl.store(result, variance.to(tl.float32), mask=inside)
     if RICCATI:
-        at_edge = tl.load(at_keys + 2 * stride + edge)
-        difference = at_edge - tl.load(at_keys + 2 * stride + place, mask=inside, other=0.0)
+        c_at_keys = key_path + (row + 2 * rows) * keys
+        difference = tl.load(c_at_keys + edge) - tl.load(c_at_keys + place, mask=inside, other=0.0)
         bias = difference + tl.load(key_bias + row * keys + place, mask=inside, other=0.0)
         tl.store(result + keys, bias.to(tl.float32), mask=inside)
 
     inside, edge = place < queries, tl.minimum(block * FOLD, queries - 1)
-    at_queries = query_path + row * queries
-    stride = rows.to(tl.int64) * queries
+    at_queries, u_at_queries = query_path + row * queries, query_path + (row + rows) * queries
     from_edge = tl.load(at_queries + place, mask=inside, other=0.0) - tl.load(at_queries + edge)
     decay = tl.exp(-tl.where(from_edge < 0.0, 0.0, from_edge))
-    own = tl.load(at_queries + stride + place, mask=inside, other=0.0)
-    variance = own - decay * decay * tl.load(at_queries + stride + edge)
+    own = tl.load(u_at_queries + place, mask=inside, other=0.0)
+    variance = own - decay * decay * tl.load(u_at_queries + edge)
     result = of_queries + row * (parts + 1) * queries + place
     tl.store(result, decay.to(tl.float32), mask=inside)
     tl.store(result + queries, variance.to(tl.float32), mask=inside)
     if RICCATI:
-        own = tl.load(at_queries + 2 * stride + place, mask=inside, other=0.0)
-        difference = own - tl.load(at_queries + 2 * stride + edge)
+        c_at_queries = query_path + (row + 2 * rows) * queries
+        difference = tl.load(c_at_queries + place, mask=inside, other=0.0) - tl.load(c_at_queries + edge)
         tl.store(result + 2 * queries, difference.to(tl.float32), mask=inside)
 
 
@@ -106,21 +104,15 @@ def path_blocks_kernel(
     queries_in_order = query_order + batch * order_batched * queries
     good, _ = rising(keys_in_order, keys, groups, 1, BLOCK=BLOCK, ABSENT=GROUPS)
     sorted_queries, _ = rising(queries_in_order, queries, groups, 1, BLOCK=BLOCK, ABSENT=False)
-    stride = rows.to(tl.int64) * keys
-    rises, most = rising(key_path + stride + row * keys, keys, groups, 1, BLOCK=BLOCK, ABSENT=GROUPS)
-    query_stride = rows.to(tl.int64) * queries
-    query_rises, query_most = rising(
-        query_path + query_stride + row * queries, queries, groups, 1, BLOCK=BLOCK, ABSENT=False
-    )
+    rises, most = rising(key_path + (row + rows) * keys, keys, groups, 1, BLOCK=BLOCK, ABSENT=GROUPS)
+    query_rises, query_most = rising(query_path + (row + rows) * queries, queries, groups, 1, BLOCK=BLOCK, ABSENT=False)
     power, inverse_freedom = tl.load(scalars + head).to(tl.float64), tl.load(scalars + heads + head).to(tl.float64)
     eta2, floor = tl.load(scalars + 2 * heads + head).to(tl.float64), tl.load(scalars + 3 * heads + head).to(tl.float64)
     gamma2 = tl.load(scalars + 4 * heads + head).to(tl.float64)
     good &= sorted_queries & ((rises & query_rises) | (floor >= LEAST_FLOOR * tl.maximum(most, query_most)))
     if RICCATI:
-        falls, _ = rising(key_path + 2 * stride + row * keys, keys, groups, -1, BLOCK=BLOCK, ABSENT=GROUPS)
-        query_falls, _ = rising(
-            query_path + 2 * query_stride + row * queries, queries, groups, -1, BLOCK=BLOCK, ABSENT=False
-        )
+        falls, _ = rising(key_path + (row + 2 * rows) * keys, keys, groups, -1, BLOCK=BLOCK, ABSENT=GROUPS)
+        query_falls, _ = rising(query_path + (row + 2 * rows) * queries, queries, groups, -1, BLOCK=BLOCK, ABSENT=False)
         good &= falls & query_falls
 
     largest = tl.zeros([BLOCK], tl.float32)
