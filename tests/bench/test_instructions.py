@@ -68,6 +68,31 @@ def test_a_kernel_has_not_got_slower(tmp_path):
     compare_with_kept([line])
 
 
+ONE_HEAD = """
+import importlib
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+cases = importlib.import_module("rfa.bench.instructions.cases")
+cases.BATCH = cases.HEADS = 1
+PAIRS = ("forward", "sharpen", "query gradient", "key gradient")  # take long to compile
+done = set()
+for times, score in (("uniform", "student_t"), ("irregular", "student_t"), ("irregular", "riccati")):
+    for name, launch in cases.KernelCase("sm_90", "float16", 16, times, score).launches():
+        if launch.identity not in done and not name.startswith(PAIRS):
+            done.add(launch.identity)
+            source = ASTSource(launch.function, launch.signature, launch.constants, launch.attributes)
+            triton.compile(source, target=GPUTarget("cuda", 90, 32), options=launch.options)
+print(len(done))
+"""
+
+
+@needs_triton
+def test_kernels_around_the_attention_compile_for_one_head():
+    """A number that is 1 is compiled as a constant, which has no methods. The interpreter does not show it."""
+    assert int(process("-c", ONE_HEAD)) > 15
+
+
 @slow
 @needs_triton
 @pytest.mark.parametrize("case", ["sm_80 bfloat16 64", "sm_90 float16 128", "sm_90 bfloat16 64", "sm_100 bfloat16 64"])
