@@ -48,7 +48,7 @@ class Positions(NamedTuple):
         return self.orders[name]
 
     def times_of_heads(self) -> tuple[Tensor, Tensor]:
-        """Times from which lags are formed, at keys and at queries, `(b, 1 or heads, length)`; one tensor if equal."""
+        """Times from which lags are formed, at keys and at queries, `(b, 1 or heads, length)`; or one tensor twice."""
         if self.clock is not None:
             return self.clock
         key_times = self.key_times[:, None]

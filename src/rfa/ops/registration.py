@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 _LIBRARIES: list[torch.library.Library] = []  # a registration lasts as long as its library
-BODIES: dict[str, Callable[..., Any]] = {}  # what an operator runs, by its name
+BODIES: dict[str, Callable[..., Any]] = {}  # what an operator runs, by its name: `bench.instructions` calls them
 
 
 def operator(name: str, schema: str, *devices: str) -> Callable[[Callable[..., Any]], Any]:

@@ -173,4 +173,4 @@ def _joined(x: Any, dim: int | None, heads: int | None, size: int) -> Any:
         return x
     if dim is None:
         x, dim = x.expand(size, *x.shape), 0
-    return x.movedim(dim, heads).flatten(heads, heads + 1)
+    return x.movedim(dim, heads).flatten(heads, heads + 1).contiguous()  # with one head the flattened may be a view

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from cover import some
-from torch.func import jacrev, vmap
+from torch.func import jacrev, vjp, vmap
 
+from rfa.ops import robust_filter_attention
 from rfa.ops.backends import BACKENDS
 
 from ..derivatives import FORWARD, PROBLEMS, REVERSE, errors, gradients, losses_of, made, moved
@@ -43,6 +44,23 @@ def test_reverse_mode(name, transform):
     assert max(found.values()) < SINGLE, found
 
 
+@pytest.mark.parametrize("heads", [1, 2])
+def test_a_batch_of_cotangents(heads):
+    """With one head the states that all samples share are views without strides of their own."""
+    inputs = {n: x[:, :heads] if x.dim() == 4 else x[:heads] for n, x in made(8, device=DEVICE).items()}
+    cotangents = torch.randn(3, *inputs["query"].shape, device=DEVICE)
+
+    def found(backend):
+        def estimate(query, key, value):
+            return robust_filter_attention(**(inputs | {"query": query, "key": key, "value": value}), backend=backend)
+
+        _, pull = vjp(estimate, *(inputs[name] for name in ("query", "key", "value")))
+        return vmap(pull)(cotangents)
+
+    for one, other in zip(found("triton"), found("reference"), strict=True):
+        torch.testing.assert_close(one, other, rtol=SINGLE, atol=SINGLE)
+
+
 def test_batched_positions():
     """Each sample has a mask of its own, so each is a call of its own."""
     inputs, masks = made(8, device=DEVICE), torch.arange(20, device=DEVICE).view(2, 2, 5) % 4 > 0
@@ -70,3 +88,44 @@ def test_second_derivatives_are_refused():
     (slope,) = torch.autograd.grad(loss(decay), decay, create_graph=True)
     with pytest.raises(RuntimeError, match="the triton backend has no second derivatives; backend='reference' has"):
         slope.sum().backward()
+
+
+class Filter(torch.nn.Module):
+    """The operator with parameters of its own."""
+
+    def __init__(self, inputs):
+        super().__init__()
+        given = {n: x.detach() for n, x in inputs.items() if n not in ("query", "key", "value")}
+        self.dynamics = torch.nn.ParameterDict({n: torch.nn.Parameter(x) for n, x in given.items()})
+
+    def forward(self, query, key, value):
+        return robust_filter_attention(query, key, value, **dict(self.dynamics.items()), backend="triton")
+
+
+def states(length):
+    return [torch.randn(1, 2, length, 16, device=DEVICE) for _ in range(3)]
+
+
+def test_one_graph_serves_all_lengths():
+    graphs = []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    filtering = Filter(made(8, device=DEVICE))
+    compiled = torch.compile(filtering, backend=counting, dynamic=True)
+    compiled(*states(20))
+    first = len(graphs)
+    for length in (31, 44):
+        given = states(length)
+        torch.testing.assert_close(compiled(*given), filtering(*given))
+    assert len(graphs) == first > 0
+
+
+def test_an_exported_program_serves_all_lengths():
+    filtering = Filter(made(8, device=DEVICE))
+    length = {2: torch.export.Dim("length", min=4, max=64)}
+    program = torch.export.export(filtering, tuple(states(20)), dynamic_shapes=(length,) * 3, strict=False)
+    given = states(33)
+    torch.testing.assert_close(program.module()(*given), filtering(*given))

@@ -12,6 +12,7 @@ from rfa.ops.prior import kernel_prior
 from rfa.ops.problem import Options, Parameters, Problem
 from rfa.ops.registration import BODIES
 from rfa.ops.triton.kernels import forward
+from rfa.ops.triton.lag_tables import lag_tables
 
 from ..problems import PARAMETERS, problem
 from .fused_problems import needs_triton
@@ -48,11 +49,17 @@ def test_all_is_on_the_device_and_nothing_waits(monkeypatch, irregular, prior, g
     parameters = Parameters(*(inputs[name] for name in PARAMETERS), None)
     states = [inputs[name] for name in ("query", "key", "value")]
     rotation = rotation_tables(parameters.frequency, positions) if turned else None
-    made = kernel_prior(Problem(parameters, positions, options))
+    made = kernel_prior(Problem(parameters, positions, options), tables_of=lag_tables)
     given = kernel_inputs(*states, rotation, made, positions, causal=True, score_kind=weight, rotate_values=turned)
     out, log_sum = BODIES["rfa::triton_forward"](*given)
     incoming = torch.empty_like(out), torch.empty_like(log_sum), out, log_sum, True
     gradients = BODIES["rfa::triton_backward"](*incoming, *given)
     assert all(x.is_meta for x in (out, log_sum, *gradients))
     assert [x.shape for x in gradients[:3]] == [x.shape for x in states]
+    if not irregular and prior == "lyapunov":
+        given = [*(inputs[name] for name in PARAMETERS if name != "frequency"), None, None, None]
+        numbers = (70, 8.0, 1e-38, weight == "student_t", True, False)
+        of_tables = BODIES["rfa::triton_lag_tables_backward"](gradients[3], gradients[-1][0], *given, *numbers)
+        assert of_tables.is_meta
+        assert of_tables.shape == (10, inputs["decay"].shape[0])
     assert len(launched) >= 4  # forward, and two gradients with what they need

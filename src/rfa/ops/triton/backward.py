@@ -38,6 +38,7 @@ def backward(
         return query, key, value, PriorGradients(*zeros)
     order, prior = orders(inputs), prior_arguments(inputs)
     frame, folds = frame_and_folds(inputs, order, gradients=True)
+    out, log_sum = out.contiguous(), log_sum.contiguous()  # as the kernels index them
     incoming = incoming_of(inputs, grad_out, grad_log_sum, out, log_sum)
     with torch.cuda.device_of(inputs.query):
         sharpen(inputs, order, frame, folds, prior, incoming, log_sum)

@@ -12,7 +12,10 @@ LINEAR_ROWS = 64  # of a program of the linear kernels
 
 
 class Frame(NamedTuple):
-    """Queries, keys and values in the common frame, contiguous, and their squared norms; NaN for a poisoned state."""
+    """Queries, keys and values in the common frame, contiguous, and their squared norms.
+
+    That of a poisoned state is NaN, or 0 for gradients on folds.
+    """
 
     query: Tensor
     key: Tensor

@@ -23,10 +23,11 @@ _NAMES = (
     "inverse_temperature",
     "horizon",
 )
+_OPTIONAL = ("horizon", "log_gain", "log_rest")
 _PARAMETERS = (*_NAMES, "log_gain", "log_rest")  # in the order of the kernels
 _GIVEN = len(_PARAMETERS)
-_SCHEMA = ", ".join(f"Tensor{'?' if name in _PARAMETERS[7:] else ''} {name}" for name in _PARAMETERS)
-_SCHEMA += ", int lags, float scale, float least, bool student_t, bool gate, bool in_bias"
+_SCHEMA = ", ".join(f"Tensor{'?' if name in _OPTIONAL else ''} {name}" for name in _PARAMETERS)
+_SCHEMA += ", SymInt lags, float scale, float least, bool student_t, bool gate, bool in_bias"
 
 
 def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTables:
@@ -52,12 +53,12 @@ def lag_tables(parameters: Parameters, options: Options, length: int) -> LagTabl
 
 def _arguments(given: tuple[Any, ...]) -> tuple[dict[str, Any], list[Any], tuple[int, int, int]]:
     """The compile-time choices, the parameters and numbers of the kernels, and heads, lags and blocks."""
-    parameters = [None if p is None else p.contiguous() for p in given[:_GIVEN]]
+    named = {name: None if p is None else p.contiguous() for name, p in zip(_PARAMETERS, given[:_GIVEN], strict=True)}
     lags, scale, least, student_t, gate, in_bias = given[_GIVEN:]
-    chosen = {"STUDENT_T": student_t, "GATE": gate, "IN_BIAS": in_bias, "RICCATI": parameters[8] is not None}
-    chosen |= {"HORIZON": parameters[7] is not None, "BLOCK": _BLOCK}
+    chosen = {"STUDENT_T": student_t, "GATE": gate, "IN_BIAS": in_bias, "RICCATI": named["log_gain"] is not None}
+    chosen |= {"HORIZON": named["horizon"] is not None, "BLOCK": _BLOCK}
     sizes = given[0].shape[0], lags, -(-lags // _BLOCK)
-    return chosen, [parameters, [*sizes, scale, least]], sizes
+    return chosen, [list(named.values()), [*sizes, scale, least]], sizes
 
 
 @operator("triton_lag_tables", f"({_SCHEMA}) -> (Tensor, Tensor)", "cuda", "cpu")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernel import KernelInputs
-from .arguments import Orders
+from .arguments import Orders, batched
 from .fold_constants import FOLD
 from .fold_numbers import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds
 from .frame import Frame, to_frame_and_folds
@@ -73,8 +73,7 @@ def path_folds(inputs: KernelInputs, order: Orders, present: Tensor | None, *, k
             heads,
             keys,
             queries,
-            int(path_batch > 1),
-            int(order.key_order is not None and order.key_order.shape[0] > 1),
+            *batched(inputs, order),
             FOLD=FOLD,
             BLOCK=512,
             BLOCKS=64,

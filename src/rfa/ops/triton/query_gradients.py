@@ -42,7 +42,7 @@ def query_gradients(
 ) -> tuple[Tensor, LagSums | PathGradients | None]:
     """Gradients of the query and, if wanted, what the prior's are made from.
 
-    Each program adds up the gradients of lags or keys for its own rows, and the host adds the programs in float64. The
+    Each program adds up the gradients of lags or keys for its own rows, and the programs are added in float64. The
     traffic is 12 to 32 bytes for each `blocks.rows` pairs, against some 80 operations a pair. The sums of a long
     sequence would take O(length^2) memory, so blocks of queries are launched in turns that fit `_PARTIAL_SUMS`.
     """

@@ -7,9 +7,9 @@ import triton.language as tl
 
 from .pairs import LN2
 
-SMALLEST = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
-LARGEST = tl.constexpr(3.4028234663852886e38)
-TERMS = tl.constexpr(15)  # of a series below 1/2: 0.5^15 / 15! < 3e-17
+LEAST_VARIANCE = tl.constexpr(1.1754943508222875e-38)  # a smaller variance counts as this and has no gradient
+MOST_WEIGHT = tl.constexpr(3.4028234663852886e38)
+SERIES_TERMS = tl.constexpr(15)  # of a series below 1/2: 0.5^15 / 15! < 3e-17
 PARAMETERS = tl.constexpr(10)
 
 
@@ -23,8 +23,8 @@ def decay_integrals(x):
     closed = (1.0 - decayed) / divisor
     near = tl.where(small, x, 0.0)
     zeroth, first = tl.zeros_like(x), tl.zeros_like(x)
-    for term in tl.static_range(TERMS):
-        k = TERMS - 1 - term  # by Horner: the coefficients 1 / (k! (n + k + 1)) over those before
+    for term in tl.static_range(SERIES_TERMS):
+        k = SERIES_TERMS - 1 - term  # by Horner: the coefficients 1 / (k! (n + k + 1)) over those before
         zeroth = 1.0 / (k + 1) - zeroth * near / (k + 1)
         first = 1.0 / (k + 2) - first * near / (k + 1)
     return tl.where(small, zeroth, closed), tl.where(small, first, (closed - decayed) / divisor), decayed
@@ -39,13 +39,46 @@ def load_parameter(parameter, head):
 
 @triton.jit
 @no_type_check
+def load_dynamics(
+    decay, process_noise, key_noise, query_noise, robustness, inverse_temperature, log_gain, log_rest, head,
+    RICCATI: tl.constexpr,
+):  # fmt: skip
+    """mu, sigma^2, eta^2, gamma^2, nu_s, beta_s, and the logarithms of the Kalman gain, or zeros."""
+    gain, rest = 0.0, 0.0
+    if RICCATI:
+        gain, rest = load_parameter(log_gain, head), load_parameter(log_rest, head)
+    return (
+        load_parameter(decay, head),
+        load_parameter(process_noise, head),
+        load_parameter(key_noise, head),
+        load_parameter(query_noise, head),
+        load_parameter(robustness, head),
+        load_parameter(inverse_temperature, head),
+        gain,
+        rest,
+    )
+
+
+@triton.jit
+@no_type_check
+def accumulated(mu, lag):
+    """`phi(tau)`, the `g_1` of its derivative, and `exp(-2 mu tau)`."""
+    rate = 2.0 * mu
+    integral, first, square = decay_integrals(rate * lag)
+    long = rate * lag > 1.0  # the product below would round exp(-x), which is the derivative by the lag
+    phi = tl.where(long, (1.0 - square) / tl.where(long, rate, 1.0), lag * integral)
+    return phi, first, square
+
+
+@triton.jit
+@no_type_check
 def log_prior(variance, query_noise, log_gain, log_rest, step, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr):
     """The logarithm of the prior's weight, and the variance whose logarithm it is."""
     noisy = variance + query_noise if IN_BIAS else variance
     if RICCATI:
         return log_gain + log_rest * step, noisy
     else:
-        return -tl.log(tl.where(noisy < SMALLEST, SMALLEST, noisy)), noisy
+        return -tl.log(tl.where(noisy < LEAST_VARIANCE, LEAST_VARIANCE, noisy)), noisy
 
 
 @triton.jit
@@ -62,28 +95,19 @@ def lag_tables_kernel(
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     step = block * BLOCK + tl.arange(0, BLOCK)
     inside = step < lags
-    mu, floor = load_parameter(decay, head), load_parameter(noise_floor, head)
-    sigma2, eta2, gamma2 = (
-        load_parameter(process_noise, head),
-        load_parameter(key_noise, head),
-        load_parameter(query_noise, head),
-    )
-    freedom, beta = load_parameter(robustness, head), load_parameter(inverse_temperature, head)
+    mu, sigma2, eta2, gamma2, freedom, beta, gain, rest = load_dynamics(
+        decay, process_noise, key_noise, query_noise, robustness, inverse_temperature, log_gain, log_rest, head,
+        RICCATI=RICCATI,
+    )  # fmt: skip
     steps = step.to(tl.float64)
     lag = steps + load_parameter(horizon, head) if HORIZON else steps
-    gain, rest = 0.0, 0.0
-    if RICCATI:
-        gain, rest = load_parameter(log_gain, head), load_parameter(log_rest, head)
-    rate = 2.0 * mu
-    integral, _, square = decay_integrals(rate * lag)
-    long = rate * lag > 1.0
-    phi = tl.where(long, (1.0 - square) / tl.where(long, rate, 1.0), lag * integral)
-    variance = sigma2 * phi + eta2 * square + floor
+    phi, _, square = accumulated(mu, lag)
+    variance = sigma2 * phi + eta2 * square + load_parameter(noise_floor, head)
     of_prior, _ = log_prior(variance, gamma2, gain, rest, steps, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
     effective = variance + gamma2
     effective = tl.where(effective < least, least, effective)
-    weight = 1.0 / (scale * freedom * effective) if GATE else 1.0 / (scale * freedom + 0.0 * effective)
-    weight = tl.where(weight > LARGEST, LARGEST, weight)
+    weight = 1.0 / (scale * freedom * effective) if GATE else 1.0 / (scale * freedom + tl.zeros_like(effective))
+    weight = tl.where(weight > MOST_WEIGHT, MOST_WEIGHT, weight)
     result = tables + head * lags + step
     tl.store(result, tl.exp(-mu * lag).to(tl.float32), mask=inside)
     tl.store(result + heads * lags, (beta / LN2 * of_prior).to(tl.float32), mask=inside)
@@ -107,28 +131,19 @@ def lag_tables_gradient_kernel(
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     step = block * BLOCK + tl.arange(0, BLOCK)
     inside = step < lags
-    mu, floor = load_parameter(decay, head), load_parameter(noise_floor, head)
-    sigma2, eta2, gamma2 = (
-        load_parameter(process_noise, head),
-        load_parameter(key_noise, head),
-        load_parameter(query_noise, head),
-    )
-    freedom, beta = load_parameter(robustness, head), load_parameter(inverse_temperature, head)
+    mu, sigma2, eta2, gamma2, freedom, beta, gain, rest = load_dynamics(
+        decay, process_noise, key_noise, query_noise, robustness, inverse_temperature, log_gain, log_rest, head,
+        RICCATI=RICCATI,
+    )  # fmt: skip
     steps = step.to(tl.float64)
     lag = steps + load_parameter(horizon, head) if HORIZON else steps
-    gain, rest = 0.0, 0.0
-    if RICCATI:
-        gain, rest = load_parameter(log_gain, head), load_parameter(log_rest, head)
     incoming = grad_tables + head * lags + step
     of_decay = tl.load(incoming, mask=inside, other=0.0).to(tl.float64)
     of_bias = tl.load(incoming + heads * lags, mask=inside, other=0.0).to(tl.float64)
     of_weight = tl.load(incoming + 2 * heads * lags, mask=inside, other=0.0).to(tl.float64)
 
-    rate = 2.0 * mu
-    integral, first, square = decay_integrals(rate * lag)
-    long = rate * lag > 1.0
-    phi = tl.where(long, (1.0 - square) / tl.where(long, rate, 1.0), lag * integral)
-    variance = sigma2 * phi + eta2 * square + floor
+    phi, first, square = accumulated(mu, lag)
+    variance = sigma2 * phi + eta2 * square + load_parameter(noise_floor, head)
     of_prior, noisy = log_prior(variance, gamma2, gain, rest, steps, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
     of_log_prior = of_bias * (beta / LN2)
     of_beta = tl.sum(of_bias * of_prior, 0) / LN2
@@ -137,11 +152,11 @@ def lag_tables_gradient_kernel(
     if RICCATI:
         of_gain, of_rest = tl.sum(of_log_prior, 0), tl.sum(of_log_prior * steps, 0)
     else:
-        of_noisy = tl.where(noisy >= SMALLEST, -of_log_prior / tl.where(noisy >= SMALLEST, noisy, 1.0), 0.0)
+        of_noisy = tl.where(noisy >= LEAST_VARIANCE, -of_log_prior / tl.where(noisy >= LEAST_VARIANCE, noisy, 1.0), 0.0)
     effective = variance + gamma2
     clamped = tl.where(effective < least, least, effective)
-    weight = 1.0 / (scale * freedom * clamped) if GATE else 1.0 / (scale * freedom + 0.0 * clamped)
-    through_weight = tl.where(weight > LARGEST, 0.0, -of_weight * weight)
+    weight = 1.0 / (scale * freedom * clamped) if GATE else 1.0 / (scale * freedom + tl.zeros_like(clamped))
+    through_weight = tl.where(weight > MOST_WEIGHT, 0.0, -of_weight * weight)
     of_freedom = tl.sum(through_weight, 0) / freedom
     of_effective = tl.zeros_like(variance)
     if GATE:
@@ -151,7 +166,7 @@ def lag_tables_gradient_kernel(
     remaining = tl.exp(-mu * lag)
     # `d phi / d mu = -2 tau^2 g_1(2 mu tau)`
     of_mu = -lag * (of_decay * remaining + 2.0 * of_variance * (sigma2 * lag * first + eta2 * square))
-    of_lag = -mu * of_decay * remaining + of_variance * (sigma2 - rate * eta2) * square
+    of_lag = -mu * of_decay * remaining + of_variance * (sigma2 - 2.0 * mu * eta2) * square
     if block == 0:
         of_coefficient = tl.load(grad_coefficient + head).to(tl.float64)
         of_beta += of_coefficient * (freedom + 1.0) if STUDENT_T else of_coefficient / LN2
