@@ -106,23 +106,6 @@ def states(length):
     return [torch.randn(1, 2, length, 16, device=DEVICE) for _ in range(3)]
 
 
-def test_one_graph_serves_all_lengths():
-    graphs = []
-
-    def counting(graph, _):
-        graphs.append(graph)
-        return graph.forward
-
-    filtering = Filter(made(8, device=DEVICE))
-    compiled = torch.compile(filtering, backend=counting, dynamic=True)
-    compiled(*states(20))
-    first = len(graphs)
-    for length in (31, 44):
-        given = states(length)
-        torch.testing.assert_close(compiled(*given), filtering(*given))
-    assert len(graphs) == first > 0
-
-
 def test_an_exported_program_serves_all_lengths():
     filtering = Filter(made(8, device=DEVICE))
     length = {2: torch.export.Dim("length", min=4, max=64)}
