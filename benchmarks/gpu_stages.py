@@ -64,6 +64,7 @@ def stages(place: Place) -> list[Stage]:
         Stage("tests", "the tests of the Triton backend", [_tests(place, "tests")]),
         Stage("fuzz", "random calls of the operator against float64", list(_fuzz(place))),
         Stage("captured", "torch.compile, CUDA graphs, no waiting for the GPU", list(_captured(place))),
+        Stage("kernels", "time of each kernel, launches, the host's time, other tiles", list(_kernels(place))),
         Stage("operator-bf16", "the operator and its peers in bfloat16", list(_operator(place, "bfloat16"))),
         Stage("operator-wide", "the same with 128 channels a head", list(_operator(place, "bfloat16", channels=128))),
         Stage("operator-fp16", "the operator and its peers in float16", list(_operator(place, "float16"))),
@@ -118,6 +119,14 @@ def _captured(place: Place) -> Iterator[Part]:
         options = {"--shape": shape, "--preset": preset, "--dtype": dtype, "--device": "cuda"}
         options |= {"--repeats": 1 if place.tiny else 7, "--json": place.out / f"captured-{name}.json"}
         yield Part(name, ["benchmarks/captured.py", *_spread(options), *more])
+
+
+def _kernels(place: Place) -> Iterator[Part]:
+    shape = [1, 2, 20, 16] if place.tiny else [16, 8, 2048, 64]
+    for name, more in (("uniform", []), ("irregular", ["--irregular"]), ("tiles", ["--tiles"])):
+        options = {"--shape": shape, "--device": "cuda", "--repeats": 1 if place.tiny else 5}
+        options["--json"] = place.out / f"kernels-{name}.json"
+        yield Part(name, ["benchmarks/kernel_times.py", *_spread(options), *more])
 
 
 def _operator(place: Place, dtype: str, channels: int = 64) -> Iterator[Part]:

@@ -47,7 +47,7 @@ def test_the_commands_are_understood(table, monkeypatch, tmp_path, tiny):
     """By the programs themselves, up to the point where they would begin."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr("rfa.ops.backends.missing", lambda name: None)
-    scripts = {name: script(f"benchmarks/{name}.py") for name in ("fuzz", "captured")}
+    scripts = {name: script(f"benchmarks/{name}.py") for name in ("fuzz", "captured", "kernel_times")}
     ran = set()
     for stage in table.stages(table.Place(tmp_path, tiny)):
         assert stage.parts, stage.name
@@ -73,7 +73,7 @@ def test_the_commands_are_understood(table, monkeypatch, tmp_path, tiny):
             else:
                 ran.add(Path(first).stem)
                 assert scripts[Path(first).stem].parser().parse_args(rest).device == "cuda"
-    assert ran == {"bench", "experiment", "pytest", "fuzz", "captured"}
+    assert ran == {"bench", "experiment", "pytest", "fuzz", "captured", "kernel_times"}
 
 
 def test_the_list(gpu, capsys):
@@ -336,6 +336,31 @@ try:
 except ValueError as error:
     print(error)
 """
+
+
+def test_the_attention_kernels_take_other_tiles():
+    """Those of the forward kernel, of its second pass, and of both gradients; after it they have their own again."""
+    from rfa.ops.triton import backward, incoming, operator, query_gradients
+
+    times = script("benchmarks/kernel_times.py")
+    own = operator.forward_blocks
+    with times.chosen(64, 2, 168):
+        assert operator.forward_blocks(None)[:4] == incoming.forward_blocks(None)[:4] == (64, 64, 4, 2)
+        assert query_gradients.query_blocks(None) == (64, 64, 4, 2, 168)
+    with times.chosen(32, 1, None):
+        assert query_gradients.query_blocks(None) == (64, 32, 4, 1, None)
+        assert backward.key_blocks(None) == (32, 64, 4, 1, None)
+    assert operator.forward_blocks is own
+
+
+def test_kernel_times_are_told():
+    times = script("benchmarks/kernel_times.py")
+    kernels = {"forward_kernel": {"us": 450.9, "launches": 1.0}, "frame_kernel": {"us": 107.8, "launches": 4.0}}
+    first, second, _ = times.lines_of({"gpu_us": 558.7, "launches": 5.0, "host_ms": 2.114, "kernels": kernels})
+    assert first == "559 us on the GPU in 5 launches, host 2.11 ms"
+    assert second.split() == ["450.9", "us", "1.0", "x", "forward_kernel"]
+    refused = {"width": 64, "stages": 3, "registers": None, "refused": "OutOfResources: shared memory"}
+    assert times.lines_of({"tiles": [refused]})[1].split(maxsplit=3)[2:] == ["-", "OutOfResources: shared memory"]
 
 
 def test_the_stand_in_refuses_what_a_gpu_would():
