@@ -1,4 +1,7 @@
-"""Fused kernels as registered operators of PyTorch, with their gradients, at less cost a call than `custom_op` has."""
+"""Fused kernels as registered operators of PyTorch, with their gradients, at less cost a call than `custom_op` has.
+
+This file stands alone because `cpu/`, `triton/`, `transforms.py` and `rfa bench instructions` all need it.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -168,7 +168,7 @@ KERNELS = [
     Mutation("ops/triton/kernels/lag_tables.py", "2.0 * of_variance * (sigma2 * lag * first + eta2 * square)",
              "2.0 * of_variance * (sigma2 * lag * first)",
              "the gradient of a decay through the key's noise", "ops/triton/test_lag_tables.py"),
-    Mutation("ops/triton/kernels/sums.py", "row % programs", "0 * row",
+    Mutation("ops/triton/kernels/lag_gradients.py", "row % programs", "0 * row",
              "the sum of the first program alone", "ops/triton/test_folds.py"),
     Mutation("ops/registration.py", "if torch.is_grad_enabled() and", "if torch.is_inference_mode_enabled() and",
              "an operator without a gradient", "ops/triton/test_lag_tables.py"),

@@ -10,6 +10,8 @@ from ..kernel import KernelInputs
 from .fold_constants import FOLD, TERMS, constant
 from .fold_numbers import Folds
 
+_SUMMED_ROWS, _SUMMED_BLOCK = 16, 128  # of a program
+
 
 def distances(queries: int, keys: int) -> int:
     """The number of distances between a block of queries and a block of keys before it."""
@@ -83,3 +85,21 @@ def lag_gradients(
     if of_power is not None:
         power = power + of_power.sum(1)
     return gradient, power[None].to(inputs.scalars.dtype)
+
+
+def sum_of_programs(parts: Tensor) -> Tensor:
+    """`(batch, heads, programs, ...)`, contiguous, summed over batch and programs: `(heads, ...)` in float64.
+
+    PyTorch's sum would first write a copy of all parts in float64.
+    """
+    from .kernels.lag_gradients import sum_kernel
+
+    batch, heads, programs, *rest = parts.shape
+    sums = parts.new_empty(heads, *rest, dtype=torch.float64)
+    length = sums[0].numel()
+    blocks = -(-length // _SUMMED_BLOCK)
+    with torch.cuda.device_of(parts):
+        sum_kernel[(heads * blocks,)](
+            parts, sums, batch, heads, programs, length, blocks, ROWS=_SUMMED_ROWS, BLOCK=_SUMMED_BLOCK, num_warps=8
+        )
+    return sums

@@ -13,9 +13,8 @@ from .fold_numbers import Folds, fold_arguments, fold_choices
 from .fold_scales import FoldScales
 from .frame import Frame, gradient_of, out_of_frame
 from .incoming import Incoming
-from .lag_gradients import LagSums, distances
+from .lag_gradients import LagSums, distances, sum_of_programs
 from .path_fold_gradients import PathSums, edge_gradients
-from .sums import sum_of_programs
 
 _PARTIAL_SUMS = 2**26  # numbers of lag tables or key paths held at once: 256 or 512 MB
 

@@ -1,4 +1,4 @@
-"""The gradients of the lag tables, from sums over pairs of each signed lag and over folded tiles."""
+"""The gradients of the lag tables, from sums over pairs of each signed lag and over folded tiles, and these sums."""
 
 from typing import no_type_check
 
@@ -7,6 +7,23 @@ import triton.language as tl
 
 from .fold_tables import SMALLEST
 from .pairs import LN2, UNIT
+
+
+@triton.jit
+@no_type_check
+def sum_kernel(
+    parts, sums, batch, heads, programs, length, blocks, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """`parts` `(batch, heads, programs, length)` added up to `(heads, length)` in float64, BLOCK numbers of a head."""
+    head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([ROWS, BLOCK], tl.float64)
+    for start in range(0, batch * programs, ROWS):
+        row = start + tl.arange(0, ROWS)
+        place = ((row // programs) * heads + head) * programs + row % programs
+        inside = (row < batch * programs)[:, None] & (column < length)[None, :]
+        total += tl.load(parts + place[:, None] * length + column[None, :], mask=inside, other=0.0).to(tl.float64)
+    tl.store(sums + head * length + column, tl.sum(total, 0), mask=column < length)
 
 
 @triton.jit
