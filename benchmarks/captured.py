@@ -76,10 +76,7 @@ def parser() -> argparse.ArgumentParser:
 
 def examined(problem: OperatorProblem, irregular: bool = False) -> dict[str, Any]:
     """What holds, and the seconds of a plain, a compiled and a replayed call."""
-    setting, length = problem.setting, problem.shape.length
-    steps = 0.1 + torch.rand(length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    times = steps.cumsum(0).to(setting.device) if irregular else None
-    positions = checked_positions(problem.shape.batch, length, length, problem.grad.device, times)
+    setting, positions = problem.setting, positions_of(problem, irregular)
     plain = layer_call(problem, positions, problem.layer.estimate)
     calls: dict[str, Callable[[], object]] = {"plain": plain}
     tried: dict[str, dict[str, Any]] = {}
@@ -118,6 +115,15 @@ def examined(problem: OperatorProblem, irregular: bool = False) -> dict[str, Any
         elif not attempt(name, hold, most):
             calls.pop(name, None)
     return {"tried": tried, "seconds": in_turns(calls, setting.repeats, setting.device)}
+
+
+def positions_of(problem: OperatorProblem, irregular: bool) -> Positions:
+    """Positions 0, 1, 2, ..., or times with gaps of 0.1 to 1.1."""
+    length, device = problem.shape.length, problem.grad.device
+    steps = 0.1 + torch.rand(length, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return checked_positions(
+        problem.shape.batch, length, length, device, steps.cumsum(0).to(device) if irregular else None
+    )
 
 
 def layer_call(problem: OperatorProblem, positions: Positions, estimate: Callable[..., Tensor]) -> Call:

@@ -19,14 +19,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from captured import Call, layer_call
+from captured import layer_call, positions_of
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from rfa.bench.measurement import DTYPES, Setting, StateShape
 from rfa.bench.operator import OperatorProblem
 from rfa.bench.suite import processor
 from rfa.files import write_text_whole
-from rfa.ops.positions import checked_positions
 from rfa.ops.triton import backward, incoming, operator, query_gradients
 from rfa.ops.triton.arguments import Blocks
 from rfa.training.environment import environment
@@ -41,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     setting = Setting(options.device, options.dtype, "triton", options.repeats)
     problem = OperatorProblem(StateShape(*options.shape), options.preset, setting)
-    call = call_of(problem, options.irregular)
+    call = layer_call(problem, positions_of(problem, options.irregular), problem.layer.estimate)
     told: dict[str, Any] = {"benchmark": "kernel times", "preset": options.preset, "irregular": options.irregular}
     told |= {**problem.shape._asdict(), **setting.fields()}
     told |= tiles(call, options.repeats) if options.tiles else measured(call, options.repeats)
@@ -64,15 +63,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--repeats", type=int, default=5)
     made.add_argument("--json", type=Path)
     return made
-
-
-def call_of(problem: OperatorProblem, irregular: bool) -> Call:
-    """A layer's operator and its backward pass."""
-    length = problem.shape.length
-    steps = 0.5 + torch.rand(length, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    times = steps.cumsum(0).to(problem.setting.device) if irregular else None
-    positions = checked_positions(problem.shape.batch, length, length, problem.grad.device, times)
-    return layer_call(problem, positions, problem.layer.estimate)
 
 
 def measured(call: Callable[[], object], repeats: int) -> dict[str, Any]:

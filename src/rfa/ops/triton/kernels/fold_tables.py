@@ -96,6 +96,18 @@ def fold_tables_kernel(
 
 @triton.jit
 @no_type_check
+def largest_norm(norms, length, BLOCK: tl.constexpr):
+    """Of the states that are not poisoned."""
+    largest = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, length, BLOCK):
+        place = start + tl.arange(0, BLOCK)
+        norm = tl.load(norms + place, mask=place < length, other=0.0)
+        largest = tl.maximum(largest, tl.where(norm == norm, norm, 0.0))
+    return tl.max(largest, 0)
+
+
+@triton.jit
+@no_type_check
 def nearest_kernel(
     tables,
     scalars,
@@ -133,13 +145,9 @@ def nearest_kernel(
         fewest = tl.minimum(fewest, weight)
         most = tl.maximum(most, tl.where((lag >= first) & (lag < keys), weight, 0.0))
         unknown = tl.maximum(unknown, (weight != weight).to(tl.int32))
-    largest = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, queries, BLOCK):
-        norm = tl.load(query_norm + pair * queries + start + place, mask=start + place < queries, other=0.0)
-        largest = tl.maximum(largest, tl.where(norm == norm, norm, 0.0))
 
     least, greatest = 1.0 / (tl.max(most, 0) * UNIT), 1.0 / (tl.min(fewest, 0) * UNIT)
-    norm = tl.max(largest, 0)
+    norm = largest_norm(query_norm + pair * queries, queries, BLOCK=BLOCK)
     good = (tl.load(scalars + head) <= MOST_POWER) & (tl.max(unknown, 0) == 0)
     good &= (least >= 9.094947017729282e-13) & (greatest <= 1099511627776.0)  # 2^-40 and 2^40
     good &= (norm * LEAST_GAIN <= least) & (norm >= LEAST_RESIDUAL / (tl.load(weights) * UNIT))

@@ -50,6 +50,13 @@ def spread_moments(moments, spread, last_spread, tile, place, tiles, FOLD: tl.co
 
 @triton.jit
 @no_type_check
+def of_both_signs(sums, ahead, after, behind, before):
+    """The sums of lags and of those with the other sign, where there are such."""
+    return tl.load(sums + ahead, mask=after, other=0.0) + tl.load(sums + behind, mask=before, other=0.0)
+
+
+@triton.jit
+@no_type_check
 def lag_gradients_kernel(
     sums, tables, scalars, moments, spread, last_spread, of_keys, fold_factors,
     gradient, of_power,  # results
@@ -72,11 +79,9 @@ def lag_gradients_kernel(
     after = inside & (ahead < length)
     before = inside & (lag > 0) & (behind >= 0)
     of_head = sums + head * 3 * length
-    of_decay = tl.load(of_head + ahead, mask=after, other=0.0) + tl.load(of_head + behind, mask=before, other=0.0)
-    of_head += length
-    of_bias = tl.load(of_head + ahead, mask=after, other=0.0) + tl.load(of_head + behind, mask=before, other=0.0)
-    of_head += length
-    of_weight = tl.load(of_head + ahead, mask=after, other=0.0) + tl.load(of_head + behind, mask=before, other=0.0)
+    of_decay = of_both_signs(of_head, ahead, after, behind, before)
+    of_bias = of_both_signs(of_head + length, ahead, after, behind, before)
+    of_weight = of_both_signs(of_head + 2 * length, ahead, after, behind, before)
     if FOLDED:
         weights = tables + (head + 2 * heads) * lags
         weight = tl.maximum(tl.load(weights + lag, mask=inside, other=1.0), SMALLEST)

@@ -39,46 +39,34 @@ def load_parameter(parameter, head):
 
 @triton.jit
 @no_type_check
-def load_dynamics(
-    decay, process_noise, key_noise, query_noise, robustness, inverse_temperature, log_gain, log_rest, head,
-    RICCATI: tl.constexpr,
+def numbers_of_lags(
+    decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
+    log_gain, log_rest,  # parameters
+    head, steps, scale, least,
+    GATE: tl.constexpr, IN_BIAS: tl.constexpr, RICCATI: tl.constexpr, HORIZON: tl.constexpr,
 ):  # fmt: skip
-    """mu, sigma^2, eta^2, gamma^2, nu_s, beta_s, and the logarithms of the Kalman gain, or zeros."""
-    gain, rest = 0.0, 0.0
-    if RICCATI:
-        gain, rest = load_parameter(log_gain, head), load_parameter(log_rest, head)
-    return (
-        load_parameter(decay, head),
-        load_parameter(process_noise, head),
-        load_parameter(key_noise, head),
-        load_parameter(query_noise, head),
-        load_parameter(robustness, head),
-        load_parameter(inverse_temperature, head),
-        gain,
-        rest,
-    )
+    """Three groups of numbers, for lags of so many steps.
 
-
-@triton.jit
-@no_type_check
-def accumulated(mu, lag):
-    """`phi(tau)`, the `g_1` of its derivative, and `exp(-2 mu tau)`."""
+    Of the head mu, sigma^2, eta^2, nu_s and beta_s. Of tau: tau, phi, the `g_1` of its derivative, `exp(-2 mu tau)`. Of
+    the tables: the logarithm of the prior's weight, the variance within it, `Sigma + gamma^2`, and w before its limit.
+    """
+    mu, sigma2, eta2 = load_parameter(decay, head), load_parameter(process_noise, head), load_parameter(key_noise, head)
+    gamma2, freedom = load_parameter(query_noise, head), load_parameter(robustness, head)
+    lag = steps + load_parameter(horizon, head) if HORIZON else steps
     rate = 2.0 * mu
     integral, first, square = decay_integrals(rate * lag)
     long = rate * lag > 1.0  # the product below would round exp(-x), which is the derivative by the lag
     phi = tl.where(long, (1.0 - square) / tl.where(long, rate, 1.0), lag * integral)
-    return phi, first, square
-
-
-@triton.jit
-@no_type_check
-def log_prior(variance, query_noise, log_gain, log_rest, step, RICCATI: tl.constexpr, IN_BIAS: tl.constexpr):
-    """The logarithm of the prior's weight, and the variance whose logarithm it is."""
-    noisy = variance + query_noise if IN_BIAS else variance
+    variance = sigma2 * phi + eta2 * square + load_parameter(noise_floor, head)
+    effective = variance + gamma2
+    within = effective if IN_BIAS else variance
     if RICCATI:
-        return log_gain + log_rest * step, noisy
+        log_prior = load_parameter(log_gain, head) + load_parameter(log_rest, head) * steps
     else:
-        return -tl.log(tl.where(noisy < LEAST_VARIANCE, LEAST_VARIANCE, noisy)), noisy
+        log_prior = -tl.log(tl.where(within < LEAST_VARIANCE, LEAST_VARIANCE, within))
+    divisor = tl.where(effective < least, least, effective) if GATE else tl.full(effective.shape, 1.0, tl.float64)
+    of_head = mu, sigma2, eta2, freedom, load_parameter(inverse_temperature, head)
+    return of_head, (lag, phi, first, square), (log_prior, within, effective, 1.0 / (scale * freedom * divisor))
 
 
 @triton.jit
@@ -95,22 +83,17 @@ def lag_tables_kernel(
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     step = block * BLOCK + tl.arange(0, BLOCK)
     inside = step < lags
-    mu, sigma2, eta2, gamma2, freedom, beta, gain, rest = load_dynamics(
-        decay, process_noise, key_noise, query_noise, robustness, inverse_temperature, log_gain, log_rest, head,
-        RICCATI=RICCATI,
+    of_head, of_lag, of_tables = numbers_of_lags(
+        decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
+        log_gain, log_rest, head, step.to(tl.float64), scale, least,
+        GATE=GATE, IN_BIAS=IN_BIAS, RICCATI=RICCATI, HORIZON=HORIZON,
     )  # fmt: skip
-    steps = step.to(tl.float64)
-    lag = steps + load_parameter(horizon, head) if HORIZON else steps
-    phi, _, square = accumulated(mu, lag)
-    variance = sigma2 * phi + eta2 * square + load_parameter(noise_floor, head)
-    of_prior, _ = log_prior(variance, gamma2, gain, rest, steps, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
-    effective = variance + gamma2
-    effective = tl.where(effective < least, least, effective)
-    weight = 1.0 / (scale * freedom * effective) if GATE else 1.0 / (scale * freedom + tl.zeros_like(effective))
+    mu, _, _, freedom, beta = of_head
+    log_prior, _, _, weight = of_tables
     weight = tl.where(weight > MOST_WEIGHT, MOST_WEIGHT, weight)
     result = tables + head * lags + step
-    tl.store(result, tl.exp(-mu * lag).to(tl.float32), mask=inside)
-    tl.store(result + heads * lags, (beta / LN2 * of_prior).to(tl.float32), mask=inside)
+    tl.store(result, tl.exp(-mu * of_lag[0]).to(tl.float32), mask=inside)
+    tl.store(result + heads * lags, (beta / LN2 * log_prior).to(tl.float32), mask=inside)
     tl.store(result + 2 * heads * lags, weight.to(tl.float32), mask=inside)
     if block == 0:
         tl.store(coefficient + head, (beta * (freedom + 1.0) if STUDENT_T else beta / LN2).to(tl.float32))
@@ -131,38 +114,36 @@ def lag_tables_gradient_kernel(
     head, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
     step = block * BLOCK + tl.arange(0, BLOCK)
     inside = step < lags
-    mu, sigma2, eta2, gamma2, freedom, beta, gain, rest = load_dynamics(
-        decay, process_noise, key_noise, query_noise, robustness, inverse_temperature, log_gain, log_rest, head,
-        RICCATI=RICCATI,
-    )  # fmt: skip
-    steps = step.to(tl.float64)
-    lag = steps + load_parameter(horizon, head) if HORIZON else steps
     incoming = grad_tables + head * lags + step
     of_decay = tl.load(incoming, mask=inside, other=0.0).to(tl.float64)
     of_bias = tl.load(incoming + heads * lags, mask=inside, other=0.0).to(tl.float64)
     of_weight = tl.load(incoming + 2 * heads * lags, mask=inside, other=0.0).to(tl.float64)
 
-    phi, first, square = accumulated(mu, lag)
-    variance = sigma2 * phi + eta2 * square + load_parameter(noise_floor, head)
-    of_prior, noisy = log_prior(variance, gamma2, gain, rest, steps, RICCATI=RICCATI, IN_BIAS=IN_BIAS)
+    steps = step.to(tl.float64)
+    of_head, at_lag, of_tables = numbers_of_lags(
+        decay, process_noise, key_noise, query_noise, noise_floor, robustness, inverse_temperature, horizon,
+        log_gain, log_rest, head, steps, scale, least,
+        GATE=GATE, IN_BIAS=IN_BIAS, RICCATI=RICCATI, HORIZON=HORIZON,
+    )  # fmt: skip
+    mu, sigma2, eta2, freedom, beta = of_head
+    lag, phi, first, square = at_lag
+    log_prior, within, effective, weight = of_tables
     of_log_prior = of_bias * (beta / LN2)
-    of_beta = tl.sum(of_bias * of_prior, 0) / LN2
+    of_beta = tl.sum(of_bias * log_prior, 0) / LN2
     of_gain, of_rest = 0.0, 0.0
-    of_noisy = tl.zeros_like(variance)
+    of_within = tl.zeros_like(within)
     if RICCATI:
         of_gain, of_rest = tl.sum(of_log_prior, 0), tl.sum(of_log_prior * steps, 0)
     else:
-        of_noisy = tl.where(noisy >= LEAST_VARIANCE, -of_log_prior / tl.where(noisy >= LEAST_VARIANCE, noisy, 1.0), 0.0)
-    effective = variance + gamma2
-    clamped = tl.where(effective < least, least, effective)
-    weight = 1.0 / (scale * freedom * clamped) if GATE else 1.0 / (scale * freedom + tl.zeros_like(clamped))
+        known = within >= LEAST_VARIANCE
+        of_within = tl.where(known, -of_log_prior / tl.where(known, within, 1.0), 0.0)
     through_weight = tl.where(weight > MOST_WEIGHT, 0.0, -of_weight * weight)
     of_freedom = tl.sum(through_weight, 0) / freedom
-    of_effective = tl.zeros_like(variance)
+    of_effective = tl.zeros_like(effective)
     if GATE:
-        of_effective = tl.where(effective >= least, through_weight / clamped, 0.0)
-    of_variance = of_noisy + of_effective
-    of_query_noise = of_effective + of_noisy if IN_BIAS else of_effective
+        of_effective = tl.where(effective >= least, through_weight / tl.maximum(effective, least), 0.0)
+    of_variance = of_within + of_effective
+    of_query_noise = of_variance if IN_BIAS else of_effective
     remaining = tl.exp(-mu * lag)
     # `d phi / d mu = -2 tau^2 g_1(2 mu tau)`
     of_mu = -lag * (of_decay * remaining + 2.0 * of_variance * (sigma2 * lag * first + eta2 * square))

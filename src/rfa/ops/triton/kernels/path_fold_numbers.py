@@ -5,6 +5,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from .fold_tables import largest_norm
+
 FAR = tl.constexpr(2147483647)  # later than every key
 
 
@@ -115,12 +117,7 @@ def path_blocks_kernel(
         query_falls, _ = rising(query_path + (row + 2 * rows) * queries, queries, groups, -1, BLOCK=BLOCK, ABSENT=False)
         good &= falls & query_falls
 
-    largest = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, queries, BLOCK):
-        place = start + tl.arange(0, BLOCK)
-        norm = tl.load(query_norm + pair * queries + place, mask=place < queries, other=0.0)
-        largest = tl.maximum(largest, tl.where(norm == norm, norm, 0.0))
-    norm = tl.max(largest, 0).to(tl.float64)
+    norm = largest_norm(query_norm + pair * queries, queries, BLOCK=BLOCK).to(tl.float64)
     least, of_key = (floor + gamma2) / inverse_freedom, eta2 / inverse_freedom
     greatest = (most + query_most + eta2 + floor + gamma2) / inverse_freedom
     good &= (power <= MOST_POWER) & (floor >= LEAST_VARIANCE) & (least >= LEAST_VARIANCE) & (greatest <= MOST_GAIN)
