@@ -43,6 +43,7 @@ TEXT = "code (61.0M)"  # of the record, with its training tokens
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
 COMPARED = "x2-riccati-alibi no-innovation"  # with all others: it had the least loss when it was chosen
 PROTOCOLS = ("matched", "blocks")
+STEPS = (1000, 1500, 2000, 3000, 5000)  # of a training: where its validation loss is told
 USUAL_RATE = 0.003  # the peak of most runs; a setting names another one
 _SIZES = ("vocabulary", "layers", "hidden_size", "heads", "length", "batch_size", "steps")
 _PARTS = ("first_half", "second_quarter", "second_half")
@@ -166,6 +167,7 @@ def record_of(results: Sequence[Run]) -> list[Table]:
         *(over_length(f"{protocol} losses", results, protocol) for protocol in PROTOCOLS),
         *(ends_against(COMPARED, results, protocol) for protocol in PROTOCOLS),
         gains("gains", results),
+        learning(results),
         Table("passkeys", "", ("model", "seeds", *(f"passkey {at}" for at in near)), tuple(found)),
     ]
 
@@ -178,6 +180,16 @@ def gains(name: str, results: Sequence[Run]) -> Table:
         scores = [retrieval_scores([run], "repeat") for run in runs]
         rows.append((label, str(len(runs)), *(_mean([_gain(each, at) for each in scores], 2) for at in distances)))
     return Table(name, "", ("model", "seeds", *(f"repeat {at}" for at in distances)), tuple(rows))
+
+
+def learning(results: Sequence[Run]) -> Table:
+    """The validation loss of each model after so many steps of the whole training: means, half of the t interval."""
+    rows: list[tuple[Cell, ...]] = []
+    for label, runs in by_label(results).items():
+        curves = [{point["step"]: point["valid_loss"] for point in run["curve"]} for run in runs]
+        if all(STEPS[-1] in curve for curve in curves):
+            rows.append((label, str(len(runs)), *(_mean([curve[at] for curve in curves], 3) for at in STEPS)))
+    return Table("learning", "", ("model", "seeds", *(f"{at:,}" for at in STEPS)), tuple(rows))
 
 
 def _distances(results: Sequence[Run]) -> list[int]:
@@ -285,7 +297,7 @@ def written(page: str, pilot: Path = PILOT, record: Path = RECORD) -> str:
     texts["trials"] = markdown(trials_of(record / "trials"), "")
     names = [f"{protocol} {kind}" for protocol in PROTOCOLS for kind in ("losses", "differences")]
     made = {table.name: markdown(table, "") for table in record_of(results)} if results else {}
-    texts |= dict.fromkeys((*names, "gains", "passkeys"), "Not run yet.") | made
+    texts |= dict.fromkeys((*names, "gains", "learning", "passkeys"), "Not run yet.") | made
     texts["noise"] = noise(results) if results else "Not run yet."
     bytes_read = read_results(BYTES).runs
     texts["bytes"] = markdown(best_first(over_length("bytes", bytes_read, "matched", of=float, digits=2)), "")
