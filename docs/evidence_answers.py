@@ -236,9 +236,9 @@ def filters(aim: float, peers: Sequence[str], kinds: Sequence[str] = ()) -> Answ
     return Answer(answer(most.value - half, most.value + half, aim), number)
 
 
-def cost(aim: float) -> Answer:
-    """Whether a training step of m2 at the paper's size takes less than so many times that of `b1-rope`, on CPUs."""
-    lines = map(json.loads, (BENCHMARKS / "bench.jsonl").read_text("utf-8").splitlines())
+def cost(aim: float, name: str) -> Answer:
+    """Whether a training step of m2 at the paper's size takes less than so many times that of `b1-rope`, by a file."""
+    lines = map(json.loads, (BENCHMARKS / name).read_text("utf-8").splitlines())
     wanted = ("step", "m2-sc-rfa", "b1-rope")
     steps = [line for line in lines if (line["benchmark"], line["preset"], line.get("peer")) == wanted]
     largest = max(steps, key=lambda line: line["batch"])
