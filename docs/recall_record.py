@@ -1,4 +1,4 @@
-"""The tables of docs/recall.md, from the record in results/recall: `python docs/recall_record.py`."""
+"""The tables and the figure of docs/recall.md, from results/recall: `python docs/recall_record.py`."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,13 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
 from provenance import made_by
 
 from rfa.experiments import load_recall_recipe
 from rfa.files import write_text_whole
+from rfa.report.figures import save
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.recall_tables import (
     accuracy_by_seed,
+    accuracy_figure,
     accuracy_table,
     learning_table,
     lengths_of,
@@ -23,6 +26,7 @@ from rfa.report.recall_tables import (
 from rfa.report.statistics import mean_and_interval
 
 PAGE = Path(__file__).with_name("recall.md")
+FIGURE = PAGE.with_name("figures") / "recall.png"
 RECORD = Path(__file__).parents[1] / "results" / "recall"
 RECIPE = Path(__file__).parents[1] / "recipes" / "recall.yaml"
 _UNKNOWN = "Not run yet."
@@ -131,5 +135,17 @@ def written(page: str, record: Path = RECORD) -> str:
     return page
 
 
+def drawing(record: Path = RECORD) -> Figure:
+    """The share of right answers of the models that have all tasks."""
+    results = read_recall_results(record)
+    tasks = {label: {one["task"] for one in results if one["label"] == label} for label in _labels(results)}
+    return accuracy_figure(results, [label for label, of in tasks.items() if len(of) == len(tasks_of(results))])
+
+
+def _labels(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(one["label"] for one in results))
+
+
 if __name__ == "__main__":
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
+    save(drawing(), FIGURE)

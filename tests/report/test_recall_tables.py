@@ -8,6 +8,7 @@ import pytest
 
 from rfa.report.layout import markdown
 from rfa.report.recall_tables import (
+    accuracy_figure,
     accuracy_table,
     learning_table,
     overview_table,
@@ -89,6 +90,8 @@ def test_the_page_and_the_files_hold_all_tables(tmp_path):
     assert record_kind(tmp_path) == "recall"
     assert sorted(tasks_of(read_recall_results(tmp_path))) == ["parity", "recall"]
     page = write_recall_report(tmp_path, tmp_path / "out").page.read_text()
+    assert (tmp_path / "out" / "recall.png").stat().st_size > 1000
+    assert "](recall.png)" in page
     assert page.startswith("# \\*T\\*")  # text of a result acts as no markup
     assert page.count("| b1 |") == 6  # two overviews, and two tables of two tasks
     with (tmp_path / "out" / "tables" / "recall-accuracy.csv").open() as file:
@@ -96,6 +99,22 @@ def test_the_page_and_the_files_hold_all_tables(tmp_path):
     row, half = rows["m2"], T2 * 0.1
     assert [float(row[f"512 tokens{part}"]) for part in ("", " half-width")] == pytest.approx([0.2, half], rel=1e-6)
     assert "512 tokens standard error" not in row
+
+
+def test_the_figure_has_a_number_for_each_model_and_task():
+    figure = accuracy_figure(RESULTS)
+    trained, longest = figure.axes
+    assert [axes.get_title() for axes in figure.axes] == ["64 tokens", "512 tokens"]
+    assert [text.get_text() for text in trained.get_yticklabels()] == ["b1", "m2"]  # m2 lacks a task
+    assert [text.get_text() for text in longest.get_xticklabels()] == ["recall", "parity"]
+    written = {text.get_position(): text.get_text() for text in longest.texts}
+    assert written == {(0, 0): "0.80", (1, 0): "0.50", (0, 1): "0.20"}  # columns, then rows
+    assert len(accuracy_figure(RESULTS, ["m2"]).axes[0].texts) == 1
+
+
+def test_a_record_whose_runs_all_stopped_has_a_page(tmp_path):
+    write(tmp_path, [{**RESULTS[0], "tests": {}, "fault": "diverged"}])
+    assert "recall.png" not in write_recall_report(tmp_path, tmp_path / "out").page.read_text()
 
 
 def test_damaged_results_are_refused(tmp_path):

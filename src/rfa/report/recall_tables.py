@@ -7,6 +7,7 @@ from typing import Any
 
 from rfa.files import write_text_whole
 
+from .figures import accuracy_maps, save
 from .layout import Cell, NumberCell, Table, comma_separated, markdown, markdown_text
 from .records import RecordReport, interval_cell, is_number, read_record, write_page
 
@@ -117,6 +118,32 @@ def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
     return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), notes)
 
 
+def accuracy_figure(results: Results, labels: Sequence[str] | None = None) -> Any:
+    """The figure of all models in all tasks, at the trained and at the greatest length: means over seeds.
+
+    The model with the most right answers at the greatest length comes first, of those with as many tasks.
+
+    Args:
+        results: of one recipe, of which some run was tested.
+        labels: the models drawn; by default all.
+    """
+    trained, *_, longest = (*lengths_of(results)[:1], *lengths_of(results))
+    shares = {length: _shares(overview_table(results, length)) for length in (trained, longest)}
+
+    def rank(label: str) -> tuple[int, float]:
+        known = [share for share in shares[longest][label] if share is not None]
+        return -len(known), -sum(known)
+
+    drawn = sorted(labels or shares[longest], key=rank)
+    panels = {f"{length} tokens": {label: of[label] for label in drawn} for length, of in shares.items()}
+    return accuracy_maps(panels, tasks_of(results))
+
+
+def _shares(overview: Table) -> dict[str, list[float | None]]:
+    values = [[cell.value if isinstance(cell, NumberCell) else None for cell in row[1:]] for row in overview.rows]
+    return {str(row[0]): shares for row, shares in zip(overview.rows, values, strict=True)}
+
+
 def learning_table(results: Results, task: str, level: float = 0.95) -> Table:
     """How soon each model learnt a task: the loss after 300 steps, and the tokens until 99 % of answers were right.
 
@@ -152,7 +179,7 @@ def tokens_until(result: Mapping[str, Any], accuracy: float = LEARNT) -> int | N
 
 
 def write_recall_report(folder: str | Path, out: str | Path) -> RecordReport:
-    """Write all tables of a record into one Markdown page, and each as a CSV file.
+    """Write all tables of a record into one Markdown page, beside a figure of all tasks, and each as a CSV file.
 
     The page ends with the runs of the recipe that have no result.
 
@@ -165,7 +192,11 @@ def write_recall_report(folder: str | Path, out: str | Path) -> RecordReport:
     tables += [make(results, task) for task in tasks_of(results) for make in (accuracy_table, learning_table)]
     for table in tables:
         write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(table))
-    lines = [f"# {markdown_text(results[0]['title'])}\n", *map(markdown, tables)]
+    lines = [f"# {markdown_text(results[0]['title'])}\n"]
+    if lengths_of(results):  # some run was tested
+        save(accuracy_figure(results), out / "recall.png")
+        lines.append("![The share of right answers of each model in each task, by length](recall.png)\n")
+    lines += map(markdown, tables)
     return write_page(folder, out / "recall.md", lines)
 
 

@@ -7,6 +7,7 @@ needs("matplotlib")
 from .comparison import differences, retrieval, speed_over_length
 from .forecast import ForecastPanel, forecast_panels
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
+from .recall import accuracy_maps
 from .series import filtered_series, series_ratios
 from .style import COLOURS, COLUMN, PAGE, save
 from .theory import (
@@ -31,6 +32,7 @@ __all__ = [
     "COLUMN",
     "PAGE",
     "ForecastPanel",
+    "accuracy_maps",
     "attention_maps",
     "bias_and_gate_over_decay",
     "damping_sweep",
