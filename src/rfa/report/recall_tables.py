@@ -127,7 +127,8 @@ def accuracy_figure(results: Results, labels: Sequence[str] | None = None) -> An
         results: of one recipe, of which some run was tested.
         labels: the models drawn; by default all.
     """
-    trained, *_, longest = (*lengths_of(results)[:1], *lengths_of(results))
+    lengths = lengths_of(results)
+    trained, longest = lengths[0], lengths[-1]
     shares = {length: _shares(overview_table(results, length)) for length in (trained, longest)}
 
     def rank(label: str) -> tuple[int, float]:
