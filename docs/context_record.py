@@ -43,7 +43,7 @@ TEXT = "code (61.0M)"  # of the record, with its training tokens
 LEAST_GAIN, LEAST_REPEAT = 0.5, 1.5  # nats a token: what a setting must reach for its models to use their context
 COMPARED = "x2-riccati-alibi no-innovation"  # with all others: it had the least loss when it was chosen
 PROTOCOLS = ("matched", "blocks")
-STEPS = (1000, 1500, 2000, 3000, 5000)  # of a training: where its validation loss is told
+STEPS = (1000, 1500, 2000, 3500, 5000)  # of a training: where its validation loss is told
 USUAL_RATE = 0.003  # the peak of most runs; a setting names another one
 _SIZES = ("vocabulary", "layers", "hidden_size", "heads", "length", "batch_size", "steps")
 _PARTS = ("first_half", "second_quarter", "second_half")
@@ -183,12 +183,14 @@ def gains(name: str, results: Sequence[Run]) -> Table:
 
 
 def learning(results: Sequence[Run]) -> Table:
-    """The validation loss of each model after so many steps of the whole training: means, half of the t interval."""
+    """The validation loss of each model after so many steps: means, half of the t interval.
+
+    Models with a shorter training are left out.
+    """
     rows: list[tuple[Cell, ...]] = []
-    for label, runs in by_label(results).items():
+    for label, runs in by_label([run for run in results if run["spec"]["max_steps"] == STEPS[-1]]).items():
         curves = [{point["step"]: point["valid_loss"] for point in run["curve"]} for run in runs]
-        if all(STEPS[-1] in curve for curve in curves):
-            rows.append((label, str(len(runs)), *(_mean([curve[at] for curve in curves], 3) for at in STEPS)))
+        rows.append((label, str(len(runs)), *(_mean([curve[at] for curve in curves], 3) for at in STEPS)))
     return Table("learning", "", ("model", "seeds", *(f"{at:,}" for at in STEPS)), tuple(rows))
 
 

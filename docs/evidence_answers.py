@@ -236,13 +236,16 @@ def filters(aim: float, peers: Sequence[str], kinds: Sequence[str] = ()) -> Answ
     return Answer(answer(most.value - half, most.value + half, aim), number)
 
 
-def cost(aim: float, name: str) -> Answer:
-    """Whether a training step of m2 at the paper's size takes less than so many times that of `b1-rope`, by a file."""
-    lines = map(json.loads, (BENCHMARKS / name).read_text("utf-8").splitlines())
+def cost(aim: float, file: str) -> Answer:
+    """Whether a training step of m2 at the paper's size takes less than so many times that of `b1-rope`.
+
+    The file of timings is in benchmarks/results.
+    """
+    lines = map(json.loads, (BENCHMARKS / file).read_text("utf-8").splitlines())
     wanted = ("step", "m2-sc-rfa", "b1-rope")
     steps = [line for line in lines if (line["benchmark"], line["preset"], line.get("peer")) == wanted]
     largest = max(steps, key=lambda line: line["batch"])
     mean = mean_and_interval(largest["ratios"])
     half = mean.half or 0.0
-    number = f"{mean.value:.2f} ± {half:.2f} times RoPE's ({len(largest['ratios'])} rounds)"
+    number = f"{mean.value:.2f} ± {half:.2f} times RoPE's ({len(largest['ratios'])} rounds of one process)"
     return Answer(answer(mean.value - half, mean.value + half, aim), number)

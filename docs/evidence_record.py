@@ -126,11 +126,11 @@ CLAIMS: dict[str, Sequence[Claim]] = {
         *_on_code("Real slow modes make RoPE better", "b1-rope real", "b1-rope", asked=(_NEAR, _FAR)),
         *_on_code("KERPLE is better than ALiBi", "c12-kerple", "b2-alibi", asked=(_NEAR, _FAR)),
         *(
-            Claim(f"{words} in the window, a quarter of the training", partial(context, *models), _CONTEXT)
+            Claim(f"{words} in the window after 1,250 steps", partial(context, *models), _CONTEXT)
             for words, models in {
                 "x2 is better than RoPE": (f"{_X2_PLAIN}-quarter", "b1-rope quarter"),
                 "A forget gate makes RoPE better": (f"{_FOX}-quarter", "b1-rope quarter"),
-                "Turned values help the forget gate": (f"{_X7} quarter", f"{_FOX}-quarter"),
+                "Turned values make the forget gate better": (f"{_X7} quarter", f"{_FOX}-quarter"),
             }.items()
         ),
         Claim("The paper's results at its size (WikiText-103, BabyLM)", _untested, "experiments.md"),
@@ -251,7 +251,7 @@ CLAIMS: dict[str, Sequence[Claim]] = {
     ),
     "Cost": (
         Claim("A training step takes less than twice RoPE's, on a CPU", partial(cost, 2.0, "bench.jsonl"), _SPEED),
-        Claim("The same on a GPU", partial(cost, 2.0, "gpu.jsonl"), _SPEED),
+        Claim("The same on one H200, in bfloat16", partial(cost, 2.0, "gpu.jsonl"), _SPEED),
     ),
 }
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
 from provenance import made_by
 
 from rfa.experiments import load_recall_recipe
@@ -135,17 +134,7 @@ def written(page: str, record: Path = RECORD) -> str:
     return page
 
 
-def drawing(record: Path = RECORD) -> Figure:
-    """The share of right answers of the models that have all tasks."""
-    results = read_recall_results(record)
-    tasks = {label: {one["task"] for one in results if one["label"] == label} for label in _labels(results)}
-    return accuracy_figure(results, [label for label, of in tasks.items() if len(of) == len(tasks_of(results))])
-
-
-def _labels(results: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(one["label"] for one in results))
-
-
 if __name__ == "__main__":
     write_text_whole(PAGE, written(PAGE.read_text(encoding="utf-8")))
-    save(drawing(), FIGURE)
+    if RECORD.is_dir():
+        save(accuracy_figure(read_recall_results(RECORD), complete=True), FIGURE, dots=150)

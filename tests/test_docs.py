@@ -81,6 +81,21 @@ def test_the_tables_of_scaling_are_computed():
     assert module.written(page) == page, "run python docs/scaling_table.py"
 
 
+def test_losses_during_training_are_those_of_whole_trainings():
+    module = script("docs/context_record.py")
+
+    def run(label, seed, steps, loss):
+        curve = [{"step": step, "tokens": step, "valid_loss": loss + 1 / step} for step in (500, *module.STEPS)]
+        names = {"label": label, "preset": "b1-rope", "seed": seed, "run": f"{label}-{seed}"}
+        return {**names, "spec": {"max_steps": steps}, "curve": [point for point in curve if point["step"] <= steps]}
+
+    whole = [run("whole", seed, 5000, loss) for seed, loss in enumerate((2.0, 2.2, 2.4))]
+    (row,) = module.learning([*whole, run("quarter", 0, 1250, 9.0)]).rows
+    assert row[:2] == ("whole", "3")
+    assert [cell.value for cell in row[2:]] == pytest.approx([2.2 + 1 / step for step in module.STEPS])
+    assert row[-1].error == pytest.approx(4.302653 * 0.2 / 3**0.5, rel=1e-6)  # t of 2 degrees of freedom
+
+
 def test_the_tables_of_the_pilot_are_those_of_its_files(tmp_path):
     """And a file that lacks an entry is refused; the cheapest setting that meets all is that of the recipe."""
     module = script("docs/context_record.py")

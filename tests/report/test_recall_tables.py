@@ -101,15 +101,39 @@ def test_the_page_and_the_files_hold_all_tables(tmp_path):
     assert "512 tokens standard error" not in row
 
 
+def drawn(figure):
+    """The models of the last panel by row, and its numbers by column and row."""
+    *_, longest = figure.axes
+    models = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    return models, {text.get_position(): text.get_text() for text in longest.texts}
+
+
 def test_the_figure_has_a_number_for_each_model_and_task():
     figure = accuracy_figure(RESULTS)
-    trained, longest = figure.axes
     assert [axes.get_title() for axes in figure.axes] == ["64 tokens", "512 tokens"]
-    assert [text.get_text() for text in trained.get_yticklabels()] == ["b1", "m2"]  # m2 lacks a task
-    assert [text.get_text() for text in longest.get_xticklabels()] == ["recall", "parity"]
-    written = {text.get_position(): text.get_text() for text in longest.texts}
-    assert written == {(0, 0): "0.80", (1, 0): "0.50", (0, 1): "0.20"}  # columns, then rows
-    assert len(accuracy_figure(RESULTS, ["m2"]).axes[0].texts) == 1
+    assert [label.get_text() for label in figure.axes[1].get_xticklabels()] == ["recall", "parity"]
+    # columns, then rows; m2 lacks a task and comes last
+    assert drawn(figure) == (["b1", "m2"], {(0, 0): "0.80", (1, 0): "0.50", (0, 1): "0.20"})
+    assert drawn(accuracy_figure(RESULTS, complete=True))[0] == ["b1"]
+
+
+def test_the_figure_begins_with_the_model_with_the_most_right_answers():
+    better = [result("x2", 0, (0.1, 0.7), None), result("x2", 0, (0.1, 0.61), None, task="parity")]
+    stopped = [result("c1", 0, (1.0, 1.0), None), {**result("c1", 0, (1.0, 1.0), None, task="parity"), "tests": {}}]
+    models, numbers = drawn(accuracy_figure([*RESULTS, *better, *stopped]))
+    assert models == ["x2", "b1", "c1", "m2"]
+    assert (1, 2) not in numbers  # a run that stopped has no share
+    assert drawn(accuracy_figure([*RESULTS, *better, *stopped], complete=True))[0] == ["x2", "b1"]
+    with pytest.raises(ValueError, match=r"^results: got no model that was tested in all tasks$"):
+        accuracy_figure([*RESULTS[:3], RESULTS[-1]], complete=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_figure_holds_any_label(tmp_path):
+    """Letters that no font has, a formula that is none, and names too long for a page."""
+    write(tmp_path, [result("\ud800$\\x^", 0, (1.0, 1.0), 150, task="t" * 100), result("n" * 500, 0, (1.0, 1.0), 150)])
+    page = write_recall_report(tmp_path, tmp_path / "out").page.read_text()
+    assert "](recall.png)" in page
 
 
 def test_a_record_whose_runs_all_stopped_has_a_page(tmp_path):

@@ -175,7 +175,7 @@ def report(
 ) -> None:
     """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
 
-    A record of series has one Markdown page and one figure, a record of recall one Markdown page and CSV files.
+    A record of series has one Markdown page and one figure, a record of recall CSV files too.
     Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
     """
     from rfa.report.recall_tables import write_recall_report

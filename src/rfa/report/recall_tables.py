@@ -1,13 +1,14 @@
-"""Tables of a record of recall: accuracy over length, and how soon each model learnt, with t intervals over seeds."""
+"""Tables and the figure of a record of recall: accuracy over length, and how soon each model learnt, over seeds."""
 
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rfa.files import write_text_whole
 
-from .figures import accuracy_maps, save
+from .figures import Figure, accuracy_maps, save
 from .layout import Cell, NumberCell, Table, comma_separated, markdown, markdown_text
 from .records import RecordReport, interval_cell, is_number, read_record, write_page
 
@@ -70,6 +71,15 @@ def accuracy_by_seed(runs: Results, length: int) -> dict[int, float]:
     return {run["seed"]: run["tests"][str(length)]["accuracy"] for run in runs if str(length) in run["tests"]}
 
 
+def shares_by_task(results: Results, length: int) -> dict[str, dict[str, list[float]]]:
+    """The accuracy of each seed that was tested at a length, by model and task."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for label, runs in _by_label(results).items():
+        by_task = {task: [run for run in runs if run["task"] == task] for task in tasks_of(results)}
+        found[label] = {task: [*accuracy_by_seed(own, length).values()] for task, own in by_task.items()}
+    return found
+
+
 def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     """The accuracy of all models at each length.
 
@@ -106,43 +116,49 @@ def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
         length: in tokens.
         level: of the intervals, by Student's t over seeds.
     """
-    tasks, rows = tasks_of(results), []
-    for label, runs in _by_label(results).items():
-        found: dict[str, list[float]] = {task: [] for task in tasks}
-        for run in runs:
-            if str(length) in run["tests"]:
-                found[run["task"]].append(run["tests"][str(length)]["accuracy"])
-        rows.append((label, *(interval_cell(found[task], 2, level) for task in tasks)))
+    tasks = tasks_of(results)
+    rows = [
+        (label, *(interval_cell(shares[task], 2, level) for task in tasks))
+        for label, shares in shares_by_task(results, length).items()
+    ]
     note = f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval."
     notes = (note, *_faults(results))
     return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), notes)
 
 
-def accuracy_figure(results: Results, labels: Sequence[str] | None = None) -> Any:
-    """The figure of all models in all tasks, at the trained and at the greatest length: means over seeds.
+def accuracy_figure(results: Results, complete: bool = False) -> Figure:
+    """The figure of all models in all tasks, at the least and at the greatest tested length: means over seeds.
 
-    The model with the most right answers at the greatest length comes first, of those with as many tasks.
+    Models with more tasks come first, and of those with equally many the one with the larger sum of shares at the
+    greatest length.
 
     Args:
-        results: of one recipe, of which some run was tested.
-        labels: the models drawn; by default all.
+        results: of one recipe.
+        complete: whether only models that were tested in all tasks are drawn.
+
+    Raises:
+        ValueError: if no such model was tested.
     """
-    lengths = lengths_of(results)
-    trained, longest = lengths[0], lengths[-1]
-    shares = {length: _shares(overview_table(results, length)) for length in (trained, longest)}
+    tasks, tested = tasks_of(results), lengths_of(results)
+    means = {
+        length: {
+            label: [fmean(shares[task]) if shares[task] else None for task in tasks]
+            for label, shares in shares_by_task(results, length).items()
+        }
+        for length in (*tested[:1], *tested[-1:])
+    }
 
     def rank(label: str) -> tuple[int, float]:
-        known = [share for share in shares[longest][label] if share is not None]
+        known = [share for share in means[tested[-1]][label] if share is not None]
         return -len(known), -sum(known)
 
-    drawn = sorted(labels or shares[longest], key=rank)
-    panels = {f"{length} tokens": {label: of[label] for label in drawn} for length, of in shares.items()}
-    return accuracy_maps(panels, tasks_of(results))
-
-
-def _shares(overview: Table) -> dict[str, list[float | None]]:
-    values = [[cell.value if isinstance(cell, NumberCell) else None for cell in row[1:]] for row in overview.rows]
-    return {str(row[0]): shares for row, shares in zip(overview.rows, values, strict=True)}
+    drawn = sorted(means[tested[-1]], key=rank) if tested else []
+    if complete:
+        drawn = [label for label in drawn if None not in means[tested[-1]][label]]
+    if not drawn:
+        raise ValueError("results: got no model that was tested" + " in all tasks" * complete)
+    panels = {f"{length} tokens": {label: of[label] for label in drawn} for length, of in means.items()}
+    return accuracy_maps(panels, tasks)
 
 
 def learning_table(results: Results, task: str, level: float = 0.95) -> Table:
@@ -195,7 +211,7 @@ def write_recall_report(folder: str | Path, out: str | Path) -> RecordReport:
         write_text_whole(out / "tables" / f"{table.name.replace(' ', '-')}.csv", comma_separated(table))
     lines = [f"# {markdown_text(results[0]['title'])}\n"]
     if lengths_of(results):  # some run was tested
-        save(accuracy_figure(results), out / "recall.png")
+        save(accuracy_figure(results), out / "recall.png", dots=150)
         lines.append("![The share of right answers of each model in each task, by length](recall.png)\n")
     lines += map(markdown, tables)
     return write_page(folder, out / "recall.md", lines)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .figures import save, series_ratios
+from .figures import Figure, save, series_ratios
 from .layout import Cell, NumberCell, Table, markdown, markdown_text
 from .records import RecordReport, interval_cell, read_record, write_page
 from .statistics import mean_and_interval
@@ -146,7 +146,7 @@ def write_series_report(folder: str | Path, out: str | Path) -> RecordReport:
     return write_page(folder, page, lines)
 
 
-def ratio_figure(results: Results, reference: str, labels: Sequence[str] | None = None) -> Any:
+def ratio_figure(results: Results, reference: str, labels: Sequence[str] | None = None) -> Figure:
     """The figure of squared errors over the reference's, by column, with intervals.
 
     Args:

@@ -4,10 +4,11 @@ from rfa.checks import needs
 
 needs("matplotlib")
 
-from .comparison import differences, retrieval, speed_over_length
+from matplotlib.figure import Figure
+
+from .comparison import accuracy_maps, differences, retrieval, speed_over_length
 from .forecast import ForecastPanel, forecast_panels
 from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
-from .recall import accuracy_maps
 from .series import filtered_series, series_ratios
 from .style import COLOURS, COLUMN, PAGE, save
 from .theory import (
@@ -31,6 +32,7 @@ __all__ = [
     "COLOURS",
     "COLUMN",
     "PAGE",
+    "Figure",
     "ForecastPanel",
     "accuracy_maps",
     "attention_maps",

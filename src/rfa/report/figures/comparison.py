@@ -1,4 +1,4 @@
-"""Comparisons of models: differences to a baseline, retrieval at a distance, and speed."""
+"""Comparisons of models: differences to a baseline, retrieval at a distance, right answers by task, and speed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,8 +11,9 @@ from ..runs import BASELINE, MissingData, Run, by_group, by_label, perplexity_by
 from ..speed import Line, fraction_of_bound, operator_curves
 from ..statistics import RunPairs, compare, mean_and_interval, pairs_of, seed_noise
 from .panels import panel_labels
-from .style import COLOURS, MUTED, PAGE, draw_lines, lengths_axis, looks, styled
+from .style import COLOURS, MUTED, PAGE, SMALLEST, draw_lines, lengths_axis, looks, no_formulas, plain, styled
 
+_DARK = 0.43  # a share below it has a dark colour, and so a white number
 _KINDS = {"passkey": "three words, asked for by name", "repeat": "a passage, seen again"}
 
 
@@ -156,6 +157,36 @@ def _name(row: str, pairs: Mapping[str, RunPairs]) -> str:
         return row
     seeds = len(pairs[row])
     return f"{row} ({seeds} seeds)" if seeds > 1 else row
+
+
+@styled
+def accuracy_maps(panels: Mapping[str, Mapping[str, Sequence[float | None]]], columns: Sequence[str]) -> Figure:
+    """One panel for each length: a row for each model, a column for each task, bright where answers are right.
+
+    Args:
+        panels: for each title and model, the share of right answers in each task; None where it is missing.
+            All panels have the same models.
+        columns: the tasks.
+    """
+    models = list(next(iter(panels.values())))
+    tasks, labels = [plain(task) for task in columns], [plain(model) for model in models]
+    width = 0.06 * max(map(len, labels)) + 0.3 * len(panels) * len(tasks)  # inches: of labels, and of numbers
+    height = 0.17 * len(models) + 0.04 * max(map(len, tasks)) + 0.4
+    figure, grid = plt.subplots(1, len(panels), figsize=(max(PAGE, width), height), sharey=True, squeeze=False)
+    for axes, (title, shares) in zip(grid[0], panels.items(), strict=True):
+        found = np.array([[np.nan if one is None else one for one in shares[model]] for model in models])
+        axes.imshow(found, cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto")
+        axes.grid(False)
+        axes.set_title(title)
+        axes.set_xticks(range(len(tasks)), tasks, rotation=40, ha="right", rotation_mode="anchor")
+        for (row, column), share in np.ndenumerate(found):
+            if not np.isnan(share):
+                colour = "white" if share < _DARK else "black"
+                axes.text(column, row, f"{share:.2f}", ha="center", va="center", fontsize=SMALLEST, color=colour)
+        no_formulas(axes.get_xticklabels())
+    grid[0, 0].set_yticks(range(len(models)), labels)
+    no_formulas(grid[0, 0].get_yticklabels())
+    return figure
 
 
 @styled

@@ -8,7 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from .style import COLOURS, MUTED, PAGE, styled
+from .style import COLOURS, MUTED, PAGE, plain, styled
 
 
 class ForecastPanel(NamedTuple):
@@ -55,8 +55,7 @@ def forecast_panels(panels: Sequence[ForecastPanel]) -> Figure:
             axes.plot(panel.outliers[0], shown, "x", color=COLOURS[3], clip_on=False, label="outlier")
         if len(panel.readings[0]):
             axes.axvline(panel.readings[0][-1], color=MUTED, linestyle=":", linewidth=1)
-        name = "".join(letter if letter.isprintable() else " " for letter in panel.name)  # a font has no others
-        axes.set_title(name, loc="left", parse_math=False)
+        axes.set_title(plain(panel.name, 200), loc="left", parse_math=False)
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     bottom = rows[-1, 0]
     if np.issubdtype(panels[0].times.dtype, np.datetime64):

@@ -6,7 +6,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from .style import COLOURS, MARKERS, MUTED, PAGE, styled
+from .style import COLOURS, MARKERS, MUTED, PAGE, no_formulas, plain, styled
 
 Band = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -73,14 +73,14 @@ def series_ratios(
             factor = np.array([1 + (half or 0.0) for _, _, half in known])
             colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index // len(COLOURS) % len(MARKERS)]
             ends = mean - mean / factor, mean * factor - mean
-            panel.errorbar(place, mean, yerr=ends, fmt=marker, color=colour, elinewidth=0.8, markersize=3, label=label)
+            look = {"fmt": marker, "color": colour, "elinewidth": 0.8, "markersize": 3}
+            panel.errorbar(place, mean, yerr=ends, label=plain(label), **look)
         panel.set_yscale("log")
         panel.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         panel.yaxis.set_minor_formatter(lambda value, _: f"{value:g}" if value in (0.8, 0.9, 2, 3, 5) else "")
-        panel.set_ylabel(f"{part}: error / {reference}'s")
+        panel.set_ylabel(f"{part}: error / {plain(reference)}'s")
         panel.set_xlim(-0.5, len(columns) - 0.5)
-    axes[-1, 0].set_xticks(range(len(columns)), columns)
+    axes[-1, 0].set_xticks(range(len(columns)), map(plain, columns))
     legend = axes[0, 0].legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6)
-    for text in (*legend.get_texts(), *axes[-1, 0].get_xticklabels(), *(panel.yaxis.label for panel in axes[:, 0])):
-        text.set_parse_math(False)  # text of a result file is no formula
+    no_formulas([*legend.get_texts(), *axes[-1, 0].get_xticklabels(), *(panel.yaxis.label for panel in axes[:, 0])])
     return figure

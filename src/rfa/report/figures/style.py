@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, MaxNLocator, NullFormatter, NullLocator
 
 from rfa.files import write_whole
@@ -24,15 +25,15 @@ MARKERS = "osD^vPX*"
 LINES = ("-", "--", "-.", ":")  # each for eight colours
 _ROUND = ((1,), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
 MUTED = "0.55"  # grey, for baselines
-_SMALLEST = 7
+SMALLEST = 7  # points
 _PRINT = 300  # dots per inch
 _STYLE: dict[Any, Any] = {
     "font.size": 7.5,
     "axes.titlesize": 8,
     "axes.labelsize": 7.5,
-    "xtick.labelsize": _SMALLEST,
-    "ytick.labelsize": _SMALLEST,
-    "legend.fontsize": _SMALLEST,
+    "xtick.labelsize": SMALLEST,
+    "ytick.labelsize": SMALLEST,
+    "legend.fontsize": SMALLEST,
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "legend.labelspacing": 0.3,
@@ -61,7 +62,7 @@ def styled(draw: Callable[_Arguments, Figure]) -> Callable[_Arguments, Figure]:
         with plt.rc_context(_STYLE):
             figure = draw(*args, **kwargs)
             for axes in figure.axes:  # ticks are made later, when the caller's style is in force again
-                axes.tick_params(which="both", labelsize=_SMALLEST)
+                axes.tick_params(which="both", labelsize=SMALLEST)
             return figure
 
     return drawing
@@ -116,6 +117,18 @@ def plain_numbers(axes: Axes) -> None:
             return
     axes.yaxis.set_major_locator(MaxNLocator(6))  # in so short a range a logarithmic axis is nearly linear
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def plain(text: str, longest: int = 60) -> str:
+    """Text of a file as a figure can draw it: a space for letters that no font has, and cut where it is too long."""
+    text = "".join(letter if letter.isprintable() else " " for letter in text)
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+def no_formulas(texts: Iterable[Text]) -> None:
+    """Draw a dollar sign of a file as one, not as the begin of a formula."""
+    for text in texts:
+        text.set_parse_math(False)
 
 
 def letter(axes: Sequence[Axes]) -> None:
