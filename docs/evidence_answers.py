@@ -183,12 +183,15 @@ def accuracies(task: str, model: str, length: int) -> dict[int, float]:
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
     """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
-    found = of_seeds(accuracies(task, model, length), accuracies(task, against, length), "{:.2f}", below=False)
+    shares = accuracies(task, model, length), accuracies(task, against, length)
+    found = of_seeds(*shares, "{:.2f}", below=False)
+    if found.answer in (HOLDS, REFUTED) and "± 0.00" in found.number:  # a decided difference is not shown as 0
+        found = of_seeds(*shares, "{:.4f}", below=False)
     unlearnt = []
     for label in (model, against):
         reached = [tokens_until(one) for one in recall_of(task, label)]
         if failed := reached.count(None):
-            unlearnt.append(f"{label} in {failed} of {len(reached)}")
+            unlearnt.append(f"{label.partition('-')[0]} in {failed} of {len(reached)}")
     return found._replace(number=f"{found.number}; not learnt: {', '.join(unlearnt)}" if unlearnt else found.number)
 
 

@@ -94,7 +94,8 @@ def _difference(values: Sequence[float]) -> Cell:
         return None
     mean = mean_and_interval(values)
     decided = mean.half is not None and abs(mean.value) > mean.half
-    return NumberCell(mean.value, mean.half, digits=2, best=decided)
+    digits = 2 if not decided or abs(mean.value) >= 0.005 else 4  # a decided difference is not shown as 0
+    return NumberCell(mean.value, mean.half, digits=digits, best=decided)
 
 
 def state(record: Path) -> str:
