@@ -57,7 +57,7 @@ PAIRS = {  # what is asked: the two models that differ in it
     "normalised states added to the gate": (f"{_GATE} normalise-states", _GATE),
     "half of the heads gated, not all": (f"{_GATE} half-gated", _GATE),
     "half of the heads with a clock in x5, not all": (f"{_X5} half-gated", _X5),
-    "channel gates instead of the gate": ("c4-fox channel-gates", _GATE),
+    "channel gates instead of the gate, both without RoPE": ("c4-fox channel-gates", "c4-fox"),
 }
 
 
