@@ -49,6 +49,7 @@ PAIRS = {  # what is asked: the two models that differ in it
     "m2 as released instead of RoPE": ("m2-sc-rfa as-released", _ROPE),
     "x2 instead of RoPE": (_X2, _ROPE),
     "x2 instead of ALiBi": (_X2, "b2-alibi"),
+    "x2 instead of c7": (_X2, _C7),
     "taps added to x2": (f"{_X2} taps", _X2),
     "output gain added to x2": (f"{_X2} output-gain", _X2),
     "normalised states added to x2": (f"{_X2} normalise-states", _X2),

@@ -126,7 +126,7 @@ def plain(text: str, longest: int = 60) -> str:
 
 
 def no_formulas(texts: Iterable[Text]) -> None:
-    """Draw a dollar sign of a file as one, not as the begin of a formula."""
+    """Draw a dollar sign of a file as one, not as the beginning of a formula."""
     for text in texts:
         text.set_parse_math(False)
 
