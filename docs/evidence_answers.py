@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from recall_record import digits_of
+
 from rfa.report.measurements import copying_gain, repeat_distance, retrieval_scores
 from rfa.report.recall_tables import accuracy_by_seed, read_recall_results, tokens_until
 from rfa.report.runs import by_label
@@ -183,10 +185,9 @@ def accuracies(task: str, model: str, length: int) -> dict[int, float]:
 
 def recalled(task: str, model: str, against: str, length: int) -> Answer:
     """Whether a model answers more questions than another; with one seed the shares of right answers alone."""
-    shares = accuracies(task, model, length), accuracies(task, against, length)
-    found = of_seeds(*shares, "{:.2f}", below=False)
-    if found.answer in (HOLDS, REFUTED) and "± 0.00" in found.number:  # a decided difference is not shown as 0
-        found = of_seeds(*shares, "{:.4f}", below=False)
+    own, other = accuracies(task, model, length), accuracies(task, against, length)
+    digits = digits_of([own[seed] - other[seed] for seed in own if seed in other])
+    found = of_seeds(own, other, f"{{:.{digits}f}}", below=False)
     unlearnt = []
     for label in (model, against):
         reached = [tokens_until(one) for one in recall_of(task, label)]

@@ -13,7 +13,7 @@ from rfa.files import write_text_whole
 from rfa.report.figures import save
 from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
 from rfa.report.recall_tables import (
-    accuracy_by_seed,
+    accuracies_by_task,
     accuracy_figure,
     accuracy_table,
     learning_table,
@@ -22,7 +22,7 @@ from rfa.report.recall_tables import (
     read_recall_results,
     tasks_of,
 )
-from rfa.report.statistics import mean_and_interval
+from rfa.report.statistics import Mean, mean_and_interval
 
 PAGE = Path(__file__).with_name("recall.md")
 FIGURE = PAGE.with_name("figures") / "recall.png"
@@ -78,13 +78,11 @@ def tables(record: Path) -> dict[str, Table]:
 def differences(results: Sequence[Mapping[str, Any]], length: int) -> Table:
     """The accuracy of one model less that of another on the same seeds, by task; bold where the interval lacks 0."""
     tasks, rows = tasks_of(results), []
+    accuracies = accuracies_by_task(results, length)
     for asked, models in PAIRS.items():
         cells: list[Cell] = [asked]
         for task in tasks:
-            own, other = (
-                accuracy_by_seed([one for one in results if (one["task"], one["label"]) == (task, label)], length)
-                for label in models
-            )
+            own, other = (accuracies.get(label, {}).get(task, {}) for label in models)
             cells.append(_difference([own[seed] - other[seed] for seed in own if seed in other]))
         rows.append(tuple(cells))
     return Table("differences", "", ("what differs", *tasks), tuple(rows))
@@ -94,9 +92,19 @@ def _difference(values: Sequence[float]) -> Cell:
     if not values:
         return None
     mean = mean_and_interval(values)
-    decided = mean.half is not None and abs(mean.value) > mean.half
-    digits = 2 if not decided or abs(mean.value) >= 0.005 else 4  # a decided difference is not shown as 0
-    return NumberCell(mean.value, mean.half, digits=digits, best=decided)
+    return NumberCell(mean.value, mean.half, digits=digits_of(values), best=_decided(mean))
+
+
+def digits_of(differences: Sequence[float]) -> int:
+    """Decimal places of shares: two, but four where two would show a decided difference of seeds as 0."""
+    if not differences:
+        return 2
+    mean = mean_and_interval(differences)
+    return 4 if _decided(mean) and abs(mean.value) < 0.005 else 2
+
+
+def _decided(mean: Mean) -> bool:
+    return mean.half is not None and abs(mean.value) > mean.half
 
 
 def state(record: Path) -> str:

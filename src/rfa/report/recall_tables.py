@@ -71,12 +71,12 @@ def accuracy_by_seed(runs: Results, length: int) -> dict[int, float]:
     return {run["seed"]: run["tests"][str(length)]["accuracy"] for run in runs if str(length) in run["tests"]}
 
 
-def shares_by_task(results: Results, length: int) -> dict[str, dict[str, list[float]]]:
-    """The accuracy of each seed that was tested at a length, by model and task."""
-    found: dict[str, dict[str, list[float]]] = {}
+def accuracies_by_task(results: Results, length: int) -> dict[str, dict[str, dict[int, float]]]:
+    """`accuracy_by_seed` of each model in each task of the record."""
+    tasks = tasks_of(results)
+    found: dict[str, dict[str, dict[int, float]]] = {}
     for label, runs in _by_label(results).items():
-        by_task = {task: [run for run in runs if run["task"] == task] for task in tasks_of(results)}
-        found[label] = {task: [*accuracy_by_seed(own, length).values()] for task, own in by_task.items()}
+        found[label] = {task: accuracy_by_seed([run for run in runs if run["task"] == task], length) for task in tasks}
     return found
 
 
@@ -118,8 +118,8 @@ def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
     """
     tasks = tasks_of(results)
     rows = [
-        (label, *(interval_cell(shares[task], 2, level) for task in tasks))
-        for label, shares in shares_by_task(results, length).items()
+        (label, *(interval_cell([*by_seed.values()], 2, level) for by_seed in by_task.values()))
+        for label, by_task in accuracies_by_task(results, length).items()
     ]
     note = f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval."
     notes = (note, *_faults(results))
@@ -139,22 +139,21 @@ def accuracy_figure(results: Results, complete: bool = False) -> Figure:
     Raises:
         ValueError: if no such model was tested.
     """
-    tasks, tested = tasks_of(results), lengths_of(results)
+    tasks, lengths = tasks_of(results), lengths_of(results)
     means = {
         length: {
-            label: [fmean(shares[task]) if shares[task] else None for task in tasks]
-            for label, shares in shares_by_task(results, length).items()
+            label: [fmean(by_seed.values()) if by_seed else None for by_seed in by_task.values()]
+            for label, by_task in accuracies_by_task(results, length).items()
         }
-        for length in (*tested[:1], *tested[-1:])
+        for length in (*lengths[:1], *lengths[-1:])  # one, if the record has one
     }
+    longest = means[lengths[-1]] if lengths else {}
 
     def rank(label: str) -> tuple[int, float]:
-        known = [share for share in means[tested[-1]][label] if share is not None]
+        known = [share for share in longest[label] if share is not None]
         return -len(known), -sum(known)
 
-    drawn = sorted(means[tested[-1]], key=rank) if tested else []
-    if complete:
-        drawn = [label for label in drawn if None not in means[tested[-1]][label]]
+    drawn = [label for label in sorted(longest, key=rank) if not (complete and None in longest[label])]
     if not drawn:
         raise ValueError("results: got no model that was tested" + " in all tasks" * complete)
     panels = {f"{length} tokens": {label: of[label] for label in drawn} for length, of in means.items()}
