@@ -19,7 +19,7 @@ ORDER = ["auto_classes", "commit", "files", "checks", "progress"]
 ORDER += ["dynamics", "ops", "nn", "models", "integrations", "parallel"]
 ORDER += ["estimation", "data", "training", "results", "evaluation", "export", "report", "experiments", "bench"]
 ORDER += ["cli", "__main__"]
-LONGEST_FILE = 300
+LONGEST_FILE = 500
 
 
 def imports(source: str, module: str, is_package: bool = False) -> Iterator[str]:

@@ -95,6 +95,35 @@ def next_times(axis: TimeAxis, times: np.ndarray, count: int, index: Any) -> np.
     return axis.labels(times[-1] + gaps.mean() * np.arange(1, count + 1))
 
 
+def calendar_step(dates: np.ndarray) -> Any:
+    """The step of dates that have no fixed length: months, quarters, years, or business days.
+
+    Dates on one day of the month, or all on its last day, have a step of whole months. Dates without a weekend that
+    are mostly one day apart have steps of business days.
+
+    Args:
+        dates: `(T,)`, on the caller's clock: without a time zone.
+
+    Returns:
+        A `pandas.tseries.offsets.BaseOffset`; None where the dates have no such step, or are fewer than three.
+    """
+    import pandas as pd
+
+    index = pd.DatetimeIndex(np.unique(dates.astype("datetime64[ns]")))
+    if len(index) < 3 or len({*(index - index.normalize())}) > 1:
+        return None
+    ends, days = bool(index.is_month_end.all()), np.unique(index.day)
+    if ends or len(days) == 1:
+        gaps = np.diff(index.year * 12 + index.month)
+        usual = int(np.median(gaps))
+        months = usual if not (gaps % max(usual, 1)).any() else int(np.gcd.reduce(gaps))
+        return pd.offsets.MonthEnd(months) if ends else pd.DateOffset(months=months)
+    gaps = np.diff(index.normalize()) // np.timedelta64(1, "D")
+    weekdays = bool((index.dayofweek < 5).all()) and np.median(gaps) == 1
+    weekends = int(((index.dayofweek[1:] < index.dayofweek[:-1]) & (gaps >= 3)).sum())
+    return pd.offsets.BDay() if weekdays and weekends > 0 else None
+
+
 def as_dates(times: Any) -> np.ndarray | None:
     """Dates in nanoseconds, or None where `times` are no dates. Time zones become UTC."""
     if isinstance(times, Tensor):
