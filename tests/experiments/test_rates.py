@@ -56,6 +56,16 @@ def test_the_best_rate_serves_all_runs_of_a_model(tmp_path, out, evaluated):
     assert evaluated == list(outcome.done)  # trials are not
 
 
+def test_an_entry_has_rates_of_its_own(tmp_path):
+    own = {"presets": ["b2-alibi"], "seeds": [0], "rates": [2e-3, 4e-3]}
+    planned = several(tmp_path, [*RUNS, own])
+    trials = trials_by_run(planned)
+    assert [trial.spec.learning_rate for trial in trials["b1-rope-seed0"]][:3] == RATES
+    assert [trial.spec.learning_rate for trial in trials["b2-alibi-seed0"]][:2] == [2e-3, 4e-3]
+    twice = write_recipe(tmp_path, runs=[*RUNS, {**own, "rates": [2e-3, 2e-3]}])
+    assert faults(twice) == ["runs[1].rates: got [0.002, 0.002], expected each once"]
+
+
 def test_a_stopped_trial_goes_on(tmp_path, out, evaluated):
     planned = several(tmp_path)
     with pytest.raises(Stopped):

@@ -111,6 +111,7 @@ def dot_product(
     gates=None,
     yarn=None,
     rotate_values=False,
+    sink=False,
     innovation=False,
     times=None,
 ):
@@ -146,7 +147,8 @@ def dot_product(
                 score += log_gain[b, : i + 1, h]
                 score[lag >= window] = -np.inf
                 weight = np.exp(score - score.max())
-                weight = weight / weight.sum() * np.exp(-mu[h] * lag)
+                of_sink = np.exp(-score.max()) if sink else 0.0
+                weight = weight / (weight.sum() + of_sink) * np.exp(-mu[h] * lag)
                 carried = v[b, h, : i + 1]
                 if rotate_values:
                     carried = np.exp(1j * omega[h] * lag[:, None]) * carried

@@ -38,6 +38,9 @@ VARIANTS = {
         "slopes": SLOPES,
         "learn_slopes": True,
     },
+    "sink": {"frequency": ROPE, "sink": True},
+    "gate with a sink": {"gates": "forget", "frequency": ROPE, "rotate_values": True, "sink": True},
+    "sink with decay": {"decay": DECAY, "slopes": SLOPES, "sink": True},
     "window": {"frequency": ROPE, "window": 3},
     "yarn": {"frequency": ROPE, "yarn": Yarn(4)},
     "forget gate": {"gates": "forget"},
@@ -214,7 +217,7 @@ def test_times_are_checked_as_the_filter_checks_them(name, times):
     ("slopes", "said"),
     [
         (None, "slopes: got None, expected gains to start from"),
-        (torch.tensor([0.5, 0.0]), "expected positive numbers with gates='gain'"),
+        (torch.tensor([0.5, 0.0]), "expected positive numbers with gates"),
         (torch.tensor([0.5, -0.1]), "slopes: "),
         (torch.tensor([0.5]), "slopes: "),
     ],
@@ -222,6 +225,22 @@ def test_times_are_checked_as_the_filter_checks_them(name, times):
 def test_gains_that_cannot_start(slopes, said):
     with pytest.raises(ValueError, match=said):
         DotProductAttention(SIZE, HEADS, gates="gain", slopes=slopes)
+
+
+def test_gates_that_start_at_slopes():
+    """Without weights of the content, the gates are ALiBi's bias."""
+    torch.manual_seed(0)
+    gated = DotProductAttention(SIZE, HEADS, gates="forget", slopes=SLOPES).double()
+    torch.nn.init.zeros_(gated.gate_projection.weight)
+    sloping = DotProductAttention(SIZE, HEADS, slopes=SLOPES).double()
+    sloping.load_state_dict(gated.state_dict(), strict=False)
+    assert_near(gated(hidden()), sloping(hidden()), 1e-6)  # the gates' bias was float32 at the start
+
+
+def test_sinks_that_nothing_serves():
+    for options in ({"window": 3}, {"frequency": ROPE, "yarn": Yarn(4)}, {"gates": "channel", "backend": "reference"}):
+        with pytest.raises(ValueError, match="sink: got True, expected False with a window"):
+            DotProductAttention(SIZE, HEADS, sink=True, **options)
 
 
 def test_unknown_gates():

@@ -13,6 +13,11 @@ SIZE, HEADS = 16, 4
 ROPE = rotary_frequencies(HEADS, SIZE // HEADS)
 KINDS = {
     "gates": (DotProductAttention, {"frequency": ROPE, "gates": "forget"}, "gate_projection."),
+    "gates with a sink": (
+        DotProductAttention,
+        {"frequency": ROPE, "gates": "forget", "sink": True},
+        "gate_projection.",
+    ),
     "clock of a filter": (RobustFilterAttention, {"prior": "riccati", "clock": "content"}, "clock."),
     "clock of a dot product": (DotProductAttention, {"frequency": ROPE, "clock": "content"}, "clock."),
 }

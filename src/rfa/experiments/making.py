@@ -47,9 +47,7 @@ def advance(
     if finished_result(recipe, run, out) is not None:
         return "done"
     tried: dict[float, dict[str, Any]] = {}
-    while left := [
-        trial for trial in needed_trials(trials, recipe.rates, losses_of(tried)) if _rate(trial) not in tried
-    ]:
+    while left := [trial for trial in needed_trials(trials, run.rates, losses_of(tried)) if _rate(trial) not in tried]:
         for trial in left:
             with _claimed(out, trial) as mine:
                 if mine:

@@ -153,7 +153,7 @@ def started_record(recipe: Recipe, run: PlannedRun, out: Path, any_rate: bool = 
     record = folder.read()
     wanted = recipe.resolved(run).to_dict()
     if any_rate and not run.trial:
-        wanted = with_rate_of(record["spec"], wanted, recipe)
+        wanted = with_rate_of(record["spec"], wanted, run.rates)
     if with_names_only(record["spec"]) != with_names_only(wanted):
         raise ValueError(f"run: {folder.path} is another run than {recipe.path} names, expected a new folder for --out")
     return record
@@ -184,7 +184,7 @@ def _listed_trials(recipe: Recipe, trials: Sequence[PlannedRun], out: Path, done
     """The trials of a run that are needed, as far as its folders tell. A run that is done needs no further ones."""
     found = {trial.spec.learning_rate: started_record(recipe, trial, out) for trial in trials}
     begun = {rate: record for rate, record in found.items() if record is not None}
-    wanted = needed_trials(trials, recipe.rates, losses_of(begun))
+    wanted = needed_trials(trials, trials[0].rates if trials else (), losses_of(begun))
     return [trial for trial in wanted if not done or trial.spec.learning_rate in begun]
 
 

@@ -41,17 +41,16 @@ def possible_rates(rates: Sequence[float]) -> tuple[float, ...]:
 def trials_by_run(recipe: Recipe) -> dict[str, tuple[PlannedRun, ...]]:
     """The trials that a run may need before it can begin, by its name: one of each of `possible_rates`.
 
-    `needed_trials` says which of them it does need. With at most one rate there are none.
+    `needed_trials` says which of them it does need. With at most one rate there are none. The rates are those of the
+    model's run with the largest budget.
     """
-    if len(recipe.rates) < 2:
-        return {run.name: () for run in recipe.runs}
     models: dict[str, list[PlannedRun]] = {}
     for run in recipe.runs:
         models.setdefault(_model(run), []).append(run)
     trials = {}
     for runs in models.values():
         full = max(runs, key=lambda run: run.spec.max_steps or math.inf)
-        tried = tuple(_trial(full, rate) for rate in possible_rates(recipe.rates))
+        tried = tuple(_trial(full, rate) for rate in possible_rates(full.rates)) if len(full.rates) > 1 else ()
         trials.update({run.name: tried for run in runs})
     return trials
 

@@ -18,7 +18,15 @@ _RECIPE = {
     "name": str, "title": str, "training": dict, "rates": list, "runs": list, "evaluation": dict, "keep_models": bool,
     "train_tokens": int,
 }  # fmt: skip
-_RUNS = {"presets": list, "seeds": list, "model": dict, "label": str, "one_group": bool, "max_steps": int}
+_RUNS = {
+    "presets": list,
+    "seeds": list,
+    "model": dict,
+    "label": str,
+    "one_group": bool,
+    "max_steps": int,
+    "rates": list,
+}
 _EVALUATION = {"lengths": list, "protocols": dict, "by_position": bool, "passkey": bool, "attention": list}
 _OF_A_RUN = {"preset", "seed"}  # fields of TrainingSpec that the section `runs` sets
 _OF_AN_ENTRY = ("one_group", "max_steps")  # those that an entry of `runs` may set
@@ -33,11 +41,13 @@ class PlannedRun:
         spec: as written in the recipe; its paths are relative to the recipe's folder.
         suffix: distinguishes the run from other runs of the same preset.
         trial: whether it is a trial of its learning rate (`rfa.experiments.rates`), which has no result of its own.
+        rates: learning rates that its model tries, to take the best; at most one where there is no choice.
     """
 
     spec: TrainingSpec
     suffix: str = ""
     trial: bool = False
+    rates: tuple[float, ...] = ()
 
     @property
     def label(self) -> str:
@@ -81,8 +91,6 @@ class Recipe:
         runs: in the order in which they are made.
         evaluation: of each run.
         keep_models: keep the checkpoints and the model of a run after its result is written.
-        rates: learning rates that each model tries, to take its best (`rfa.experiments.rates`); empty where the
-            recipe's training names the only one.
         train_tokens: about the number of tokens of the training split, for `rfa experiment --dry-run` before the text
             is read; None if it is not known.
     """
@@ -93,7 +101,6 @@ class Recipe:
     runs: tuple[PlannedRun, ...]
     evaluation: EvaluationPlan
     keep_models: bool = False
-    rates: tuple[float, ...] = ()
     train_tokens: int | None = None
 
     def asked_of(self, run: PlannedRun) -> dict[str, Any]:
@@ -146,11 +153,12 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
     elif "model" in training:
         training["model"] = _named(training["model"], "training", faults)
     training = {field: value for field, value in training.items() if field not in invalid}
-    if rates := _rates(given, training, faults):
+    if rates := _rates(given, training, "rates", faults):
         training["learning_rate"] = rates[0]  # of several, each run gets the one that its model chooses
     # check it alone too, without its model, because the runs may name no valid preset
     _check_spec("m2-sc-rfa", {**training, "model": {}}, {}, "training", faults)
-    runs = [run for index, entry in enumerate(given.get("runs", [])) for run in _runs(entry, index, training, faults)]
+    entries = enumerate(given.get("runs", []))
+    runs = [run for index, entry in entries for run in _runs(entry, index, training, rates, faults)]
     if "runs" in given and not given["runs"]:
         faults.add("runs", "got none, expected at least one")
     names = [run.name for run in runs]
@@ -164,18 +172,18 @@ def load_recipe(path: str | Path, data: str | None = None) -> Recipe:
         faults.add("recipe", f"train_tokens: got {tokens!r}, expected at least 1")
     faults.raise_if_any()
     title, keep = given.get("title", name), given.get("keep_models", False)
-    return Recipe(path, name, title, tuple(runs), plan, keep, rates, tokens)
+    return Recipe(path, name, title, tuple(runs), plan, keep, tokens)
 
 
-def _rates(given: Mapping[str, Any], training: Mapping[str, Any], faults: Faults) -> tuple[float, ...]:
-    """The learning rates that each model tries."""
+def _rates(given: Mapping[str, Any], training: Mapping[str, Any], where: str, faults: Faults) -> tuple[float, ...]:
+    """The learning rates that each model of the recipe or of an entry tries."""
     if "rates" not in given:
         return ()
     rates = given["rates"]
     if not check_rates(rates, faults):
         return ()
     if len(set(rates)) < len(rates):
-        faults.add("rates", f"got {rates!r:.80}, expected each once")
+        faults.add(where, f"got {rates!r:.80}, expected each once")
     elif "learning_rate" in training:
         faults.add("training", "learning_rate: not here, expected rates alone")
     else:
@@ -188,12 +196,16 @@ def _check_name(name: str, where: str, faults: Faults) -> None:
         faults.add(where, f"got {name!r}, expected up to 100 letters, digits and _.=+-, for it names files")
 
 
-def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> Iterator[PlannedRun]:
+def _runs(
+    entry: Any, index: int, training: dict[str, Any], rates: tuple[float, ...], faults: Faults
+) -> Iterator[PlannedRun]:
     """The runs of one entry: all presets with the first seed, then all with the next seed."""
     where = f"runs[{index}]"
     given = take(entry, _RUNS, where, faults, required=("presets", "seeds"))
     presets, seeds, suffix = given.get("presets", []), given.get("seeds", []), given.get("label", "")
     model = _named(given.get("model", {}), where, faults)
+    if own := _rates(given, {} if rates else training, f"{where}.rates", faults):
+        rates, training = own, {**training, "learning_rate": own[0]}
     training = {**training, **{name: given[name] for name in _OF_AN_ENTRY if name in given}}
     if suffix:
         _check_name(suffix, f"{where}.label", faults)
@@ -216,7 +228,7 @@ def _runs(entry: Any, index: int, training: dict[str, Any], faults: Faults) -> I
         faults.add(where, f"presets: got {other!r}, expected a name")
     for seed in dict.fromkeys(right):
         for preset in good:
-            yield PlannedRun(_spec(preset, training, model, seed), suffix)
+            yield PlannedRun(_spec(preset, training, model, seed), suffix, rates=rates)
 
 
 def _named(model: dict[Any, Any], where: str, faults: Faults) -> dict[str, Any]:

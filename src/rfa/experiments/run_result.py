@@ -1,7 +1,7 @@
 """The result of a recipe's run, collected from its run folder and its evaluation."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any
     result, wanted = read_result(path), {"recipe": recipe.name, "run": run.name, **_entry(recipe, run)}
     for name, value in wanted.items():
         if name == "spec":
-            value = with_rate_of(result["spec"], value, recipe)
+            value = with_rate_of(result["spec"], value, run.rates)
         same = with_names_only(result[name]) == with_names_only(value) if name == "spec" else result[name] == value
         if not same:
             differs = _difference_in_words(result[name], value)
@@ -138,10 +138,10 @@ def finished_result(recipe: Recipe, run: PlannedRun, out: Path) -> dict[str, Any
     return result
 
 
-def with_rate_of(found: Mapping[str, Any], wanted: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """The wanted specification with the learning rate of the one that was found, if the recipe may choose it."""
+def with_rate_of(found: Mapping[str, Any], wanted: dict[str, Any], rates: Sequence[float]) -> dict[str, Any]:
+    """The wanted specification with the learning rate of the one that was found, if it may be chosen from `rates`."""
     rate = found.get("learning_rate")
-    return {**wanted, "learning_rate": rate} if rate in possible_rates(recipe.rates) else wanted
+    return {**wanted, "learning_rate": rate} if rate in possible_rates(rates) else wanted
 
 
 def with_names_only(spec: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,12 @@ from rfa.nn.dot_product_attention import Gates
 from .attention import AttentionConfig
 from .banks import DecayRates, FrequencyBank, check_slow_modes
 
-_GATES: dict[str, Gates] = {"forget_gate": "forget", "channel_gate": "channel", "content_riccati": "gain"}
+_GATES: dict[str, Gates] = {
+    "forget_gate": "forget",
+    "alibi_gate": "forget",
+    "channel_gate": "channel",
+    "content_riccati": "gain",
+}
 _ROPE, _NO_DECAY = FrequencyBank(kind="rope"), DecayRates(kind="none", zero_heads=0)
 _RICCATI = ("riccati", "content_riccati")
 
@@ -28,12 +33,14 @@ class DotProductAttentionConfig(AttentionConfig):
     Args:
         prior: the term of the lag in the score: "flat", "alibi", "kerple" (a learned logarithmic bias), "window" (keys
             farther than the training length are invisible), "forget_gate" (the Forgetting Transformer's gates of the
-            tokens in between), "channel_gate" (the same for each channel, without rotation and decay, dense), "riccati"
-            (slopes from learned noises, without decay), or "content_riccati" (Kalman gains that depend on the content,
-            without decay). Both Riccati priors start at ALiBi's slopes.
+            tokens in between), "alibi_gate" (the same, started at ALiBi's slopes), "channel_gate" (the same for each
+            channel, without rotation and decay, dense), "riccati" (slopes from learned noises, without decay), or
+            "content_riccati" (Kalman gains that depend on the content, without decay). Both Riccati priors start at
+            ALiBi's slopes.
         learn_frequencies: train the frequencies, which are fixed by default.
         clock: "times", the given times; or "content": each token says how fast the time of each head passes until the
             next token. Rotation, slopes and decay follow that clock.
+        sink: a key of score 0 and value 0 takes part in each softmax.
         gated_heads: share of the heads that have forget gates or such a clock, the last ones. The others have none.
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`. Decays multiply the weights after the softmax.
@@ -55,11 +62,13 @@ class DotProductAttentionConfig(AttentionConfig):
         "kerple",
         "window",
         "forget_gate",
+        "alibi_gate",
         "channel_gate",
         "riccati",
         "content_riccati",
     ] = "flat"
     learn_frequencies: bool = False
+    sink: bool = False
     clock: Clock = "times"
     gated_heads: float = 1.0
 
@@ -83,11 +92,13 @@ class DotProductAttentionConfig(AttentionConfig):
         check_turned_values(self.rotate_values, turns)
         check_slow_modes(self.frequencies, self.learn_frequencies)
         free = self.prior != "window" and self.frequencies.kind not in ("as_released", "yarn")
+        sinks = free and self.prior != "channel_gate"
+        require(sinks or not self.sink, "sink", True, "False with a window, YaRN, channel gates or the released map")
         require(free or self.clock == "times", "clock", self.clock, "'times' with a window, YaRN or the released map")
 
     def without_effect(self) -> set[str]:
         """Flat names of the fields without effect. There are gated heads with gates or a clock only."""
-        gated = self.clock == "content" or self.prior == "forget_gate"
+        gated = self.clock == "content" or self.prior in ("forget_gate", "alibi_gate")
         return super().without_effect() | (set() if gated else {"gated_heads"})
 
     def check_heads(self, hidden_size: int, heads: int) -> None:
@@ -116,6 +127,7 @@ class DotProductAttentionConfig(AttentionConfig):
             learn_slopes=self.prior == "riccati",
             learn_frequency=self.learn_frequencies,
             logarithmic=self.prior == "kerple",
+            sink=self.sink,
             window=train_length if self.prior == "window" else None,
             gates=_GATES.get(self.prior),
             yarn=Yarn(train_length, self.frequencies.base) if kind == "yarn" else None,
@@ -135,7 +147,7 @@ class DotProductAttentionConfig(AttentionConfig):
             return alibi_slopes(heads)
         if self.prior == "riccati":
             return alibi_slopes(heads).sort().values
-        if self.prior == "content_riccati":
-            with torch.device("cpu"):  # the gains start at these numbers, and tensors on "meta" have no numbers
+        if self.prior in ("content_riccati", "alibi_gate"):
+            with torch.device("cpu"):  # the gates start at these numbers, and tensors on "meta" have no numbers
                 return alibi_slopes(heads).sort().values
         return None

@@ -36,7 +36,11 @@ def flatten(part: CheckedFields) -> dict[str, Any]:
     return flat
 
 
-DEFAULTS = {"dynamics": "head", **flatten(FilterAttentionConfig())}  # values of flat names that are not given
+DEFAULTS = {
+    "dynamics": "head",
+    "sink": False,
+    **flatten(FilterAttentionConfig()),
+}  # values of flat names that are not given
 FLAT_NAMES = frozenset(DEFAULTS)
 
 

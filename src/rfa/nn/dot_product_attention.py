@@ -42,8 +42,11 @@ class DotProductAttention(Attention):
         learn_frequency: the frequencies are parameters.
         logarithmic: KERPLE's bias, whose two numbers a head are learned (`LogarithmicBias`).
         window: only keys of lags below it take part, in units of time; None for all.
+        sink: a key of score 0 and value 0 takes part in each softmax, so that a query may attend to nothing
+            ("softmax1"; Xiao et al. 2024, arXiv:2309.17453, call it zero sink).
         gates: "forget" adds the Forgetting Transformer's bias `sum_{l = j + 1 .. i} log f_l`, with
-            `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). "gain"
+            `f_l = 1 / (1 + exp(-w_h.x_l - b_h))` of each token and head (Lin et al. 2025, arXiv:2503.02130). With
+            slopes the gates start at `exp(-slope)`, ALiBi's bias. "gain"
             adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement noise
             depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
             "channel" multiplies the product of each channel in a score by `prod_{l = j + 1 .. i} f_l` of a gate of each
@@ -73,6 +76,7 @@ class DotProductAttention(Attention):
         learn_frequency: bool = False,
         logarithmic: bool = False,
         window: int | None = None,
+        sink: bool = False,
         gates: Gates | None = None,
         yarn: Yarn | None = None,
         rotate_values: bool = False,
@@ -97,13 +101,21 @@ class DotProductAttention(Attention):
         if gates not in (None, *get_args(Gates)):
             raise ValueError(f"gates: got {gates!r}, expected None or one of {get_args(Gates)}")
         require(gates != "gain" or slopes is not None, "slopes", slopes, "gains to start from with gates='gain'")
+        sinks = gates != "channel" and window is None and yarn is None and rotary_map == "complex"
+        require(sinks or not sink, "sink", sink, "False with a window, YaRN, channel gates or the released map")
+        self.sink = sink
         require(gates is None or not learn_slopes, "learn_slopes", learn_slopes, "False with gates")
         require(self.causal or gates is None, "gates", gates, "None with causal=False: they forget the past")
         mixed = gates not in ("gain", "channel") and (gates is not None or self.clock is not None)
         require(self.gated_heads == num_heads or mixed, "gated_heads", "some", "1 without forget gates or a clock")
         if gates == "channel":
             check_channel_gates(frequency is None and decay is None and self.clock is None, backend)
-        biases = [slopes is not None and gates != "gain", gates is not None, window is not None, logarithmic]
+        biases = [
+            slopes is not None and gates not in ("forget", "gain"),
+            gates is not None,
+            window is not None,
+            logarithmic,
+        ]
         require(sum(biases) < 2, "slopes, gates, window, logarithmic", biases, "one of them")
         self.logarithmic = LogarithmicBias(num_heads) if logarithmic else None
         lone = window is None or (decay is None and not rotate_values)
@@ -121,8 +133,9 @@ class DotProductAttention(Attention):
             start = None
             if slopes is not None:
                 check_rates("slopes", slopes, num_heads)
-                require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates='gain'")
-                start = -torch.log(torch.expm1(slopes))  # 1 / (1 + exp(-b)) = exp(-slope)
+                require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates")
+                gated = slopes[num_heads - self.gated_heads :]
+                start = -torch.log(torch.expm1(gated))  # 1 / (1 + exp(-b)) = exp(-slope)
             size = self.gated_heads
             if gates == "channel":
                 rates = torch.logspace(0, -8, 2 * self.modes, 2.0, device="cpu")
@@ -228,7 +241,7 @@ class DotProductAttention(Attention):
         keys, queries = positions.key_times.shape[-1], positions.query_times.shape[-1]
         masked = positions.key_groups is not None or (self.causal if apart else queries not in (1, keys))
         biased = self.geometry.slopes is not None or self.learn_slopes or self.gate_projection is not None
-        biased = biased or self.logarithmic is not None
+        biased = biased or self.logarithmic is not None or self.sink
         beyond = self.window is not None and (exported() or not (positions.uniform and keys <= self.window))
         return not (masked or beyond or biased or self.rotate_values or self.geometry.decay is not None)
 
@@ -237,7 +250,7 @@ class DotProductAttention(Attention):
         geometry = {"decay": self.geometry.decay, "slopes": self.slopes()}
         gates = {"log_gate": log_gate, "gains": self.gates == "gain"}
         gates |= {"logarithmic": None if self.logarithmic is None else self.logarithmic()}
-        options = {"causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
+        options = {"sink": self.sink, "causal": self.causal, "dropout": self._dropout(), "backend": self.backend}
         return {**geometry, **gates, **options}
 
     def _dropout(self) -> float:

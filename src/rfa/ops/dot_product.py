@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rfa.checks import exported, require
@@ -34,6 +35,7 @@ def decayed_dot_product_attention(
     gains: bool = False,
     logarithmic: LogarithmicBias | None = None,
     rotate_values: bool = False,
+    sink: bool = False,
     causal: bool = True,
     dropout: float = 0.0,
     backend: str = "auto",
@@ -54,6 +56,7 @@ def decayed_dot_product_attention(
         logarithmic: r1 and r2 > 0 of a bias `-r1 log(1 + r2 tau)`; None for none. It is no difference of two numbers of
             query and key, so that fused backends have it at times 0, 1, 2, ... only, from tables.
         rotate_values: values are turned too, and the estimate back (RoPER).
+        sink: a key of score 0 and value 0 takes part too: the denominator of the softmax is 1 more.
         causal: key j takes part in query i when `t_j <= t_i`; always so with gates.
         dropout: share of the weights that become 0, by the reference only.
         backend: as for `robust_filter_attention`.
@@ -84,11 +87,12 @@ def decayed_dot_product_attention(
                 gates,
                 logarithmic,
                 rotate_values,
+                sink,
                 causal,
                 dropout,
             )
         else:
-            estimate, _ = attend(
+            estimate, log_sum = attend(
                 kernel(),
                 query,
                 key,
@@ -100,6 +104,8 @@ def decayed_dot_product_attention(
                 score_kind="dot_product",
                 rotate_values=rotate_values,
             )
+            if sink:
+                estimate = estimate * torch.sigmoid(math.log(2) * log_sum)[..., None]
     return estimate.to(query.dtype)
 
 
@@ -184,6 +190,7 @@ def _dense(
     gates: _CumulativeGates | None,
     logarithmic: LogarithmicBias | None,
     rotate_values: bool,
+    sink: bool,
     causal: bool,
     dropout: float,
 ) -> Tensor:
@@ -232,7 +239,9 @@ def _dense(
         unknown = poisoned[:, :, rows] | sees_any(visible, poisoned_keys)
         empty = ~visible.any(-1, keepdim=True)[:, None]
         bias = bias.masked_fill(~visible[:, None] & ~empty, -torch.inf)
-        states = query[:, :, rows], key, value
+        seen = (F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))) if sink else (key, value)
+        bias = F.pad(bias, (0, 1)) if sink else bias
+        states = query[:, :, rows], seen[0], seen[1]
         estimate = scaled_dot_product_attention(*states, second_derivatives=True, attn_mask=bias, dropout_p=dropout)
         return fill_rows(estimate, unknown, empty)
 
@@ -240,7 +249,8 @@ def _dense(
     if decay is None:
         estimate = torch.cat([without_decay(rows) for rows in blocks], dim=2)
     else:
-        estimate, _ = masked_softmax(blocks, partial(with_decay, decay=decay))
+        estimate, log_sum = masked_softmax(blocks, partial(with_decay, decay=decay), log_sums=sink)
+        estimate = estimate if log_sum is None else estimate * torch.sigmoid(log_sum)[..., None]
     if frequency is not None and rotate_values:
         estimate = turned(estimate, of_queries)
     return estimate
