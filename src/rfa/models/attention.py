@@ -10,9 +10,9 @@ from torch import Tensor
 
 from rfa.checks import require
 from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
-from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, gated_of
+from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_noises, check_routing, gated_of
 from rfa.nn.clock import Clock
-from rfa.nn.dynamics import LayerPrior, Noise
+from rfa.nn.dynamics import LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import Step
 from rfa.ops.problem import Weight
 
@@ -114,7 +114,9 @@ class StateSpaceConfig(AttentionConfig):
 
     Args:
         steady_state: initial stationary variance of the process noise.
-        learn_frequencies, learn_decay: train the frequencies or the decays, which are fixed by default.
+        learn_frequencies, learn_decay, learn_noise_floor: train what is fixed by default.
+        process_noise_as: "rate", the noise per unit of time is trained, as in the released code; or "steady_state", the
+            stationary variance is, as in algorithm 1. Heads without decay have none and keep the rate.
         tie_key_value: use the keys as values, which saves one projection.
         noise: "constant", or "time_dependent" for exponential and periodic parts beside the white noise.
     """
@@ -122,6 +124,8 @@ class StateSpaceConfig(AttentionConfig):
     steady_state: float = 0.1
     learn_frequencies: bool = False
     learn_decay: bool = False
+    learn_noise_floor: bool = False
+    process_noise_as: ProcessNoiseAs = "rate"
     tie_key_value: bool = False
     noise: Noise = "constant"
 
@@ -150,6 +154,8 @@ class StateSpaceConfig(AttentionConfig):
             steady_state=self.steady_state,
             learn_frequency=self.learn_frequencies,
             learn_decay=self.learn_decay,
+            learn_noise_floor=self.learn_noise_floor,
+            process_noise_as=self.process_noise_as,
             tie_key_value=self.tie_key_value,
             noise=self.noise,
             backend=self.backend,
@@ -181,7 +187,8 @@ class FilterAttentionConfig(StateSpaceConfig):
         step: "learned", or "precision" for the innovation times a gain from the posterior precision.
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`.
-        steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
+        steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise: as in
+            `StateSpaceConfig`.
 
     Raises:
         ValueError: if values do not fit together.
@@ -205,6 +212,7 @@ class FilterAttentionConfig(StateSpaceConfig):
         super().__post_init__()
         require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
         check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
+        check_noises(self.prior, self.learn_noise_floor, self.process_noise_as)
         riccati = self.prior == "riccati"
         require(
             riccati or self.initial_slopes is None, "initial_slopes", self.initial_slopes, "prior='riccati' with it"
@@ -246,7 +254,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Args:
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`.
-        steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
+        steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise: as in
+            `StateSpaceConfig`.
 
     Raises:
         ValueError: if values do not fit together.

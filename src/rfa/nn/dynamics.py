@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from rfa.checks import require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
-from .checks import check_dynamics, check_frequencies, check_learnable, check_rates
+from .checks import check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]
+ProcessNoiseAs = Literal["rate", "steady_state"]
 
 # Initial values of appendix D.2
 ROBUSTNESS, INVERSE_TEMPERATURE, KEY_NOISE, QUERY_NOISE, NOISE_FLOOR = 4.0, 1.0, 1.0, 1.0, 0.01
@@ -80,6 +81,11 @@ class PositiveParameters(FullPrecision):
         return {name.removeprefix("raw_"): F.softplus(value.to(dtype)) for name, value in raw.items()}
 
 
+def _rate_of_steady_state(decay: Tensor) -> Tensor:
+    """`2 mu`, the noise per unit of time of a steady state of 1; where mu = 0 there is none, and a rate counts as 1."""
+    return torch.where(decay > 0, 2 * decay, 1.0)
+
+
 class LearnedNoise(nn.Module):
     """`TimeDependentNoise` of each head. All but the phase go through softplus, so that the variance stays positive.
 
@@ -127,7 +133,10 @@ class HeadDynamics(PositiveParameters):
         tempered: on where precision determines the step: `tempering()` gives its exponent, which starts at 1.
         noise: "time_dependent" adds exponential and periodic parts to the process noise (appendix E.5).
         horizon: time added to each lag, or None.
-        learn_frequency, learn_decay, learn_horizon: make parameters of them.
+        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
+        process_noise_as: what is learned of the process noise: "rate", sigma^2 itself, as in the released code; or
+            "steady_state", `sigma~^2 = sigma^2 / (2 mu)` as in algorithm 1. A head with mu = 0 has no steady state and
+            keeps its rate: with `sigma^2 = 2 mu sigma~^2 = 0` its noise could not be learned.
 
     Raises:
         ValueError: for a shape that is wrong, a number out of range, or options that do not fit together.
@@ -149,6 +158,8 @@ class HeadDynamics(PositiveParameters):
         learn_frequency: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
+        learn_noise_floor: bool = False,
+        process_noise_as: ProcessNoiseAs = "rate",
     ):
         super().__init__()
         require(frequency.dim() == 2, "frequency", tuple(frequency.shape), "shape (heads, modes)")
@@ -161,6 +172,9 @@ class HeadDynamics(PositiveParameters):
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
         require(noise in get_args(Noise), "noise", noise, f"one of {get_args(Noise)}")
         check_dynamics(prior, steady_state, noise, horizon, learn_horizon)
+        kinds = get_args(ProcessNoiseAs)
+        require(process_noise_as in kinds, "process_noise_as", process_noise_as, f"one of {kinds}")
+        check_noises(prior, learn_noise_floor, process_noise_as)
         noisy = prior != "flat"
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
@@ -171,11 +185,15 @@ class HeadDynamics(PositiveParameters):
         else:
             self.register_buffer("frequency", frequency)
         each = torch.ones_like(decay)
-        self._hold("decay", decay.clamp(min=SMALLEST) if learn_decay else decay, learn_decay)
-        self._hold("process_noise", process_noise if noisy else 0 * each, noisy)
+        decay = decay.clamp(min=SMALLEST) if learn_decay else decay
+        self._hold("decay", decay, learn_decay)
+        if process_noise_as == "steady_state":
+            self.hold("steady_state", process_noise / _rate_of_steady_state(decay))
+        else:
+            self._hold("process_noise", process_noise if noisy else 0 * each, noisy)
         self._hold("key_noise", KEY_NOISE * each if noisy else 0 * each, noisy)
         self._hold("query_noise", QUERY_NOISE * each if noisy else 0 * each, noisy and uses_query_noise)
-        self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, False)
+        self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, learn_noise_floor)
         if robust:
             self._hold("robustness", ROBUSTNESS * each, True)
             self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
@@ -201,6 +219,8 @@ class HeadDynamics(PositiveParameters):
         values |= dict(self.named_buffers())
         if half is not None:
             values["frequency"] = torch.stack([half, -half], dim=-1).flatten(-2)
+        if "steady_state" in values:
+            values["process_noise"] = values.pop("steady_state") * _rate_of_steady_state(values["decay"])
         return values | {name: part() for name, part in self.named_children()}
 
     def tempering(self) -> Float[Tensor, " heads"]:

@@ -18,7 +18,7 @@ from rfa.ops.transforms import transformed
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_filter, check_routing
-from .dynamics import HeadDynamics, LayerPrior, Noise, bank
+from .dynamics import HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
@@ -45,7 +45,9 @@ class RobustFilterAttention(Attention):
         innovation: return the correction toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
         horizon: initial time added to each lag, None for none.
-        learn_frequency, learn_decay, learn_horizon: make parameters of what is fixed by default.
+        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of what is fixed by default.
+        process_noise_as: "rate", sigma^2 is learned, as in the released code; or "steady_state", sigma~^2 is, as in
+            algorithm 1. Heads without decay have no steady state and learn sigma^2 either way.
         tie_key_value: the values are the keys, with one projection fewer (appendix E.1).
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
@@ -79,6 +81,8 @@ class RobustFilterAttention(Attention):
         learn_frequency: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
+        learn_noise_floor: bool = False,
+        process_noise_as: ProcessNoiseAs = "rate",
         tie_key_value: bool = False,
         step: Step = "learned",
         noise: Noise = "constant",
@@ -113,6 +117,8 @@ class RobustFilterAttention(Attention):
             learn_frequency=learn_frequency,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
+            learn_noise_floor=learn_noise_floor,
+            process_noise_as=process_noise_as,
         )
         self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
         self.options = Options(
