@@ -37,6 +37,7 @@ VALUES = [
     ("zero_heads", {"zero_heads": -1}),
     ("zero_heads", {"zero_heads": 9}),
     ("horizon", {"horizon": -1.0}),
+    ("noise_parts", {"noise": "time_dependent", "noise_parts": 0}),
     ("gate", {"gate": "off"}),
     ("rotate_values", {"rotate_values": 1}),
 ]

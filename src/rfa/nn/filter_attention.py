@@ -18,7 +18,7 @@ from rfa.ops.transforms import transformed
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_filter, check_routing
-from .dynamics import HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
+from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
 from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
@@ -52,7 +52,8 @@ class RobustFilterAttention(Attention):
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
             prior="lyapunov": Riccati weights are not precisions, and a flat prior has no gamma^2.
-        noise: "constant", or "time_dependent": white, exponential and periodic parts (appendix E.5).
+        noise: "constant", or "time_dependent": damped waves beside the white part (appendix E.5).
+        noise_parts: number of these waves, for each head.
         aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
         backend: the operator's backend.
@@ -86,6 +87,7 @@ class RobustFilterAttention(Attention):
         tie_key_value: bool = False,
         step: Step = "learned",
         noise: Noise = "constant",
+        noise_parts: int = NOISE_PARTS,
         aggregation: Aggregation = "consensus",
         backend: str = "auto",
         **options: Any,
@@ -113,6 +115,7 @@ class RobustFilterAttention(Attention):
             robust=not routed,
             tempered=precise,
             noise=noise,
+            noise_parts=noise_parts,
             horizon=horizon,
             learn_frequency=learn_frequency,
             learn_decay=learn_decay,
