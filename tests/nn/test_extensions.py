@@ -176,9 +176,10 @@ def test_noise_starts_at_a_tenth_and_stays_positive():
 # E.8 Posterior routing ---------------------------------------------------------------------------------------------
 
 
-@cover(1, noise=["constant", "time_dependent"], irregular=[False, True])
-def test_routing_by_hand(irregular, noise):
-    layer, x, times = build(aggregation="routing", noise=noise), hidden(), times_of(irregular)
+@cover(2, noise=["constant", "time_dependent"], irregular=[False, True], source_prior=["uniform", "exponential"])
+def test_routing_by_hand(irregular, noise, source_prior):
+    layer = build(aggregation="routing", noise=noise, source_prior=source_prior)
+    x, times = hidden(), times_of(irregular)
     assert not {"raw_robustness", "raw_inverse_temperature"} & dict(layer.dynamics.named_parameters()).keys()
     t = np.arange(7.0) if times is None else times.numpy()
     given = layer.dynamics()
@@ -199,6 +200,7 @@ def test_routing_by_hand(irregular, noise):
             judged += p["key_noise"][h] * math.exp(-2 * mu * tau) + p["noise_floor"][h]
             move = np.exp((-mu + 1j * p["frequency"][h]) * tau)
             scores.append(-(np.abs(q[b, h, i] - move * k[b, h, j]) ** 2).sum() / judged - MODES * math.log(judged))
+            scores[-1] -= p["source_rate"][h] * tau if source_prior == "exponential" else 0.0
             steps.append(p["query_noise"][h] / judged * (move * v[b, h, j] - v[b, h, i]))
         alpha = np.exp(np.array(scores) - max(scores))
         expected[b, h, i] = alpha / alpha.sum() @ np.array(steps)

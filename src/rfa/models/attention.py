@@ -13,7 +13,7 @@ from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
 from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_noises, check_routing, gated_of
 from rfa.nn.clock import Clock
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
-from rfa.nn.filter_attention import Step
+from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.ops.problem import Weight
 
 from .banks import DecayRates, FrequencyBank, check_slow_modes
@@ -260,6 +260,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Its likelihood has fixed Gaussian weights, Lyapunov variances, and no horizon.
 
     Args:
+        source_prior: "uniform", each earlier token is as likely a source as the others; or "exponential", near ones are
+            likelier, at a learned rate of each head.
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`.
         steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise,
@@ -272,6 +274,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     kind: ClassVar[str] = "routing"
     chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "routing"}
 
+    source_prior: SourcePrior = "uniform"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_dynamics("lyapunov", self.steady_state, self.noise)
@@ -279,4 +283,4 @@ class RoutingAttentionConfig(StateSpaceConfig):
 
     def options(self, heads: int) -> dict[str, Any]:
         """The layer's arguments beside those that both kinds have."""
-        return {"aggregation": "routing"}
+        return {"aggregation": "routing", "source_prior": self.source_prior}

@@ -36,7 +36,8 @@ def flatten(part: CheckedFields) -> dict[str, Any]:
     return flat
 
 
-DEFAULTS = {"dynamics": "head", **flatten(FilterAttentionConfig())}  # values of flat names that are not given
+# values of flat names that are not given
+DEFAULTS = {"dynamics": "head", **flatten(RoutingAttentionConfig()), **flatten(FilterAttentionConfig())}
 FLAT_NAMES = frozenset(DEFAULTS)
 
 

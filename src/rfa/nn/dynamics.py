@@ -132,6 +132,7 @@ class HeadDynamics(PositiveParameters):
         noise: "time_dependent" adds damped waves to the process noise (appendix E.5).
         noise_parts: their number; without effect where the noise is constant.
         horizon: time added to each lag, or None.
+        source_rate: `(heads,)`, initial `rho > 0` of the sources of posterior routing; None for equally likely ones.
         learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
         process_noise_as: what is learned of the process noise: "rate", sigma^2 itself, as in the released code; or
             "steady_state", `sigma~^2 = sigma^2 / (2 mu)` as in algorithm 1. A head with mu = 0 has no steady state and
@@ -155,6 +156,7 @@ class HeadDynamics(PositiveParameters):
         noise: Noise = "constant",
         noise_parts: int = NOISE_PARTS,
         horizon: float | None = None,
+        source_rate: Float[Tensor, " heads"] | None = None,
         learn_frequency: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
@@ -200,6 +202,9 @@ class HeadDynamics(PositiveParameters):
             self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
         if horizon is not None:
             self._hold("horizon", horizon * each, learn_horizon)
+        if source_rate is not None:
+            check_rates("source_rate", source_rate, heads)
+            self.hold("source_rate", source_rate)
         if tempered:
             self._hold("tempering", TEMPERING * each, True)
         if noise == "time_dependent":

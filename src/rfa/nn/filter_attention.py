@@ -19,10 +19,12 @@ from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_filter, check_routing
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
+from .geometry import alibi_slopes
 from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
+SourcePrior = Literal["uniform", "exponential"]
 
 
 class RobustFilterAttention(Attention):
@@ -56,6 +58,8 @@ class RobustFilterAttention(Attention):
         noise_parts: number of these waves, for each head.
         aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
+        source_prior: of routing: "uniform", each key is as likely a source as the others; or "exponential", near keys
+            are likelier, `R_ij ~ exp(-rho tau)`. Each head learns rho, from ALiBi's slopes on, the first head slowest.
         backend: the operator's backend.
         **options: of every layer, as `causal`; see `Attention`.
 
@@ -89,6 +93,7 @@ class RobustFilterAttention(Attention):
         noise: Noise = "constant",
         noise_parts: int = NOISE_PARTS,
         aggregation: Aggregation = "consensus",
+        source_prior: SourcePrior = "uniform",
         backend: str = "auto",
         **options: Any,
     ):
@@ -98,8 +103,11 @@ class RobustFilterAttention(Attention):
         require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
         check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        require(source_prior in get_args(SourcePrior), "source_prior", source_prior, f"one of {get_args(SourcePrior)}")
         require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
+        falls = source_prior == "exponential"
+        require(routed or not falls, "source_prior", source_prior, "'uniform' without aggregation='routing'")
         if routed:
             check_routing(weight, backend)
             require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
@@ -117,6 +125,7 @@ class RobustFilterAttention(Attention):
             noise=noise,
             noise_parts=noise_parts,
             horizon=horizon,
+            source_rate=alibi_slopes(num_heads).sort().values if falls else None,
             learn_frequency=learn_frequency,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,

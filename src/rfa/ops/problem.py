@@ -41,6 +41,7 @@ class Parameters(NamedTuple):
         inverse_temperature: beta_s.
         horizon: h, units of time; None for none.
         noise: the parts of the process noise beside the white one; None for none.
+        source_rate: rho, per unit of time, of posterior routing alone; None for sources that are equally likely.
     """
 
     decay: Tensor
@@ -53,6 +54,7 @@ class Parameters(NamedTuple):
     inverse_temperature: Tensor
     horizon: Tensor | None = None
     noise: TimeDependentNoise | None = None
+    source_rate: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "Parameters":
         """The same in another dtype, except `noise`: its phases are formed before rounding."""
