@@ -154,6 +154,14 @@ def test_weights_without_decay_are_a_distribution(name):
     assert (np.triu(maps["weights"], 1) == 0).all()
 
 
+def test_weights_before_the_decay_of_each_token_are_a_distribution():
+    model, ids = model_and_window("x6-content-dynamics")
+    maps, _ = attention_maps(model, ids, 8, size=LENGTH)
+    np.testing.assert_allclose(maps["undecayed"].sum(-1, dtype=np.float64), 1, rtol=1e-2)  # float16
+    assert (maps["weights"] < 0.9 * maps["undecayed"]).any()
+    assert (maps["weights"] <= maps["undecayed"] + 1e-3).all()
+
+
 def test_a_layer_that_is_named():
     """The first of two, by dense weights; the last of them by default."""
     model, ids = model_and_window("m2-sc-rfa", num_hidden_layers=2)
