@@ -172,7 +172,7 @@ class TimeDependentNoise(NamedTuple):
     angular_frequency: Tensor
     phase: Tensor
 
-    def parts(self) -> list[tuple[Tensor, ...]]:
+    def parts(self) -> list[tuple[Float[Tensor, "..."], ...]]:
         """Amplitude, rate, angular frequency and phase of each part."""
         return list(zip(*(field.unbind(-1) for field in self), strict=True))
 
