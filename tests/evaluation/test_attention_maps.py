@@ -75,6 +75,23 @@ def pooled(weights, block):
     return np.add.reduceat(summed, starts, axis=1) / counts[:, None]
 
 
+def assert_maps_without_decay(model, weights, maps, block):
+    """A is W over the decay of the formula; maps of A are there where something decays."""
+    layer = model.model.layers[-1].attention
+    given = layer.dynamics() if hasattr(layer, "dynamics") else {"decay": layer.geometry.decay}
+    if given["decay"] is None:
+        assert maps.keys() == {"weights", "near"}
+        return
+    mu, ahead = (oracle.as_array(given[n].detach())[:, None, None] if n in given else 0.0 for n in ("decay", "horizon"))
+    lag = np.clip(np.arange(LENGTH)[:, None] - np.arange(LENGTH), 0, None)
+    softmax = weights / np.exp(-mu * (lag + ahead))
+    np.testing.assert_allclose(softmax.sum(-1), 1, rtol=1e-9)
+    np.testing.assert_allclose(maps["undecayed"].astype(np.float64), pooled(softmax, block), **HALF)
+    size = -(-LENGTH // block)
+    near = softmax[:, -size:, max(LENGTH - 2 * size, 0) :]
+    np.testing.assert_allclose(maps["undecayed_near"].astype(np.float64), near, **HALF)
+
+
 CASES = [
     ("b1-rope", {}),
     ("b2-alibi", {}),
@@ -105,6 +122,7 @@ def test_equal_to_dense_weights(name, changes, block):
     size = -(-LENGTH // block)
     near = expected[:, -size:, max(LENGTH - 2 * size, 0) :]
     np.testing.assert_allclose(maps["near"].astype(np.float64), near, **HALF)
+    assert_maps_without_decay(model, expected, maps, block)
     kept = [head["kept"] for head in summary["heads"]]
     np.testing.assert_allclose(kept, expected.sum(-1).mean(-1), rtol=1e-6)
     if block == 1:
@@ -130,9 +148,18 @@ def test_equal_to_dense_weights(name, changes, block):
 def test_weights_without_decay_are_a_distribution(name):
     model, ids = model_and_window(name, **({"damping": 0.0} if name == "x5-content-clock" else {}))
     maps, summary = attention_maps(model, ids, 8, size=LENGTH)
+    assert maps.keys() == {"weights", "near"}
     assert (maps["weights"] >= -1e-6).all()  # turned there and back in float32
     np.testing.assert_allclose([head["kept"] for head in summary["heads"]], 1, atol=1e-6)
     assert (np.triu(maps["weights"], 1) == 0).all()
+
+
+def test_weights_before_the_decay_of_each_token_are_a_distribution():
+    model, ids = model_and_window("x6-content-dynamics")
+    maps, _ = attention_maps(model, ids, 8, size=LENGTH)
+    np.testing.assert_allclose(maps["undecayed"].sum(-1, dtype=np.float64), 1, rtol=1e-2)  # float16
+    assert (maps["weights"] < 0.9 * maps["undecayed"]).any()
+    assert (maps["weights"] <= maps["undecayed"] + 1e-3).all()
 
 
 def test_a_layer_that_is_named():

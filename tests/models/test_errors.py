@@ -37,6 +37,7 @@ VALUES = [
     ("zero_heads", {"zero_heads": -1}),
     ("zero_heads", {"zero_heads": 9}),
     ("horizon", {"horizon": -1.0}),
+    ("noise_parts", {"noise": "time_dependent", "noise_parts": 0}),
     ("gate", {"gate": "off"}),
     ("rotate_values", {"rotate_values": 1}),
 ]
@@ -48,6 +49,8 @@ COMBINATIONS = [
     ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "riccati"}),
     ("query_noise_in_bias", {"query_noise_in_bias": True, "prior": "flat"}),
     ("gate", {"gate": False, "prior": "flat"}),
+    ("learn_noise_floor", {"learn_noise_floor": True, "prior": "flat"}),
+    ("process_noise_as", {"process_noise_as": "steady_state", "prior": "flat"}),
     ("learn_frequencies", {"learn_frequencies": True, "frequencies": "rope"}),  # no pairs to keep
     ("prior", {"score": "dot_product"}),
     ("prior", {"score": "dot_product", "prior": "riccati"}),

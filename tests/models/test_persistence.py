@@ -42,7 +42,11 @@ def test_round_trip_is_bitwise(name, tmp_path):
     assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
 
 
-LEARNED = {"learn_frequencies": True, "learn_decay": True, "horizon": 0.7, "learn_horizon": True}
+LEARNED = {
+    **dict.fromkeys(("learn_frequencies", "learn_decay", "learn_horizon", "learn_noise_floor"), True),
+    "horizon": 0.7,
+    "process_noise_as": "steady_state",
+}
 
 
 def test_round_trip_of_learned_dynamics(tmp_path):

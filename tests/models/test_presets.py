@@ -248,6 +248,7 @@ def test_models_of_different_presets_differ():
         ("m2-sc-rfa", {"innovation": False}),
         ("m2-sc-rfa", {"query_noise_in_bias": True}),
         ("m2-sc-rfa", {"learn_frequencies": True, "learn_decay": True}),
+        ("m2-sc-rfa", {"learn_noise_floor": True, "process_noise_as": "steady_state", "learn_decay": True}),
         ("m2-sc-rfa", {"steady_state": 0.3}),
         ("m2-sc-rfa", {"zero_heads": 0}),
         ("m2-sc-rfa", {"damping": 1}),

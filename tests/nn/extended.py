@@ -20,7 +20,12 @@ EXTENSIONS = {
     "routing": {"aggregation": "routing"},
     "routing, values do not turn": {"aggregation": "routing", "rotate_values": False},
     "all that go together": {"tie_key_value": True, "step": "precision", "noise": "time_dependent"},
-    "routing with the others": {"aggregation": "routing", "tie_key_value": True, "noise": "time_dependent"},
+    "routing with the others": {
+        "aggregation": "routing",
+        "tie_key_value": True,
+        "noise": "time_dependent",
+        "source_prior": "exponential",
+    },
 }
 DEFAULTS = {"tie_key_value": False, "step": "learned", "noise": "constant", "aggregation": "consensus"}
 

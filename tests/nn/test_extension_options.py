@@ -71,6 +71,7 @@ def test_rows_without_keys_leave_gradients_finite(name):
         ("query_noise_in_bias", {"aggregation": "routing", "query_noise_in_bias": True}),
         ("horizon", {"aggregation": "routing", "horizon": 0.7}),
         ("step", {"aggregation": "routing", "step": "precision"}),
+        ("source_prior", {"source_prior": "exponential"}),
     ],
     ids=str,
 )

@@ -150,38 +150,40 @@ def test_noise_that_does_not_change_is_white(irregular):
     state = layer.state_dict()
     white.load_state_dict({name: value for name, value in state.items() if "noise." not in name})
     with torch.no_grad():
-        for name in ("transient_rate", "periodic_frequency"):
-            layer.dynamics.noise.get_parameter(f"raw_{name}").fill_(-60.0)
-        layer.dynamics.noise.periodic_phase.fill_(math.pi / 2)
+        layer.dynamics.noise.raw_rate.fill_(-60.0)
+        layer.dynamics.noise.angular_frequency.fill_(0.0)
+        layer.dynamics.noise.phase.fill_(math.pi / 2)
         noise = layer.dynamics()["noise"]
-        total = layer.dynamics()["process_noise"] + noise.transient_noise + noise.periodic_noise
+        total = layer.dynamics()["process_noise"] + noise.amplitude.sum(-1)
         white.dynamics.raw_process_noise.copy_(total.expm1().log())
     torch.testing.assert_close(layer(x, times=times), white(x, times=times), rtol=EXACT, atol=EXACT)
 
 
 def test_noise_starts_at_a_tenth_and_stays_positive():
-    layer = RobustFilterAttention(SIZE, HEADS, decay=DECAY, noise="time_dependent")
+    layer = RobustFilterAttention(SIZE, HEADS, decay=DECAY, noise="time_dependent", noise_parts=3)
     noise, white = layer.dynamics()["noise"], layer.dynamics()["process_noise"]
-    for part in (noise.transient_noise, noise.periodic_noise):
+    assert [tuple(field.shape) for field in noise] == [(HEADS, 3)] * 4
+    for part in noise.amplitude.unbind(-1):
         torch.testing.assert_close(part, 0.1 * white, rtol=1e-5, atol=1e-9)
     perturb(layer)
     with torch.no_grad():
         for raw in layer.dynamics.noise.parameters():
             raw.mul_(-100)
-    assert all((part >= 0).all() for part in layer.dynamics()["noise"][:-1])
+    assert all((part >= 0).all() for part in layer.dynamics()["noise"][:2])
     assert layer(hidden(dtype=torch.float32)).isfinite().all()
 
 
 # E.8 Posterior routing ---------------------------------------------------------------------------------------------
 
 
-@cover(1, noise=["constant", "time_dependent"], irregular=[False, True])
-def test_routing_by_hand(irregular, noise):
-    layer, x, times = build(aggregation="routing", noise=noise), hidden(), times_of(irregular)
+@cover(2, noise=["constant", "time_dependent"], irregular=[False, True], source_prior=["uniform", "exponential"])
+def test_routing_by_hand(irregular, noise, source_prior):
+    layer = build(aggregation="routing", noise=noise, source_prior=source_prior)
+    x, times = hidden(), times_of(irregular)
     assert not {"raw_robustness", "raw_inverse_temperature"} & dict(layer.dynamics.named_parameters()).keys()
     t = np.arange(7.0) if times is None else times.numpy()
     given = layer.dynamics()
-    a, kappa, c, nu, psi = (oracle.as_array(y) for y in given.pop("noise", torch.zeros(5, HEADS)))
+    parts = np.stack([oracle.as_array(y) for y in given.pop("noise", torch.zeros(4, HEADS, 1))], axis=-1)
     p = {name: oracle.as_array(value) for name, value in given.items()}
     q, k, v = (oracle.as_complex(s) for s in states(layer, x))
     expected = np.zeros_like(v)
@@ -191,13 +193,14 @@ def test_routing_by_hand(irregular, noise):
             tau, mu = t[i] - t[j], p["decay"][h]
 
             def entering(s, h=h, mu=mu, tau=tau):
-                rate = p["process_noise"][h] + a[h] * math.exp(-kappa[h] * s)
-                return math.exp(-2 * mu * (tau - s)) * (rate + c[h] * (1 + math.cos(nu[h] * s + psi[h])))
+                waves = (a * math.exp(-kappa * s) * (1 + math.cos(nu * s + psi)) for a, kappa, nu, psi in parts[h])
+                return math.exp(-2 * mu * (tau - s)) * (p["process_noise"][h] + sum(waves))
 
             judged = integrate.quad(entering, 0, tau, epsabs=1e-13)[0] + p["query_noise"][h]
             judged += p["key_noise"][h] * math.exp(-2 * mu * tau) + p["noise_floor"][h]
             move = np.exp((-mu + 1j * p["frequency"][h]) * tau)
             scores.append(-(np.abs(q[b, h, i] - move * k[b, h, j]) ** 2).sum() / judged - MODES * math.log(judged))
+            scores[-1] -= p["source_rate"][h] * tau if source_prior == "exponential" else 0.0
             steps.append(p["query_noise"][h] / judged * (move * v[b, h, j] - v[b, h, i]))
         alpha = np.exp(np.array(scores) - max(scores))
         expected[b, h, i] = alpha / alpha.sum() @ np.array(steps)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from ops import oracle
+from shapes import only_our_own_checks
 
 from rfa.nn import HeadDynamics, RobustFilterAttention
 
@@ -33,6 +34,13 @@ OPTIONS = {
     "learned horizon": {"horizon": 0.7, "learn_horizon": True},
     "learned frequency": {"learn_frequency": True},
     "learned decay": {"learn_decay": True},
+    "learned floor": {"learn_noise_floor": True},
+    "learned steady state": {"process_noise_as": "steady_state"},
+    "Riccati, learned steady state": {
+        "prior": "riccati",
+        "process_noise_as": "steady_state",
+        "learn_noise_floor": True,
+    },
     "all learned": {"horizon": 0.7, "learn_horizon": True, "learn_frequency": True, "learn_decay": True},
     "flat, all learned": {"prior": "flat", "learn_frequency": True, "learn_decay": True},
 }
@@ -129,6 +137,55 @@ def test_learning_an_option_does_not_change_the_start(name):
     for part in ("query", "key", "value", "output"):
         getattr(still, f"{part}_projection").load_state_dict(getattr(moving, f"{part}_projection").state_dict())
     torch.testing.assert_close(moving(x), still(x), rtol=SINGLE, atol=SINGLE)  # softplus round trip in float32
+
+
+@pytest.mark.parametrize("learn_decay", [False, True])
+def test_noises_of_algorithm_1(learn_decay):
+    """The covariance kernel of algorithm 1 from the stored numbers; where mu = 0 the stored one is sigma^2."""
+    new = {"process_noise_as": "steady_state", "learn_noise_floor": True, "learn_decay": learn_decay}
+    dynamics = HeadDynamics(FREQUENCY, DECAY, **new).double()
+    names = POSITIVE - {"process_noise"} | {"steady_state", "noise_floor"} | ({"decay"} if learn_decay else set())
+    assert {name for name, _ in dynamics.named_parameters()} == {f"raw_{name}" for name in names}
+    with torch.no_grad():
+        dynamics.raw_steady_state.copy_(torch.tensor([0.4, -0.3]))
+        dynamics.raw_noise_floor.copy_(torch.tensor([-1.0, 0.5]))
+    found, lag = values(dynamics), 3.0
+    stored, floor, mu = softplus(dynamics.raw_steady_state), softplus(dynamics.raw_noise_floor), found["decay"]
+    square = np.exp(-2 * mu * lag)
+    accumulated = found["process_noise"] * [oracle.phi(rate, lag) for rate in mu]
+    diffused = accumulated[1] if learn_decay else stored[1] * lag  # a learned decay is above 0: 1e-6 at the start
+    np.testing.assert_allclose(accumulated, [stored[0] * (1 - square[0]), diffused], rtol=1e-9)
+    if learn_decay:
+        np.testing.assert_allclose(diffused, stored[1] * -np.expm1(-2 * mu[1] * lag), rtol=1e-9)
+    np.testing.assert_allclose(found["noise_floor"], floor, rtol=1e-12)
+
+
+@pytest.mark.parametrize("prior", ["lyapunov", "riccati"])
+def test_the_two_forms_of_the_noises_are_one_model(prior):
+    """Equal at equal values, heads without decay among them; and gradients by the chain rule."""
+    x = hidden(size=8)
+    released = layer_with(torch.float64, prior=prior)
+    paper = layer_with(torch.float64, prior=prior, process_noise_as="steady_state", learn_noise_floor=True)
+    own = {"dynamics.raw_steady_state", "dynamics.raw_noise_floor"}
+    found = paper.load_state_dict(released.state_dict(), strict=False)
+    assert set(found.missing_keys) == own
+    assert set(found.unexpected_keys) == {"dynamics.raw_process_noise", "dynamics.noise_floor"}
+    torch.testing.assert_close(paper(x), released(x), rtol=SINGLE, atol=SINGLE)  # softplus round trips in float32
+
+    def gradient(layer, name):
+        raw = layer.dynamics.get_parameter(f"raw_{name}")
+        return torch.autograd.grad(layer(x).square().sum(), raw)[0] / torch.sigmoid(raw)
+
+    expected = gradient(released, "process_noise") * torch.tensor([2 * 0.2, 1.0])
+    torch.testing.assert_close(gradient(paper, "steady_state"), expected, rtol=1e-4, atol=1e-8)
+
+
+def test_noises_that_a_flat_prior_does_not_have():
+    for name, value in (("learn_noise_floor", True), ("process_noise_as", "steady_state")):
+        with pytest.raises(ValueError, match=f"^{name}: got .*expected"):
+            layer_with(prior="flat", **{name: value})
+    with only_our_own_checks(), pytest.raises(ValueError, match=r"^process_noise_as: got .*expected one of"):
+        layer_with(process_noise_as="variance")
 
 
 @pytest.mark.parametrize("cast", ["bfloat16", "half"])

@@ -1,5 +1,7 @@
 """Posterior routing against the mixture of Gaussians that it is the posterior mean of."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -30,7 +32,8 @@ def routes_of(inputs, times):
     positions = located(inputs["query"].shape[2], inputs["key"].shape[2], torch.device("cpu"), times, None, None, None)
     query = rotate(inputs["query"], inputs["frequency"], positions.query_times, inverse=True)
     key = rotate(inputs["key"], inputs["frequency"], positions.key_times, inverse=True)
-    return routes(query, key, gaussian_parameters(**{name: inputs[name] for name in NEEDED}), positions)
+    given = {name: inputs[name] for name in (*NEEDED, "source_rate") if name in inputs}
+    return routes(query, key, gaussian_parameters(**given), positions)
 
 
 def sources(inputs, head, i, t):
@@ -66,9 +69,12 @@ def test_query_times():
 
 
 @pytest.mark.parametrize("irregular", [False, True], ids=["uniform", "irregular"])
-def test_by_bayes_rule(irregular):
+@pytest.mark.parametrize("rates", [None, [0.3, 1.2]], ids=["equally likely", "near keys are likelier"])
+def test_by_bayes_rule(rates, irregular):
     """Responsibilities from the density of 2 d real channels of half the variance each, loops over everything."""
     inputs = inputs_of(0, keys=6)
+    if rates is not None:
+        inputs["source_rate"] = torch.tensor(rates, dtype=torch.float64)
     times = irregular_times(0, 6) if irregular else None
     t = np.arange(6.0) if times is None else times.numpy()
     found = posterior_routing(**inputs, times=times)
@@ -87,7 +93,9 @@ def test_by_bayes_rule(irregular):
                     for k, s in zip(keys, variances, strict=True)
                 ]
             )
-            expected_alpha, expected_gain = density.softmax(0).numpy(), gamma2 / (variances + gamma2)
+            prior = np.array([math.exp(-(rates[head] if rates else 0.0) * (t[i] - t[j])) for j in range(i + 1)])
+            joint = prior / prior.sum() * np.exp(density.numpy() - float(density.max()))  # R_ij N_ij, up to a factor
+            expected_alpha, expected_gain = joint / joint.sum(), gamma2 / (variances + gamma2)
             np.testing.assert_allclose(alpha[0, head, i, : i + 1], expected_alpha, rtol=EXACT)
             np.testing.assert_allclose(gain[0, head, i, : i + 1], expected_gain, rtol=EXACT)
             own = oracle.as_complex(oracle.as_array(inputs["query_value"][0, head, i]))
@@ -167,6 +175,7 @@ def test_rows_in_blocks_are_the_whole(monkeypatch):
 
 def test_gradients():
     inputs = inputs_of(9, batch=1, keys=4, modes=2)
+    inputs["source_rate"] = torch.tensor([0.3, 1.2], dtype=torch.float64)
     inputs["decay"] = uniform(torch.Generator().manual_seed(0), 0.1, 0.5, 2)
     names = list(inputs)
 
@@ -193,6 +202,8 @@ def test_large_states_and_lags_are_finite():
         ("query_noise", torch.tensor([-1.0, 1.0], dtype=torch.float64)),
         ("value", torch.zeros(2, 2, 4, 6, dtype=torch.float64)),
         ("decay", torch.zeros(3, dtype=torch.float64)),
+        ("source_rate", torch.tensor([-0.1, 0.1], dtype=torch.float64)),
+        ("source_rate", torch.zeros(3, dtype=torch.float64)),
     ],
 )
 def test_bad_input(name, given):

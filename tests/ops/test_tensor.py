@@ -10,10 +10,11 @@ from cover import cover
 from shapes import only_our_own_checks
 
 from rfa.ops import robust_filter_attention, tensor_filter_attention
+from rfa.ops.channel_gates import channel_gated_attention
 
 from .anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
 from .oracle import as_array
-from .problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, problem
+from .problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem
 from .test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 
 # Two orders of the same few dozen float64 operations on numbers of order one.
@@ -213,6 +214,75 @@ def test_the_stationary_frame_overflows_half_way_to_the_end_of_the_range(dtype):
         frame, direct = race(reach, dtype)
         assert not math.isfinite(frame)
         assert direct < 50 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3])
+def test_without_noise_it_is_xpos(size):
+    """Appendix B.2.3: xPos of Sun et al. (arXiv:2212.10554) by its own formula, in one product of scaled states.
+
+    The filter also has the transported key's norm. It falls by the square of `size` where queries are as much longer
+    and keys as much shorter: then xPos alone is left. Both exponents stay within range at 6 tokens.
+    """
+    length, modes, scale_base = 6, 4, 2.0  # xPos divides by 512; a small base lets the scales differ within 6 tokens
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, length, 2 * modes, dtype=torch.float64).unbind()
+    n = torch.arange(length, dtype=torch.float64)[:, None]
+    zeta = ((torch.arange(0, 2 * modes, 2) + 0.4 * 2 * modes) / (1.4 * 2 * modes)).double() ** (1 / scale_base)
+    omega = 10000.0 ** (-torch.arange(modes, dtype=torch.float64) / modes)
+
+    def turned(x, exponent):
+        """`x_n exp(-i omega n) zeta^(exponent n)`."""
+        z = torch.complex(*x.chunk(2, dim=-1)) * torch.polar(zeta ** (exponent * n), -omega * n)
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    seen = n >= n.mT
+    score = turned(q, 1) @ turned(k, -1).mT / math.sqrt(2 * modes)
+    squares = k.unflatten(-1, (2, modes)).square().sum(-2)[0, 0]
+    norm = torch.einsum("ijm,jm->ij", zeta ** (2 * (n[:, None] - n)), squares) / (2 * math.sqrt(2 * modes))
+    exact = (score - norm / size**2).masked_fill(~seen, -torch.inf).softmax(-1)
+    xpos = score.masked_fill(~seen, -torch.inf).softmax(-1)
+
+    one = torch.ones(1, modes, dtype=torch.float64)
+    found = tensor_filter_attention(
+        size * q,
+        k / size,
+        v,
+        decay=-zeta.log()[None],
+        frequency=omega[None],
+        process_noise=0 * one,
+        key_noise=0 * one,
+        query_noise=0.5 * one,
+        noise_floor=0.5 * one[:, 0],
+        robustness=one[:, 0],
+        inverse_temperature=modes / (2 * math.sqrt(2 * modes)) * one[:, 0],  # 2 beta / (nu_s d) = 1 / sqrt(2 d)
+        weight="exponential",
+    )
+
+    def estimate(weights):
+        """Values of the common frame, brought to each query's time."""
+        z = weights.to(torch.complex128) @ torch.complex(*turned(v, -1).chunk(2, dim=-1))
+        z = z * torch.polar(zeta**n, omega * n)
+        return torch.cat([z.real, z.imag], dim=-1)
+
+    rounding = ROUNDING * size**2  # residuals hold the square of the queries' size
+    torch.testing.assert_close(found, estimate(exact), rtol=rounding, atol=rounding)
+    assert (estimate(exact) - estimate(xpos)).abs().max() > 1e-3 / size**2  # the norm counts
+    if size > 1:
+        torch.testing.assert_close(found, estimate(xpos), rtol=10 / size**2, atol=10 / size**2)
+
+
+def test_gates_that_do_not_change_are_xpos():
+    """The control without the key's norm: channel gates `f = zeta` of every token, on states that are turned before."""
+    length, modes = 7, 3
+    torch.manual_seed(1)
+    q, k, v = torch.randn(3, 1, 1, length, 2 * modes, dtype=torch.float64).unbind()
+    zeta = torch.rand(2 * modes, dtype=torch.float64).clamp(min=0.3)
+    n = torch.arange(length, dtype=torch.float64)[:, None]
+    score = (q * zeta**n) @ (k * zeta**-n).mT / math.sqrt(2 * modes)
+    expected = score.masked_fill(n < n.mT, -torch.inf).softmax(-1) @ v
+    positions = located(length, length, torch.device("cpu"))
+    found = channel_gated_attention(q, k, v, positions=positions, log_gate=zeta.log().expand_as(q))
+    torch.testing.assert_close(found, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 def refuse(name, change, **options):

@@ -13,11 +13,10 @@ from rfa.ops import robust_filter_attention
 from .problems import EXACT, SINGLE, attend, irregular_times, problem
 
 NOISE = {
-    "transient_noise": [0.6, 0.3],
-    "transient_rate": [0.4, 0.1],
-    "periodic_noise": [0.5, 0.2],
-    "periodic_frequency": [1.3, 0.7],
-    "periodic_phase": [0.4, -2.0],
+    "amplitude": [[0.3, 0.5, 0.2], [0.15, 0.2, 0.4]],
+    "rate": [[0.4, 0.2, 0.3], [0.1, 0.5, 2.0]],
+    "angular_frequency": [[0.0, 1.3, -0.5], [0.0, 0.7, 3.0]],
+    "phase": [[0.0, 0.4, 1.0], [0.0, -2.0, 0.1]],
 }
 
 
@@ -53,11 +52,11 @@ def test_variance_is_the_integral():
             float(inputs[name][head])
             for name in ("decay", "process_noise", "key_noise", "noise_floor", "inverse_temperature")
         )
-        a, kappa, c, nu, psi = (float(x[head]) for x in coloured())
+        parts = [[float(x) for x in part] for part in zip(*(x[head] for x in coloured()), strict=True)]
 
-        def forcing(s, mu=mu, white=white, a=a, kappa=kappa, c=c, nu=nu, psi=psi):
-            rate = white + a * math.exp(-kappa * s) + c * (1 + math.cos(nu * s + psi))
-            return math.exp(-2 * mu * (tau - s)) * rate
+        def forcing(s, mu=mu, white=white, parts=parts):
+            waves = (a * math.exp(-kappa * s) * (1 + math.cos(nu * s + psi)) for a, kappa, nu, psi in parts)
+            return math.exp(-2 * mu * (tau - s)) * (white + sum(waves))
 
         variance = integrate.quad(forcing, 0, tau, epsabs=1e-13)[0] + eta2 * math.exp(-2 * mu * tau) + floor
         assert math.isclose(float(found[0, head, 0]), -beta * math.log(variance), rel_tol=EXACT)
@@ -65,12 +64,13 @@ def test_variance_is_the_integral():
 
 @cover(1, irregular=[False, True], option=[{}, {"gate": False}, {"query_noise_in_bias": True}, {"causal": False}])
 def test_a_rate_that_does_not_change_is_white(option, irregular):
-    """`kappa = nu = 0` and a quarter turn: `q = sigma^2 + sigma_e^2 + sigma_p^2` at all times."""
+    """`kappa = nu = 0` and a quarter turn: `q = sigma^2 + sum_j a_j` at all times."""
     inputs = problem(1, keys=6)
     times = irregular_times(1, 6) if irregular else None
-    noise = coloured(transient_rate=[0.0, 0.0], periodic_frequency=[0.0, 0.0], periodic_phase=[math.pi / 2] * 2)
+    still = [[0.0] * 3] * 2
+    noise = coloured(rate=still, angular_frequency=still, phase=[[math.pi / 2] * 3] * 2)
     found = attend(inputs, "reference", noise=noise, times=times, **option)
-    inputs["process_noise"] = inputs["process_noise"] + noise.transient_noise + noise.periodic_noise
+    inputs["process_noise"] = inputs["process_noise"] + noise.amplitude.sum(-1)
     expected = attend(inputs, "reference", times=times, **option)
     torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
 
@@ -88,8 +88,8 @@ def test_gradients_by_differences():
 
     def run(*given):
         result = robust_filter_attention(
-            **dict(zip(names, given[5:], strict=True)),
-            noise=TimeDependentNoise(*given[:5]),
+            **dict(zip(names, given[4:], strict=True)),
+            noise=TimeDependentNoise(*given[:4]),
             times=irregular_times(4, 4),
             backend="reference",
         )
@@ -111,13 +111,14 @@ def test_a_fused_backend_by_name_refuses_irregular_times():
 @pytest.mark.parametrize(
     ("name", "given"),
     [
-        ("transient_noise", [-0.1, 0.1]),
-        ("transient_rate", [-0.1, 0.1]),
-        ("periodic_noise", [-0.1, 0.1]),
-        ("periodic_noise", [float("nan"), 0.1]),
-        ("periodic_frequency", [float("inf"), 0.1]),
-        ("periodic_phase", [float("nan"), 0.1]),
-        ("periodic_phase", [0.1, 0.1, 0.1]),
+        ("amplitude", [[-0.1, 0.1, 0.1]] * 2),
+        ("amplitude", [[float("nan"), 0.1, 0.1]] * 2),
+        ("amplitude", [0.1, 0.1]),
+        ("amplitude", [[], []]),
+        ("rate", [[0.1, -0.1, 0.1]] * 2),
+        ("angular_frequency", [[float("inf"), 0.1, 0.1]] * 2),
+        ("phase", [[float("nan"), 0.1, 0.1]] * 2),
+        ("phase", [[0.1, 0.1]] * 2),
     ],
 )
 def test_bad_parts(name, given):

@@ -90,7 +90,8 @@ def check_all_variants(kind):
 
 def check_three():
     check_all_variants("exact")
-    noise = TimeDependentNoise(*torch.tensor([[0.3, 0.2], [0.5, 0.1], [0.2, 0.4], [0.7, 0.3], [0.1, 0.9]]).double())
+    parts = [[[0.3, 0.1], [0.2, 0.2]], [[0.5, 0.0], [0.1, 0.3]], [[0.0, 0.7], [0.4, 0.3]], [[0.1, 0.9], [0.0, 0.2]]]
+    noise = TimeDependentNoise(*torch.tensor(parts).double())
     compare(1e-11, torch.float64, "reference", 0, {}, noise=noise)
     check_bytes()
     check_held_bytes()

@@ -122,6 +122,18 @@ def test_maps_of_the_first_seed():
     assert "attention" not in names(listed_figures(RUNS))
 
 
+def test_maps_before_decay_have_rows_of_their_own():
+    """As the paper draws its models with decay; a run whose file is older has one row."""
+    whole, before = np.full((2, 4, 4), 0.1), np.full((2, 4, 4), 0.3)
+    mapped = [{**RUNS[0], "maps": whole}, {**RUNS[1], "maps": whole, "undecayed": before, "undecayed_near": None}]
+    (attention,) = [each for each in listed_figures(mapped) if each.name == "attention"]
+    assert "rows before decay: the softmax weight alone" in attention.caption
+    figure = attention.draw(mapped)
+    images = [round(float(axes.images[0].get_array()[3, 0]), 6) for axes in figure.axes if axes.images]
+    assert images == [0.1, 0.1, 0.1, 0.1, 0.3, 0.3]
+    plt.close(figure)
+
+
 def test_probes():
     other = whole_result("b2-alibi")
     other["passkey"]["passkey"]["rows"].pop()

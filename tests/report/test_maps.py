@@ -1,11 +1,15 @@
 """Attention maps: read, refused, and drawn as they are."""
 
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
 from rfa.report.figures import attention_maps, near_attention
-from rfa.results import read_maps, write_maps
+from rfa.results import read_maps, read_results, write_maps
+
+from .results import whole_result, write_results
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +49,13 @@ def test_maps_are_drawn_as_read(tmp_path):
         assert (np.array(y) - np.array(x)).tolist() == [16, 16]  # the training length before the query
     bar = next(axes for axes in figure.axes if axes.get_label() == "<colorbar>")
     assert bar.get_xlabel() == "weight of a query on 8 neighbouring keys, after decay"
+
+
+def test_rows_before_decay_say_so():
+    figure = attention_maps({"m": maps(), "m\nbefore decay": maps(seed=1)}, train_length=16, length=64)
+    assert [axes.get_ylabel() for axes in pictures(figure)[::3]] == ["m", "m\nbefore decay"]
+    bar = next(axes for axes in figure.axes if axes.get_label() == "<colorbar>")
+    assert bar.get_xlabel() == "weight of a query on 8 neighbouring keys, after decay unless the row says before"
 
 
 def damaged(path, how):
@@ -114,3 +125,20 @@ def test_near_maps_are_drawn_as_read(tmp_path):
     write_maps({"weights": maps()}, tmp_path / "old.npz")
     with pytest.raises(ValueError, match="is damaged"):
         read_maps(tmp_path / "old.npz", "near")
+
+
+def test_files_of_older_versions_have_no_maps_before_decay(tmp_path):
+    """Nothing is refused: neither a file without them nor the stored files of `results/`."""
+    results, old = tmp_path / "results", whole_result("b1-rope", maps=True)
+    write_results(tmp_path, [old, whole_result("m2-sc-rfa", maps=True)])
+    near = read_maps(results / old["attention"], "near")
+    new = {"weights": maps(), "near": near, "undecayed": maps(seed=3), "undecayed_near": near}
+    write_maps(new, results / old["attention"])
+    found = read_results(tmp_path)
+    assert found.refused == {}
+    with_both, without = found.runs
+    np.testing.assert_array_equal(with_both["undecayed"], maps(seed=3).astype(np.float32))
+    assert (without["undecayed"], without["undecayed_near"]) == (None, None)
+    assert without["maps"].shape == (2, 3, 3)
+    for stored in Path(__file__).parents[2].glob("results/*/results/*.attention.npz"):
+        assert read_maps(stored).ndim == read_maps(stored, "near").ndim == 3

@@ -17,8 +17,9 @@ from rfa.commit import source_digest
 from rfa.data import prepare
 from rfa.evaluation import perplexities
 from rfa.models import RFAForCausalLM
+from rfa.nn import HeadDynamics
 from rfa.training import RunFolder, TrainingSpec, resume, train
-from rfa.training.callbacks import read_metrics
+from rfa.training.callbacks import _per_head, read_metrics
 from training.runs import MODEL, at_step, tiny_spec, write_corpus
 
 DYNAMICS = {
@@ -60,6 +61,13 @@ def test_the_last_dynamics_are_the_models(finished):
         assert mu > 0
         assert logged[str(layer)]["alpha"][2] == pytest.approx(eta2 - sigma2 / (2 * mu), rel=1e-4)
         assert logged[str(layer)]["alpha"][0] is None  # the head that does not decay never settles
+
+
+def test_parts_of_the_noise_are_logged_one_by_one():
+    dynamics = HeadDynamics(torch.zeros(4, 2), torch.zeros(4), noise="time_dependent", noise_parts=2)()
+    logged = _per_head(dynamics)
+    assert logged["rate_1"] == pytest.approx(dynamics["noise"].rate[:, 1].tolist(), rel=1e-5)
+    assert {len(values) for values in logged.values()} == {4}
 
 
 def test_tensorboard_holds_the_same(finished):

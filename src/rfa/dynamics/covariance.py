@@ -152,25 +152,29 @@ def _hypot_of_one(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 class TimeDependentNoise(NamedTuple):
-    """The exponential and the periodic part of a noise rate, per head. The white part is the process noise.
+    """Damped waves of a noise rate, any number of them for each head. The white part is the process noise.
 
-        q(s) = sigma^2 + sigma_e^2 exp(-kappa s) + sigma_p^2 (1 + cos(nu s + psi)),     s >= 0 since the key
+        q(s) = sigma^2 + sum_j a_j exp(-kappa_j s) (1 + cos(nu_j s + psi_j)),     s >= 0 since the key
 
-    The periodic part has a constant part as large as its amplitude. No choice of the parameters makes q negative.
+    In the form of appendix E.5, `q(s) = sum_j c_j exp(g_j s)`, a part is the pair `g = -kappa` with `c = a` and
+    `g = -kappa + i nu` with `c = a exp(i psi)`. An exponential alone has `nu = psi = 0` and counts twice; a wave alone
+    has `kappa = 0`. No choice of the parameters makes q negative.
 
-    Fields:
-        transient_noise: sigma_e^2 >= 0, variance per unit of time, at the key's time.
-        transient_rate: kappa >= 0, per unit of time.
-        periodic_noise: sigma_p^2 >= 0, variance per unit of time, its mean over a period.
-        periodic_frequency: nu, radians per unit of time.
-        periodic_phase: psi, radians.
+    Fields, each `(..., parts)`:
+        amplitude: a_j >= 0, variance per unit of time.
+        rate: kappa_j >= 0, per unit of time: noise that grew with the lag would have no bound.
+        angular_frequency: nu_j, radians per unit of time.
+        phase: psi_j, radians.
     """
 
-    transient_noise: Tensor
-    transient_rate: Tensor
-    periodic_noise: Tensor
-    periodic_frequency: Tensor
-    periodic_phase: Tensor
+    amplitude: Tensor
+    rate: Tensor
+    angular_frequency: Tensor
+    phase: Tensor
+
+    def parts(self) -> list[tuple[Float[Tensor, "..."], ...]]:
+        """Amplitude, rate, angular frequency and phase of each part."""
+        return list(zip(*(field.unbind(-1) for field in self), strict=True))
 
 
 def noise_rate(
@@ -180,15 +184,16 @@ def noise_rate(
 
     Args:
         process_noise: sigma^2 >= 0, the white part, variance per unit of time.
-        noise: the other parts. All broadcast against each other.
+        noise: the other parts. Each broadcasts with the rest.
         elapsed: s >= 0, the time since the key, in units of time.
 
     Returns:
         A variance per unit of time.
     """
-    transient = noise.transient_noise * torch.exp(-noise.transient_rate * elapsed)
-    wave = 1 + torch.cos(noise.periodic_frequency * elapsed + noise.periodic_phase)
-    return process_noise + transient + noise.periodic_noise * wave
+    rate = process_noise + torch.zeros_like(elapsed)
+    for amplitude, kappa, nu, psi in noise.parts():
+        rate = rate + amplitude * torch.exp(-kappa * elapsed) * (1 + torch.cos(nu * elapsed + psi))
+    return rate
 
 
 def time_dependent_variance(
@@ -199,18 +204,15 @@ def time_dependent_variance(
 ) -> Float[Tensor, "*shape"]:
     """`V(tau) = integral_0^tau exp(-2 mu (tau - s)) q(s) ds`, the variance that time-dependent noise accumulates.
 
-    With `phi` from `accumulated_variance`, this is appendix E.5 for `gamma_j = 0, -kappa, +-i nu`:
+    With `phi` from `accumulated_variance`, this is appendix E.5 for the exponentials of `TimeDependentNoise`:
 
-        V = (sigma^2 + sigma_p^2) phi(tau)
-            + sigma_e^2 (exp(-kappa tau) - exp(-2 mu tau)) / (2 mu - kappa)
-            + sigma_p^2 Re[exp(i psi) (exp(i nu tau) - exp(-2 mu tau)) / (2 mu + i nu)]
+        V = sigma^2 phi(tau) + Re sum_j c_j (exp(g_j tau) - exp(-2 mu tau)) / (2 mu + g_j)
 
-    Values and gradients are accurate where a denominator vanishes: the limits are `tau exp(-2 mu tau)` at
-    `kappa = 2 mu` and `tau cos psi` at `mu = nu = 0`.
+    Values and gradients are accurate where a denominator vanishes: the limit is `c_j tau exp(-2 mu tau)`.
 
-    V is never negative. With sigma^2, sigma_e^2, sigma_p^2 >= 0 no term of q is negative, because `exp > 0` and
-    `1 + cos >= 0`, and V integrates q times an exponential. Therefore `V + eta^2 E^2 + sigma_0^2` is positive wherever
-    the key's own noise or the floor is positive.
+    V is never negative. With sigma^2, a_j >= 0 no term of q is negative, because `exp > 0` and `1 + cos >= 0`, and V
+    integrates q times an exponential. Therefore `V + eta^2 E^2 + sigma_0^2` is positive wherever the key's own noise
+    or the floor is positive.
 
     Args:
         decay: mu >= 0, per unit of time.
@@ -223,20 +225,25 @@ def time_dependent_variance(
     """
     dtype = time_dtype(lag.device)
     mu, white, tau = (x.to(dtype) for x in (decay, process_noise, lag))
-    transient, kappa, periodic, nu, psi = (x.to(dtype) for x in noise)
-    slower = torch.minimum(2 * mu, kappa)  # what remains under the integral decays, so neither factor can overflow
-    faded = decay_kernel(slower, tau) * accumulated_variance((mu - 0.5 * kappa).abs(), tau)
-    wave = accumulated_variance(mu, tau) + _cosine_integral(mu, nu, psi, tau)
-    # rounding can make the wave negative
-    variance = white * accumulated_variance(mu, tau) + transient * faded + periodic * wave.clamp(min=0)
+    variance = white * accumulated_variance(mu, tau)
+    for part in noise.parts():
+        amplitude, kappa, nu, psi = (x.to(dtype) for x in part)
+        variance = variance + amplitude * _faded_wave(mu, kappa, nu, psi, tau)
     return variance.to(lag.dtype)
 
 
-def _cosine_integral(mu: Tensor, nu: Tensor, psi: Tensor, tau: Tensor) -> Tensor:
-    """`integral_0^tau exp(-2 mu (tau - s)) cos(nu s + psi) ds`.
+def _faded_wave(mu: Tensor, kappa: Tensor, nu: Tensor, psi: Tensor, tau: Tensor) -> Tensor:
+    """`integral_0^tau exp(-2 mu (tau - s)) exp(-kappa s) (1 + cos(nu s + psi)) ds`, which is not negative.
 
-    It equals `tau Re[exp(i (nu tau + psi)) g(z)]` with `g(z) = (1 - exp(-z)) / z` and `z = (2 mu + i nu) tau`.
+    The slower of the two exponentials is taken out of the integral. What remains decays, so neither factor can
+    overflow: from the query back if kappa is the slower, else from the key on. The cosine's part is
+    `tau Re[exp(i phase) g(z)]` with `g(z) = (1 - exp(-z)) / z`.
     """
-    mu, nu, psi, tau = torch.broadcast_tensors(mu, nu, psi, tau)
-    mean, phase = unit_decay_integral(torch.complex(2 * mu * tau, nu * tau)), nu * tau + psi
-    return tau * (torch.cos(phase) * mean.real - torch.sin(phase) * mean.imag)
+    mu, kappa, nu, psi, tau = torch.broadcast_tensors(mu, kappa, nu, psi, tau)
+    backwards = 2 * mu >= kappa  # no minimum: its gradient at a tie would be neither side's
+    slower, rest = torch.where(backwards, kappa, 2 * mu), torch.where(backwards, 2 * mu - kappa, kappa - 2 * mu)
+    phase, turn = torch.where(backwards, nu * tau + psi, psi), torch.where(backwards, nu, -nu)
+    mean = unit_decay_integral(torch.complex(rest * tau, turn * tau))
+    wave = tau * (torch.cos(phase) * mean.real - torch.sin(phase) * mean.imag)
+    # rounding can make the sum negative
+    return decay_kernel(slower, tau) * (accumulated_variance(0.5 * rest, tau) + wave).clamp(min=0)

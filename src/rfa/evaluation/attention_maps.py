@@ -4,14 +4,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
 from rfa.dynamics import turn
 from rfa.models import RFAForCausalLM
+from rfa.ops.weights import WeightedRows, recorded_weights
 
 MAP_SIZE = 128
 MAP_LENGTHS = 8  # length of the mapped window, in training lengths
+_ROUNDING = 1e-4  # of a row's sum, by an operator in float32
 
 
 def middle_window(tokens: int, length: int) -> slice:
@@ -36,8 +39,10 @@ def attention_maps(
     The map shows `W_ij = A_ij exp(-mu tau)`, the softmax weight times the decay. A row of A sums to one. A row of W
     sums to `kept`, the fraction that did not decay; it is one in a head without decay.
 
-    The maps need linear memory and work for every prior. The layer's own operator gets values that are one on a block
-    of keys and zero elsewhere, and returns sums of W over blocks. The rotation of values is undone.
+    The maps of W need linear memory and work for every prior. The layer's own operator gets values that are one on a
+    block of keys and zero elsewhere, and returns sums of W over blocks. The rotation of values is undone. Where W
+    decays there are the same maps of A, as in the paper's figures 15 and 16: the reference computes it some rows at a
+    time.
 
     Args:
         model: in evaluation mode.
@@ -47,9 +52,10 @@ def attention_maps(
         layer: its number from 0, or from the end: -1 is the last layer.
 
     Returns:
-        Two maps in float16 and a summary. `weights` is `(heads, blocks, blocks)`: sums over blocks of keys, averaged
+        Maps in float16 and a summary. `weights` is `(heads, blocks, blocks)`: sums over blocks of keys, averaged
         over blocks of queries. `near` is `(heads, size, 2 size)`: the last queries and keys one by one; only this map
-        shows periods shorter than two blocks.
+        shows periods shorter than two blocks. `undecayed` and `undecayed_near` are these two of A; a layer in which
+        nothing decays does not have them, because there A = W.
 
         The summary has `length`, `block`, `layer`, and for each head `kept`, `mean_lag` (in tokens, weighted with W)
         and `beyond_training` (the fraction of W that lies more than the training length back). The last two are
@@ -65,8 +71,9 @@ def attention_maps(
     attention = model.model.layers[layer].attention
     block = -(-len(ids) // size)
     arguments = _estimate_arguments(model, attention, torch.from_numpy(ids.astype(np.int64))[None].to(model.device))
-    weights = _block_sums(attention, arguments, 0, block)
-    near = _block_sums(attention, arguments, max(len(ids) - 2 * size, 0), 1)[:, -size:]
+    wide, close = (0, block), (max(len(ids) - 2 * size, 0), 1)
+    weights = _block_sums(attention, arguments, *wide)
+    near = _block_sums(attention, arguments, *close)[:, -size:]
     _, length, blocks = weights.shape
     starts = block * torch.arange(blocks)
     centre = (starts + (starts + block).clamp(max=length) - 1) / 2
@@ -86,9 +93,16 @@ def attention_maps(
         "block": block,
         "heads": [dict(zip(names, head, strict=True)) for head in figures],
     }
-    rows = [part.mean(1) for part in weights.split(block, dim=1)]
-    maps = {"weights": torch.stack(rows, dim=1), "near": near}
+    maps = {"weights": _block_means(weights, block), "near": near}
+    if (kept < 1 - _ROUNDING).any():
+        undecayed, undecayed_near = _softmax_block_sums(attention, arguments, wide, close)
+        maps |= {"undecayed": _block_means(undecayed, block), "undecayed_near": undecayed_near[:, -size:]}
     return {name: of.numpy().astype(np.float16) for name, of in maps.items()}, summary
+
+
+def _block_means(weights: Tensor, block: int) -> Tensor:
+    """Averages over blocks of queries, `(heads, blocks, ...)`."""
+    return torch.stack([part.mean(1) for part in weights.split(block, dim=1)], dim=1)
 
 
 def _estimate_arguments(model: RFAForCausalLM, attention: Any, ids: Tensor) -> dict[str, Any]:
@@ -128,3 +142,22 @@ def _block_sums(
             sums = turn(sums, cos, -sin)
         parts.append(sums)
     return torch.cat(parts, dim=-1)[0, ..., : -(-(length - start) // block)].double().cpu()
+
+
+def _softmax_block_sums(
+    attention: Any, arguments: dict[str, Any], *parts: tuple[int, int]
+) -> list[Float[Tensor, "heads length blocks"]]:
+    """A summed over blocks of keys, for each first key and block as in `_block_sums`, in one pass."""
+    length = arguments["value"].shape[2]
+    found: list[list[Tensor]] = [[] for _ in parts]
+
+    def note(rows: WeightedRows) -> None:
+        missing = length - rows.first_key - rows.weights.shape[-1]
+        weights = F.pad(rows.weights[0], (rows.first_key, missing))
+        for sums, (start, block) in zip(found, parts, strict=True):
+            blocks = F.pad(weights[..., start:], (0, -(length - start) % block)).unflatten(-1, (-1, block))
+            sums.append(blocks.sum(-1, dtype=torch.float64).cpu())
+
+    with recorded_weights(note):
+        attention.estimate(arguments["query"], arguments["key"], arguments["value"], **arguments["rest"])
+    return [torch.cat(sums, dim=1) for sums in found]

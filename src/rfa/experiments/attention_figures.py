@@ -17,6 +17,8 @@ def draw_attention(
 ) -> list[Path]:
     """Write `layer-K.npz` for each layer, `attention.png` and `attention-near.png`: a row a layer, a column a head.
 
+    A layer with decay has a second row: its weights before decay.
+
     The window is that of a recipe's maps: 8 training lengths in the middle of the text.
 
     Args:
@@ -42,7 +44,10 @@ def draw_attention(
     for layer in range(layers):
         maps, _ = attention_maps(model, window, length, layer=layer)
         write_whole(out / f"layer-{layer}.npz", partial(write_maps, maps))
-        far[f"layer {layer}"], near[f"layer {layer}"] = maps["weights"], maps["near"]
+        for name, when in (("weights", ""), ("undecayed", f"\n{figures.BEFORE_DECAY}")):
+            if name in maps:
+                close = maps["near" if name == "weights" else "undecayed_near"]
+                far[f"layer {layer}{when}"], near[f"layer {layer}{when}"] = maps[name], close
         if progress is not None:
             progress(layer + 1, layers)
     paths = [out / "attention.png", out / "attention-near.png"]

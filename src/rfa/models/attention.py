@@ -8,12 +8,12 @@ from typing import Any, ClassVar, Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import check_range, require
 from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
-from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_routing, gated_of
+from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_noises, check_routing, gated_of
 from rfa.nn.clock import Clock
-from rfa.nn.dynamics import LayerPrior, Noise
-from rfa.nn.filter_attention import Step
+from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
+from rfa.nn.filter_attention import SourcePrior, Step
 from rfa.ops.problem import Weight
 
 from .banks import DecayRates, FrequencyBank, check_slow_modes
@@ -114,20 +114,27 @@ class StateSpaceConfig(AttentionConfig):
 
     Args:
         steady_state: initial stationary variance of the process noise.
-        learn_frequencies, learn_decay: train the frequencies or the decays, which are fixed by default.
+        learn_frequencies, learn_decay, learn_noise_floor: train what is fixed by default.
+        process_noise_as: "rate", the noise per unit of time is trained, as in the released code; or "steady_state", the
+            stationary variance is, as in algorithm 1. Heads without decay have none and keep the rate.
         tie_key_value: use the keys as values, which saves one projection.
-        noise: "constant", or "time_dependent" for exponential and periodic parts beside the white noise.
+        noise: "constant", or "time_dependent" for damped waves beside the white noise.
+        noise_parts: number of these waves, for each head.
     """
 
     steady_state: float = 0.1
     learn_frequencies: bool = False
     learn_decay: bool = False
+    learn_noise_floor: bool = False
+    process_noise_as: ProcessNoiseAs = "rate"
     tie_key_value: bool = False
     noise: Noise = "constant"
+    noise_parts: int = NOISE_PARTS
 
     def __post_init__(self) -> None:
         super().__post_init__()
         kind = self.frequencies.kind
+        check_range("noise_parts", self.noise_parts, 1, 1000)
         require(kind not in ("as_released", "yarn"), "frequencies", kind, "score='dot_product' with it")
         check_slow_modes(self.frequencies, self.learn_frequencies)
         paired = kind != "rope" or not self.learn_frequencies
@@ -136,6 +143,10 @@ class StateSpaceConfig(AttentionConfig):
     def has_paired_modes(self) -> bool:
         """Whether modes come in conjugate pairs. Learned frequencies always do."""
         return super().has_paired_modes() or self.learn_frequencies
+
+    def without_effect(self) -> set[str]:
+        """Flat names of the fields without effect. Constant noise has no parts."""
+        return super().without_effect() | (set() if self.noise == "time_dependent" else {"noise_parts"})
 
     def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> RobustFilterAttention:
         """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
@@ -150,8 +161,11 @@ class StateSpaceConfig(AttentionConfig):
             steady_state=self.steady_state,
             learn_frequency=self.learn_frequencies,
             learn_decay=self.learn_decay,
+            learn_noise_floor=self.learn_noise_floor,
+            process_noise_as=self.process_noise_as,
             tie_key_value=self.tie_key_value,
             noise=self.noise,
+            noise_parts=self.noise_parts,
             backend=self.backend,
             **self.options(heads),
             **self.shared_options(),
@@ -181,7 +195,8 @@ class FilterAttentionConfig(StateSpaceConfig):
         step: "learned", or "precision" for the innovation times a gain from the posterior precision.
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`.
-        steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
+        steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise,
+            noise_parts: as in `StateSpaceConfig`.
 
     Raises:
         ValueError: if values do not fit together.
@@ -205,6 +220,7 @@ class FilterAttentionConfig(StateSpaceConfig):
         super().__post_init__()
         require(0 < self.gated_heads <= 1, "gated_heads", self.gated_heads, "a share above 0, at most 1")
         check_dynamics(self.prior, self.steady_state, self.noise, self.horizon, self.learn_horizon)
+        check_noises(self.prior, self.learn_noise_floor, self.process_noise_as)
         riccati = self.prior == "riccati"
         require(
             riccati or self.initial_slopes is None, "initial_slopes", self.initial_slopes, "prior='riccati' with it"
@@ -244,9 +260,12 @@ class RoutingAttentionConfig(StateSpaceConfig):
     Its likelihood has fixed Gaussian weights, Lyapunov variances, and no horizon.
 
     Args:
+        source_prior: "uniform", each earlier token is as likely a source as the others; or "exponential", near ones are
+            likelier, at a learned rate of each head.
         frequencies, decay, rotate_values, innovation, normalise_states, taps, output_gain, backend: as in
             `AttentionConfig`.
-        steady_state, learn_frequencies, learn_decay, tie_key_value, noise: as in `StateSpaceConfig`.
+        steady_state, learn_frequencies, learn_decay, learn_noise_floor, process_noise_as, tie_key_value, noise,
+            noise_parts: as in `StateSpaceConfig`.
 
     Raises:
         ValueError: if values do not fit together.
@@ -255,6 +274,8 @@ class RoutingAttentionConfig(StateSpaceConfig):
     kind: ClassVar[str] = "routing"
     chosen_by: ClassVar[Mapping[str, str]] = {"aggregation": "routing"}
 
+    source_prior: SourcePrior = "uniform"
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_dynamics("lyapunov", self.steady_state, self.noise)
@@ -262,4 +283,4 @@ class RoutingAttentionConfig(StateSpaceConfig):
 
     def options(self, heads: int) -> dict[str, Any]:
         """The layer's arguments beside those that both kinds have."""
-        return {"aggregation": "routing"}
+        return {"aggregation": "routing", "source_prior": self.source_prior}

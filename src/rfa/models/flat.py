@@ -36,11 +36,9 @@ def flatten(part: CheckedFields) -> dict[str, Any]:
     return flat
 
 
-DEFAULTS = {
-    "dynamics": "head",
-    "sink": False,
-    **flatten(FilterAttentionConfig()),
-}  # values of flat names that are not given
+_OF_KINDS = (DotProductAttentionConfig, RoutingAttentionConfig, FilterAttentionConfig)  # the last one's values count
+# values of flat names that are not given
+DEFAULTS = {"dynamics": "head", **{name: value for kind in _OF_KINDS for name, value in flatten(kind()).items()}}
 FLAT_NAMES = frozenset(DEFAULTS)
 
 

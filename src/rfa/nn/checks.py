@@ -36,6 +36,13 @@ def check_dynamics(
     require(noise == "constant" or prior == "lyapunov", "noise", noise, "prior='lyapunov' with it")
 
 
+def check_noises(prior: str, learn_noise_floor: bool, process_noise_as: str) -> None:
+    """Raise `ValueError` where the noises of a flat prior, which has none, would be learned."""
+    noisy = prior != "flat"
+    require(noisy or not learn_noise_floor, "learn_noise_floor", True, "a prior other than 'flat' with it")
+    require(noisy or process_noise_as == "rate", "process_noise_as", process_noise_as, "'rate' with prior='flat'")
+
+
 def check_filter(chosen: Mapping[str, object]) -> None:
     """Raise `ValueError` where the choices of a filter layer, by their names, exclude each other."""
     lyapunov, flat = chosen["prior"] == "lyapunov", chosen["prior"] == "flat"

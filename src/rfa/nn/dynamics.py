@@ -7,19 +7,21 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from rfa.checks import require
+from rfa.checks import check_range, require
 from rfa.dynamics import TimeDependentNoise, accumulated_variance, partitioned_frequencies, spectral_decay
 
-from .checks import check_dynamics, check_frequencies, check_learnable, check_rates
+from .checks import check_dynamics, check_frequencies, check_learnable, check_noises, check_rates
 
 LayerPrior = Literal["lyapunov", "riccati", "flat"]
 Noise = Literal["constant", "time_dependent"]
+ProcessNoiseAs = Literal["rate", "steady_state"]
 
 # Initial values of appendix D.2
 ROBUSTNESS, INVERSE_TEMPERATURE, KEY_NOISE, QUERY_NOISE, NOISE_FLOOR = 4.0, 1.0, 1.0, 1.0, 0.01
 TEMPERING = 1.0  # transported observations count as independent, as in the paper's consensus
-# Of the noise's exponential and periodic parts: a tenth of the white one each, over tens of units of time
+# Of the noise's damped waves: a tenth of the white one each, over tens of units of time
 NOISE_SHARE, NOISE_RATE, NOISE_FREQUENCY, NOISE_PHASE = 0.1, 0.1, 0.1, 0.0
+NOISE_PARTS = 2
 SMALLEST = 1e-6  # where mu = 0, a steady state would leave no process noise at all
 
 
@@ -80,33 +82,35 @@ class PositiveParameters(FullPrecision):
         return {name.removeprefix("raw_"): F.softplus(value.to(dtype)) for name, value in raw.items()}
 
 
+def _rate_of_steady_state(decay: Tensor) -> Tensor:
+    """`2 mu`, the noise per unit of time of a steady state of 1; where mu = 0 there is none, and a rate counts as 1."""
+    return torch.where(decay > 0, 2 * decay, 1.0)
+
+
 class LearnedNoise(nn.Module):
-    """`TimeDependentNoise` of each head. All but the phase go through softplus, so that the variance stays positive.
+    """`TimeDependentNoise` of each head. Amplitudes and rates go through softplus, so that the variance stays positive.
 
     It must be part of a module that keeps full precision.
 
     Args:
-        process_noise: `(heads,)`, the initial white part, variance per unit of time; the other parts start at a tenth.
+        process_noise: `(heads,)`, the initial white part, variance per unit of time; each part starts at a tenth.
+        parts: their number. They start at different rates and frequencies, or they would stay alike.
     """
 
-    def __init__(self, process_noise: Float[Tensor, " heads"]):
+    def __init__(self, process_noise: Float[Tensor, " heads"], parts: int):
         super().__init__()
-        each = torch.ones_like(process_noise)
-        part = (NOISE_SHARE * process_noise).clamp(min=1e-12)
-        self.raw_transient_noise = nn.Parameter(softplus_inverse(part))
-        self.raw_transient_rate = nn.Parameter(softplus_inverse(NOISE_RATE * each))
-        self.raw_periodic_noise = nn.Parameter(softplus_inverse(part))
-        self.raw_periodic_frequency = nn.Parameter(softplus_inverse(NOISE_FREQUENCY * each))
-        self.periodic_phase = nn.Parameter(NOISE_PHASE * each)
+        number = torch.arange(1, parts + 1, dtype=process_noise.dtype, device=process_noise.device)
+        each = torch.ones_like(process_noise)[:, None] * torch.ones_like(number)
+        amplitude = (NOISE_SHARE * process_noise[:, None] * each).clamp(min=1e-12)
+        self.raw_amplitude = nn.Parameter(softplus_inverse(amplitude))
+        self.raw_rate = nn.Parameter(softplus_inverse(NOISE_RATE * each / number))
+        self.angular_frequency = nn.Parameter(NOISE_FREQUENCY * each * number)
+        self.phase = nn.Parameter(NOISE_PHASE * each)
 
     def forward(self) -> TimeDependentNoise:
         """The operator's argument `noise`."""
         return TimeDependentNoise(
-            transient_noise=F.softplus(self.raw_transient_noise),
-            transient_rate=F.softplus(self.raw_transient_rate),
-            periodic_noise=F.softplus(self.raw_periodic_noise),
-            periodic_frequency=F.softplus(self.raw_periodic_frequency),
-            periodic_phase=self.periodic_phase,
+            F.softplus(self.raw_amplitude), F.softplus(self.raw_rate), self.angular_frequency, self.phase
         )
 
 
@@ -125,9 +129,14 @@ class HeadDynamics(PositiveParameters):
         uses_query_noise: off where gamma^2 is not used, so that every parameter has a gradient.
         robust: off for Gaussian weights, which have no robustness and no inverse temperature.
         tempered: on where precision determines the step: `tempering()` gives its exponent, which starts at 1.
-        noise: "time_dependent" adds exponential and periodic parts to the process noise (appendix E.5).
+        noise: "time_dependent" adds damped waves to the process noise (appendix E.5).
+        noise_parts: their number; without effect where the noise is constant.
         horizon: time added to each lag, or None.
-        learn_frequency, learn_decay, learn_horizon: make parameters of them.
+        source_rate: `(heads,)`, initial `rho > 0` of the sources of posterior routing; None for equally likely ones.
+        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of them.
+        process_noise_as: what is learned of the process noise: "rate", sigma^2 itself, as in the released code; or
+            "steady_state", `sigma~^2 = sigma^2 / (2 mu)` as in algorithm 1. A head with mu = 0 has no steady state and
+            keeps its rate: with `sigma^2 = 2 mu sigma~^2 = 0` its noise could not be learned.
 
     Raises:
         ValueError: for a shape that is wrong, a number out of range, or options that do not fit together.
@@ -145,10 +154,14 @@ class HeadDynamics(PositiveParameters):
         robust: bool = True,
         tempered: bool = False,
         noise: Noise = "constant",
+        noise_parts: int = NOISE_PARTS,
         horizon: float | None = None,
+        source_rate: Float[Tensor, " heads"] | None = None,
         learn_frequency: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
+        learn_noise_floor: bool = False,
+        process_noise_as: ProcessNoiseAs = "rate",
     ):
         super().__init__()
         require(frequency.dim() == 2, "frequency", tuple(frequency.shape), "shape (heads, modes)")
@@ -160,7 +173,11 @@ class HeadDynamics(PositiveParameters):
         require(prior in get_args(LayerPrior), "prior", prior, f"one of {get_args(LayerPrior)}")
         require(slopes is None or prior == "riccati", "slopes", slopes, "prior='riccati' with them")
         require(noise in get_args(Noise), "noise", noise, f"one of {get_args(Noise)}")
+        check_range("noise_parts", noise_parts, 1, 1000)
         check_dynamics(prior, steady_state, noise, horizon, learn_horizon)
+        kinds = get_args(ProcessNoiseAs)
+        require(process_noise_as in kinds, "process_noise_as", process_noise_as, f"one of {kinds}")
+        check_noises(prior, learn_noise_floor, process_noise_as)
         noisy = prior != "flat"
         process_noise = torch.where(decay > 0, 2 * decay * steady_state, SMALLEST)
         if slopes is not None:
@@ -171,20 +188,27 @@ class HeadDynamics(PositiveParameters):
         else:
             self.register_buffer("frequency", frequency)
         each = torch.ones_like(decay)
-        self._hold("decay", decay.clamp(min=SMALLEST) if learn_decay else decay, learn_decay)
-        self._hold("process_noise", process_noise if noisy else 0 * each, noisy)
+        decay = decay.clamp(min=SMALLEST) if learn_decay else decay
+        self._hold("decay", decay, learn_decay)
+        if process_noise_as == "steady_state":
+            self.hold("steady_state", process_noise / _rate_of_steady_state(decay))
+        else:
+            self._hold("process_noise", process_noise if noisy else 0 * each, noisy)
         self._hold("key_noise", KEY_NOISE * each if noisy else 0 * each, noisy)
         self._hold("query_noise", QUERY_NOISE * each if noisy else 0 * each, noisy and uses_query_noise)
-        self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, False)
+        self._hold("noise_floor", NOISE_FLOOR * each if noisy else each, learn_noise_floor)
         if robust:
             self._hold("robustness", ROBUSTNESS * each, True)
             self._hold("inverse_temperature", INVERSE_TEMPERATURE * each, True)
         if horizon is not None:
             self._hold("horizon", horizon * each, learn_horizon)
+        if source_rate is not None:
+            check_rates("source_rate", source_rate, heads)
+            self.hold("source_rate", source_rate)
         if tempered:
             self._hold("tempering", TEMPERING * each, True)
         if noise == "time_dependent":
-            self.noise = LearnedNoise(process_noise)
+            self.noise = LearnedNoise(process_noise, noise_parts)
 
     def _hold(self, name: str, value: Tensor, learned: bool) -> None:
         """A fixed value under its own name, a learned one through softplus as `raw_...`: loading cannot mix them."""
@@ -201,6 +225,8 @@ class HeadDynamics(PositiveParameters):
         values |= dict(self.named_buffers())
         if half is not None:
             values["frequency"] = torch.stack([half, -half], dim=-1).flatten(-2)
+        if "steady_state" in values:
+            values["process_noise"] = values.pop("steady_state") * _rate_of_steady_state(values["decay"])
         return values | {name: part() for name, part in self.named_children()}
 
     def tempering(self) -> Float[Tensor, " heads"]:

@@ -18,11 +18,13 @@ from rfa.ops.transforms import transformed
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_filter, check_routing
-from .dynamics import HeadDynamics, LayerPrior, Noise, bank
+from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
+from .geometry import alibi_slopes
 from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]
 Aggregation = Literal["consensus", "routing"]
+SourcePrior = Literal["uniform", "exponential"]
 
 
 class RobustFilterAttention(Attention):
@@ -45,14 +47,19 @@ class RobustFilterAttention(Attention):
         innovation: return the correction toward the estimate, not the estimate.
         query_noise_in_bias: gamma^2 in the additive prior too, as in the released code.
         horizon: initial time added to each lag, None for none.
-        learn_frequency, learn_decay, learn_horizon: make parameters of what is fixed by default.
+        learn_frequency, learn_decay, learn_horizon, learn_noise_floor: make parameters of what is fixed by default.
+        process_noise_as: "rate", sigma^2 is learned, as in the released code; or "steady_state", sigma~^2 is, as in
+            algorithm 1. Heads without decay have no steady state and learn sigma^2 either way.
         tie_key_value: the values are the keys, with one projection fewer (appendix E.1).
         step: "learned", part of the output projection; or "precision", the innovation times the gain
             `sigmoid(p log s_i + log gamma^2)` of each query and head, with p learned from 1 on (appendix E.2). It needs
             prior="lyapunov": Riccati weights are not precisions, and a flat prior has no gamma^2.
-        noise: "constant", or "time_dependent": white, exponential and periodic parts (appendix E.5).
+        noise: "constant", or "time_dependent": damped waves beside the white part (appendix E.5).
+        noise_parts: number of these waves, for each head.
         aggregation: "consensus", or "routing": each earlier key is a possible source with its own responsibility and
             gain (appendix E.8), in O(N^2) memory. The weight is Gaussian: no robustness, no temperature.
+        source_prior: of routing: "uniform", each key is as likely a source as the others; or "exponential", near keys
+            are likelier, `R_ij ~ exp(-rho tau)`. Each head learns rho, from ALiBi's slopes on, the first head slowest.
         backend: the operator's backend.
         **options: of every layer, as `causal`; see `Attention`.
 
@@ -79,10 +86,14 @@ class RobustFilterAttention(Attention):
         learn_frequency: bool = False,
         learn_decay: bool = False,
         learn_horizon: bool = False,
+        learn_noise_floor: bool = False,
+        process_noise_as: ProcessNoiseAs = "rate",
         tie_key_value: bool = False,
         step: Step = "learned",
         noise: Noise = "constant",
+        noise_parts: int = NOISE_PARTS,
         aggregation: Aggregation = "consensus",
+        source_prior: SourcePrior = "uniform",
         backend: str = "auto",
         **options: Any,
     ):
@@ -92,8 +103,11 @@ class RobustFilterAttention(Attention):
         require(aggregation in get_args(Aggregation), "aggregation", aggregation, f"one of {get_args(Aggregation)}")
         chosen: dict[str, Any] = {"prior": prior, "gate": gate, "query_noise_in_bias": query_noise_in_bias}
         check_filter({**chosen, "horizon": horizon, "step": step, "aggregation": aggregation})
+        require(source_prior in get_args(SourcePrior), "source_prior", source_prior, f"one of {get_args(SourcePrior)}")
         require(self.gated_heads == num_heads or self.clock is not None, "gated_heads", "some", "1 without a clock")
         precise, routed = step == "precision", aggregation == "routing"
+        falls = source_prior == "exponential"
+        require(routed or not falls, "source_prior", source_prior, "'uniform' without aggregation='routing'")
         if routed:
             check_routing(weight, backend)
             require(not self.dropout, "dropout", self.dropout, "0 with aggregation='routing'")
@@ -109,10 +123,14 @@ class RobustFilterAttention(Attention):
             robust=not routed,
             tempered=precise,
             noise=noise,
+            noise_parts=noise_parts,
             horizon=horizon,
+            source_rate=alibi_slopes(num_heads).sort().values if falls else None,
             learn_frequency=learn_frequency,
             learn_decay=learn_decay,
             learn_horizon=learn_horizon,
+            learn_noise_floor=learn_noise_floor,
+            process_noise_as=process_noise_as,
         )
         self.rotate_values, self.step, self.aggregation = rotate_values, step, aggregation
         self.options = Options(

@@ -86,7 +86,7 @@ def robust_filter_attention(
         query_noise_in_bias: `-log(Sigma + gamma^2)` instead of `-log Sigma`, as in the released code.
         horizon: h >= 0 per head: a forecast of the time `t_i + h`. Lags grow by h, and the estimate is turned by h.
             The visible keys, the rotation within r and the Riccati weights do not change.
-        noise: parts of the process noise beside the white part sigma^2, `(heads,)` each: V of
+        noise: parts of the process noise beside the white part sigma^2, fields `(heads, parts)`: V of
             `rfa.dynamics.time_dependent_variance` replaces `sigma^2 phi` (appendix E.5). With prior="lyapunov" only.
             Where times are given only the reference serves it, in O(N^2) memory.
         return_log_precision: also return `log s_i = log sum_j exp(beta_s L_ij)` (appendix E.2).

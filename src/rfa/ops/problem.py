@@ -26,7 +26,7 @@ _SWITCHES = {  # of `Options`, by the arguments' names
     "return_log_precision": "log_precision",
 }
 _POSITIVE = ("robustness", "inverse_temperature")
-_SIGNED = ("frequency", "periodic_frequency", "periodic_phase")
+_SIGNED = ("frequency", "angular_frequency", "phase")
 
 
 class Parameters(NamedTuple):
@@ -41,6 +41,7 @@ class Parameters(NamedTuple):
         inverse_temperature: beta_s.
         horizon: h, units of time; None for none.
         noise: the parts of the process noise beside the white one; None for none.
+        source_rate: rho, per unit of time, of posterior routing alone; None for sources that are equally likely.
     """
 
     decay: Tensor
@@ -53,6 +54,7 @@ class Parameters(NamedTuple):
     inverse_temperature: Tensor
     horizon: Tensor | None = None
     noise: TimeDependentNoise | None = None
+    source_rate: Tensor | None = None
 
     def to(self, dtype: torch.dtype) -> "Parameters":
         """The same in another dtype, except `noise`: its phases are formed before rounding."""
@@ -64,7 +66,7 @@ class Parameters(NamedTuple):
         changed: dict[str, Any] = {name: p[index] for name, p in self._asdict().items() if isinstance(p, Tensor)}
         changed["frequency"] = self.frequency
         if self.noise is not None:
-            changed["noise"] = TimeDependentNoise(*(p[index] for p in self.noise))
+            changed["noise"] = TimeDependentNoise(*(p[(slice(None), *index[1:])] for p in self.noise))
         return self._replace(**changed)
 
     def variance(self, lag: Tensor) -> Tensor:
@@ -210,8 +212,13 @@ def _check_states(query: Tensor, key: Tensor, value: Tensor, rotate_values: bool
 def _check_parameters(
     parameters: Parameters, heads: int, modes: int, device: torch.device, per_mode: tuple[str, ...]
 ) -> None:
+    shapes = dict.fromkeys(per_mode, (heads, modes))
+    if (noise := parameters.noise) is not None:
+        check_tensor("amplitude", noise.amplitude)
+        parts = noise.amplitude.shape[-1] if noise.amplitude.dim() == 2 else 1
+        shapes |= dict.fromkeys(noise._fields, (heads, max(1, parts)))
     for name, given in parameters.tensors().items():
-        expected = (heads, modes) if name in per_mode else (heads,)
+        expected = shapes.get(name, (heads,))
         check_tensor(name, given)
         if tuple(given.shape) != expected:
             raise ValueError(f"{name}: got shape {tuple(given.shape)}, expected {expected}")

@@ -40,6 +40,7 @@ def posterior_routing(
     query_noise: Float[Tensor, " heads"],
     noise_floor: Float[Tensor, " heads"],
     noise: TimeDependentNoise | None = None,
+    source_rate: Float[Tensor, " heads"] | None = None,
     times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
     query_times: Float[Tensor, "*s queries"] | Int[Tensor, "*s queries"] | None = None,
     key_mask: Bool[Tensor, "batch keys"] | None = None,
@@ -49,13 +50,14 @@ def posterior_routing(
 ) -> Float[Tensor, "batch heads queries channels"]:
     r"""The posterior mean of a state whose source is one of the earlier keys, and it is not known which.
 
-    A state comes from one of the visible keys, each as likely as the others before the query is seen, and the query
-    is a noisy observation of it: `x_i | K = j ~ CN(x_ij, Sigma_ij I)`, `q_i ~ CN(x_i, gamma^2 I)`. For one head, with
-    d complex modes, the lag `tau = t_i - t_j` and `Sigma` as in `robust_filter_attention`:
+    A state comes from one of the visible keys, `P(K = j) = R_ij`, and the query is a noisy observation of it:
+    `x_i | K = j ~ CN(x_ij, Sigma_ij I)`, `q_i ~ CN(x_i, gamma^2 I)`. For one head, with d complex modes, the lag
+    `tau = t_i - t_j` and `Sigma` as in `robust_filter_attention`:
 
         E, x_ij  = exp(-mu tau), exp((-mu + i omega) tau) v_j
         r_ij     = |q_i - exp((-mu + i omega) tau) k_j|^2
-        alpha_ij = softmax_j(-r_ij / (Sigma_ij + gamma^2) - d log(Sigma_ij + gamma^2))
+        R_ij     = exp(-rho tau) / sum_l exp(-rho (t_i - t_l))
+        alpha_ij = softmax_j(log R_ij - r_ij / (Sigma_ij + gamma^2) - d log(Sigma_ij + gamma^2))
         G_ij     = gamma^2 / (Sigma_ij + gamma^2)
         out_i    = x_i + sum_j alpha_ij G_ij (x_ij - x_i),    x_i the query's own value
 
@@ -71,6 +73,8 @@ def posterior_routing(
         key: `(batch, heads, keys, 2 d)`.
         value: `(batch, heads, keys, 2 d)`.
         query_value: x_i, `(batch, heads, queries, 2 d)`.
+        source_rate: rho >= 0, per unit of time, `(heads,)`: near keys are the likelier sources. None for 0: before the
+            query is seen each key is as likely as the others.
         decay, frequency, process_noise, key_noise, query_noise, noise_floor, noise, times, query_times, key_mask,
             segment_ids, causal, rotate_values: as `robust_filter_attention`.
 
@@ -81,7 +85,7 @@ def posterior_routing(
     Raises:
         ValueError: naming the argument, what was given and what was expected.
 
-    Source: appendix E.8, with a uniform prior over the sources.
+    Source: appendix E.8, with a prior of the sources that depends on the lag alone.
     """
     parameters = gaussian_parameters(
         decay=decay,
@@ -91,6 +95,7 @@ def posterior_routing(
         query_noise=query_noise,
         noise_floor=noise_floor,
         noise=noise,
+        source_rate=source_rate,
     )
     options = Options(causal, "student_t", rotate_values, "lyapunov", True, False, False)
     validate(query, key, value, parameters, options)
@@ -139,11 +144,14 @@ def gaussian_parameters(
     query_noise: Tensor,
     noise_floor: Tensor,
     noise: TimeDependentNoise | None = None,
+    source_rate: Tensor | None = None,
 ) -> Parameters:
     """Parameters of a Gaussian weight, which has neither robustness nor temperature."""
     one = torch.ones_like(decay)
     noises = (process_noise, key_noise, query_noise, noise_floor)
-    return Parameters(decay, frequency, *noises, robustness=one, inverse_temperature=one, horizon=None, noise=noise)
+    return Parameters(
+        decay, frequency, *noises, robustness=one, inverse_temperature=one, noise=noise, source_rate=source_rate
+    )
 
 
 def routing_step(
@@ -174,7 +182,7 @@ def routing_step(
             return (weights * scores.decay) @ value - weights.sum(-1, keepdim=True) * query_value[:, :, rows]
 
         unknown = poisoned[:, :, rows] | sees_any(scores.visible, poisoned_keys)
-        return DenseRows(scores.log_likelihood, scores.visible, step, unknown)
+        return DenseRows(scores.score, scores.visible, step, unknown)
 
     with torch.autocast(query.device.type, enabled=False):
         return masked_softmax(row_blocks(batch, heads, queries, key.shape[2]), dense_rows)[0]
@@ -183,15 +191,15 @@ def routing_step(
 def routes(query: Tensor, key: Tensor, parameters: Parameters, positions: Positions, causal: bool = True) -> Routes:
     """Responsibilities and gains of states that stand in the common frame, in float32 or float64."""
     scores = _scores(query, key, parameters, positions, causal)
-    rows = DenseRows(scores.log_likelihood, scores.visible, lambda responsibility: responsibility)
+    rows = DenseRows(scores.score, scores.visible, lambda responsibility: responsibility)
     responsibility, _ = masked_softmax([slice(None)], lambda _: rows)
     return Routes(responsibility, scores.gain, scores.decay)
 
 
 class _Scores(NamedTuple):
-    """`log_likelihood`, `gain` and `decay` `(batch, heads, queries, keys)`; `visible` `(b, queries, keys)`."""
+    """`score`, `gain` and `decay` `(batch, heads, queries, keys)`; `visible` `(b, queries, keys)`."""
 
-    log_likelihood: Tensor
+    score: Tensor
     gain: Tensor
     decay: Tensor
     visible: Tensor
@@ -208,6 +216,8 @@ def _scores(query: Tensor, key: Tensor, parameters: Parameters, positions: Posit
     total = effective_variance(head.variance(lag), head.query_noise, "exponential")
     squares = query.square().sum(-1)[..., :, None] + decay.square() * key.square().sum(-1)[..., None, :]
     residual = (squares - 2 * decay * (query @ key.mT)).relu()  # rounding may leave a tiny negative number
-    log_likelihood = -evidence(residual, (total,), "exponential") - modes * total.log()
-    gain = (head.query_noise / total).expand_as(log_likelihood)
-    return _Scores(log_likelihood, gain, decay.expand_as(log_likelihood), visible)
+    score = -evidence(residual, (total,), "exponential") - modes * total.log()
+    if head.source_rate is not None:  # its sum over the keys cancels in the softmax
+        score = score - head.source_rate * lag
+    gain = (head.query_noise / total).expand_as(score)
+    return _Scores(score, gain, decay.expand_as(score), visible)

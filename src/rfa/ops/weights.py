@@ -1,6 +1,6 @@
 """The attention weights of a forward pass. While they are recorded, operators run as dense code and note them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -24,29 +24,29 @@ class WeightedRows(NamedTuple):
     first_key: int
 
 
-_recorded: ContextVar[list[WeightedRows] | None] = ContextVar("rfa_weights", default=None)
+_note: ContextVar[Callable[[WeightedRows], None] | None] = ContextVar("rfa_weights", default=None)
 
 
 @contextmanager
-def recorded_weights() -> Iterator[list[WeightedRows]]:
-    """Within it, operators take the reference backend and add their rows to the list."""
+def recorded_weights(note: Callable[[WeightedRows], None] | None = None) -> Iterator[list[WeightedRows]]:
+    """Within it, operators take the reference backend and add their rows to the list, or hand them to `note`."""
     rows: list[WeightedRows] = []
-    token = _recorded.set(rows)
+    token = _note.set(rows.append if note is None else note)
     try:
         yield rows
     finally:
-        _recorded.reset(token)
+        _note.reset(token)
 
 
 def recording() -> bool:
     """Whether weights are recorded. A compiled program never records them."""
-    return not torch.compiler.is_compiling() and _recorded.get() is not None
+    return not torch.compiler.is_compiling() and _note.get() is not None
 
 
 def record(score: Tensor, first_key: int = 0) -> None:
     """Note the weights of rows with these scores in nats, -inf where a key is not seen, where they are recorded."""
-    if recording() and (rows := _recorded.get()) is not None:
-        rows.append(WeightedRows(score.softmax(-1), score.logsumexp(-1), first_key))
+    if recording() and (note := _note.get()) is not None:
+        note(WeightedRows(score.softmax(-1), score.logsumexp(-1), first_key))
 
 
 def joined(rows: list[WeightedRows], visible: Tensor) -> tuple[Tensor, Tensor]:

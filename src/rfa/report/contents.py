@@ -229,8 +229,11 @@ def _has_label(label: str, run: Run) -> bool:
 
 def _maps(runs: Sequence[Run]) -> list[ListedFigure]:
     """Attention maps of the last layer: in blocks over the whole window, and by single tokens at its end."""
+    alone = "the paper's figures leave the decay out"
+    both = any(_has_entry("undecayed", run) for run in runs)
+    paper = f"rows before decay: the softmax weight alone; {alone}" if both else alone
     what = (
-        "what reaches the estimate: the softmax weight times the decay (the paper's figures leave the decay out). "
+        f"what reaches the estimate: the softmax weight times the decay ({paper}). "
         f"Last layer, a window of {MAP_LENGTHS} training lengths"
     )
     kinds = (
@@ -259,6 +262,9 @@ def _has_entry(entry: str, run: Run) -> bool:
     return run.get(entry) is not None
 
 
+_UNDECAYED = {"maps": "undecayed", "near": "undecayed_near"}
+
+
 def _draw_first_seeds(entry: str, draw: Callable[..., Figure], runs: Sequence[Run]) -> Figure:
     """A figure of the first run of each label that has maps."""
     mapped = [run for run in runs if _has_entry(entry, run)]
@@ -267,5 +273,8 @@ def _draw_first_seeds(entry: str, draw: Callable[..., Figure], runs: Sequence[Ru
         raise MissingData(f"runs: got maps of training lengths {lengths}, expected one")
     first: dict[str, np.ndarray] = {}
     for run in mapped:
-        first.setdefault(run["label"], run[entry])
+        if run["label"] not in first:
+            first[run["label"]] = run[entry]
+            if (before := run.get(_UNDECAYED[entry])) is not None:
+                first[f"{run['label']}\n{figures.BEFORE_DECAY}"] = before
     return draw(first, lengths[0])

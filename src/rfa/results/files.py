@@ -126,12 +126,22 @@ def write_maps(maps: Mapping[str, np.ndarray], path: Path) -> None:
         np.savez_compressed(file, **arrays)
 
 
+def has_maps(path: str | Path, name: str) -> bool:
+    """Whether a readable file holds maps of this name. Files of older versions hold none before decay."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return f"{name}.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
 def read_maps(path: str | Path, name: str = "weights") -> np.ndarray:
     """The attention maps of a run's last layer, `(heads, queries, keys)`.
 
     Args:
         path: of the file.
-        name: "weights" for blocks of queries and of keys, the same number of both; "near" for single tokens.
+        name: "weights" for blocks of queries and of keys, the same number of both; "near" for single tokens;
+            "undecayed" and "undecayed_near" for the same before decay.
 
     Raises:
         ValueError: if the file is missing, is damaged, or holds no such maps.
@@ -152,7 +162,7 @@ def read_maps(path: str | Path, name: str = "weights") -> np.ndarray:
         zlib.error,
     ) as error:
         raise ValueError(f"maps: {path} is damaged ({error}), expected maps of attention") from error
-    check_maps(maps, str(path), square=name == "weights")
+    check_maps(maps, str(path), square=name in ("weights", "undecayed"))
     return maps
 
 

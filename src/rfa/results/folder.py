@@ -9,10 +9,16 @@ import numpy as np
 from rfa.models import PRESETS
 from rfa.progress import Progress
 
-from .files import PLANNED, TRIGRAM, read_maps, read_planned, read_result, read_trigram
+from .files import PLANNED, TRIGRAM, has_maps, read_maps, read_planned, read_result, read_trigram
 
 _TRAINED = "run.json"  # of a run of `rfa train`
 _RESULTS = "results"  # the folder of result files in that of a record
+_MAPS = (  # entry of a run, name in the file, and whether every file has it
+    ("maps", "weights", True),
+    ("near", "near", True),
+    ("undecayed", "undecayed", False),
+    ("undecayed_near", "undecayed_near", False),
+)
 _FILES = "result files as `rfa experiment RECIPE --out DIR` leaves them"
 
 
@@ -22,8 +28,8 @@ class Results(NamedTuple):
     Args:
         folder: of the result files.
         runs: contents of all valid result files, sorted by preset, label and seed. Each has its attention maps as
-            `maps` and `near`, `(heads, queries, keys)` or None, and as `trigram` the file of the recipe's trigram or
-            None.
+            `maps` and `near`, and as `undecayed` and `undecayed_near` those before decay, `(heads, queries, keys)` or
+            None, and as `trigram` the file of the recipe's trigram or None.
         refused: the reason why a file could not be read, by the file's name.
         unfinished: the reason why a run of the recipe has no result, by the run's name.
     """
@@ -62,8 +68,8 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     for done, file in enumerate(files, 1):
         try:
             run = read_result(file)
-            for entry, name in (("maps", "weights"), ("near", "near")):
-                run[entry], fault = _maps(file, run["attention"], name)
+            for entry, name, always in _MAPS:
+                run[entry], fault = _maps(file, run["attention"], name, always)
                 refused.update(fault)
             runs[file] = run
         except (ValueError, OSError) as error:
@@ -157,11 +163,13 @@ def _check_one_recipe(runs: dict[Path, dict[str, Any]]) -> None:
             raise ValueError(f"folder: got {other} and {file.name} of the same label and seed, expected one of them")
 
 
-def _maps(file: Path, maps_name: str | None, name: str) -> tuple[np.ndarray | None, dict[str, str]]:
+def _maps(file: Path, maps_name: str | None, name: str, always: bool) -> tuple[np.ndarray | None, dict[str, str]]:
     """The attention maps in the folder of a result file, and their fault by the file's name."""
     if maps_name is None:
         return None, {}
     path = file.with_name(Path(maps_name).name)
+    if not always and not has_maps(path, name):
+        return None, {}
     try:
         return read_maps(path, name), {}
     except ValueError as error:

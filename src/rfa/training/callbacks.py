@@ -264,7 +264,8 @@ def _per_head(parameters: dict[str, Any]) -> dict[str, list[float | None]]:
     Alpha is None for a head without decay.
     """
     noise = parameters.get("noise")
-    parameters = {**parameters, **({} if noise is None else noise._asdict())}
+    parts = [] if noise is None else [dict(zip(noise._fields, part, strict=True)) for part in noise.parts()]
+    parameters = parameters | {f"{name}_{index}": x for index, part in enumerate(parts) for name, x in part.items()}
     values = {name: given.detach() for name, given in parameters.items() if name not in ("frequency", "noise")}
     values["alpha"] = regime(values["decay"], values["process_noise"], values["key_noise"])
     return {

@@ -23,7 +23,7 @@ DYNAMICS = [
              "a peak lag where the response falls from the start", "dynamics/test_regimes.py"),
     Mutation("dynamics/integrals.py", "(slow[1] - fast[1]) * lag", "(fast[1] - slow[1]) * lag",
              "the sign of a difference of frequencies", "dynamics/test_coupling.py"),
-    Mutation("dynamics/covariance.py", "torch.minimum(2 * mu, kappa)", "torch.minimum(mu, kappa)",
+    Mutation("dynamics/covariance.py", "torch.where(backwards, kappa, 2 * mu),", "torch.where(backwards, kappa, mu),",
              "the slower of two rates", "dynamics/test_time_dependent_noise.py"),
     Mutation("dynamics/spectrum.py", "frequency.abs().amax(dim=-1)", "frequency.amax(dim=-1)",
              "negative frequencies do not count for the damping", "dynamics/test_spectrum.py"),

@@ -8,7 +8,14 @@ from matplotlib.figure import Figure
 
 from .comparison import accuracy_maps, differences, retrieval, speed_over_length
 from .forecast import ForecastPanel, forecast_panels
-from .heads import attention_maps, near_attention, noises_over_training, regimes_over_training, robustness_over_training
+from .heads import (
+    BEFORE_DECAY,
+    attention_maps,
+    near_attention,
+    noises_over_training,
+    regimes_over_training,
+    robustness_over_training,
+)
 from .series import filtered_series, series_ratios
 from .style import COLOURS, COLUMN, PAGE, save
 from .theory import (
@@ -29,6 +36,7 @@ from .training import (
 )
 
 __all__ = [
+    "BEFORE_DECAY",
     "COLOURS",
     "COLUMN",
     "PAGE",

@@ -1,7 +1,7 @@
 """What the heads of a model learned over training, and the attention maps of its last layer."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +163,7 @@ def _title(run: Run) -> str:
 
 
 _FAINTEST = 1e-5  # lowest weight of the colour scale; weights spread evenly over 128 blocks are 8e-3
+BEFORE_DECAY = "before decay"  # in the labels of maps of the softmax's weights
 _HEADS_PER_ROW = 4  # if the figure shows one model
 
 
@@ -170,8 +171,9 @@ _HEADS_PER_ROW = 4  # if the figure shows one model
 def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: int, length: int | None = None) -> Figure:
     """The weight of each block of keys for each block of queries, by head, on one logarithmic colour scale.
 
-    The weights are those of the estimate, `A_ij exp(-mu tau)`, summed over a block's keys and averaged over a block of
-    queries. Keys left of the dotted line are more than the training length back, farther than any key in training.
+    The weights are those of the estimate, `A_ij exp(-mu tau)`, or A alone in rows whose label says `BEFORE_DECAY`. They
+    are summed over a block's keys and averaged over a block of queries. Keys left of the dotted line are more than the
+    training length back, farther than any key in training.
     Weights below the scale have its faintest colour. Keys after the query are white.
 
     Args:
@@ -209,7 +211,7 @@ def attention_maps(maps: Mapping[str, np.ndarray | str | Path], train_length: in
             if alone or row == 0:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
         panels_of_model[0].set_ylabel(label)
-    _label_axes(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys")
+    _label_axes(figure, panels, image, "tokens", "tokens", f"{-(-length // blocks)} neighbouring keys{_decay(maps)}")
     return figure
 
 
@@ -244,8 +246,15 @@ def near_attention(maps: Mapping[str, np.ndarray], train_length: int) -> Figure:
                 axes.set_title(f"head {head}", fontsize=7.5, pad=2)
         panels_of_model[0].set_ylabel(label)
     marked = train_length < keys  # otherwise the line lies before the first key
-    _label_axes(figure, panels, image, "tokens before the end", f"of the last {queries}", "a key", marked)
+    _label_axes(
+        figure, panels, image, "tokens before the end", f"of the last {queries}", f"a key{_decay(maps)}", marked
+    )
     return figure
+
+
+def _decay(labels: Iterable[str]) -> str:
+    """Whether the rows of these labels are after decay, in words."""
+    return f", after decay{' unless the row says before' if any(BEFORE_DECAY in label for label in labels) else ''}"
 
 
 def _draw(axes: Axes, weights: np.ndarray, after: np.ndarray, norm: LogNorm, **look: Any) -> AxesImage:
@@ -269,7 +278,7 @@ def _label_axes(
     dotted = "; dotted: one training length before the query" if marked else ""
     figure.supxlabel(f"key ({keys}){dotted}", fontsize=7.5)
     figure.supylabel(f"query ({queries})", fontsize=7.5)
-    words = f"weight of a query on {share}, after decay"
+    words = f"weight of a query on {share}"
     figure.colorbar(image, ax=panels, label=words, location="top", extend="min", aspect=50, fraction=0.05, shrink=0.7)
 
 
