@@ -156,7 +156,7 @@ def predicted(
     model: RFAForTimeSeries, table: SeriesTable, origin: Float[Tensor, ""], asked: Float[Tensor, " n"]
 ) -> Distribution:
     """The network's distribution at times `(n,)` since `origin`, `(n, channels)`."""
-    times, values = (table.times - origin)[None], table.values[None].to(torch.get_default_dtype())
+    times, values = (table.times - origin)[None], table.values[None]
     device = next(model.parameters()).device
     output = model(times.to(device), values.to(device), query_times=asked[None].to(device))
     parts = (output.location, output.deviation, output.degrees_of_freedom)

@@ -77,7 +77,8 @@ class GatedDecay(SeriesControl):
         readings = checked_readings(times, values, self.channels)
         tokens = series_tokens(readings, self.scaling, self.typical_gap, self.head.weight.dtype)
         scaled, observed, log_gap, query = tokens.features.split([self.channels, self.channels, 1, 1], dim=-1)
-        clock = times.gather(1, tokens.of_readings.argsort(-1)).to(scaled.dtype) / self.typical_gap
+        since_first = (times - times[:, :1]).gather(1, tokens.of_readings.argsort(-1))
+        clock = since_first.to(scaled.dtype) / self.typical_gap
         state = scaled.new_zeros(len(scaled), self.hidden_size)
         last, last_time = scaled.new_zeros(scaled[:, 0].shape), clock[:, :1].expand(-1, self.channels)
         states = []
