@@ -324,6 +324,19 @@ def test_scores_are_those_of_the_forecasts(wave):
     assert scores["coverage"] == pytest.approx(inside / count, abs=0.05)  # readings near the ends of the intervals
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_network_whose_files_changed_is_refused(wave, tmp_path, name):
+    """One bit of the last number of the weights, or one digit of the configuration."""
+    _, folder = wave
+    shutil.copytree(folder / "whole", tmp_path / "net")
+    file = tmp_path / "net" / "model" / name
+    content = bytearray(file.read_bytes())
+    content[content.rindex(b"8") if name == "config.json" else -1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^network: .*model cannot be read .*{name} is not as it was saved"):
+        load_network(tmp_path / "net")
+
+
 def test_changed_files_and_damaged_checkpoints_are_named(wave, tmp_path):
     request, folder = wave
     file = tmp_path / "x.csv"

@@ -1,6 +1,5 @@
 """A forecast that anybody can make, with its errors in training; and a network's scores beside it."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -5,7 +5,7 @@ All take rows as `RFAForTimeSeries` does, and answer with a distribution of the 
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ from .window_scaling import WindowScaling
 class SeriesControl(nn.Module):
     """A network of this file. Its outputs are Student-t distributions, as those of `RFAForTimeSeries` by default."""
 
-    def head_dynamics(self) -> dict[int, Any]:
-        """None: the optimiser asks for parameters of an SDE."""
-        return {}
+    def sde_parameters(self) -> list[nn.Parameter]:
+        """None. The optimiser asks for them."""
+        return []
 
 
 class GatedDecay(SeriesControl):
