@@ -72,8 +72,9 @@ def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = N
         spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
             `rfa.data.python_code`, or the folder that the environment variable `RFA_CODE` names),
             `gutenberg:novels` (92 novels, see `rfa.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
-            Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds `train/`, `valid/` and `test/` is split
-            so, a list of Project Gutenberg's books as the list says, code by package; any other by `split_by`.
+            Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds
+            `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code by
+            package; any other by `split_by`.
         split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
             cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
             `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out
