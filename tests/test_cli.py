@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import typer
 from cover import slow
 from ops.cpu.compiled import python
 from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
@@ -314,3 +315,34 @@ def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):
     monkeypatch.setattr(sys, "argv", ["rfa", "evaluate", str(run)])
     with pytest.raises(ZeroDivisionError):
         cli.main()
+
+
+BELOW_A_FILE = [
+    ("train", "--data", "unread", "--out"),
+    ("demo", "--out"),
+    ("demo", "--series", "--out"),
+    ("evaluate", "unread", "--json"),
+    ("evaluate", "unread", "--attention"),
+    ("export", "unread", "--out"),
+    ("experiment", "unread.yaml", "--out"),
+    ("report", ".", "--out"),
+    ("forecast", "unread.csv", "--time", "t", "--horizon", "3", "--out"),
+    ("forecast", "train", "unread.csv", "--time", "t", "--horizon", "3", "--out"),
+    ("bench", "operator", "--out"),
+    ("bench", "instructions", "--json"),
+]
+
+
+@pytest.mark.parametrize("place", ["file/below/it", "/proc/rfa/out"])
+@pytest.mark.parametrize("arguments", BELOW_A_FILE, ids=" ".join)
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(fails, tmp_path, arguments, place):
+    """Below a file, and in a file system that takes no files: permission bits do not hold back root."""
+    (tmp_path / "file").write_text("mine")
+    fails(*arguments, place, says=(f"{arguments[-1]}: got {place}, expected a place that can be written (in ",))
+
+
+def test_each_option_that_names_an_output_is_checked():
+    """Every command with `--out` stands in the list above."""
+    group = typer.main.get_command(cli.app.app)
+    named = {name for name, one in group.commands.items() if any("--out" in each.opts for each in one.params)}
+    assert named == {" ".join(each[: 1 + (each[1] == "train")]) for each in BELOW_A_FILE if each[-1] == "--out"}

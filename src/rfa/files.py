@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -41,6 +42,30 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def check_writable(name: str, path: Path) -> None:
+    """Raise `ValueError` unless a file or a folder can be made at a path, with its parents. Nothing is left there.
+
+    A nameless file is tried in the nearest folder that exists, because permission bits do not tell of mounts.
+
+    Args:
+        name: of the argument, for the message.
+        path: of the file or the folder. It may exist.
+    """
+    place = Path(os.path.abspath(path))
+    try:
+        place = place if place.is_dir() else place.parent
+        while not place.exists():
+            place = place.parent
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        reason = f"in {place}: {error.strerror or error}"
+        raise ValueError(f"{name}: got {path}, expected a place that can be written ({reason})") from None
+
+
+OUTPUT = ".rfa-output"  # in a folder of a report: its text is nothing to learn from
 
 
 def whole_name(path: Path) -> str:

@@ -187,8 +187,39 @@ def test_windows_are_what_was_seen_and_what_came_within_the_horizon():
     np.testing.assert_array_equal(example["times"], [times[k] - times[now] for k in rows])
     seen = [values[k] if k <= now else math.nan for k in rows]
     asked = [values[k] if k > now else math.nan for k in rows]
-    np.testing.assert_array_equal(example["values"][:, 0], np.float32(seen))
-    np.testing.assert_array_equal(example["targets"][:, 0], np.float32(asked))
+    np.testing.assert_array_equal(example["values"][:, 0], seen)
+    np.testing.assert_array_equal(example["targets"][:, 0], asked)
+
+
+def test_windows_of_unix_seconds_hold_all_rows_of_the_horizon():
+    """Times are then known to 1e-7 s: 21 steps of 0.1 s are 2.1 s for every window."""
+    one = table(1.7e9 + 0.1 * np.arange(200), np.sin(np.arange(200)))
+    split = split_windows([one], 2.1, 0.2, seed=0)
+    assert {p.end - p.now - 1 for p in split.train} == {21}
+
+
+@pytest.mark.parametrize("level", [1e8, 1e9])
+def test_a_network_sees_the_same_on_a_high_level(tmp_path, level):
+    """As of a meter's total: training, forecasts and outliers. The readings are multiples of 1/64, so exact."""
+    hours = np.arange(120.0)
+    values = np.round(64 * (10 + 4 * np.sin(2 * np.pi * hours / 24))) / 64
+    values[60] += 50
+    found = []
+    for above in (0.0, level):
+        file = write_csv(tmp_path / "x.csv", table(hours, above + values))
+        request = ForecastRequest(file=file, time="t", horizon="12")
+        training = {"steps": 4, "context": 24, "batch_size": 8, **SIZES}
+        found.append(forecast_file(request, tmp_path / f"{above}", model="network", training=training))
+    low, high = (each["channels"]["x0"] for each in found)
+    assert np.ptp(low["mean"]) > 0
+    rounding = {"rtol": 0, "atol": 1e-5}  # of training in float32, which is not told the level
+    np.testing.assert_allclose(np.subtract(high["mean"], level), low["mean"], **rounding)
+    for level_of, ends in low["intervals"].items():
+        for name, end in ends.items():
+            np.testing.assert_allclose(np.subtract(high["intervals"][level_of][name], level), end, **rounding)
+    assert [one["time"] for one in high["outliers"]] == [one["time"] for one in low["outliers"]]
+    for score in ("nll", "mse", "crps"):
+        assert found[1]["scores"]["network"][score] == pytest.approx(found[0]["scores"]["network"][score], rel=1e-5)
 
 
 def test_of_many_series_some_are_held_out():
@@ -291,6 +322,19 @@ def test_scores_are_those_of_the_forecasts(wave):
     assert scores["targets"] == count
     assert scores["nll"] == pytest.approx(total / count, abs=1e-4)  # float32
     assert scores["coverage"] == pytest.approx(inside / count, abs=0.05)  # readings near the ends of the intervals
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_network_whose_files_changed_is_refused(wave, tmp_path, name):
+    """One bit of the last number of the weights, or one digit of the configuration."""
+    _, folder = wave
+    shutil.copytree(folder / "whole", tmp_path / "net")
+    file = tmp_path / "net" / "model" / name
+    content = bytearray(file.read_bytes())
+    content[content.rindex(b"8") if name == "config.json" else -1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"^network: .*model cannot be read .*{name} is not as it was saved"):
+        load_network(tmp_path / "net")
 
 
 def test_changed_files_and_damaged_checkpoints_are_named(wave, tmp_path):

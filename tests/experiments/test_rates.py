@@ -11,11 +11,10 @@ import pytest
 from cover import slow
 from training.runs import MODEL
 
-from rfa.experiments import Recipe, load_recipe, making, run_recipe, states
+from rfa.experiments import Recipe, load_recipe, run_recipe, states
 from rfa.experiments.rates import needed_trials, possible_rates, trials_by_run
-from rfa.results import read_result
-from rfa.training import RunFolder, Stopped, TrainingSpec, train
-from rfa.training.callbacks import Diverged
+from rfa.results import read_result, unfinished_runs
+from rfa.training import RunFolder, Stopped, TrainingSpec, train, trainer
 
 from .recipes import TRAINING, write_recipe
 from .test_recipe import faults
@@ -171,24 +170,39 @@ def test_one_rate_needs_no_trials(tmp_path):
     assert set(trials_by_run(planned).values()) == {()}
 
 
-def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated):
+def far_too_fast(monkeypatch, which):
+    """Let the steps of some models and rates be so large that weights leave the range of their numbers."""
+    whole = trainer.make_optimizer
+
+    def optimizer(model, rate, one_group):
+        return whole(model, rate * (1e36 if which(model, rate) else 1), one_group)
+
+    monkeypatch.setattr(trainer, "make_optimizer", optimizer)
+
+
+def test_a_run_that_diverges_is_recorded_and_the_others_go_on(tmp_path, out, evaluated, monkeypatch):
+    runs = [{"presets": ["b1-rope"], "seeds": [0]}, {"presets": ["b2-alibi"], "seeds": [0]}]
+    planned = several(tmp_path, runs, [1e-3], max_steps=3)
+    far_too_fast(monkeypatch, lambda model, _: model.config.attention.prior == "flat")
+    first = run_recipe(planned, out)
+    assert first.done == ("b2-alibi-seed0",)
+    assert "training: got {'loss': nan" in first.failed["b1-rope-seed0"]
+    metrics = RunFolder(out / "runs" / "b1-rope-seed0").metrics.stat().st_mtime_ns
+    second = run_recipe(planned, out)
+    assert second == first
+    assert RunFolder(out / "runs" / "b1-rope-seed0").metrics.stat().st_mtime_ns == metrics  # nothing is trained again
+    assert [state.state for state in states(planned, out)] == ["diverged", "done"]
+    assert unfinished_runs(out)["b1-rope-seed0"] == first.failed["b1-rope-seed0"]
+
+
+def test_a_rate_that_diverges_has_lost(tmp_path, out, evaluated, monkeypatch):
     planned = several(tmp_path, RUNS[:1], [1e-3, 0.9], max_steps=3)
     diverged = RunFolder(out / "runs" / "b1-rope-rate-9e-1")
-    trained = making._trained
-
-    def made(recipe, run, *rest):
-        record = trained(recipe, run, *rest)
-        if run.trial and run.spec.learning_rate == 0.9:
-            diverged.write({**record, "finished": False})
-            raise Diverged("training: got nan")
-        return record
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "_trained", made)
-        run_recipe(planned, out)
+    far_too_fast(monkeypatch, lambda _, rate: rate == 0.9)
+    run_recipe(planned, out)
     result = read_result(out / "results" / "b1-rope-seed1.json")
     assert (result["learning_rate"], result["trials"]["0.9"]) == (1e-3, None)
-    assert diverged.read()["diverged"] == "training: got nan"
+    assert "nan" in diverged.read()["diverged"]
     assert states(planned, out)[1].state == "done"  # it is not tried again
 
 

@@ -1,6 +1,7 @@
 """Recipes of series: reading, running, resuming, and the command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,9 @@ from rfa.experiments import (
     load_series_recipe,
     recipe_kind,
     run_series_recipe,
-    series_runner,
 )
 from rfa.experiments.known_filters import FILTERS
+from rfa.experiments.series_contestants import build_network, network_predictor, score
 from rfa.report.series_tables import SCORES
 
 RECIPES = Path(__file__).parents[2] / "recipes"
@@ -88,20 +89,63 @@ def test_a_later_seed_makes_the_first_one_too(rfa, small, tmp_path):
     assert "another process" not in said
 
 
-def test_a_rate_with_which_training_diverges_loses(small, tmp_path, monkeypatch):
-    train = series_runner.train_network
+DIVERGING = """
+kind: series
+name: diverging
+setting: {process: oscillator, length: 12, forecasts: 3, outliers: 0.9}
+training: {steps: 9, batch_size: 4}
+rates: RATES
+models:
+  - preset: x2-riccati-alibi
+    label: normal
+    model: {hidden_size: 8, num_hidden_layers: 1, num_attention_heads: 2, scaling: training, likelihood: gaussian}
+  - {preset: gru-d, label: GRU-D, model: {hidden_size: 8}, setting: {outliers: 0}}
+seeds: [0, 3]
+evaluation: {series: 6, columns: {trained: {}}}
+"""
 
-    def diverges(network, setting, training, progress):
-        if training.learning_rate == 1e-3:
-            raise RuntimeError("training: got a loss of nan")
-        return train(network, setting, training, progress)
 
-    monkeypatch.setattr(series_runner, "train_network", diverges)
-    monkeypatch.setattr(series_runner, "score", lambda *_: {"filter": dict.fromkeys(SCORES), "forecast": {"mse": None}})
-    run_series_recipe(load_series_recipe(small), tmp_path, only=("x2-seed0",))
-    found = results(tmp_path)["x2-seed0"]
-    assert (found["learning_rate"], found["trials"]["0.001"]) == (3e-2, None)
-    assert found["scores"]["trained"]["filter"]["mse"] is None  # answers that are not finite leave a result
+def diverging(path, rates):
+    """Readings are wrong by 1e154, so that squared errors lie just below the largest number.
+
+    One step too large, and the loss of a normal likelihood is infinite. The other network learns from clean series.
+    """
+    path.write_text(DIVERGING.replace("RATES", rates))
+    recipe = load_series_recipe(path)
+    return replace(recipe, setting=recipe.setting.changed(size=1e154))
+
+
+def test_a_rate_with_which_training_diverges_loses(small, tmp_path):
+    run_series_recipe(diverging(small, "[0.5, 1e-3]"), tmp_path, only=("normal-seed0",))
+    found = results(tmp_path)["normal-seed0"]
+    assert (found["learning_rate"], found["trials"]["0.5"], found["fault"]) == (1e-3, None, None)
+    assert found["trials"]["0.001"] > 0
+    assert set(found["scores"]["trained"]["filter"]) >= SCORES.keys()
+
+
+@pytest.mark.parametrize("rates", ["[0.5]", "[0.4, 0.5]"])
+def test_a_run_that_diverges_is_recorded_and_the_others_go_on(rfa, small, tmp_path, rates):
+    recipe, out = diverging(small, rates), tmp_path / "out"
+    for _ in range(2):  # a later call finds it recorded
+        assert len(run_series_recipe(recipe, out).done) == 4
+    found = results(out)
+    for seed in (0, 3):
+        assert found[f"normal-seed{seed}"]["scores"] == {}
+        assert found[f"normal-seed{seed}"]["fault"].startswith("training: got a loss of ")
+        assert found[f"GRU-D-seed{seed}"]["fault"] is None
+    assert rfa("report", out)[0] == 0
+    page = (out / "report" / "series.md").read_text()
+    assert "Stopped: normal, seed 0: training: got a loss of " in page
+    assert "| normal | 0, 2 stopped |" in page
+    assert "| GRU-D | 2 |" in page
+
+
+def test_a_network_whose_answers_are_not_finite_leaves_a_result(small):
+    setting = load_series_recipe(small).setting
+    network = build_network("x2-riccati-alibi", {"hidden_size": 8, "num_attention_heads": 2}, setting, 0)
+    network.head.bias.data.fill_(float("nan"))
+    found = score(network_predictor(network), setting, 6)
+    assert {found[part][name] for part in found for name in ("mse", "nll", "crps")} == {None}
 
 
 def test_a_result_of_other_settings_is_refused(rfa, small, tmp_path):

@@ -113,3 +113,11 @@ def test_outputs_may_be_some_of_the_rows():
 def test_bad_input(made, message):
     with pytest.raises(ValueError, match=message):
         made()
+
+
+def test_gru_d_reads_gaps_of_unix_seconds():
+    """In float32 a second since 1970 is known to 128 s. Times in multiples of 1/8, so that sums are exact."""
+    network, (times, values) = gru(), readings()
+    times = (times * 8).round() / 8 + torch.arange(7) / 8
+    expected, found = (network(times + origin, values).location for origin in (0.0, 1.7e9))
+    assert torch.equal(found, expected)

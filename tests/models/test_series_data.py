@@ -113,6 +113,26 @@ def test_the_collator_holds_readings_back():
     assert set(TimeSeriesCollator(forecast=0)([{"times": times, "values": values}])) == {"times", "values"}
 
 
+@pytest.mark.parametrize("pack", [False, True])
+def test_a_high_level_keeps_what_the_readings_say(pack):
+    """A wave of 10 +- 4 above 1e9, in multiples of 1/64, so that sums are exact: the same but for the level."""
+    hours = np.arange(60.0)
+    wave = np.round(64 * (10 + 4 * np.sin(2 * np.pi * hours / 24)))[:, None] / 64
+    collator, model, found = TimeSeriesCollator(pack=pack), network(channels=1), []
+    for level in (0.0, 1e9):
+        examples = [{"times": hours, "values": level + wave}, {"times": hours[:40], "values": level + wave[:40]}]
+        batch = collator(examples)
+        found.append(model(**batch))
+    low, high = found
+    assert high.loss.item() == pytest.approx(low.loss.item(), rel=1e-6)
+    torch.testing.assert_close(high.location - 1e9, low.location, rtol=0, atol=1e-6)  # a step of float64 there: 1e-7
+    torch.testing.assert_close(high.deviation, low.deviation, rtol=1e-9, atol=0)
+    again = TimeSeriesCollator()(
+        [{"times": hours, "values": 1e9 + wave, "targets": (10**9 + 3 * hours[:, None]).astype(int)}]
+    )
+    assert again["targets"].flatten().tolist() == (10**9 + 3 * hours).tolist()  # whole numbers stay exact
+
+
 T, V, Q = data()
 BAD_INPUT = [
     ("times", {"times": T.flip(1)}),

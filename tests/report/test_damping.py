@@ -33,6 +33,11 @@ def test_recipe_of_table_2():
     assert list(found) == ["b=0.0005", "b=0.005", "b=0.05", "b=0.5", "b=5.0"]
     assert list(found.values()) == [float(label[2:]) for label in found]
     assert {str(b) for b in found.values()} == published_results()["wikitext-103-damping"].keys()
+    configs = {each["label"]: each["config"] for each in runs}
+    strong, light = configs["b=5.0"], configs["b=0.05"]  # appendix F: identical but for b and the steady state
+    changed = {name: strong[name] for name in strong if strong[name] != light[name]}
+    assert changed == {"damping": 5.0, "steady_state": 0.5}
+    assert strong["zero_heads"] == 2
 
 
 @pytest.mark.parametrize("recipe", sorted(RECIPES.glob("table*.yaml")), ids=lambda path: path.stem)
@@ -45,6 +50,9 @@ def test_recipes_of_the_tables_ask_for_the_retrieval_probes(recipe):
     [
         ("m2-sc-rfa", {}, 0.05),
         ("m3-sc-rfa", {}, 5.0),
+        ("m3-sc-rfa", {"zero_heads": 2}, 5.0),
+        ("m3-sc-rfa", {"zero_heads": 1}, None),
+        ("m2-sc-rfa", {"zero_heads": 0}, None),
         ("m2-sc-rfa", {"damping": 5}, 5.0),
         ("m2-sc-rfa", {"num_hidden_layers": 2, "damping": 0.0}, 0.0),
         ("m2-sc-rfa", {"innovation": False}, None),

@@ -7,6 +7,7 @@ import pytest
 from cover import slow
 from training.runs import contents, messages
 
+from rfa.data.corpora import load_documents
 from rfa.report import write
 from rfa.report.contents import THEORY
 
@@ -16,7 +17,7 @@ TABLES = ["table1-blocks", "differences-blocks", "table1-matched", "differences-
 TABLES += ["probe-passkey", "probe-repeat", "probe-accuracy", "attention", "runs"]
 FIGURES = ["length-blocks", "differences-blocks", "length-matched", "differences-matched"]
 FIGURES += ["training", "position", "retrieval", "attention", "attention-near", *(listed.name for listed in THEORY)]
-FILES = {"index.html", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
+FILES = {"index.html", ".rfa-output", *(f"tables/{name}.{form}" for name in TABLES for form in ("md", "tex", "csv"))}
 FILES |= {f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf")}
 RUNS = [whole_result("m2-sc-rfa", maps=True), whole_result("b1-rope")]
 
@@ -82,19 +83,41 @@ def test_the_folder_of_a_training_run_is_no_record(rfa, tmp_path):
     assert "a run of `rfa train`" in fails(rfa, tmp_path, "run")
 
 
-def test_without_results_what_the_paper_says_is_left(rfa, tmp_path, one_of_theory):
-    (tmp_path / "empty" / "results").mkdir(parents=True)
-    status, said, err = one_of_theory(rfa, "report", "empty")
-    assert status == 1
-    assert "missing: results: none in empty/results, expected result files as `rfa experiment" in err
-    assert "runs: 0, tables: 3, figures: 1" in said
+@pytest.mark.parametrize("name", ["empty", "empty/results"])
+def test_without_results_nothing_is_written(rfa, tmp_path, name):
+    (tmp_path / name).mkdir(parents=True)
+    assert "without results, expected result files as `rfa experiment" in fails(rfa, tmp_path, "empty")
+
+
+def test_without_a_result_that_can_be_read_nothing_is_written(rfa, tmp_path):
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.json").write_text('{"name": "something"}')
+    before = contents(tmp_path)
+    status, said, err = rfa("report", "notes")
+    assert (status, said, contents(tmp_path)) == (1, "", before)
+    assert "missing: a.json: " in err
+
+
+def test_without_results_what_the_paper_says_is_left(tmp_path, one_of_theory):
+    written = one_of_theory(write.write_report, [], tmp_path / "report")
+    assert (len(written.tables), len(written.figures)) == (3, 1)
     made = {f"figures/{THEORY[0].name}.{form}" for form in ("png", "pdf")}
     made |= {f"tables/paper-table{k}.{form}" for k in (1, 2, 3) for form in ("md", "tex", "csv")}
-    written = contents(tmp_path / "empty" / "report")
-    assert set(written) == made | {"index.html"}
+    written = contents(tmp_path / "report")
+    assert set(written) == made | {"index.html", ".rfa-output"}
     assert b"28.48" in written["tables/paper-table1.md"]  # the paper's RoPE
     for lacking in ("figure length-blocks</b>: no run has evaluations by blocks", "explorer", "No results"):
         assert lacking.encode() in written["index.html"]
+
+
+def test_a_report_is_no_text_to_learn_from(rfa, out, tmp_path, one_figure):
+    """Its tables are Markdown. A folder of text that holds results, or a report alone."""
+    (out / "own.md").write_text("My text.\n" * 100)
+    assert rfa("report", "out")[0] == 0
+    assert (out / "report" / "tables" / "runs.md").is_file()
+    assert [each.name for each in load_documents(str(out))] == ["own.md"]
+    with pytest.raises(ValueError, match="which a command of rfa wrote, expected text to learn from"):
+        load_documents(str(out / "report"))
 
 
 def _probes(whole, **changes):

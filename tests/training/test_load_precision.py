@@ -20,7 +20,7 @@ def saved(folder, dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_the_precision_is_the_saved_one(tmp_path, dtype):
     expected = saved(tmp_path, dtype).state_dict()
-    model = read_model(tmp_path)
+    model = read_model(tmp_path, RFAForCausalLM)
     assert model.dtype == model.config.dtype == dtype
     assert model.lm_head.weight.dtype == dtype
     for name, tensor in model.state_dict().items():  # the dynamics are of single precision in every model
@@ -37,7 +37,7 @@ def changed(folder, **values):
 def test_the_precision_by_its_older_name(tmp_path):
     saved(tmp_path, torch.bfloat16)
     changed(tmp_path, torch_dtype="bfloat16")
-    assert read_model(tmp_path).dtype == torch.bfloat16
+    assert read_model(tmp_path, RFAForCausalLM).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", ["int8", 5, ["float32"]])
@@ -45,4 +45,4 @@ def test_no_other_precision(tmp_path, dtype):
     saved(tmp_path, torch.float32)
     changed(tmp_path, dtype=dtype)
     with pytest.raises(ValueError, match=r"dtype: got .* expected one of float16, bfloat16, float32, float64"):
-        read_model(tmp_path)
+        read_model(tmp_path, RFAForCausalLM)

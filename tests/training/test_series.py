@@ -1,14 +1,14 @@
 """Training on drawn series: against a bare loop, and what is refused."""
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal
 
 from rfa.data.series_batch import SeriesBatch
+from rfa.models.time_series import TimeSeriesOutput
+from rfa.training.callbacks import Diverged
 from rfa.training.series import SeriesTraining, series_loss, train_on_series
 from rfa.training.trainer import one_cycle
 
@@ -25,7 +25,7 @@ class Line(nn.Module):
 
     def forward(self, times, values):
         found = self.a * torch.where(values.isnan(), times[..., None], values) + self.b
-        return SimpleNamespace(distribution=Normal(found, 0.5))
+        return TimeSeriesOutput(location=found, deviation=torch.full_like(found, 0.5))
 
 
 def draw(series, generator):
@@ -82,6 +82,14 @@ def test_a_loss_that_is_not_finite_ends_the_run():
     model.a.data.fill_(math.inf)
     with pytest.raises(ValueError, match=r"^training: got a loss of .* in step 1"):
         train_on_series(model, draw, SeriesTraining(steps=3))
+
+
+def test_weights_that_are_not_finite_after_the_last_step_end_the_run():
+    """Its loss is still that before the step."""
+    model = Line()
+    model.a.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(Diverged, match=r"^training: got weights that are not finite after step 1, "):
+        train_on_series(model, draw, SeriesTraining(steps=1))
 
 
 @pytest.mark.parametrize("given", [{"steps": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"seed": -1}], ids=str)

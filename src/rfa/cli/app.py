@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -100,6 +101,14 @@ def check_resume(ctx: typer.Context, resume: bool) -> None:
     if extra := sorted(given - {"out", "resume"}):
         names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
         raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
+
+
+def check_out(path: Path | None, name: str = "--out") -> None:
+    """Raise `ValueError` unless a command can write there. It comes before anything is read. None is no place."""
+    from rfa.files import check_writable
+
+    if path is not None:
+        check_writable(name, path)
 
 
 @contextmanager

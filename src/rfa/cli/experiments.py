@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, console, errors, interruptible, one_line, stoppable
+from .app import ManyValues, app, check_out, console, errors, interruptible, one_line, stoppable
 from .console import progress_bars, stage_words, states_table
 
 _LINE = 1000  # characters of a reason; a record may lack hundreds of runs
@@ -45,6 +45,8 @@ def experiment(
     """
     from rfa.experiments import load_recipe, recipe_kind, run_recipe, seconds_of
 
+    if not dry_run:
+        check_out(out)
     seconds = None if time_limit is None else seconds_of(time_limit)
     with _all_faults():
         kind = recipe_kind(recipe)
@@ -184,9 +186,11 @@ def report(
     from rfa.report.write import write_report
     from rfa.results import PLANNED, read_results
 
+    page = out or folder / "report"
+    check_out(page if out is not None or folder.is_dir() else None)
     writers = {"series": write_series_report, "recall": write_recall_report}
     if (write := writers.get(record_kind(folder) or "")) is not None:
-        made = write(folder, out or folder / "report")
+        made = write(folder, page)
         _say_missing(made.missing, refused=[PLANNED])
         console.print(f"page: {made.page}", highlight=False, soft_wrap=True)
         if PLANNED in made.missing:
@@ -194,8 +198,10 @@ def report(
         return
     with progress_bars() as bar:
         found = read_results(folder, lambda *files: bar("reading results", *files))
-        out = out or folder / "report"
-        written = write_report(found.runs, out, found.missing, lambda *made: bar("tables and figures", *made))
+        if not (found.runs or found.unfinished):  # then there is nothing to report
+            _say_missing(found.refused, found.refused)
+            raise typer.Exit(1)
+        written = write_report(found.runs, page, found.missing, lambda *made: bar("tables and figures", *made))
     _say_missing(written.missing, found.refused)
     tables, figures = len(written.tables), len(written.figures)
     console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from .app import ManyValues, app, check_resume, console, one_line, stoppable
+from .app import ManyValues, app, check_out, check_resume, console, one_line, stoppable
 from .console import metrics_words, progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
@@ -72,6 +72,7 @@ def forecast(
     from rfa.experiments.forecast_file import forecast_file
     from rfa.experiments.forecasting import ForecastRequest
 
+    check_out(out)
     request = ForecastRequest(
         file=file,
         time=time,
@@ -139,6 +140,7 @@ def forecast_train(
     from rfa.experiments.network_folder import NetworkRequest
 
     check_resume(ctx, resume)
+    check_out(out)
     go_on = f"go on with: rfa forecast train --resume --out {shlex.quote(str(out))}"
     with stoppable(go_on), progress_bars() as bar:
         if resume:

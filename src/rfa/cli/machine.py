@@ -12,7 +12,7 @@ from rich.table import Table
 
 from rfa.checks import check_range, require
 
-from .app import ARGUMENTS, ManyValues, app, assignment, console, one_line
+from .app import ARGUMENTS, ManyValues, app, assignment, check_out, console, one_line
 from .console import instruction_tables, progress_bars, speed_tables
 
 RESULTS = Path("benchmarks/results")  # of a clone
@@ -68,6 +68,9 @@ def bench(
     """
     from rfa import bench as benchmarks
 
+    if out is None:
+        out = RESULTS / "bench.jsonl" if RESULTS.is_dir() else Path("rfa-bench.jsonl")
+    check_out(out)
     if threads is not None:
         check_range("threads", threads, 1, benchmarks.LARGEST)
         if os.environ.get(benchmarks.THREADS) != str(threads):
@@ -84,8 +87,6 @@ def bench(
         model=dict(assignment(text) for text in set_ or []),
         peers=peers or (),
     )
-    if out is None:
-        out = RESULTS / "bench.jsonl" if RESULTS.is_dir() else Path("rfa-bench.jsonl")
     lines: list[dict[str, Any]] = []
     try:
         with progress_bars() as bar:
@@ -156,7 +157,7 @@ def bench_instructions(
     chosen = instructions.cases(arch or ["sm_90"], dtype or (), channels or (), times or (), score or ())
     if json_ is not None:
         require(not json_.is_dir(), "--json", str(json_), "the path of a file")
-        json_.parent.mkdir(parents=True, exist_ok=True)
+        check_out(json_, "--json")
     with progress_bars() as bar:
         counted = instructions.run(chosen, only or (), lambda stage, *far: bar(stage.name, *far, key="bench"))
         lines = list(counted)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .app import ManyValues, app, assignment, check_resume, console, interruptible, stoppable
+from .app import ManyValues, app, assignment, check_out, check_resume, console, interruptible, stoppable
 from .console import (
     comparison_table,
     evaluation_table,
@@ -44,6 +44,7 @@ def demo(
     """
     from rfa.experiments.demo import run_demo
 
+    check_out(out)
     if series:
         _series_demo(out, resume, overwrite)
         return
@@ -107,6 +108,7 @@ def train(
     from rfa.training.processes import is_first_process
 
     check_resume(ctx, resume)
+    check_out(out)
     speaks = is_first_process()
     go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
     with stoppable(go_on), progress_bars() as bar:
@@ -177,6 +179,8 @@ def evaluate(
         raise ValueError(f"--attention: got {attention}, expected a new or another folder")
     if json_ is not None and RunFolder(run).owns(json_):
         raise ValueError(f"--json: got {json_}, which is the run's own, expected another file")
+    check_out(json_, "--json")
+    check_out(attention, "--attention")
 
     with progress_bars() as bar:
         result = evaluate_run(
@@ -233,6 +237,7 @@ def export(
     """
     from rfa.export import export_run
 
+    check_out(out)
     shown = export_run(run, out, results=results or (), overwrite=overwrite)
     console.print(f"model: {out}", highlight=False, soft_wrap=True)
     said = ", ".join(map(str, shown)) or "none; `rfa evaluate RUN --json F` makes one, for --results F"

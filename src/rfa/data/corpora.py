@@ -7,6 +7,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from rfa.files import OUTPUT
 from rfa.progress import Progress
 
 from .documents import Document, file_document, fingerprint
@@ -71,8 +72,9 @@ def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = N
         spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
             `rfa.data.python_code`, or the folder that the environment variable `RFA_CODE` names),
             `gutenberg:novels` (92 novels, see `rfa.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
-            Face hub), a file, or a folder of UTF-8 text. A folder that holds `train/`, `valid/` and `test/` is split
-            so, a list of Project Gutenberg's books as the list says, code by package; any other by `split_by`.
+            Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds
+            `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code by
+            package; any other by `split_by`.
         split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
             cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
             `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out
@@ -193,6 +195,8 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
         folder = Path(sysconfig.get_paths()["stdlib"])
         files = _text_files(folder, (".py",), _NOT_STDLIB)
     elif path.is_dir():
+        if _is_output(path):
+            raise ValueError(f"data: got {spec!r}, which a command of rfa wrote, expected text to learn from")
         folder, files = path, _text_files(path, SUFFIXES, set())
     elif path.is_file():
         folder, files = path.parent, [path]
@@ -208,8 +212,16 @@ def _local_documents(spec: str) -> tuple[Document, ...]:
     return tuple(document for document in documents if document.size)
 
 
+def _is_output(folder: Path) -> bool:
+    """Whether a folder holds a report of rfa, or a model as transformers saves it."""
+    is_model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return is_model or (folder / OUTPUT).is_file()
+
+
 def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> list[Path]:
     """Return the files below `folder` that end so; hidden ones and folders named in `left_out` are skipped.
+
+    Folders that a command wrote, reports and models, are skipped too: their text is no part of the user's.
 
     A folder or file that links lead to as well is read once, under the name that comes first: twice, its text could
     stand in two splits that are drawn. A folder that holds `folder` is not read.
@@ -226,7 +238,7 @@ def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> 
     read: set[Path] = set()
     for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         real = Path(parent).resolve()
-        if real in read or (real != root and root.is_relative_to(real)):
+        if real in read or (real != root and (root.is_relative_to(real) or _is_output(real))):
             folders.clear()
             continue
         read.add(real)

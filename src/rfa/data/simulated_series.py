@@ -168,7 +168,7 @@ def simulate_series(setting: SimulatedSetting, series: int, generator: torch.Gen
     wrong = _in_runs(starts, setting.burst)[:, setting.burst - 1 :].expand(signal.shape).clone()
     if setting.channels == "first":
         wrong[..., 1:] = False
-    noise = torch.where(wrong, setting.size, 1.0).to(torch.float64)
+    noise = torch.ones(wrong.shape, dtype=torch.float64).masked_fill(wrong, setting.size)
     deviation = sde.observation_noise.diagonal().sqrt()
     values = signal + noise * deviation * torch.randn(signal.shape, **exact)  # type: ignore[call-overload]
     return SimulatedSeries(times, values, signal, query_times, future, wrong, noise)

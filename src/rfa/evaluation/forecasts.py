@@ -94,7 +94,7 @@ def crps(distribution: Distribution, targets: Float[Tensor, "*shape"]) -> Float[
     nu = distribution.df.to(exact)
     if bool((nu <= 1).any()):
         raise ValueError(f"distribution: got a Student-t with df = {float(nu.min()):.3g}, expected more than 1")
-    density = StudentT(nu).log_prob(z).exp()
+    density = StudentT(nu, validate_args=False).log_prob(z).exp()
     beta = torch.exp(_log_beta(nu - 0.5) - 2 * _log_beta(nu / 2))
     spread = 2 * nu.sqrt() / (nu - 1) * beta
     found = scale * (z * (2 * cumulative - 1) + 2 * density * (nu + z.square()) / (nu - 1) - spread)

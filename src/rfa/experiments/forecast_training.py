@@ -19,7 +19,7 @@ from rfa.progress import TrainingProgress
 from rfa.training import Stopped
 from rfa.training.callbacks import StopOnSignal
 from rfa.training.environment import environment
-from rfa.training.saved_files import check_digests, checkpoints_in, missing_files
+from rfa.training.saved_files import check_digests, checkpoints_in, missing_files, write_digests
 from rfa.training.trainer import ProtocolTrainer, quiet_transformers
 
 from .forecast_windows import SeriesWindows, training_part, windows_span
@@ -144,7 +144,12 @@ class _Watch(TrainerCallback):
         """Save the weights where they are the best so far."""
         earlier = [line["eval_loss"] for line in state.log_history if "eval_loss" in line]
         if metrics["eval_loss"] <= min(earlier, default=math.inf):  # its own line is among them
-            write_whole(self.out / MODEL, lambda folder: model.save_pretrained(str(folder)))
+            write_whole(self.out / MODEL, lambda folder: _save(model, folder))
+
+
+def _save(model: RFAForTimeSeries, folder: Path) -> None:
+    model.save_pretrained(str(folder))
+    write_digests(folder)
 
 
 def _config(request: NetworkRequest, data: TrainingData) -> RFATimeSeriesConfig:

@@ -42,7 +42,7 @@ class SeriesWindows(Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         place = self.places[index]
         table, rows = self.series[place.series], slice(max(0, place.now + 1 - self.context), place.end)
-        values = table.values[rows].to(torch.get_default_dtype())
+        values = table.values[rows]
         future = torch.arange(rows.start, rows.stop) > place.now
         times = table.times[rows] - table.times[place.now]
         return {
@@ -109,7 +109,8 @@ def _places(number: int, table: SeriesTable, horizon: float) -> list[WindowPlace
     """All windows of a series: each ends its readings at a row that has one."""
     times = table.times.numpy()
     present = (~table.values.isnan().all(1)).numpy()
-    seen, ends = np.cumsum(present), np.searchsorted(times, times + horizon * (1 + 1e-9), side="right")
+    rounding = 4 * np.spacing(np.abs(times).max())  # seconds since 1970 are known to 1e-7
+    seen, ends = np.cumsum(present), np.searchsorted(times, times + horizon * (1 + 1e-9) + rounding, side="right")
     rows = np.flatnonzero(present & (seen >= FEWEST_READINGS))
     return [WindowPlace(number, int(row), int(ends[row])) for row in rows if seen[ends[row] - 1] > seen[row]]
 

@@ -106,8 +106,19 @@ def _make(
     report: StageProgress,
     until: float | None,
 ) -> None:
-    """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it."""
-    record, folder = _trained(recipe, run, out, report, until), run_folder(out, run)
+    """Train or resume a run, evaluate it, write the result, and delete the model unless the recipe keeps it.
+
+    Its record keeps that training diverged: a later call says so again, instead of coming to the same step.
+    """
+    folder, begun = run_folder(out, run), started_record(recipe, run, out)
+    if begun is not None and DIVERGED in begun:
+        raise Diverged(begun[DIVERGED])
+    try:
+        record = _trained(recipe, run, out, report, until)
+    except Diverged as error:
+        said = f"{error}; delete {folder.path} to make the run again"
+        folder.write({**folder.read(), DIVERGED: said})
+        raise Diverged(said) from error
     asked, path = recipe.asked_of(run), result_path(out, run)
     maps = path.with_name(f"{run.name}.attention.npz") if asked["attention"] else None
     evaluated = evaluated_in_parts(

@@ -1,6 +1,5 @@
 """A forecast that anybody can make, with its errors in training; and a network's scores beside it."""
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -99,7 +98,8 @@ def _naive_values(table: SeriesTable, place: WindowPlace, period: float, middle:
             continue
         at = np.full(len(asked), times[place.now])
         if period:
-            back = np.array([math.ceil((time - times[place.now]) / period - 1e-9) for time in asked]) * period
+            rounding = 1e-9 + 4 * np.spacing(np.abs(times).max()) / period
+            back = np.ceil((asked - times[place.now]) / period - rounding) * period
             at = asked - back
         right = np.searchsorted(times[rows], at).clip(max=len(rows) - 1)
         left = (right - 1).clip(min=0)

@@ -19,6 +19,7 @@ from rfa.checks import check_range, require
 from rfa.data.series_table import SeriesTable, read_many_series, table_files
 from rfa.files import sha256, whole_name, write_text_whole
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
+from rfa.training.saved_files import read_model
 from rfa.training.trainer import quiet_transformers
 
 from .forecast_windows import WindowSplit, split_windows
@@ -144,11 +145,11 @@ def load_network(out: Path) -> tuple[RFAForTimeSeries, dict[str, Any]]:
     require((out / MODEL / "config.json").is_file(), "network", str(out), "a folder with a trained model; use --resume")
     try:
         with quiet_transformers():
-            model = RFAForTimeSeries.from_pretrained(str(out / MODEL), local_files_only=True)
+            model = read_model(out / MODEL, RFAForTimeSeries)
     except Exception as error:  # the libraries raise many types, from OSError to SafetensorError
         first, _, _ = str(error).partition("\n")
         raise ValueError(f"network: {out / MODEL} cannot be read ({type(error).__name__}: {first})") from error
-    return model.eval(), record
+    return model, record
 
 
 @torch.no_grad()
@@ -156,7 +157,7 @@ def predicted(
     model: RFAForTimeSeries, table: SeriesTable, origin: Float[Tensor, ""], asked: Float[Tensor, " n"]
 ) -> Distribution:
     """The network's distribution at times `(n,)` since `origin`, `(n, channels)`."""
-    times, values = (table.times - origin)[None], table.values[None].to(torch.get_default_dtype())
+    times, values = (table.times - origin)[None], table.values[None]
     device = next(model.parameters()).device
     output = model(times.to(device), values.to(device), query_times=asked[None].to(device))
     parts = (output.location, output.deviation, output.degrees_of_freedom)

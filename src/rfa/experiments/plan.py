@@ -14,7 +14,7 @@ from rfa.results import read_planned
 from rfa.training import RunFolder, TrainingSpec
 from rfa.training.environment import environment
 
-from .rates import losses_of, needed_trials, trial_loss, trials_by_run
+from .rates import DIVERGED, losses_of, needed_trials, trial_loss, trials_by_run
 from .recipe import PlannedRun, Recipe
 from .run_result import finished_result, versions_of, with_names_only, with_rate_of
 
@@ -25,7 +25,7 @@ class RunState:
 
     Args:
         run: of the recipe.
-        state: "done", "to evaluate", "half done" or "to do".
+        state: "done", "diverged", "to evaluate", "half done" or "to do".
         step: step of the newest checkpoint; the last step of a trained run.
         steps: total number of steps; None if it depends on a text that was not read yet.
         tokens: total number of training tokens; None as for `steps`.
@@ -197,6 +197,8 @@ def _state(recipe: Recipe, run: PlannedRun, out: Path, results: Mapping[str, Any
     state, step = "to do", 0
     if run.trial and record is not None and trial_loss(record) is not None:
         return RunState(run, "done", steps or record["steps"], steps, tokens, 0.0)
+    if record is not None and DIVERGED in record:
+        return RunState(run, "diverged", record["steps"], steps, tokens, 0.0)
     if record is not None and not is_lost(folder, record):
         if record["finished"]:
             state, step = "to evaluate", record["steps"]

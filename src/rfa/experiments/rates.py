@@ -19,7 +19,7 @@ from typing import Any
 
 from .recipe import PlannedRun, Recipe
 
-DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss
+DIVERGED = "diverged"  # the entry of run.json that says why a trial has no loss, or a run no result
 _BUDGET = 3  # a trial has one part of so many
 _BEYOND = 2  # rates at most that are tried beyond each end of the list
 _LEAST = 1e-12  # the least rate of a `TrainingSpec`

@@ -97,7 +97,7 @@ def _drawn_ahead(setting: SimulatedSetting) -> Draw:
 
 def network_predictor(network: nn.Module) -> Predict:
     """A network's predictions."""
-    return lambda batch: network(batch.times, batch.values).distribution
+    return lambda batch: network(batch.times, batch.values).unchecked()
 
 
 def filter_predictor(name: str, soft: float = 4.0) -> PredictOf:

@@ -10,6 +10,7 @@ from torch import nn
 
 from rfa.progress import Stage, StageProgress
 from rfa.results import Planned
+from rfa.training.callbacks import Diverged
 from rfa.training.environment import environment
 from rfa.training.series import SeriesTraining
 
@@ -127,7 +128,7 @@ def _result(recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: 
         predict_of = lambda setting: network_predictor(network)  # noqa: E731
     trained = time.perf_counter()
     scores = {}
-    for index, (column, setting) in enumerate(recipe.columns.items()):
+    for index, (column, setting) in enumerate(() if made.get("fault") else recipe.columns.items()):
         progress(Stage("evaluation", run.name), index, len(recipe.columns))
         scores[column] = score(predict_of(setting), setting, recipe.series)
     return {
@@ -148,31 +149,36 @@ def _result(recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: 
 def _trained(
     recipe: SeriesRecipe, run: SeriesRun, rate: float | None, progress: StageProgress
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The network of a run, and what its result says of the training. Without a rate all rates are tried."""
+    """The network of a run, and what its result says of the training. Without a rate all rates are tried.
+
+    Where training diverges, a trial has lost, and the result of the run says so as its `fault`: the other runs go on.
+    """
     setting, contestant = recipe.learnt(run), run.contestant
     tried: dict[float, float] = {}
 
-    def made(training: SeriesTraining, name: str) -> tuple[nn.Module, list[float]]:
+    def made(training: SeriesTraining, name: str) -> tuple[nn.Module, list[float], float, str | None]:
+        """The network, the losses of training and validation, and why training stopped."""
+
         def report(done: int, total: int) -> None:
             progress(Stage("training", name), done, total)
 
         network = build_network(str(contestant.preset), contestant.model or {}, setting, run.seed)
-        return network, train_network(network, setting, training, report)
+        try:
+            losses = train_network(network, setting, training, report)
+        except Diverged as error:
+            return network, [], math.inf, str(error)
+        return network, losses, validation_loss(network, setting, _SAMPLE), None
 
     if rate is None:
         for one in recipe.rates if len(recipe.rates) > 1 else ():
-            try:
-                network, _ = made(recipe.trial(run, one), f"{run.name}, rate {one:g}")
-            except RuntimeError:  # a rate with which training diverges has lost
-                network = None
-            tried[one] = math.inf if network is None else validation_loss(network, setting, _SAMPLE)
+            _, _, tried[one], _ = made(recipe.trial(run, one), f"{run.name}, rate {one:g}")
         rate = min(tried, key=lambda one: tried[one]) if tried else recipe.rates[0]
-    network, losses = made(recipe.of(run, rate), run.name)
-    validation = validation_loss(network, setting, _SAMPLE)
+    network, losses, validation, fault = made(recipe.of(run, rate), run.name)
     return network, {
         "parameters": sum(p.numel() for p in network.parameters()),
         "losses": losses[:: max(1, len(losses) // 50)],
         "learning_rate": rate,
         "trials": {str(one): value if math.isfinite(value) else None for one, value in tried.items()},
         "validation": validation if math.isfinite(validation) else None,
+        "fault": fault,
     }

@@ -5,7 +5,7 @@ All take rows as `RFAForTimeSeries` does, and answer with a distribution of the 
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +23,9 @@ from .window_scaling import WindowScaling
 class SeriesControl(nn.Module):
     """A network of this file. Its outputs are Student-t distributions, as those of `RFAForTimeSeries` by default."""
 
-    def head_dynamics(self) -> dict[int, Any]:
-        """None: the optimiser asks for parameters of an SDE."""
-        return {}
+    def sde_parameters(self) -> list[nn.Parameter]:
+        """None. The optimiser asks for them."""
+        return []
 
 
 class GatedDecay(SeriesControl):
@@ -77,7 +77,8 @@ class GatedDecay(SeriesControl):
         readings = checked_readings(times, values, self.channels)
         tokens = series_tokens(readings, self.scaling, self.typical_gap, self.head.weight.dtype)
         scaled, observed, log_gap, query = tokens.features.split([self.channels, self.channels, 1, 1], dim=-1)
-        clock = times.gather(1, tokens.of_readings.argsort(-1)).to(scaled.dtype) / self.typical_gap
+        since_first = (times - times[:, :1]).gather(1, tokens.of_readings.argsort(-1))
+        clock = since_first.to(scaled.dtype) / self.typical_gap
         state = scaled.new_zeros(len(scaled), self.hidden_size)
         last, last_time = scaled.new_zeros(scaled[:, 0].shape), clock[:, :1].expand(-1, self.channels)
         states = []

@@ -47,8 +47,19 @@ class TimeSeriesOutput(ModelOutput):
     @property
     def distribution(self) -> Distribution:
         """Of the values at the outputs' times, one for each channel, in the units of the values."""
+        return self._distribution(None if readable(self.location) else False)  # vmap has no values to read
+
+    def unchecked(self) -> Distribution:
+        """As `distribution`, also of numbers that are not finite: a training that diverges has a loss that is none."""
+        if self.degrees_of_freedom is None:
+            return self._distribution(False)
+        lost = self.degrees_of_freedom.isnan()  # PyTorch checks them in any case
+        location = cast(Tensor, self.location).masked_fill(lost, torch.nan)
+        degrees = self.degrees_of_freedom.masked_fill(lost, LEAST_DEGREES)
+        return TimeSeriesOutput(None, location, self.deviation, degrees)._distribution(False)
+
+    def _distribution(self, checked: bool | None) -> Distribution:
         location, deviation = cast(Tensor, self.location), cast(Tensor, self.deviation)
-        checked = None if readable(location) else False  # the check reads values, which vmap has none of
         if self.degrees_of_freedom is None:
             return Normal(location, deviation, validate_args=checked)
         return StudentT(self.degrees_of_freedom, location, deviation, validate_args=checked)
@@ -190,7 +201,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         if readable(targets):
             require(bool(seen.any()), "targets", "no seen target", "at least one")
             require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
-        likelihood = output.distribution.log_prob(targets.masked_fill(~seen, 0.0))
+        likelihood = output.unchecked().log_prob(targets.masked_fill(~seen, 0.0))
         return -torch.where(seen, likelihood, 0.0).sum() / seen.sum()
 
     @torch.no_grad()

@@ -24,6 +24,7 @@ class TimeSeriesCollator:
     Each example is a dictionary of NumPy arrays, lists or tensors: `times` `(length,)` and `values` `(length,
     channels)`. It may have `observed_mask` `(length, channels)`. It may also have `query_times`, `targets` and
     `target_mask` of its own. Then nothing is held back. `targets` without `query_times` are those of the rows.
+    Values in float64 stay so: the model takes each window's location from them before it rounds to its own dtype.
 
     Args:
         forecast: this share of the readings, the last ones, becomes queries with targets.
@@ -65,7 +66,7 @@ class TimeSeriesCollator:
             require(name in (*_OF_ROWS, *_OF_QUERIES), "examples", name, f"some of {(*_OF_ROWS, *_OF_QUERIES)}")
         times, values = times_and_values(example)
         require(len(times) > 0, "times", "no rows", "at least one row in each series")
-        values = values.to(torch.get_default_dtype())
+        values = _wide(values)
         given = {name: example[name] for name in example if example[name] is not None}
         if "observed_mask" in given:
             values = values.masked_fill(~_mask("observed_mask", given["observed_mask"], values), math.nan)
@@ -75,7 +76,7 @@ class TimeSeriesCollator:
             require(part["query_times"].dim() == 1, "query_times", tuple(part["query_times"].shape), "(queries,)")
         if "targets" in given:
             outputs, channels = len(part.get("query_times", times)), values.shape[1]
-            targets = part["targets"] = numbers("targets", given["targets"]).to(values.dtype)
+            targets = part["targets"] = _wide(numbers("targets", given["targets"]))
             fits = tuple(targets.shape) == (outputs, channels)
             require(fits, "targets", tuple(targets.shape), f"{(outputs, channels)}, one row for each output")
             if "target_mask" in given:
@@ -127,6 +128,12 @@ class TimeSeriesCollator:
                 numbers = [torch.full((len(part[of]),), number) for number, part in enumerate(parts)]
                 batch[name] = torch.cat(numbers)[None]
         return batch
+
+
+def _wide(readings: Tensor) -> Tensor:
+    """Readings in the default dtype at least. float64 stays: in float32 a high level would swallow what changes."""
+    kind = readings.dtype if readings.is_floating_point() else torch.float64
+    return readings.to(torch.promote_types(kind, torch.get_default_dtype()))
 
 
 def _mask(name: str, given: Any, of: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from rfa.files import write_text_whole
 
 from .figures import Figure, accuracy_maps, save
 from .layout import Cell, NumberCell, Table, comma_separated, markdown, markdown_text
-from .records import RecordReport, interval_cell, is_number, read_record, write_page
+from .records import RecordReport, interval_cell, is_number, read_record, seeds_cell, stopped_runs, write_page
 
 LEARNT = 0.99  # the accuracy at the trained length from which on a task counts as learnt
 EARLY = 300  # steps
@@ -92,9 +92,7 @@ def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     lengths = lengths_of(own)
     rows: list[list[Cell]] = []
     for label, runs in _by_label(own).items():
-        scored = [run for run in runs if run["tests"]]
-        lost = len(runs) - len(scored)
-        cells: list[Cell] = [label, f"{len(scored)}, {lost} stopped" if lost else str(len(runs))]
+        cells: list[Cell] = [label, seeds_cell(len(runs), sum(not run["tests"] for run in runs))]
         for length in lengths:
             cells.append(interval_cell([*accuracy_by_seed(runs, length).values()], 3, level))
         rows.append(cells)
@@ -102,7 +100,7 @@ def accuracy_table(results: Results, task: str, level: float = 0.95) -> Table:
     notes = [
         f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval. "
         f"A guess without the context is right in {own[0]['chance']:.3g}.",
-        *_faults(own),
+        *stopped_runs(own),
     ]
     columns = ("model", "seeds", *(f"{length} tokens" for length in lengths))
     return Table(f"{task}-accuracy", f"{task}: accuracy over length", columns, tuple(map(tuple, rows)), tuple(notes))
@@ -122,7 +120,7 @@ def overview_table(results: Results, length: int, level: float = 0.95) -> Table:
         for label, by_task in accuracies_by_task(results, length).items()
     ]
     note = f"Share of right answers, mean over seeds ± half of its {level:.0%} t interval."
-    notes = (note, *_faults(results))
+    notes = (note, *stopped_runs(results))
     return Table(f"overview-{length}", f"All tasks at {length} tokens", ("model", *tasks), tuple(rows), notes)
 
 
@@ -186,7 +184,7 @@ def learning_table(results: Results, task: str, level: float = 0.95) -> Table:
     notes = [f"Mean over seeds ± half of its {level:.0%} t interval, of tokens over the seeds that got there."]
     columns = ("model", "seeds", f"loss after {EARLY} steps", f"tokens until {LEARNT:.0%}", "not reached in")
     caption = f"{task}: how soon it was learnt"
-    return Table(f"{task}-learning", caption, columns, tuple(map(tuple, rows)), (*notes, *_faults(own)))
+    return Table(f"{task}-learning", caption, columns, tuple(map(tuple, rows)), (*notes, *stopped_runs(own)))
 
 
 def tokens_until(result: Mapping[str, Any], accuracy: float = LEARNT) -> int | None:
@@ -225,9 +223,3 @@ def _by_label(results: Results) -> dict[str, list[Mapping[str, Any]]]:
 
 def _grouped(cell: Cell) -> Cell:
     return NumberCell(cell.value, cell.error, digits=0, grouped=True) if isinstance(cell, NumberCell) else cell
-
-
-def _faults(results: Results) -> list[str]:
-    """A note on the runs that stopped."""
-    stopped = [f"{run['label']}, seed {run['seed']}: {run['fault']}" for run in results if run.get("fault")]
-    return [f"Stopped: {'; '.join(stopped)}."] if stopped else []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rfa.files import write_text_whole
+from rfa.files import OUTPUT, write_text_whole
 from rfa.results import PLANNED, read_planned, record_folder, results_folder, unfinished_runs
 
 from .layout import Cell, NumberCell, markdown_text
@@ -82,7 +82,11 @@ class RecordReport(NamedTuple):
 
 
 def write_page(folder: str | Path, page: Path, lines: Sequence[str]) -> RecordReport:
-    """Write a page of a record, whole. Runs of the recipe without a result are its last part."""
+    """Write a page of a record, whole. Runs of the recipe without a result are its last part.
+
+    An empty file `.rfa-output` marks its folder, so that `rfa train` does not take the page for text.
+    """
+    write_text_whole(page.with_name(OUTPUT), "")
     missing = unfinished_runs(folder)
     last = [f"- {name}: {markdown_text(reason)}" for name, reason in missing.items()]
     write_text_whole(page, "\n".join([*lines, *(["## What is missing\n", *last, ""] if last else [])]))
@@ -104,6 +108,17 @@ def interval_cell(values: Sequence[float], digits: int, level: float = 0.95) -> 
         return None
     mean = mean_and_interval(values, level)
     return NumberCell(mean.value, error=mean.half, digits=digits)
+
+
+def stopped_runs(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A note on the runs whose training stopped; none without such a run."""
+    stopped = [f"{run['label']}, seed {run['seed']}: {run['fault']}" for run in results if run.get("fault")]
+    return [f"Stopped: {'; '.join(stopped)}."] if stopped else []
+
+
+def seeds_cell(runs: int, stopped: int) -> str:
+    """The number of seeds, without those whose training stopped."""
+    return f"{runs - stopped}, {stopped} stopped" if stopped else str(runs)
 
 
 def is_number(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:

@@ -96,6 +96,7 @@ def _group(preset: str) -> str:
 
 
 _SWEPT = ("m2-sc-rfa", "m3-sc-rfa")  # the paper's sweep of the damping has m3 at b = 5
+_AS_M2 = {"zero_heads": 2}  # m3 by appendix F is "identical to M2" in this; the preset lets all heads decay
 _LEAST_SWEEP = 3  # values of b; m2 and m3 alone are no sweep
 _SIZES = {"hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "layer_norm_eps", "backend"}
 
@@ -107,7 +108,9 @@ def damping_of(run: Run) -> float | None:
     """
     spec = run.get("spec") or {}
     model: dict[str, Any] = spec.get("model") or {}
-    if spec.get("preset") not in _SWEPT or model.keys() - _SIZES - {"damping"} or spec.get("one_group"):
+    options = {name: value for name, value in model.items() if name not in (*_SIZES, "damping")}
+    paper_m3 = spec.get("preset") == "m3-sc-rfa" and options == _AS_M2
+    if spec.get("preset") not in _SWEPT or (options and not paper_m3) or spec.get("one_group"):
         return None
     return float(run["config"]["damping"])
 

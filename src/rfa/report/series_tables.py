@@ -7,7 +7,7 @@ from typing import Any
 
 from .figures import Figure, save, series_ratios
 from .layout import Cell, NumberCell, Table, markdown, markdown_text
-from .records import RecordReport, interval_cell, read_record, write_page
+from .records import RecordReport, interval_cell, read_record, seeds_cell, stopped_runs, write_page
 from .statistics import mean_and_interval
 from .tables import with_best
 
@@ -35,9 +35,12 @@ def read_series_results(folder: str | Path) -> list[dict[str, Any]]:
 
 
 def _is_result(result: Mapping[str, Any]) -> bool:
-    """Whether the entries that tables read have their types. A score that is not finite is None."""
-    scores = result.get("scores")
-    if not isinstance(scores, dict) or not scores:
+    """Whether the entries that tables read have their types. A score that is not finite is None.
+
+    A run whose training stopped has a fault instead of scores.
+    """
+    scores, fault = result.get("scores"), result.get("fault")
+    if not isinstance(scores, dict) or not isinstance(fault, str | None) or bool(scores) == bool(fault):
         return False
     columns = all(isinstance(parts, dict) and parts and parts.keys() <= set(PARTS) for parts in scores.values())
     found = [part for parts in scores.values() for part in parts.values()] if columns else []
@@ -62,7 +65,7 @@ def series_table(results: Results, part: str, score: str, level: float = 0.95) -
     rows: list[list[Cell]] = []
     for label in labels:
         own = [result for result in results if result["label"] == label]
-        cells: list[Cell] = [label, str(len(own))]
+        cells: list[Cell] = [label, seeds_cell(len(own), sum(not result["scores"] for result in own))]
         for column in columns:
             cells.append(interval_cell(list(_by_seed(own, column, part, score).values()), _DIGITS, level))
         rows.append(cells)
@@ -134,13 +137,13 @@ def write_series_report(folder: str | Path, out: str | Path) -> RecordReport:
     """
     results = read_series_results(folder)
     asked, there = [part for part in PARTS if _columns(results, part)], {result["label"] for result in results}
-    lines = [f"# {markdown_text(results[0]['recipe'])}\n"]
+    lines = [f"# {markdown_text(results[0]['recipe'])}\n", *(f"{markdown_text(x)}\n" for x in stopped_runs(results))]
     for part in asked:
         lines += [markdown(series_table(results, part, score)) for score in SCORES]
         lines += [markdown(series_ratio_table(results, each, part, "mse")) for each in _REFERENCES if each in there]
     page = Path(out) / "series.md"
     page.parent.mkdir(parents=True, exist_ok=True)
-    if any(each in there for each in _REFERENCES):
+    if asked and any(each in there for each in _REFERENCES):
         save(ratio_figure(results, next(each for each in _REFERENCES if each in there)), page.with_suffix(".png"))
         lines.append("![Squared errors, divided by the reference's, by setting](series.png)\n")
     return write_page(folder, page, lines)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rfa.files import write_text_whole
+from rfa.files import OUTPUT, write_text_whole
 from rfa.progress import Progress
 
 from .contents import ListedFigure, listed_figures
@@ -41,7 +41,8 @@ def write_report(
 ) -> Report:
     """Write `tables/*.{md,tex,csv}`, `figures/*.{png,pdf}` and, last, `index.html`, each of them whole.
 
-    The same runs give the same files, byte for byte. Other files in the folder stay.
+    The same runs give the same files, byte for byte. Other files in the folder stay. An empty file `.rfa-output` marks
+    the folder, so that `rfa train` does not take the tables for text.
 
     Args:
         runs: contents of result files. Without runs the report shows the paper's published numbers and its theory.
@@ -78,6 +79,7 @@ def write_report(
         except MissingData as error:
             left_out[f"figure {listed_figure.name}"] = str(error)
     page = out / "index.html"
+    write_text_whole(out / OUTPUT, "")
     write_text_whole(page, render_page(runs, tables, shown, left_out))
     say(steps)
     return Report(page, [table.name for table in tables], [each.name for each in shown], left_out)

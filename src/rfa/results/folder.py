@@ -1,5 +1,6 @@
 """All results in a folder: the runs that can be reported, and why others are missing."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,8 +54,8 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
         progress: called with the number of files read so far, and their total number.
 
     Raises:
-        ValueError: if there is no such folder, if its files belong to several recipes or texts, or if two files are of
-            the same label and seed.
+        ValueError: if there is no such folder, if it holds neither results nor runs, if its files belong to several
+            recipes or texts, or if two files are of the same label and seed.
     """
     folder = Path(folder)
     source = results_folder(folder)
@@ -85,7 +86,7 @@ def read_results(folder: str | Path, progress: Progress | None = None) -> Result
     if PLANNED in unfinished:
         refused[PLANNED] = unfinished.pop(PLANNED)
     if not (runs or refused or unfinished):
-        refused["results"] = f"none in {source}, expected {_FILES}"
+        raise ValueError(f"folder: got {source} without results, expected {_FILES}")
     order = {preset: index for index, preset in enumerate(PRESETS)}
     ordered = sorted(runs.values(), key=lambda run: (order.get(run["preset"], len(order)), run["label"], run["seed"]))
     return Results(source, ordered, refused, unfinished)
@@ -114,10 +115,18 @@ def unfinished_runs(folder: str | Path) -> dict[str, str]:
     except ValueError as error:
         reasons[PLANNED] = str(error)
     without = [name for name in (planned["runs"] if planned else begun) if not _has(source, name)]
-    reasons |= {name: "begun, no result yet" for name in without if name in begun}
+    reasons |= {name: _state_of(folder / "runs" / name / _TRAINED) for name in without if name in begun}
     if waiting := [name for name in without if name not in begun]:
         reasons[f"{len(waiting)} run{'s' * (len(waiting) > 1)}"] = f"not begun: {', '.join(waiting)}"
     return reasons
+
+
+def _state_of(record: Path) -> str:
+    """What the record of a run without a result says."""
+    try:
+        return str(json.loads(record.read_text(encoding="utf-8"))["diverged"])
+    except (ValueError, KeyError, TypeError, OSError, RecursionError):
+        return "begun, no result yet"
 
 
 def results_folder(folder: str | Path) -> Path:

@@ -169,7 +169,7 @@ class RunFolder:
             ValueError: if there is none, or its files are damaged.
         """
         source = source or self.weights()
-        return _load(f"run: the model in {source}", lambda: read_model(source))
+        return _load(f"run: the model in {source}", lambda: read_model(source, RFAForCausalLM))
 
     def load_tokenizer(self) -> PreTrainedTokenizerFast:
         """The run's tokenizer.

@@ -10,7 +10,7 @@ import pickle
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from safetensors import safe_open
@@ -20,7 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast, TrainerState
 from transformers.trainer_pt_utils import safe_globals
 
 from rfa.files import sha256, write_text_whole
-from rfa.models import RFAConfig, RFAForCausalLM
+from rfa.models import RFAConfig
+from rfa.models.configuration import DecoderConfig
+from rfa.models.decoder import RFAPreTrainedModel
 from rfa.models.flat import FLAT_NAMES
 
 DIGESTS = "digests.json"
@@ -63,11 +65,16 @@ def _files(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in paths}
 
 
+Model = TypeVar("Model", bound=RFAPreTrainedModel)
 PRECISIONS = ("float16", "bfloat16", "float32", "float64")
 
 
-def read_model(folder: Path) -> RFAForCausalLM:
+def read_model(folder: Path, kind: type[Model]) -> Model:
     """The model of `config.json` and `model*.safetensors`, in evaluation mode. No other file is read.
+
+    Args:
+        folder: of the files.
+        kind: of model, such as `RFAForCausalLM`.
 
     Raises:
         ValueError: for a file that changed since it was saved, weights that do not fit the configuration, or a file
@@ -78,18 +85,17 @@ def read_model(folder: Path) -> RFAForCausalLM:
     if not weights:
         raise ValueError("it lacks model.safetensors")
     check_digests(folder, ("config.json", *(file.name for file in weights)))
-    config = read_config(folder)
+    config = read_config(folder, kind.config_class)
     state = {name: tensor for file in weights for name, tensor in load_file(file).items()}
-    reader = cast(Any, RFAForCausalLM)
-    model, info = reader.from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
+    model, info = cast(Any, kind).from_pretrained(None, config=config, state_dict=state, output_loading_info=True)
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[fault]:
             raise ValueError(f"{fault.replace('_', ' ')}: {', '.join(map(str, sorted(info[fault])))}")
-    return cast(RFAForCausalLM, model.eval())
+    return cast(Model, model.eval())
 
 
-def read_config(folder: Path) -> RFAConfig:
-    """The configuration of `config.json`. Only the fields of `RFAConfig` and the precision of the weights are read.
+def read_config(folder: Path, kind: type[DecoderConfig] = RFAConfig) -> DecoderConfig:
+    """The configuration of `config.json`. Only the fields of its kind and the precision of the weights are read.
 
     Files of older versions have the fields of attention beside the other fields.
 
@@ -97,12 +103,12 @@ def read_config(folder: Path) -> RFAConfig:
         ValueError: for invalid values, or a file that names code.
     """
     given = _read_json(folder / "config.json")
-    known = {*RFAConfig.field_names(), *FLAT_NAMES}
+    known = {*kind.field_names(), *FLAT_NAMES}
     fields = {name: value for name, value in given.items() if name in known}
     dtype = given.get("dtype", given.get("torch_dtype"))  # the latter from older versions of transformers
     if dtype is not None and dtype not in PRECISIONS:
         raise ValueError(f"dtype: got {dtype!r:.80}, expected one of {', '.join(PRECISIONS)}")
-    return cast(RFAConfig, RFAConfig.from_dict({**fields, "dtype": dtype}))
+    return cast(DecoderConfig, kind.from_dict({**fields, "dtype": dtype}))
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:

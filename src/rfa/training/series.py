@@ -53,7 +53,7 @@ def train_on_series(
     The optimiser is that of `train_steps`.
 
     Args:
-        model: called as `model(times, values)`; gives a `distribution` over all rows.
+        model: called as `model(times, values)`; gives a `TimeSeriesOutput` of all rows.
         draw: gives a batch of so many series.
         training: steps, sizes and seed of the series.
         progress: called with the steps done and their number.
@@ -84,7 +84,7 @@ def series_loss(model: Callable[..., Any], batch: SeriesBatch) -> Tensor:
     """
     asked = ~batch.targets.isnan()
     require(bool(asked.any()), "targets", "none that is known", "at least one")
-    distribution = model(batch.times, batch.values).distribution
+    distribution = model(batch.times, batch.values).unchecked()
     loss = -distribution.log_prob(torch.where(asked, batch.targets, 0.0).to(distribution.mean))
     read = ~batch.values.isnan().all(-1, keepdim=True)
     parts = [loss[rows].mean() for rows in (asked & read, asked & ~read) if bool(rows.any())]

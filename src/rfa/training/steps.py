@@ -27,7 +27,7 @@ def train_steps(
     half the rate and no momentum, as in the paper's training (appendix F).
 
     Args:
-        model: what is trained; it has `head_dynamics`.
+        model: what is trained; it has `sde_parameters`.
         draw_loss: draws a batch and gives its loss.
         steps: of the optimiser.
         learning_rate: the peak of the schedule.
@@ -39,7 +39,7 @@ def train_steps(
         The loss of each step.
 
     Raises:
-        Diverged: for a loss that is not finite.
+        Diverged: for a loss that is not finite, or such weights after the last step.
     """
     generator = torch.Generator().manual_seed(seed)
     optimizer = make_optimizer(model, learning_rate, one_group)  # type: ignore[arg-type]
@@ -58,5 +58,7 @@ def train_steps(
         schedule.step()
         if after is not None:
             after(step)
+    if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
+        raise Diverged(f"training: got weights that are not finite after step {steps}, expected finite numbers")
     model.eval()
     return losses

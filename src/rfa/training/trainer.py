@@ -226,7 +226,7 @@ class ProtocolTrainer(Trainer):
         checkpoint = Path(cast(str, self.args.output_dir)) / f"checkpoint-{step}"
         try:
             with quiet_transformers():
-                weights = read_model(checkpoint).state_dict()
+                weights = read_model(checkpoint, RFAForCausalLM).state_dict()
         except Exception as error:  # the libraries raise many types
             raise ValueError(f"keep_best: {checkpoint} cannot be read ({error}), expected the best model") from error
         cast(nn.Module, self.model).load_state_dict(weights)
