@@ -109,7 +109,7 @@ def calendar_step(dates: np.ndarray) -> Any:
     """
     import pandas as pd
 
-    index = pd.DatetimeIndex(np.unique(dates.astype("datetime64[ns]")))
+    index = pd.DatetimeIndex(np.unique(dates))
     if len(index) < 3 or len({*(index - index.normalize())}) > 1:
         return None
     ends, days = bool(index.is_month_end.all()), np.unique(index.day)
