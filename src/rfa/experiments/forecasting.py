@@ -99,7 +99,8 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
         if (dates := _calendar_dates(table, request, end)) is not None:
             note = f"steps: {dates[0]} of the calendar" + ("" if request.step else " (--step chooses another)")
             return table._replace(notes=(*table.notes, note)), table.since_origin(dates[1])
-        horizon = float(table.since_origin([end])[0] - table.times[-1])
+        if calendar_offset(request.horizon) is not None:
+            horizon = float(table.since_origin([end])[0] - table.times[-1])
     step = _usual_step(table) if request.step is None else table.duration("step", request.step)
     steps = int(horizon / step * (1 + 1e-6))  # steps are known to so much
     name = f"{step:g} {table.unit}".rstrip()
