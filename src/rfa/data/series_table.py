@@ -384,9 +384,10 @@ def _read_cells(path: Path, text: str, separator: str) -> pd.DataFrame:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"file: {path} has two columns {twice!r}, expected each name once")
+    table = table.set_axis(lines if len(lines) == len(table) else range(2, len(table) + 2)).dropna(how="all")
     if not len(table):
         raise ValueError(f"file: {path} has no rows, expected at least one")
-    return table.set_axis(lines if len(lines) == len(table) else range(2, len(table) + 2))
+    return table
 
 
 def _decimal(cells: pd.DataFrame, table_format: TableFormat, notes: list[str]) -> str:
@@ -420,7 +421,7 @@ def _numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_format: T
         row, expected = first_row(wrong), f"a number up to {_LARGEST:g}, or an empty cell where none was read"
         given = str(column.loc[row])
         comma = bool(re.fullmatch(r"\s*[+-]?[\d.]*,[\d,.]+\s*", given))
-        hint = "--decimal , or --thousands , reads commas" if comma else "--missing names other marks"
+        hint = "--decimal , or --thousands , reads commas" if comma else "--missing names other marks, --values columns"
         raise ValueError(f"values: got {given!r} in row {row} of {path}, expected {expected}; {hint} ({column.name})")
     return numbers.astype(np.float64).mask(missing)
 
