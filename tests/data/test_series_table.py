@@ -198,6 +198,7 @@ def test_many_series(tmp_path):
         read_many_series([long], "time", ["x"], series="who", table_format=TableFormat(sort=False))
     found = read_many_series([long], "time", ["x"], series="who")
     assert (found["a"].times.tolist(), found["a"].values.flatten().tolist()) == ([0, 1], [2, 1])
+    assert [note.startswith("series a, rows: sorted") for note in found["a"].notes + found["b"].notes] == [True]
     long.write_text("who,time,x\na,1,1\nb,0,5\na,1,2\n")
     found = read_many_series([long], "time", ["x"], series="who", table_format=TableFormat(duplicates="mean"))
     assert {name: one.values.flatten().tolist() for name, one in found.items()} == {"a": [1.5], "b": [5]}

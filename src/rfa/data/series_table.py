@@ -234,7 +234,7 @@ def read_many_series(
         for name, rows in file.rows.groupby(names, sort=False):
             if name in found:
                 raise ValueError(f"series: got {name!r} in two files, {path} is the second, expected it in one")
-            found[str(name)] = _series(file, rows)
+            found[str(name)] = _series(file, rows, f"series {name}, ")
     first = next(iter(found.values()))
     for name, one in found.items():
         if bool(one.unit) != bool(first.unit):
@@ -426,13 +426,13 @@ def _numbers(column: "pd.Series[Any]", path: Path, decimal: str, table_format: T
     return numbers.astype(np.float64).mask(missing)
 
 
-def _series(file: _File, rows: pd.DataFrame) -> SeriesTable:
-    """The series of some rows of a file."""
+def _series(file: _File, rows: pd.DataFrame, name: str = "") -> SeriesTable:
+    """The series of some rows of a file. The name stands before what is said of them alone."""
     rows, changes = _in_order(file, rows)
     times, unit, origin = numbers_of(rows[_TIME])
     values = rows[list(file.channels)].to_numpy(np.float64)
     labels = tuple(rows[_LABEL]) if file.sensors else ()
-    notes = (*file.notes, *changes)
+    notes = (*file.notes, *(name + note for note in changes))
     return SeriesTable(torch.tensor(times), torch.tensor(values), file.channels, unit, origin, labels, notes)
 
 
