@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cover import slow
@@ -92,6 +93,12 @@ JANUARY = ["2020-01-31", "2020-02-29", "2020-03-31", "2020-05-31"]
             ["2019-07-01", "2019-10-01", "2020-01-01"],
             {"horizon": "1Y"},
             [f"2020-{m}-01" for m in ("04", "07", "10")] + ["2021-01-01"],
+        ),
+        pytest.param(
+            ["0987-01-01", "0988-01-01", "0989-01-01"],
+            {"horizon": "1Y"},
+            ["0990-01-01"],
+            marks=pytest.mark.skipif(pd.__version__ < "3", reason="dates of pandas 2 begin in 1677"),
         ),
         (["2018-02-28", "2019-02-28", "2020-02-28"], {"horizon": "2Y"}, ["2021-02-28", "2022-02-28"]),
         (
