@@ -76,6 +76,29 @@ def test_two_sensors_and_dates(rfa, write, tmp_path):
     assert set(one["parameters"]) == {"sigma2.irregular.p", "sigma2.irregular.q", "sigma2.level"}
 
 
+def test_a_file_as_a_logger_writes_it(rfa, tmp_path):
+    """Every choice is a line, here and in forecast.json; the forecast is that of the plain file."""
+    plain = [(f"2020-{1 + k % 12:02}-01" if k < 12 else f"2021-{k - 11:02}-01", a, k % 3) for k, a, _ in GOOD[:20]]
+    plain[7] = (plain[7][0], "", plain[7][2])
+    (tmp_path / "plain.csv").write_text("\n".join(["t,a,b", *(",".join(map(str, row)) for row in plain)]) + "\n")
+    rows = [f"{t.replace('-', '')[:6]};{str(a).replace('.', ',') or '-999'};{b};" for t, a, b in plain]
+    rows = [*rows[5:], *rows[:6]]
+    (tmp_path / "logger.csv").write_bytes("\r\n".join(["t;a;b;°C", "", *rows]).encode("cp1252"))
+    given = ["--time", "t", "--horizon", "3M", *LEVEL]
+    status, _, err = rfa("forecast", "plain.csv", *given, "--out", "p")
+    assert (status, messages(err)) == (0, [])
+    status, out, err = rfa("forecast", "logger.csv", *given, "--missing", "-999", "9999", "--out", "l")
+    assert (status, messages(err)) == (0, [])
+    first, second = (json.loads((tmp_path / name / "forecast.json").read_text()) for name in "pl")
+    assert second["channels"] == first["channels"]
+    assert first["channels"]["a"]["times"] == ["2021-09-01", "2021-10-01", "2021-11-01"]
+    assert first["notes"] == ["steps: 1M of the calendar (--step chooses another)"]
+    starts = ["encoding: cp1252", "separator: ';'", "numbers: ", "times: 't' was read as dates, YYYYMM"]
+    starts += ["rows: sorted", "rows: 1 of a time", "values: '°C' left out", "steps: 1M"]
+    assert [note.startswith(start) for note, start in zip(second["notes"], starts, strict=True)] == [True] * 8
+    assert [f"note: {note}" in out for note in second["notes"]] == [True] * 8
+
+
 def test_a_network_is_trained_used_and_refused(rfa, write, tmp_path):
     """One training for what a trained folder is good for."""
     from rfa.experiments.forecast_training import train_network
@@ -127,14 +150,15 @@ DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
 @pytest.mark.parametrize(
     ("rows", "changes", "says"),
     [
-        ([GOOD[1], GOOD[0]], {}, "time: got '0' before an earlier one (row 3 of x.csv)"),
-        ([GOOD[0], GOOD[0]], {}, "--sensor COLUMN"),
+        ([GOOD[1], GOOD[0]], {"--no-sort": []}, "time: got '0' before an earlier one (row 3 of x.csv)"),
+        ([(0, 1, 2), (0, 2, 2)], {}, "name their column by --sensor"),
+        ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
         (changed(7, (7, "cold", 1)), {}, "values: got 'cold' in row 9"),
         (changed(7, (7, "inf", 1)), {}, "values: got 'inf' in row 9"),
         (changed(7, ("", 1, 1)), {}, "time: row 9 of x.csv has none"),
         ([], {}, "has no rows"),
         ([(k, "", 1) for k in range(9)], {}, "values: 'a' has no reading"),
-        ([(k, 1, "") for k in range(9)], {"--values": ["a", "b"]}, "values: 'b' has no reading"),
+        ([(k, "", "") for k in range(9)], {"--values": ["b", "a"]}, "values: 'b' has no reading"),
         (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
         (GOOD, {"--horizon": ["0"]}, "horizon: got '0', expected a number above 0"),
         (GOOD, {"--horizon": ["-3"]}, "horizon: got '-3'"),

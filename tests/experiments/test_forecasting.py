@@ -6,13 +6,14 @@ import shutil
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from cover import slow
 from safetensors.torch import load_file
 from training.runs import at_step, contents, ctrl_c
 
-from rfa.data.series_table import SeriesTable
+from rfa.data.series_table import SeriesTable, TableFormat
 from rfa.estimation import RobustFilter, Season, Trend
 from rfa.experiments.forecast_components import chosen_components, components_of
 from rfa.experiments.forecast_file import forecast_file
@@ -73,9 +74,80 @@ def test_steps_of_unix_seconds_do_not_drift(tmp_path, missing):
     tenths = np.delete(np.arange(17_000_000_000, 17_000_000_200), missing)
     text = "".join(f"{time // 10}.{time % 10},{time % 5}\n" for time in tenths)
     (tmp_path / "a.csv").write_text("t,x\n" + text)
-    found, times = read_request(ForecastRequest(file=tmp_path / "a.csv", time="t", horizon="4"))
+    number = TableFormat(time_unit="number")
+    found, times = read_request(ForecastRequest(file=tmp_path / "a.csv", time="t", horizon="4", table_format=number))
     expected = [f"{17_000_000_199 + k:.0f}"[:-1] + f".{(9 + k) % 10}" for k in range(1, 41)]
     assert [found.label(time) for time in times] == [each.removesuffix(".0") for each in expected]
+
+
+JANUARY = ["2020-01-31", "2020-02-29", "2020-03-31", "2020-05-31"]
+
+
+@pytest.mark.parametrize(
+    ("dates", "given", "expected"),
+    [
+        (["201911", "201912", "202001", "202003"], {"horizon": "3M"}, ["2020-04-01", "2020-05-01", "2020-06-01"]),
+        (JANUARY, {"horizon": "92D"}, ["2020-06-30", "2020-07-31", "2020-08-31"]),
+        (JANUARY, {"horizon": "3M", "step": "1MS"}, ["2020-06-01", "2020-07-01", "2020-08-01"]),
+        (
+            ["2019-07-01", "2019-10-01", "2020-01-01"],
+            {"horizon": "1Y"},
+            [f"2020-{m}-01" for m in ("04", "07", "10")] + ["2021-01-01"],
+        ),
+        pytest.param(
+            ["0987-01-01", "0988-01-01", "0989-01-01"],
+            {"horizon": "1Y"},
+            ["0990-01-01"],
+            marks=pytest.mark.skipif(pd.__version__ < "3", reason="dates of pandas 2 begin in 1677"),
+        ),
+        (["2018-02-28", "2019-02-28", "2020-02-28"], {"horizon": "2Y"}, ["2021-02-28", "2022-02-28"]),
+        (
+            ["2019-12-30", "2020-01-30", "2020-03-30"],
+            {"horizon": "3M", "step": "1M"},
+            ["2020-04-30", "2020-05-30", "2020-06-30"],
+        ),
+        (
+            ["2020-01-29", "2020-01-30", "2020-01-31", "2020-02-03", "2020-02-04"],
+            {"horizon": "5B"},
+            ["2020-02-05", "2020-02-06", "2020-02-07", "2020-02-10", "2020-02-11"],
+        ),
+        (
+            ["2020-01-29", "2020-01-30"],
+            {"horizon": "1M", "step": "Q"},
+            "horizon: got '1M', expected at least one step, Q",
+        ),
+        (["2020-02-27", "2020-02-28"], {"horizon": "1M", "step": "10D"}, ["2020-03-09", "2020-03-19"]),
+        (["2020-01-29", "2020-01-30"], {"horizon": "3M", "step": "M"}, ["2020-02-29", "2020-03-30", "2020-04-30"]),
+        (["2020-01-29", "2020-01-30"], {"horizon": "9Y", "step": "1QE-JAN"}, None),
+        (["2020-01-29", "2020-01-30"], {"horizon": "99999Y"}, "horizon: got '99999Y', expected "),
+        (
+            ["2020-01-29 06:00+01:00", "2020-02-29 06:00+01:00", "2020-03-29 06:00+01:00"],
+            {"horizon": "2M"},
+            ["2020-04-29 06:00:00+01:00", "2020-05-29 06:00:00+01:00"],
+        ),
+    ],
+)
+def test_steps_of_the_calendar(tmp_path, dates, given, expected):
+    (tmp_path / "a.csv").write_text("t,x\n" + "".join(f"{date},{k}\n" for k, date in enumerate(dates)))
+    request = ForecastRequest(file=tmp_path / "a.csv", time="t", **given)
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=expected):
+            read_request(request)
+        return
+    found, times = read_request(request)
+    labels = [found.label(time) for time in times.tolist()]
+    assert labels == expected if expected else (len(labels), labels[0], labels[-1]) == (36, "2020-01-31", "2028-10-31")
+    fixed = given.get("step") == "10D"
+    assert ["of the calendar" in note for note in found.notes if note.startswith("steps: ")] == [True] * (not fixed)
+
+
+def test_windows_of_a_month_reach_the_next_month(tmp_path):
+    """A mean month has 30.4 days, and half of all months 31."""
+    months = [f"{2000 + k // 12}-{1 + k % 12:02}-01,{k % 5}" for k in range(60)]
+    (tmp_path / "a.csv").write_text("t,x\n" + "\n".join(months) + "\n")
+    data = read_training_data(NetworkRequest(files=(str(tmp_path / "a.csv"),), time="t", horizon="1M"))
+    assert {place.end - place.now for place in data.split.train} == {2}
+    assert [place.now for place in data.split.train] == list(range(3, 47))  # the first 48 rows are for training
 
 
 def test_words_are_components():
@@ -430,6 +502,7 @@ def test_a_training_on_the_file_is_stopped_and_resumed(wave, tmp_path):
         ({}, {"steps": 9}, r"^steps: got 9, expected 3"),
         ({}, {"preset": "m2-sc-rfa"}, r"^preset: got 'm2-sc-rfa', expected 'x2-riccati-alibi'"),
         ({}, {"seed": 7}, r"^seed: got 7, expected 0"),
+        ({"table_format": TableFormat(missing=("9",))}, {}, r"^missing: got \('9',\), expected \(\), with which"),
     ]:
         with pytest.raises(ValueError, match=says):
             forecast_file(

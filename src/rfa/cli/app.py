@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,7 @@ MANY: dict[str, Callable[[str], bool]] = {
     "--components": lambda value: not value.startswith("-"),
     "--dtype": lambda value: not value.startswith("-"),
     "--lengths": str.isdigit,
+    "--missing": lambda value: re.match("-+[A-Za-z]", value) is None,  # numbers below 0 among them
     "--only": lambda value: not value.startswith("-"),
     "--peers": lambda value: not value.startswith("-"),
     "--presets": lambda value: not value.startswith("-"),

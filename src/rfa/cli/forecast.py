@@ -1,6 +1,7 @@
 """The commands for series in CSV files: forecast, and forecast train."""
 
 import shlex
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +13,12 @@ from .app import ManyValues, app, check_out, check_resume, console, one_line, st
 from .console import metrics_words, progress_bars, stage_words
 
 _LISTED = 10  # outliers of a channel that are printed
-TimeOption = Annotated[str, typer.Option(help="The column of times: numbers, or dates by ISO 8601.", metavar="COLUMN")]
+TimeOption = Annotated[str, typer.Option(help="The column of times: numbers or dates.", metavar="COLUMN")]
 ValuesOption = Annotated[
     list[str] | None, typer.Option(help="The columns to forecast; all others by default.", metavar="A B ...")
 ]
 HorizonOption = Annotated[
-    str, typer.Option(help="How far ahead: 30min, 24h or 7D; a number where times are numbers.", metavar="H")
+    str, typer.Option(help="How far ahead: 30min, 24h, 7D, 12M or 5B; a number where times are numbers.", metavar="H")
 ]
 PresetOption = Annotated[
     str | None, typer.Option(help="Of the network: its attention; x2-riccati-alibi by default.", metavar="P")
@@ -25,13 +26,45 @@ PresetOption = Annotated[
 StepsOption = Annotated[int | None, typer.Option(help="Of training a network; 500 by default.")]
 RateOption = Annotated[float | None, typer.Option(help="Peak learning rate of a network; 0.003 by default.")]
 SeedOption = Annotated[int | None, typer.Option(help="Of training a network; 0 by default.")]
+_TABLE = "How the file is written (told from it, and said, by default)"
 FormatOption = Annotated[
-    str | None, typer.Option(help="Of dates that are not ISO 8601, such as %d.%m.%Y.", metavar="FORMAT")
+    str | None, typer.Option(help="Of dates, such as %d.%m.%Y.", metavar="FORMAT", rich_help_panel=_TABLE)
+]
+TimeUnitOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Of epoch stamps; number: of plain numbers.", metavar="s|ms|us|ns|number", rich_help_panel=_TABLE
+    ),
+]
+SeparatorOption = Annotated[
+    str | None, typer.Option(help="Of cells: a character, tab or space.", metavar="SIGN", rich_help_panel=_TABLE)
+]
+DecimalOption = Annotated[
+    str | None, typer.Option(help="Sign before the decimals of numbers.", metavar="SIGN", rich_help_panel=_TABLE)
+]
+ThousandsOption = Annotated[
+    str | None, typer.Option(help="Sign between thousands.", metavar="SIGN", rich_help_panel=_TABLE)
+]
+EncodingOption = Annotated[
+    str | None, typer.Option(help="Of the text, such as cp1252.", metavar="NAME", rich_help_panel=_TABLE)
+]
+MissingOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Marks of missing readings, such as -999 9999.", metavar="MARK ...", rich_help_panel=_TABLE),
+]
+DuplicatesOption = Annotated[
+    str | None,
+    typer.Option(help="Of rows of one time that differ.", metavar="mean|first|last|refuse", rich_help_panel=_TABLE),
+]
+SortOption = Annotated[
+    bool,
+    typer.Option("--sort/--no-sort", help="Put rows in order of time, or refuse.", rich_help_panel=_TABLE),
 ]
 
 
 @app.command("forecast", cls=ManyValues)
 def forecast(
+    ctx: typer.Context,
     file: Annotated[Path, typer.Argument(help="A CSV file with a header.", metavar="FILE.csv")],
     time: TimeOption,
     horizon: HorizonOption,
@@ -40,7 +73,9 @@ def forecast(
     model: Annotated[
         str, typer.Option(help="filter: one for each column; network: one for all.", metavar="filter|network")
     ] = "filter",
-    step: Annotated[str | None, typer.Option(help="Between forecasts; the median gap by default.", metavar="S")] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Between forecasts: 30min, 1MS, 1QE, B; the usual gap by default.", metavar="S")
+    ] = None,
     components: Annotated[
         list[str] | None,
         typer.Option(
@@ -53,6 +88,14 @@ def forecast(
         str | None, typer.Option(help="A column that names the sensor of each row; filter only.", metavar="COLUMN")
     ] = None,
     date_format: FormatOption = None,
+    time_unit: TimeUnitOption = None,
+    separator: SeparatorOption = None,
+    decimal: DecimalOption = None,
+    thousands: ThousandsOption = None,
+    encoding: EncodingOption = None,
+    missing: MissingOption = None,
+    duplicates: DuplicatesOption = None,
+    sort: SortOption = True,
     network: Annotated[
         Path | None, typer.Option(help="A folder of `rfa forecast train`; without it one is trained here.", metavar="N")
     ] = None,
@@ -80,7 +123,7 @@ def forecast(
         horizon=horizon,
         step=step,
         sensor=sensor,
-        date_format=date_format,
+        table_format=_table_format(ctx),
         components=components,
         robust=not not_robust,
     )
@@ -107,20 +150,26 @@ def forecast_train(
     files: Annotated[
         list[Path] | None, typer.Argument(help="CSV files with a header, or folders of them.", metavar="FILE.csv ...")
     ] = None,
-    time: Annotated[
-        str | None, typer.Option(help="The column of times: numbers, or dates by ISO 8601.", metavar="COLUMN")
-    ] = None,
+    time: Annotated[str | None, typer.Option(help="The column of times: numbers or dates.", metavar="COLUMN")] = None,
     values: ValuesOption = None,
     series: Annotated[
         str | None, typer.Option(help="A column that names the series of each row.", metavar="COLUMN")
     ] = None,
     horizon: Annotated[
-        str | None, typer.Option(help="How far ahead: 30min, 24h or 7D; or a number.", metavar="H")
+        str | None, typer.Option(help="How far ahead: 30min, 24h, 7D or 12M; or a number.", metavar="H")
     ] = None,
     context: Annotated[
         int | None, typer.Option(help="Rows that it looks back; those of four horizons by default.", metavar="N")
     ] = None,
     date_format: FormatOption = None,
+    time_unit: TimeUnitOption = None,
+    separator: SeparatorOption = None,
+    decimal: DecimalOption = None,
+    thousands: ThousandsOption = None,
+    encoding: EncodingOption = None,
+    missing: MissingOption = None,
+    duplicates: DuplicatesOption = None,
+    sort: SortOption = True,
     hold_out: Annotated[
         float, typer.Option(help="Share of the series for validation; of fewer than five, of each one's end.")
     ] = 0.2,
@@ -155,15 +204,23 @@ def forecast_train(
                 time=time or "",
                 values=None if values is None else tuple(values),
                 series=series,
-                date_format=date_format,
+                table_format=_table_format(ctx),
                 horizon=horizon or "",
                 hold_out=hold_out,
                 **{name: value for name, value in chosen.items() if value is not None},  # type: ignore[arg-type]
             )
             record = train_network(request, out, overwrite=overwrite, progress=_training_bar(bar))
+    _say_notes(record)
     print_scores(record["scores"], record["request"]["horizon"])
     said = f"{record['series']} series, {record['split']}, {record['steps']} steps"
     console.print(f"network: {out} ({said})", highlight=False, soft_wrap=True)
+
+
+def _table_format(ctx: typer.Context) -> Any:
+    """How the files are written, by the options of a command."""
+    from rfa.data.series_table import TableFormat
+
+    return TableFormat(**{field.name: ctx.params[field.name] for field in fields(TableFormat)})
 
 
 def _training_bar(bar: Any) -> Any:
@@ -187,7 +244,16 @@ def _say(text: str) -> None:
     console.print(one_line(text), highlight=False, soft_wrap=True)
 
 
+def _say_notes(record: dict[str, Any]) -> None:
+    """What was told from the file, or changed; of many files the first lines."""
+    for note in record["notes"][:_LISTED]:
+        _say(f"note: {note}")
+    if more := len(record["notes"][_LISTED:]):
+        _say(f"note: {more} more lines of this kind are in network.json")
+
+
 def _print_forecast(content: dict[str, Any], out: Path) -> None:
+    _say_notes(content)
     table = Table(title=Text(f"{content['horizon']} after {content['last']}"))
     for column in ("column", "readings", "outliers", "at the end", "50 %", "90 %"):
         table.add_column(column, justify="left" if column == "column" else "right", overflow="fold")

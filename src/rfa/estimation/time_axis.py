@@ -109,7 +109,7 @@ def calendar_step(dates: np.ndarray) -> Any:
     """
     import pandas as pd
 
-    index = pd.DatetimeIndex(np.unique(dates.astype("datetime64[ns]")))
+    index = pd.DatetimeIndex(np.unique(dates))
     if len(index) < 3 or len({*(index - index.normalize())}) > 1:
         return None
     ends, days = bool(index.is_month_end.all()), np.unique(index.day)
@@ -119,8 +119,8 @@ def calendar_step(dates: np.ndarray) -> Any:
         months = usual if not (gaps % max(usual, 1)).any() else int(np.gcd.reduce(gaps))
         return pd.offsets.MonthEnd(months) if ends else pd.DateOffset(months=months)
     gaps = np.diff(index.normalize()) // np.timedelta64(1, "D")
-    weekdays = bool((index.dayofweek < 5).all()) and np.median(gaps) == 1
-    weekends = int(((index.dayofweek[1:] < index.dayofweek[:-1]) & (gaps >= 3)).sum())
+    weekdays = bool((index.day_of_week < 5).all()) and np.median(gaps) == 1
+    weekends = int(((index.day_of_week[1:] < index.day_of_week[:-1]) & (gaps >= 3)).sum())
     return pd.offsets.BDay() if weekdays and weekends > 0 else None
 
 

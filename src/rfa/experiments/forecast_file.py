@@ -1,9 +1,11 @@
 """From a CSV file to a folder with its forecast: by filters, by a trained network, or by one trained on the file."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rfa.checks import require
+from rfa.data.series_table import TableFormat
 from rfa.files import sha256
 from rfa.progress import StageProgress, TrainingProgress
 
@@ -60,7 +62,7 @@ def forecast_file(
         asked = {
             "time": request.time,
             "values": None if request.values is None else list(request.values),
-            "date_format": request.date_format,
+            "table_format": request.table_format,
             "horizon": request.horizon,
             **given,
         }
@@ -85,8 +87,9 @@ def _check_same(asked: dict[str, Any], file: Path, folder: Path) -> None:
     """Raise `ValueError` unless the training in the folder is of this file, with what is asked for now."""
     record = read_record(folder)
     require(sha256(file) in record["sha256"].values(), "file", str(file), f"the file on which {folder} is trained")
-    for name, value in asked.items():
-        began = record["request"][name]
+    request = {**record["request"], **asdict(TableFormat(**record["request"]["table_format"]))}
+    for name, value in {**asked, **asdict(asked["table_format"])}.items():
+        began = asked[name] if name == "table_format" else request[name]  # its options come one by one
         expected = f"{began!r}, with which the training in {folder} began (--overwrite begins a new one)"
         require(value == began, name, value, expected)
 

@@ -78,6 +78,7 @@ def train_network(
             "context": data.context,
             "series": len(data.series),
             "readings": sum(int((~table.values.isnan()).sum()) for table in data.series),
+            "notes": sorted({note for table in data.series for note in table.notes}),
             "split": data.split.words,
             "windows": {"train": len(data.split.train), "valid": len(data.split.valid)},
             "sha256": data.digests,

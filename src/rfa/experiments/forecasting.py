@@ -7,6 +7,7 @@ needs("pandas")
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import count, islice, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ import pandas as pd
 from jaxtyping import Float
 
 from rfa.checks import require
-from rfa.data.series_table import SeriesTable, read_series
+from rfa.data.series_dates import calendar_offset
+from rfa.data.series_table import SeriesTable, TableFormat, read_series
+from rfa.estimation.time_axis import calendar_step
 from rfa.files import sha256, whole_name, write_text_whole
 from rfa.report.figures import ForecastPanel, forecast_panels, save
 from rfa.training.environment import environment
@@ -36,10 +39,10 @@ class ForecastRequest:
         file: a CSV file.
         time: its column of times.
         values: its columns of channels; by default all others.
-        horizon: how far ahead, such as `24h`; a number where the times are numbers.
-        step: between forecasts; by default the median gap.
+        horizon: how far ahead, such as `24h` or `12M`; a number where the times are numbers.
+        step: between forecasts, such as `30min` or `1MS`; by default the calendar's step or the median gap.
         sensor: a column that names the sensor of each row. For the filter only.
-        date_format: of dates other than ISO 8601, such as `%d.%m.%Y`.
+        table_format: how the file is written.
         components: of the filter, as for `components_of`; by default the data choose.
         robust: False: the Kalman filter.
     """
@@ -50,7 +53,7 @@ class ForecastRequest:
     horizon: str
     step: str | None = None
     sensor: str | None = None
-    date_format: str | None = None
+    table_format: TableFormat = field(default_factory=TableFormat)
     components: list[str] | None = None
     robust: bool = True
 
@@ -86,17 +89,51 @@ def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarra
         ValueError: as `read_series`, and for a horizon or a step that is none.
     """
     table = read_series(
-        request.file, request.time, request.values, sensor=request.sensor, date_format=request.date_format
+        request.file, request.time, request.values, sensor=request.sensor, table_format=request.table_format
     )
     last = int((~table.values.isnan().all(1)).nonzero().max())
     table = table.rows(slice(0, last + 1))
     horizon = table.duration("horizon", request.horizon)
+    if table.origin is not None:
+        end = _end(table, request.horizon)
+        if (dates := _calendar_dates(table, request, end)) is not None:
+            note = f"steps: {dates[0]} of the calendar" + ("" if request.step else " (--step chooses another)")
+            return table._replace(notes=(*table.notes, note)), table.since_origin(dates[1])
+        if calendar_offset(request.horizon) is not None:
+            horizon = float(table.since_origin([end])[0] - table.times[-1])
     step = _usual_step(table) if request.step is None else table.duration("step", request.step)
     steps = int(horizon / step * (1 + 1e-6))  # steps are known to so much
     name = f"{step:g} {table.unit}".rstrip()
     require(steps >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
     require(steps <= _MOST_STEPS, "horizon", f"{request.horizon}, {steps} steps of {name}", f"at most {_MOST_STEPS}")
     return table, float(table.times[-1]) + step * np.arange(1, steps + 1)
+
+
+def _end(table: SeriesTable, horizon: str) -> pd.Timestamp:
+    """The date up to which a dated series is forecast."""
+    last, calendar = table.dates(table.times[-1:].numpy())[0], calendar_offset(horizon)
+    try:
+        return last + (pd.Timedelta(horizon) if calendar is None else calendar[0])
+    except (ValueError, OverflowError):
+        raise ValueError(f"horizon: got {horizon!r}, expected an end in a year that dates can have") from None
+
+
+def _calendar_dates(table: SeriesTable, request: ForecastRequest, end: pd.Timestamp) -> tuple[str, list[Any]] | None:
+    """The next dates by a step of the calendar, with its name; None where the step has a fixed length."""
+    dates = table.dates(table.times.numpy())
+    if request.step is None:
+        offset = calendar_step(dates.tz_localize(None).to_numpy())
+        name = "" if offset is None else f"{offset.kwds['months']}M" if "months" in offset.kwds else offset.freqstr
+    else:
+        offset, name = (calendar_offset(request.step) or (None,))[0], request.step
+    if offset is None:
+        return None
+    # from the last date, so that 30 January is followed by 29 February and 30 March
+    later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
+    found = list(islice(later, _MOST_STEPS + 1))
+    require(len(found) > 0, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
+    require(len(found) <= _MOST_STEPS, "horizon", request.horizon, f"at most {_MOST_STEPS} steps of {name}")
+    return name, found
 
 
 def _usual_step(table: SeriesTable) -> float:
@@ -165,6 +202,7 @@ def write_forecast(
         "readings": {name: int(n) for name, n in zip(table.channels, (~table.values.isnan()).sum(0), strict=True)},
         "last": table.label(float(table.times[-1])),
         "horizon": request.horizon,
+        "notes": list(table.notes),
         "step": float(query_times[-1] - float(table.times[-1])) / len(query_times),
         "channels": {
             one.name: {

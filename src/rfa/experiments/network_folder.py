@@ -6,7 +6,7 @@ The folder holds `network.json` (request, data, versions and the result), `check
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from rfa.checks import check_range, require
-from rfa.data.series_table import SeriesTable, read_many_series, table_files
+from rfa.data.series_table import SeriesTable, TableFormat, read_many_series, table_files
 from rfa.files import sha256, whole_name, write_text_whole
 from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
 from rfa.training.saved_files import read_model
@@ -39,7 +39,7 @@ class NetworkRequest:
         time: the column of times.
         values: the columns of channels; by default all others.
         series: a column that names the series of each row; by default each file is one.
-        date_format: of dates other than ISO 8601.
+        table_format: how the files are written.
         horizon: how far ahead the network learns to look, such as `24h`.
         context: the most rows that it looks back; by default those of four horizons, from 32 to 192.
         preset: the attention, one of `PRESETS`.
@@ -58,7 +58,7 @@ class NetworkRequest:
     time: str
     values: tuple[str, ...] | None = None
     series: str | None = None
-    date_format: str | None = None
+    table_format: TableFormat = field(default_factory=TableFormat)
     horizon: str
     context: int | None = None
     preset: str = RFATimeSeriesConfig.preset
@@ -72,6 +72,8 @@ class NetworkRequest:
     num_attention_heads: int = 4
 
     def __post_init__(self) -> None:
+        if isinstance(self.table_format, dict):  # of a record
+            object.__setattr__(self, "table_format", TableFormat(**self.table_format))
         check_range("steps", self.steps, 1, _MOST)
         check_range("batch_size", self.batch_size, 1, _MOST)
         require(0 < self.rate < 1, "rate", self.rate, "a number between 0 and 1")
@@ -99,10 +101,10 @@ def read_training_data(request: NetworkRequest) -> TrainingData:
     """
     values = None if request.values is None else list(request.values)
     found = read_many_series(
-        request.files, request.time, values, series=request.series, date_format=request.date_format
+        request.files, request.time, values, series=request.series, table_format=request.table_format
     )
     series = list(found.values())
-    horizon = series[0].duration("horizon", request.horizon)
+    horizon = max(one.longest_duration("horizon", request.horizon) for one in series)
     split = split_windows(series, horizon, request.hold_out, request.seed)
     gap = sorted(table.gap for table in series)[len(series) // 2]
     rows = round(_HORIZONS * horizon / gap)
