@@ -32,7 +32,7 @@ from hypothesis import HealthCheck, settings
 
 CHECKED = ["rfa.dynamics", "rfa.ops", "rfa.nn", "rfa.estimation", "rfa.models.modeling", "rfa.models.attention"]
 CHECKED += ["rfa.models.decoder", "rfa.models.time_series", "rfa.models.series_tokens", "rfa.models.window_scaling"]
-CHECKED += [f"rfa.integrations.{name}" for name in ("attention_interface", "masks", "replaced_attention")]
+CHECKED += [f"rfa.integrations.{name}" for name in ("attention_interface", "replaced_attention")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")  # before rfa is imported
 # Where shapes are checked: these call every annotated function of these; everywhere it takes half of all time.
 SHAPES_CHECKED = ("dynamics/", "nn/", "ops/test_filter_attention_closed_forms")

@@ -8,6 +8,8 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
+    Trainer,
+    TrainingArguments,
 )
 
 from rfa.models import (
@@ -55,6 +57,56 @@ def test_padding_changes_nothing(kind, causal, side):
             own = mask[row].bool()
             alone = model(ids[row : row + 1, own]).logits[0]
             assert_same(together[row] if kind is SEQUENCES else together[row, own], alone)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padded_embeddings_are_read_up_to_the_mask(side):
+    """Embeddings have no padding id: the mask says where a sequence ends."""
+    model, (ids, mask) = built(SEQUENCES), padded(side)
+    embedded = model.model.embed_tokens(ids)
+    with torch.no_grad():
+        together = model(inputs_embeds=embedded, attention_mask=mask).logits
+        for row in range(2):
+            alone = model(inputs_embeds=embedded[row : row + 1, mask[row].bool()]).logits[0]
+            assert_same(together[row], alone)
+
+
+@pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
+@pytest.mark.parametrize("kind", [RFAForCausalLM, RFAForMaskedLM, SEQUENCES, TOKENS])
+def test_without_a_target_there_is_no_loss(kind, items):
+    """As in the last batch of packed documents. The first token of a causal model is not foretold."""
+    model, ids = built(kind).train(), tokens(vocabulary=MASK)
+    labels = torch.full((2,) if kind is SEQUENCES else ids.shape, -100)
+    if kind is RFAForCausalLM:
+        labels[:, 0] = 3
+    given = {} if kind in (SEQUENCES, TOKENS) else {"num_items_in_batch": items}
+    loss = model(ids, labels=labels, **given).loss
+    loss.backward()
+    assert loss == 0
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+
+
+def trained(kind, folder):
+    """The losses of two steps of transformers' own `Trainer` with its default collator, and its data."""
+    model = built(kind, num_hidden_layers=1)
+    model.dropout = torch.nn.Identity()  # a classifier of tokens has one
+    ids = tokens(4, vocabulary=MASK)
+    labels = torch.tensor([2, 0, 1, 1]) if kind is SEQUENCES else ids % 3
+    rows = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
+    options = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "report_to": []}
+    options |= {"use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "seed": 1}
+    trainer = Trainer(model, TrainingArguments(str(folder), **options), train_dataset=rows)
+    trainer.train()
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], ids, labels
+
+
+@pytest.mark.parametrize("kind", [RFAForCausalLM, RFAForMaskedLM, SEQUENCES, TOKENS])
+def test_trainer_of_transformers(kind, tmp_path):
+    """The loss that it reports for its first step, of two batches, is that of all rows together."""
+    losses, ids, labels = trained(kind, tmp_path)
+    first = built(kind, num_hidden_layers=1)(ids, labels=labels).loss
+    assert losses[0] == pytest.approx(float(first), rel=1e-4)
+    assert losses[1] != losses[0]
 
 
 def test_losses_by_hand():

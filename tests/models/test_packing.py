@@ -65,6 +65,36 @@ def test_counting_positions_change_nothing(given):
     assert torch.equal(model(ids, **given).logits[kept], model(ids, **plain).logits[kept])
 
 
+@pytest.mark.parametrize("form", [torch.bool, torch.float32])
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "c4-fox"])
+def test_a_mask_of_all_pairs_is_read(name, form):
+    """Documents and padding in one mask `(batch, 1, length, length)`, as collators of packed data make it."""
+    model, ids = small(name), tokens(2, 11)
+    segment_ids = torch.tensor([[0] * 4 + [1] * 7, [0] * 2 + [1] * 5 + [2] * 4])
+    attention_mask = torch.ones(2, 11, dtype=torch.int64)
+    attention_mask[0, 9:] = 0
+    visible = torch.ones(11, 11, dtype=torch.bool).tril() & (segment_ids[:, :, None] == segment_ids[:, None])
+    visible = (visible & attention_mask.bool()[:, None])[:, None]
+    mask = visible if form == torch.bool else torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
+    with torch.no_grad():
+        expected = model(ids, attention_mask=attention_mask, segment_ids=segment_ids).logits
+        found = model(ids, attention_mask=mask).logits
+    present = attention_mask.bool()
+    assert_same(found[present], expected[present])
+
+
+def test_masks_of_all_pairs_that_are_no_documents():
+    model, ids = small("m2-sc-rfa"), tokens(1, 6)
+    causal = torch.ones(6, 6, dtype=torch.bool).tril()
+    prefix, window = causal.clone(), causal & ~causal.tril(-3)
+    prefix[:3, :3] = True
+    for mask in (prefix, window):
+        with pytest.raises(ValueError, match="attention_mask: got 'another mask', expected padding, or packed"):
+            model(ids, attention_mask=mask[None, None])
+    with pytest.raises(ValueError, match=r"attention_mask: got 'shape \(1, 6, 6\)'"):
+        model(ids, attention_mask=causal[None])
+
+
 def test_positions_beside_a_cache():
     """Those of the new tokens, as transformers' generation and many scripts pass them."""
     model, ids = small("m2-sc-rfa"), tokens()

@@ -66,7 +66,7 @@ class DecayRates(CheckedFields):
         kind: "spectral" (`damping` times the fastest frequency of the head's band in the partitioned bank),
             "length_scaled" (the spectral decay times `5 / (train_length - 1)`), or "none".
         damping: the dimensionless coefficient b.
-        zero_heads: this many heads, the first ones, do not decay.
+        zero_heads: this many heads, the first ones, do not decay; by default two, or one where there is one head.
 
     Raises:
         ValueError: for an unknown kind, or a negative number.

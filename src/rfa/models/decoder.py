@@ -179,7 +179,7 @@ class RFAPreTrainedModel(PreTrainedModel):
     def token_loss(
         self, logits: Float[Tensor, "batch length vocabulary"], labels: Tensor | None, num_items: int | Tensor | None
     ) -> Tensor | None:
-        """Cross entropy as transformers' `loss_function`; None without labels.
+        """Cross entropy as transformers' `loss_function`; None without labels, 0 where no token is scored.
 
         Raises:
             ValueError: unless there is one label a token, of the vocabulary or -100, which is not scored.
@@ -188,7 +188,9 @@ class RFAPreTrainedModel(PreTrainedModel):
             return None
         vocabulary = self.config.vocab_size
         check_labels(labels, tuple(logits.shape[:2]), vocabulary)
-        return self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=num_items)
+        targets = labels[:, 1:] if self.config.causal else labels  # the loss of a causal model shifts
+        items = divisor_of(targets, num_items)
+        return self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=items)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = None) -> None:
@@ -240,6 +242,13 @@ class RFAPreTrainedModel(PreTrainedModel):
             if weights is not None and rows is not None:
                 weights.append(joined(rows, positions.visible(cast(RFABlock, layer).attention.causal)))
         return self.output_projection(self.norm(hidden_states))
+
+
+def divisor_of(targets: Tensor, items: int | Tensor | None = None) -> int | Tensor:
+    """What a sum over scored targets is divided by: their number, or `items`; at least 1, so that nothing gives 0."""
+    if items is None:
+        items = (targets != NOT_SCORED).sum()
+    return items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1)
 
 
 def check_labels(labels: object, shape: tuple[int, ...], classes: int) -> None:

@@ -3,20 +3,24 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from rfa.checks import require
 
 from .configuration import RFAConfig
-from .decoder import MaskedModelOutput, RFAPreTrainedModel, check_labels
+from .decoder import MaskedModelOutput, RFAPreTrainedModel, check_labels, divisor_of
 from .modeling import RFAModel
 
 
 class _Classifier(RFAPreTrainedModel):
     """Labels are checked before transformers' loss meets them: a class that there is not would stop a GPU's process."""
+
+    accepts_loss_kwargs = False  # the loss is a mean over the batch: the Trainer divides where it accumulates
 
     def check_classes(self, labels: object, logits: Float[Tensor, "batch length classes"]) -> None:
         """Raise `ValueError` for labels that do not fit the problem."""
@@ -29,6 +33,8 @@ class _Classifier(RFAPreTrainedModel):
 
         def of_labels(logits: Tensor, labels: Tensor, *rest: Any, **options: Any) -> Tensor:
             self.check_classes(labels, logits)
+            if not labels.is_floating_point():  # classes, of which all may be -100
+                options["num_items_in_batch"] = divisor_of(labels)
             if rest:
                 return loss(logits, labels, *rest, **options)
             return loss(logits=logits, labels=labels, **options)  # in another order for sequences
@@ -43,12 +49,43 @@ class _Classifier(RFAPreTrainedModel):
 class RFAForSequenceClassification(GenericForSequenceClassification, _Classifier):
     """The decoder and a linear map of each sequence's last token to `config.num_labels` numbers.
 
-    Forward, losses and the choice of the last token are transformers' own. It is the last one whose id is not
-    `config.pad_token_id`, on either side of padding. A batch of several sequences needs such an id and a mask. Further
-    arguments, such as `times`, are those of `RFAModel`.
+    Losses are transformers' own. The last token is the last one whose id is not `config.pad_token_id`, on either side
+    of padding. A batch of several sequences needs such an id and a mask. Of embeddings it is the last one of the mask.
+    Further arguments, such as `times`, are those of `RFAModel`.
     """
 
     config_class = RFAConfig
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch length"] | None = None,
+        attention_mask: Shaped[Tensor, "batch length"] | None = None,
+        inputs_embeds: Float[Tensor, "batch length hidden"] | None = None,
+        labels: Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast:
+        """Numbers `(batch, num_labels)`, and the loss where labels are given.
+
+        Raises:
+            ValueError: for an argument that does not fit, or several sequences of ids without `config.pad_token_id`.
+        """
+        outputs = self.model(input_ids, attention_mask, inputs_embeds=inputs_embeds, **kwargs)
+        states = outputs.last_hidden_state
+        pad = cast("int | None", self.config.pad_token_id)
+        present = attention_mask
+        if input_ids is not None:
+            require(pad is not None or len(states) == 1, "pad_token_id", pad, "an id, for several sequences")
+            present = None if pad is None else input_ids != pad
+        place = torch.arange(states.shape[1], device=states.device)
+        last = place[-1] if present is None else (place * (present != 0)).argmax(-1)
+        logits = self.score(states)
+        pooled = logits[torch.arange(len(states), device=states.device), last]
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=pooled, config=self.config)
+        beside = {name: value for name, value in outputs.beside_states().items() if name != "log_precisions"}
+        return SequenceClassifierOutputWithPast(loss=loss, logits=pooled, **beside)
 
     def check_classes(self, labels: object, logits: Float[Tensor, "batch length classes"]) -> None:
         """Raise `ValueError` for labels that do not fit the problem, which transformers infers where it is not given.

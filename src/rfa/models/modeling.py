@@ -18,6 +18,7 @@ from rfa.nn.checks import check_ids, check_states
 from .caching import CACHE_NAME, one_cache
 from .configuration import RFAConfig
 from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
+from .masks import read_mask
 from .packing import PACKING, NewTokens, check_absolute, packed_segments, read_key_mask
 
 _KNOWN = {"output_hidden_states", "cache_position", *PACKING}
@@ -39,7 +40,7 @@ class RFAModel(RFAPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch length"] | None = None,
-        attention_mask: Shaped[Tensor, "batch keys"] | None = None,
+        attention_mask: Shaped[Tensor, "batch *keys"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
@@ -78,9 +79,14 @@ class RFAModel(RFAPreTrainedModel):
         if self._is_checkpointed():
             expected = "an empty cache in training with gradient checkpointing"
             require(not cached, "past_key_values", f"{cached} tokens", expected)
-        key_mask = read_key_mask(attention_mask, batch, cached + length)
+        shown = None
+        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
+            key_mask, shown = read_mask(attention_mask, batch, length, cached + length, self.config.causal)
+        else:
+            key_mask = read_key_mask(attention_mask, batch, cached + length)
         tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
-        segment_ids = packed_segments(tokens, segment_ids, {"position_ids": position_ids, **kwargs})
+        packing = {"position_ids": position_ids, "attention_mask": shown, **kwargs}
+        segment_ids = packed_segments(tokens, segment_ids, packing)
         if not self.config.attention.is_relative():
             check_absolute(tokens, segment_ids, position_ids)
         if times is None:
@@ -129,7 +135,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: Int[Tensor, "batch length"] | None = None,
-        attention_mask: Shaped[Tensor, "batch keys"] | None = None,
+        attention_mask: Shaped[Tensor, "batch *keys"] | None = None,
         labels: Int[Tensor, "batch length"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
@@ -148,7 +154,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         Args:
             input_ids: `(batch, length)`.
             attention_mask: `(batch, keys)`, 1 for tokens that take part and 0 for others, cached ones included. Padding
-                takes no time, wherever it stands.
+                takes no time, wherever it stands. Or `(batch, 1, length, keys)`, True or 0 of an additive mask where a
+                token sees a key: padding and packed documents are read from it, other masks are refused.
             labels: `(batch, length)`, shifted inside; -100 is not scored. The first token of a packed document is to be
                 -100, as transformers' collators make it: nothing foretells it.
             past_key_values: a `FilterCache` of the tokens before these, which the call extends.

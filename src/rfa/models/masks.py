@@ -1,4 +1,4 @@
-"""The masks that transformers hands to an attention layer, read as what the operator takes: a key mask and segments."""
+"""The masks that transformers and its collators make, read as what the operator takes: a key mask and segments."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from rfa.ops.transforms import readable
 
 Mask = Shaped[Tensor, "..."]  # two or four dimensions, see `read_mask`
 
-_EXPECTED = "padding, or packed sequences without a cache, under a causal mask"
+_EXPECTED = "padding, or packed sequences without a cache, under the model's own causal mask"
 
 
 class TokenFlags(NamedTuple):
@@ -26,13 +26,14 @@ class TokenFlags(NamedTuple):
     segment_ids: Int[Tensor, "batch keys"] | None = None
 
 
-def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFlags:
-    """The key mask and the segments for which a causal operator sees what the mask shows.
+def read_mask(mask: Mask | None, batch: int, queries: int, keys: int, causal: bool = True) -> TokenFlags:
+    """The key mask and the segments for which the operator sees what the mask shows.
 
     Args:
         mask: None, `(batch, keys)` with 1 for tokens that take part, or `(batch, 1, queries, keys)`: True, or 0 of an
             additive mask, where a query sees a key. A mask may be longer than the keys, as those of fixed-size caches.
         batch, queries, keys: of the states. The queries are the last keys.
+        causal: the operator's queries see keys up to their own.
 
     Raises:
         ValueError: for anything else, as a sliding window, a mask that differs between heads, or keys that a cache of
@@ -54,7 +55,9 @@ def read_mask(mask: Mask | None, batch: int, queries: int, keys: int) -> TokenFl
     visible = visible if visible.dtype == torch.bool else visible == 0
     times = torch.arange(keys, device=mask.device)
     key_mask = visible.any(1)
-    seen = (times <= times[keys - queries :, None]) & key_mask[:, None]
+    seen = key_mask[:, None].expand(-1, queries, -1)
+    if causal:
+        seen = seen & (times <= times[keys - queries :, None])
     known = readable(mask)  # under `torch.compile` there is always a mask, and it is trusted
     if (queries < keys and not known) or (known and bool((seen == visible).all())):
         return TokenFlags(_none_if_all(key_mask))
