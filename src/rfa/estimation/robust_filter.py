@@ -21,10 +21,10 @@ from .parameter_search import (
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
 from .robust_fit import robust_fit
-from .series import Readings, read_later, read_series
+from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
 from .series_estimate import SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
-from .time_axis import TimeAxis, as_numbers, next_times
+from .time_axis import TimeAxis, next_times
 
 
 class RobustFilter:
@@ -128,15 +128,14 @@ class RobustFilter:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        index = times if hasattr(times, "freq") else getattr(values, "index", None)
-        self._index = index if getattr(index, "freq", None) is not None else None
-        readings = read_series(self._axis, times, values, sensor, exog, offset, noise, observation)
         model = self.model
+        given = (times, values, sensor, exog, offset, noise, observation)
+        readings, self._index = read_series(self._axis, *given, list(model.states))
         for component in model.components:
             shortest, expected = component.shortest_span(), f"at most the span of the series, {readings.span:g}"
             require(shortest <= readings.span, f"period of {component.name}", shortest, expected)
         if readings.regressors:
-            size = tuple(float(x) for x in np.sqrt(np.mean(readings.exog**2, axis=0)))
+            size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
             require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
             model = model + Regression(readings.regressors, size)
         known = read_fixed(model, readings.sensors, fixed or {})
@@ -211,9 +210,10 @@ class RobustFilter:
         """
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
-            query_times = next_times(self._axis, readings.times, int(query_times), self._index)
+            query_times = next_times(self._axis, readings.times, int(query_times))
         named = ("query_times", query_times)
-        later = read_later(self._axis, readings, named, None, sensor, exog, offset, noise, observation)
+        known = exog, offset, noise, observation, list(self.model.states)
+        later = read_later(self._axis, readings, named, None, sensor, *known)
         return self._continued(later, carried)[0]
 
     def update(
@@ -239,9 +239,10 @@ class RobustFilter:
             self._filtered()
         last, carried = self._last, self._carried
         assert carried is not None
-        row, shown = (None if x is None else np.reshape(as_numbers("update", x), (1, -1)) for x in (exog, observation))
+        states = list(self.model.states)
+        row, shown = row_of("exog", exog, last.regressors), row_of("observation", observation, states)
         labels = None if sensor is None else [sensor]
-        new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown)
+        new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown, states)
         same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
         require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
         found, self._carried = self._continued(new, carried)
@@ -256,7 +257,11 @@ class RobustFilter:
             true_states: `(T, n)`, where they are known, as in a simulation: for the NEES.
             lags: of the test of correlation. By default 10, or a fifth of the readings where that is less.
         """
-        return Diagnostics.of(self.filter(), self._filtered()[1].estimates, true_states, lags)
+        found, states = self.filter(), self._filtered()[1].estimates
+        if true_states is not None:
+            rows = RowLabels(self._axis, self._readings.times, self._index)
+            true_states = rows.aligned("true_states", by_name("true_states", true_states, list(found.states)))
+        return Diagnostics.of(found, states, true_states, lags)
 
     @property
     def _readings(self) -> Readings:
@@ -278,7 +283,9 @@ class RobustFilter:
         return self._fitted
 
     def _estimate(self, problem: ReadingsProblem, run: FilteredReadings, begin: int = 0) -> SeriesEstimate:
-        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin)
+        fits = begin == 0 and self._index is not None and len(self._index) == len(problem)
+        index = self._index if fits else None
+        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
 
     def _continued(self, later: Readings, carried: Carried) -> tuple[SeriesEstimate, Carried]:
         """Filtered readings after the last one, whose row is there again without its value; and what they carry on."""
