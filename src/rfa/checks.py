@@ -40,7 +40,7 @@ def as_array(given: Any) -> np.ndarray:
         kind = given.dtype.kind
         if kind == "M":
             return given.filled(np.datetime64("NaT"))
-        given = given.astype(given.dtype if kind == "f" else np.float64 if kind in "iu" else object).filled(np.nan)
+        given = np.ma.filled(given.astype(given.dtype if kind == "f" else float if kind in "iu" else object), np.nan)
     found = np.asarray(given)
     if found.dtype == object:
         missing = [value is None or type(value).__name__ == "NAType" or value is np.ma.masked for value in found.flat]

@@ -1,6 +1,7 @@
 """`RobustFilter`: components of a series, fitted, filtered, smoothed and forecast, robustly or by the Kalman filter."""
 
 import numbers
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from rfa.checks import require
 
+from .components import Cycle, Season, doubtful_period
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
 from .parameter_search import (
@@ -131,9 +133,16 @@ class RobustFilter:
         model = self.model
         given = (times, values, sensor, exog, offset, noise, observation)
         readings, self._index = read_series(self._axis, *given, list(model.states))
+        steps = np.diff(readings.times)
         for component in model.components:
-            shortest, expected = component.shortest_span(), f"at most the span of the series, {readings.span:g}"
-            require(shortest <= readings.span, f"period of {component.name}", shortest, expected)
+            shortest, named = component.shortest_span(), f"period of {component.name}"
+            period = component.period if isinstance(component, Season | Cycle) else None
+            dated = self._axis.origin is not None and bool((steps > 0).any())
+            doubt = doubtful_period(period, steps[steps > 0], self.time_unit) if dated and period is not None else None
+            expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
+            require(shortest <= readings.span, named, shortest, expected)
+            if doubt:
+                warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=3)
         if readings.regressors:
             size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
             require(all(size), "exog", "a column of zeros", "columns with some values other than 0")

@@ -1,6 +1,7 @@
 """What a caller gives as a series (NumPy, pandas, lists, tensors), as numbers; and results in the same kind."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,11 +142,10 @@ class RowLabels:
         if self.index is not None and own.equals(self.index):
             return given
         order = None if self.index is None else _order(own, self.index)
-        dated = as_dates(own) is not None
-        try:
+        dated, times = True, None
+        with suppress(ValueError):  # dates beside numbers, or a missing one
+            dated = as_dates(own) is not None
             times = self.axis.numbers(name, own) if dated or own.dtype.kind in "iuf" else None
-        except ValueError:  # dates beside numbers, or a missing one
-            times = None
         if order is None and times is not None:
             if np.array_equal(times, self.times):
                 return given

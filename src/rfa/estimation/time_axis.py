@@ -259,7 +259,7 @@ def as_numbers(name: str, given: Any) -> np.ndarray:
         given = given.detach().cpu().numpy()
     found = as_array(given)
     kind = found.dtype.kind
-    objects = found.flat if kind == "O" else ()
+    objects = found.ravel().tolist() if kind == "O" else []
     require(kind not in "US" and not any(isinstance(each, str) for each in objects), name, "text", "numbers")
     truths = kind == "b" or any(isinstance(each, bool | np.bool_) for each in objects)
     require(kind in "iufO" and not truths, name, f"values of type {'bool' if truths else found.dtype}", "real numbers")
