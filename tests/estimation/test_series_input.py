@@ -328,7 +328,7 @@ def test_results_have_the_index_of_the_values():
         pd.testing.assert_index_equal(found.mean.index, index)
         pd.testing.assert_index_equal(found.times, index, exact="equiv", check_names=True)
         pd.testing.assert_index_equal(found.to_pandas().index, index)
-    assert len(RobustFilter(Level()).fit(y.to_period("D")).filter().plot().lines[0].get_xdata()) == 40
+    assert len(RobustFilter(Level()).fit(y.tz_localize(None).to_period("D")).filter().plot().lines[0].get_xdata()) == 40
     pd.testing.assert_index_equal(
         RobustFilter(Level()).fit(y.set_axis(range(1900, 1940))).forecast(2).mean.index, pd.Index([1940, 1941])
     )

@@ -79,8 +79,12 @@ class RobustFilter:
     ) -> "RobustFilter":
         """Take a series, and find the parameters by maximum likelihood.
 
-        NumPy arrays, pandas objects, lists and tensors are taken. The robust fit leaves out readings that are more than
-        four standard deviations from the robust filter's prediction, and fits again until these stay the same.
+        NumPy arrays, pandas objects, lists and tensors are taken. Rows of pandas objects are matched by their index to
+        the values, or to the times, and columns by their names. NaN, a mask of NumPy, None and the NA of pandas are
+        missing values. What is known of a reading, from `exog` to `observation`, may be missing where the reading is.
+
+        The robust fit leaves out readings that are more than four standard deviations from the robust filter's
+        prediction, and fits again until these stay the same.
 
         Args:
             times: `(T,)`, in order: numbers or dates. Or a pandas Series or DataFrame alone, whose index is the times.
@@ -102,7 +106,10 @@ class RobustFilter:
         Raises:
             ValueError: naming the argument, for times that decrease or occur twice for a sensor, text, infinite values,
                 no rows, no reading at all or of a sensor, a season longer than the series, unknown or impossible fixed
-                values, and shapes that do not fit.
+                values, and shapes, an index or names that do not fit.
+
+        Warns:
+            UserWarning: for a period that looks like a number of readings, where times are dates.
         """
         before = dict(vars(self))
         try:
@@ -207,11 +214,11 @@ class RobustFilter:
         """Readings at later times, from all readings so far.
 
         Args:
-            query_times: numbers or dates, as the series', in order. Or a number of steps, where the series has equal
-                steps or its index a frequency. A moment before the last reading can be asked for by a missing value in
-                the series.
+            query_times: numbers or dates, as the series', in order. Or a number of steps: of its index's frequency, of
+                the calendar (months, quarters, years, business days), or equal ones. A moment before the last reading
+                can be asked for by a missing value in the series.
             sensor: of which a reading is forecast. By default the first one.
-            exog, offset, noise, observation: as in `fit`, for each query time.
+            exog, offset, noise, observation: as in `fit`, for each query time, none missing.
 
         Raises:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and a
@@ -237,6 +244,8 @@ class RobustFilter:
         observation: Any = None,
     ) -> SeriesEstimate:
         """One more reading, without a look at the earlier ones. The parameters stay.
+
+        `exog` and `observation` are a row, or a pandas Series with their names as its index.
 
         Returns:
             The estimate at this reading, one row. It is that of `filter` on the whole series.

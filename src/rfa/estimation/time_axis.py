@@ -22,30 +22,30 @@ class TimeAxis:
         unit: of dates: one of "second", "minute", "hour", "day", "week", "year" (365.2425 days).
         origin: the date of number 0, in UTC where dates have a zone. None: times are numbers.
         tick: nanoseconds to which dates are rounded: numbers in float64 are not exact.
-        like: an empty index of pandas of the caller's kind; the zone of dates that are not in pandas; or None.
+        kind: an empty index of pandas of the caller's kind; the zone of dates that are not in pandas; or None.
     """
 
     unit: str
     origin: np.datetime64 | None = None
     tick: int = 1000
-    like: Any = None
+    kind: Any = None
 
     @classmethod
     def of(cls, times: Any, unit: str) -> "TimeAxis":
         """Of a series' times. The first date is the origin."""
         require(unit in SECONDS, "time_unit", unit, f"one of {', '.join(SECONDS)}")
         dates, index = as_dates(times), _pandas_index(times)
-        like = None if index is None else index[:0]
+        kind = None if index is None else index[:0]
         if dates is None:
-            return cls(unit, like=like)
-        like = like if hasattr(index, "freq") else _zone(times)
+            return cls(unit, kind=kind)
+        kind = kind if hasattr(index, "freq") else _zone(times)
         tick = 1000 if bool((dates.astype("int64") % 1000 == 0).all()) else 1
-        return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick, like)
+        return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick, kind)
 
     @property
     def zone(self) -> Any:
         """The time zone of dates, or None."""
-        return self.like if isinstance(self.like, tzinfo) else getattr(self.like, "tz", None)
+        return self.kind if isinstance(self.kind, tzinfo) else getattr(self.kind, "tz", None)
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
         """Times as numbers, `(T,)`.
@@ -79,31 +79,31 @@ class TimeAxis:
     def labels(self, numbers: np.ndarray) -> Any:
         """Numbers as the caller's times: numbers or dates, an index of pandas where theirs are of pandas."""
         if self.origin is None:
-            if self.like is None:
+            if self.kind is None:
                 return numbers
             import pandas as pd
 
-            whole = self.like.dtype.kind in "iu" and bool((numbers == np.round(numbers)).all())
-            kind = self.like.dtype if whole else np.dtype(np.float64)
-            return pd.Index(numbers.astype(np.int64) if whole else numbers, dtype=kind, name=self.like.name)
+            whole = self.kind.dtype.kind in "iu" and bool((numbers == np.round(numbers)).all())
+            dtype = self.kind.dtype if whole else np.dtype(np.float64)
+            return pd.Index(numbers.astype(np.int64) if whole else numbers, dtype=dtype, name=self.kind.name)
         dates = self.dates(numbers)
-        if self.like is None:
+        if self.kind is None:
             return dates
-        if isinstance(self.like, tzinfo):
-            clocks = [x.replace(tzinfo=timezone.utc).astimezone(self.like) for x in dates.astype("M8[us]").tolist()]
+        if isinstance(self.kind, tzinfo):
+            clocks = [x.replace(tzinfo=timezone.utc).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
             return np.array(clocks, dtype=object)
         import pandas as pd
 
-        index = pd.DatetimeIndex(dates, name=self.like.name)
-        if isinstance(self.like, pd.PeriodIndex):
-            return index.to_period(self.like.freq)
+        index = pd.DatetimeIndex(dates, name=self.kind.name)
+        if isinstance(self.kind, pd.PeriodIndex):
+            return index.to_period(self.kind.freq)
         if self.zone is not None:
             index = index.tz_localize("UTC").tz_convert(self.zone)
-        same = index.as_unit(self.like.unit)
+        same = index.as_unit(self.kind.unit)
         index = same if bool((same == index).all()) else index  # a coarser unit may not hold later times
-        if self.like.freq is not None:
+        if self.kind.freq is not None:
             with suppress(ValueError):  # times between the steps
-                index.freq = self.like.freq
+                index.freq = self.kind.freq
         return index
 
 
@@ -135,12 +135,12 @@ def _next_dates(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
     """The next dates of a frequency, on the caller's clock: a day there may have 23 hours. None without a frequency."""
     import pandas as pd
 
-    if isinstance(axis.like, pd.PeriodIndex):
-        return pd.period_range(axis.labels(times[-1:])[0], periods=count + 1, freq=axis.like.freq)[1:]
+    if isinstance(axis.kind, pd.PeriodIndex):
+        return pd.period_range(axis.labels(times[-1:])[0], periods=count + 1, freq=axis.kind.freq)[1:]
     clock = pd.DatetimeIndex(axis.dates(times))
     clock = clock if axis.zone is None else clock.tz_localize("UTC").tz_convert(axis.zone)
     wall = clock.tz_localize(None)
-    step = getattr(axis.like, "freq", None) or calendar_step(wall.to_numpy())
+    step = getattr(axis.kind, "freq", None) or calendar_step(wall.to_numpy())
     if step is None and len(wall) > 2:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
