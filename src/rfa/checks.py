@@ -6,9 +6,8 @@ A message says what was given and what is expected.
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from pydantic import TypeAdapter
 
 PACKAGE = "robust-filter-attention"
@@ -31,11 +30,13 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
         raise ValueError(f"{name}: got {given!r}, expected {expected}")
 
 
-def as_array(given: Any) -> np.ndarray:
+def as_array(given: Any) -> "np.ndarray":
     """What a caller gives as an array, with NaN (dates: NaT) in the place of its own marks of a missing value.
 
     Marks are the mask of `numpy.ma`, None, and the NA of pandas.
     """
+    import numpy as np
+
     if isinstance(given, np.ma.MaskedArray):
         kind = given.dtype.kind
         if kind == "M":
