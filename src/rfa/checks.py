@@ -7,6 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from pydantic import TypeAdapter
 
 PACKAGE = "robust-filter-attention"
@@ -27,6 +28,25 @@ def require(condition: bool, name: str, given: object, expected: str) -> None:
     """Raise `ValueError` unless the condition holds."""
     if not condition:
         raise ValueError(f"{name}: got {given!r}, expected {expected}")
+
+
+def as_array(given: Any) -> "np.ndarray":
+    """What a caller gives as an array, with NaN (dates: NaT) in the place of its own marks of a missing value.
+
+    Marks are the mask of `numpy.ma`, None, and the NA of pandas.
+    """
+    import numpy as np
+
+    if isinstance(given, np.ma.MaskedArray):
+        kind = given.dtype.kind
+        if kind == "M":
+            return given.filled(np.datetime64("NaT"))
+        given = np.ma.filled(given.astype(given.dtype if kind == "f" else float if kind in "iu" else object), np.nan)
+    found = np.asarray(given)
+    if found.dtype == object:
+        missing = [value is None or type(value).__name__ == "NAType" or value is np.ma.masked for value in found.flat]
+        found = np.where(np.array(missing, dtype=bool).reshape(found.shape), np.nan, found)
+    return found
 
 
 def check_range(name: str, given: float | int, least: float | int, most: float | int) -> None:

@@ -164,6 +164,21 @@ def test_the_fit_is_statsmodels():
     assert found.log_likelihood > expected.llf - 1e-4  # their search starts at ours and finds nothing better
 
 
+def test_a_long_series_converges():
+    """The slope that is left grows as the likelihood does: with 30,000 readings differences leave 0.03 nats.
+
+    A coordinate is then within 1e-5 of the maximum, a hundredth of its standard error.
+    """
+    random = np.random.default_rng(0)
+    values = (0.5 * random.normal(size=30_000)).cumsum() + random.normal(size=30_000)
+    found = RobustFilter(Level(), robust=False).fit(np.arange(30_000.0), values)
+    assert found.converged
+    errors = found.standard_errors
+    assert abs(found.parameters["sigma2.irregular"] - 1) < 3 * errors["sigma2.irregular"]
+    assert abs(found.parameters["sigma2.level"] - 0.25) < 3 * errors["sigma2.level"]
+    assert not RobustFilter(Level(), robust=False).fit(np.arange(30_000.0), values, max_steps=1).converged
+
+
 def test_standard_errors_are_statsmodels():
     """Of variances, and of a factor. None of what is fixed; infinite at zero. Differences keep four digits."""
     nile = RobustFilter(Level(), robust=False).fit(np.arange(100), NILE)

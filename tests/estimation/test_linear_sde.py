@@ -203,7 +203,12 @@ def test_bad_matrices(given, message):
 
 def test_bad_lags_times_and_outliers():
     sde = rotating()
+    fast = LinearSDE(1e200 * matrix([[0.0, 1.0], [-1.0, 0.0]]), EYE, EYE, EYE)
     for call, message in [
+        (lambda: fast.transition(1e120), r"dt: got 1e\+120, expected lags with a finite .A. dt, where .A. is 1e\+200"),
+        (lambda: fast.transition(-matrix([0.0, 1e120])), r"dt: got 1e\+120, expected lags with a finite"),
+        (lambda: fast.covariance(1e120), r"dt: got 1e\+120, expected lags with a finite"),
+        (lambda: fast.simulate(matrix([0.0, 1e120])), r"dt: got 1e\+120, expected lags with a finite"),
         (lambda: sde.covariance(-0.1), "dt: got -0.1, expected lags >= 0"),
         (lambda: sde.transition(torch.nan), "dt: got NaN"),
         (lambda: sde.transition("x"), "dt: got 'x', expected a number or a tensor"),

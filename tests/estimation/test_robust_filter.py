@@ -1,4 +1,4 @@
-"""`RobustFilter`: updates, outliers, kinds of input, sensors, bad input, diagnostics, figures."""
+"""`RobustFilter`: updates, outliers, sensors, bad input, diagnostics, figures."""
 
 import re
 from datetime import date
@@ -60,31 +60,6 @@ def test_a_series_that_is_mostly_at_rest_keeps_its_scale(robust):
     noon = found.forecast([480.0 + 12])
     assert noon.mean[0] == pytest.approx(800, abs=60)
     assert found.smooth().outliers.mean() < 0.15
-
-
-def test_steps_follow_the_calendar_of_the_index():
-    values = np.random.default_rng(0).normal(size=12)
-
-    def ahead(index, steps=2):
-        filter = RobustFilter(Level()).fit(pd.Series(values, index=index))
-        return filter, filter.forecast(steps).times.astype("datetime64[s]").astype(str).tolist()
-
-    months = pd.period_range("2021-01", "2021-12", freq="M")
-    assert ahead(months)[1] == ["2022-01-01T00:00:00", "2022-02-01T00:00:00"]
-    paris = pd.date_range("2021-01-01", periods=12, freq="MS", tz="Europe/Paris")
-    assert ahead(paris)[1] == ["2021-12-31T23:00:00", "2022-01-31T23:00:00"]  # in UTC
-    filter, found = ahead(pd.date_range("2021-01-31", periods=12, freq="ME"))
-    assert found == ["2022-01-31T00:00:00", "2022-02-28T00:00:00"]
-    filter.update(pd.Timestamp("2022-01-15"), 0.1)
-    assert str(filter.forecast(1).times[0])[:10] == "2022-01-31"
-
-
-def test_dates_of_nanoseconds():
-    dates = pd.date_range("2020", periods=20, freq="250ns")
-    filter = RobustFilter(Level(), time_unit="second").fit(pd.Series(np.arange(20.0), index=dates))
-    assert (filter.filter().times == dates.to_numpy()).all()
-    following = pd.date_range(dates[-1], periods=4, freq="250ns")[1:]
-    assert (filter.forecast(3).times == following.to_numpy()).all()
 
 
 def test_a_gap_that_nothing_survives():
@@ -187,41 +162,6 @@ def test_wrong_readings_hardly_change_the_fit():
     assert found.parameters["sigma2.irregular"] == pytest.approx(15099, rel=0.1)
     assert found.filter().outliers.nonzero()[0].tolist() == [10, 30, 60]
     assert RobustFilter(Level(), robust=False).fit(YEARS, spoilt).parameters["sigma2.irregular"] > 1e6
-
-
-def test_kinds_of_input_give_the_same_and_their_own_kind():
-    fixed = {**FIXED}
-    expected = RobustFilter(Level()).fit(YEARS, NILE, fixed=fixed).filter()
-    tensor = RobustFilter(Level()).fit(torch.tensor(YEARS), torch.tensor(NILE), fixed=fixed).filter()
-    listed = RobustFilter(Level()).fit(YEARS.tolist(), NILE.tolist(), fixed=fixed).filter()
-    pandas = RobustFilter(Level()).fit(pd.Series(NILE, index=YEARS), fixed=fixed).filter()
-    assert isinstance(tensor.mean, torch.Tensor)
-    assert isinstance(pandas.mean, pd.Series)
-    for found in (tensor, listed, pandas):
-        np.testing.assert_allclose(np.asarray(found.mean), expected.mean, rtol=1e-12)
-    assert pandas.states["level"].loc[1900.0] == pytest.approx(expected.mean[29])
-    table = expected.to_pandas()
-    assert table.index.tolist() == YEARS.tolist()
-    assert set(table) == {*["value", "mean", "variance", "lower", "upper", "weight", "outlier", "innovation", "level"]}
-
-
-def test_dates_are_in_the_unit_that_is_stated():
-    """Days in hours: the variance of a day is 24 times that of an hour. Time zones, and dates of the library."""
-    days = pd.date_range("2024-03-01", periods=30, freq="D")
-    values = np.sin(np.arange(30.0))
-    fixed = {"sigma2.level": 0.24, "sigma2.irregular": 1.0}
-    daily = RobustFilter(Level(), robust=False).fit(pd.Series(values, days), fixed=fixed)
-    hourly = RobustFilter(Level(), robust=False, time_unit="hour")
-    hourly.fit(pd.Series(values, days.tz_localize("UTC")), fixed={**fixed, "sigma2.level": 0.01})
-    np.testing.assert_allclose(daily.filter().mean, hourly.filter().mean, rtol=1e-10)
-    assert daily.forecast(2).times.tolist() == np.array(["2024-03-31", "2024-04-01"], "datetime64[ns]").tolist()
-    listed = RobustFilter(Level(), robust=False).fit([day.date() for day in days], values, fixed=fixed)
-    later = date(2024, 4, 4)
-    assert listed.forecast([later]).mean == pytest.approx(daily.forecast([later]).mean, rel=1e-12)
-    assert daily.forecast([later]).variance.iloc[0] > daily.forecast(1).variance.iloc[0]
-    months = pd.Series(values, pd.period_range("2020-01", periods=30, freq="M"))
-    monthly = RobustFilter(Level()).fit(months.index.to_timestamp(), values, fixed=fixed)
-    assert monthly.forecast(2).times.astype("datetime64[D]").astype(str).tolist() == ["2022-07-01", "2022-08-01"]
 
 
 def test_several_sensors_read_at_once():

@@ -11,6 +11,7 @@ from shapes import only_our_own_checks
 from transformers import AutoConfig
 
 from rfa.models import DotProductAttentionConfig, RFATimeSeriesConfig, TimeSeriesCollator
+from rfa.models.series_examples import times_and_values
 from rfa.models.series_tokens import logarithmic_beyond
 from rfa.models.window_scaling import WindowScaling, median, robust_location_and_spread
 
@@ -30,6 +31,18 @@ def test_median_and_spread_are_those_of_numpy():
     np.testing.assert_allclose(location, expected, rtol=1e-14)
     np.testing.assert_allclose(spread, deviation / 0.6744897501960817, rtol=1e-14)  # the normal quartile
     assert torch.equal(median(values[:, :1]).nan_to_num(), values[:, 0].nan_to_num())
+
+
+def test_each_mark_of_a_missing_value_is_nan():
+    """The mask of NumPy, None, and the NA of pandas."""
+    read = [[1.0, NAN], [3.0, 4.0]]
+    for given in (
+        np.ma.masked_invalid(read),
+        np.ma.masked_equal([[1, -9999], [3, 4]], -9999),
+        [[1.0, None], [3.0, 4.0]],
+        pd.DataFrame({"a": [1.0, 3.0], "b": pd.array([None, 4], dtype="Int64")}),
+    ):
+        np.testing.assert_array_equal(times_and_values(([0, 1], given))[1], read)
 
 
 @pytest.mark.parametrize("size", [-1e30, 1e3, 1e12])

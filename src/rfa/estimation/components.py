@@ -16,13 +16,17 @@ import math
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rfa.checks import require
 
 from .structural_model import Component, ComponentMatrices, ParameterKind, ParameterValues, SeriesScale
+from .time_axis import SECONDS
 
+_USUAL = {name: SECONDS[name] for name in ("minute", "hour", "day", "week", "year")} | {"half day": 43200.0}
+_NEAR = 0.025  # relative: 12 months of 31 days are a year
 _SLOW = 10.0  # median gaps in which a process forgets, where a search starts
 
 
@@ -103,7 +107,7 @@ class Season(Component):
     is statsmodels' `freq_seasonal`.
 
     Args:
-        period: of the pattern, in units of time.
+        period: of the pattern, in units of time. `fit` warns where it looks like a number of readings.
         harmonics: 1 is a sine wave; more give sharper patterns. At most half of the readings in a period.
         name: for `fixed`, and for the parameter: `sigma2.NAME`. Give one where a model has two seasons.
 
@@ -256,6 +260,36 @@ class Autoregression(Component):
         decay = parameters[f"{self.name}.L1"]
         diffusion = parameters[f"sigma2.{self.name}"] / unit_share(decay)
         return -decay[..., None, None], diffusion[..., None, None]
+
+
+def doubtful_period(period: float, steps: np.ndarray, unit: str) -> str | None:
+    """What is wrong with a period that looks counted in something else than the unit of time of dates. None: nothing.
+
+    So it looks where it is no usual period, but would be one if it counted readings or a shorter unit: 24 readings an
+    hour apart are a day. And where it is shorter than two readings, at any place of the series.
+
+    Args:
+        period: in units of time.
+        steps: between readings, all > 0.
+        unit: of time, one of `SECONDS`.
+    """
+
+    def usual(seconds: float) -> str | None:
+        return next((name for name, size in _USUAL.items() if abs(seconds / size - 1) < _NEAR), None)
+
+    gap, least, size = float(np.median(steps)), float(steps.min()), SECONDS[unit]
+    seen = period >= 2 * least * (1 - _NEAR)
+    if seen and usual(period * size):
+        return None
+    text = f"the unit of time is the {unit}, so a period of {period:g} is {period / gap:.4g} readings"
+    shorter = {f"{name}s": seconds for name, seconds in SECONDS.items() if seconds < size}
+    for counted, seconds in {"readings": gap * size, **shorter}.items():
+        name = usual(period * seconds)
+        if name and period * seconds >= 2 * gap * size * (1 - _NEAR):
+            same = [f', or time_unit="{each}"' for each, x in SECONDS.items() if abs(seconds / x - 1) < 1e-6]
+            mend = f"period={_USUAL[name] / size:.6g}{''.join(same)}"
+            return f"{text}. If {period:g} {counted} are meant, that is one {name}, give {mend}"
+    return None if seen else f"{text}, and two are the least that show a pattern. time_unit gives another unit"
 
 
 @overload

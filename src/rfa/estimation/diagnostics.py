@@ -18,7 +18,7 @@ from rfa.checks import needs, require
 
 from .readings_problem import StateMoments
 from .series_estimate import SeriesEstimate
-from .time_axis import as_numbers
+from .time_axis import as_numbers, drawable
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Diagnostics:
 
     Args:
         innovations: standardised, of the readings that have a prediction and are no outliers, in order.
-        times: of these readings.
+        times: of these readings, as in `SeriesEstimate`.
         readings: how many readings the series has.
         outliers: how many of them are outliers.
         nees: the mean over readings where the true states are known, else None.
@@ -37,7 +37,7 @@ class Diagnostics:
     """
 
     innovations: np.ndarray
-    times: np.ndarray
+    times: Any
     readings: int
     outliers: int
     nees: float | None
@@ -119,7 +119,7 @@ class Diagnostics:
         figure, ((over_time, histogram), (quantiles, correlation)) = plt.subplots(
             2, 2, figsize=(9, 5.5), layout="constrained"
         )
-        over_time.plot(self.times, self.innovations, ".", markersize=3)
+        over_time.plot(drawable(self.times), self.innovations, ".", markersize=3)
         over_time.axhspan(-1.96, 1.96, alpha=0.15, linewidth=0)
         over_time.set(title="standardised innovations (band: 95 %)", xlabel="time")
         histogram.hist(e, bins="auto", density=True, alpha=0.5)

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Complex, Float, Real
 from torch import Tensor
 
+from rfa.checks import require
 from rfa.dynamics import accumulated_variance
 
 from .matrices import InitialMoments, check_covariance, check_initial, check_matrix, real, square_root, symmetric
@@ -113,11 +114,13 @@ class LinearSDE:
             `(..., n, n)` for a number, else `(..., T, n, n)`.
 
         Raises:
-            ValueError: for lags that are no numbers, NaN or infinite.
+            ValueError: for lags that are no numbers, NaN or infinite, and for one over which `|A| dt` overflows, unless
+                A is diagonal.
         """
         dt = _lags(dt)
         if self._diagonal:
             return torch.diag_embed(torch.exp(_times_lag(self.dynamics, dt).diagonal(dim1=-2, dim2=-1)))
+        self._longest(dt)
         return torch.linalg.matrix_exp(_times_lag(self.dynamics, dt))
 
     def covariance(self, dt: float | int | Real[Tensor, "*dt"]) -> Float[Tensor, "*lags n n"]:
@@ -134,7 +137,7 @@ class LinearSDE:
             A variance: `(..., n, n)` for a number, else `(..., T, n, n)`.
 
         Raises:
-            ValueError: for lags that are negative, NaN or infinite.
+            ValueError: for lags that are negative, NaN or infinite, and as `transition`.
         """
         dt = _lags(dt)
         if bool((dt < 0).any()):
@@ -148,12 +151,19 @@ class LinearSDE:
             return _at_each_time(self.diffusion) * accumulated_variance(_at_each_time(rates), dt[..., None, None])
         return self.diffusion * accumulated_variance(rates, dt)
 
+    def _longest(self, dt: Tensor) -> float:
+        """`|A| dt` of the longest lag, in the 1-norm."""
+        if not dt.numel():
+            return 0.0
+        norm, lag = torch.linalg.matrix_norm(self.dynamics.detach(), 1).max().item(), dt.detach().abs().max().item()
+        require(math.isfinite(norm * lag), "dt", lag, f"lags with a finite |A| dt, where |A| is {norm:.3g}")
+        return norm * lag
+
     def _block_covariance(self, dt: Tensor) -> Tensor:
         n = self.state_size
         size = self.diffusion.detach().abs().amax(dim=(-2, -1), keepdim=True)
         size = torch.where(size > 0, size, 1.0)  # large noise must not need more halvings
-        longest = torch.linalg.matrix_norm(self.dynamics.detach(), 1).max().item()
-        longest *= dt.detach().max().item() if dt.numel() else 0.0
+        longest = self._longest(dt)
         halvings = max(0, math.ceil(math.log2(longest / _SHORT))) if longest > 0 else 0
         dynamics, diffusion = torch.broadcast_tensors(self.dynamics, self.diffusion / size)
         upper = torch.cat([-dynamics, diffusion], dim=-1)

@@ -28,7 +28,7 @@ _SLOWEST = 1e-10  # decay in a unit of time that its factor still tells from 1, 
 _ZERO = 12.0  # fall of the logarithm of a variance after which 0 is tried
 _SAME = 1e-6  # nats
 _TENTHS = 2.5631  # standard deviations between the first and the last tenth of a normal distribution
-_SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged
+_SLOPE = 1e-2  # nats by coordinate at the end of a search that has converged, of up to 1,000 readings
 _RATIOS = math.log(10) * torch.arange(-3.0, 2.0, dtype=torch.float64)  # logarithms: of all components' usual variances
 _LIFTS = math.log(10) * torch.arange(-5.0, 1.0, dtype=torch.float64)  # and of one of them, to leave a flat with it
 _GAIN = 1e-2  # nats that a lifted variance must gain for another search
@@ -42,7 +42,8 @@ class FoundParameters(NamedTuple):
     Args:
         values: of all parameters by name, fixed ones too, with decay rates in the place of factors.
         log_likelihood: in nats.
-        converged: whether the slope along each free parameter is small at the end.
+        converged: whether the slope along each free parameter is small at the end: 0.01 nats, and 0.01 for each 1,000
+            readings. The curvature grows as their number, so what is left to gain does too, at 1e-10 nats each.
     """
 
     values: dict[str, float]
@@ -147,7 +148,8 @@ def find_parameters(
     told = _told_from_one(model, fixed, found)
     if told != found and (at_told := exact_log_likelihood(table.problem(told)).item()) > total - _GAIN:
         found, total = told, at_told
-    return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE))
+    count = int((~np.isnan(readings.used)).sum())
+    return FoundParameters(found, total, bool(slope.abs().max() < _SLOPE * max(1.0, count / 1000)))
 
 
 def free_decays(model: StructuralModel, fixed: Collection[str]) -> dict[str, list[str]]:

@@ -105,7 +105,8 @@ class ReadingsTable:
         mantissa, exponent = np.frexp(steps)
         rounded = np.ldexp(np.round(mantissa * _MANTISSA), exponent)
         _, first, index = np.unique(rounded, return_index=True, return_inverse=True)
-        arrays = values, readings.sensor, readings.noise, least, steps[first], index
+        noise = np.nan_to_num(readings.noise)  # of a missing reading
+        arrays = values, readings.sensor, noise, least, steps[first], index
         tensors = (torch.from_numpy(np.ascontiguousarray(x)) for x in arrays)
         return cls(model, readings, _rows(model, readings), *tensors)
 
@@ -212,6 +213,6 @@ def _rows(model: StructuralModel, readings: Readings) -> Float[Tensor, "T n"]:
         shape, names = readings.observation.shape, list(model.states)[:own]
         fits = shape[1] == own
         require(fits, "observation", f"{shape[1]} columns", f"{own}, one for each state: {', '.join(names)}")
-        rows[:, :own] = readings.observation
-    rows[:, own:] = readings.exog
+        rows[:, :own] = np.nan_to_num(readings.observation)  # NaN of a missing reading, as below
+    rows[:, own:] = np.nan_to_num(readings.exog)
     return torch.from_numpy(rows)

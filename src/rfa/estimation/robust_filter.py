@@ -1,6 +1,7 @@
 """`RobustFilter`: components of a series, fitted, filtered, smoothed and forecast, robustly or by the Kalman filter."""
 
 import numbers
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 
 from rfa.checks import require
 
+from .components import Cycle, Season, doubtful_period
 from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
 from .parameter_search import (
@@ -21,10 +23,10 @@ from .parameter_search import (
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
 from .robust_fit import robust_fit
-from .series import Readings, read_later, read_series
+from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
 from .series_estimate import SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
-from .time_axis import TimeAxis, as_numbers, next_times
+from .time_axis import TimeAxis, next_times
 
 
 class RobustFilter:
@@ -77,8 +79,12 @@ class RobustFilter:
     ) -> "RobustFilter":
         """Take a series, and find the parameters by maximum likelihood.
 
-        NumPy arrays, pandas objects, lists and tensors are taken. The robust fit leaves out readings that are more than
-        four standard deviations from the robust filter's prediction, and fits again until these stay the same.
+        NumPy arrays, pandas objects, lists and tensors are taken. Rows of pandas objects are matched by their index to
+        the values, or to the times, and columns by their names. NaN, a mask of NumPy, None and the NA of pandas are
+        missing values. What is known of a reading, from `exog` to `observation`, may be missing where the reading is.
+
+        The robust fit leaves out readings that are more than four standard deviations from the robust filter's
+        prediction, and fits again until these stay the same.
 
         Args:
             times: `(T,)`, in order: numbers or dates. Or a pandas Series or DataFrame alone, whose index is the times.
@@ -100,7 +106,10 @@ class RobustFilter:
         Raises:
             ValueError: naming the argument, for times that decrease or occur twice for a sensor, text, infinite values,
                 no rows, no reading at all or of a sensor, a season longer than the series, unknown or impossible fixed
-                values, and shapes that do not fit.
+                values, and shapes, an index or names that do not fit.
+
+        Warns:
+            UserWarning: for a period that looks like a number of readings, where times are dates.
         """
         before = dict(vars(self))
         try:
@@ -128,15 +137,21 @@ class RobustFilter:
             require(hasattr(times, "index") and hasattr(times, "to_numpy"), "values", None, "values beside the times")
             times, values = times.index, times
         self._given, self._axis = values, TimeAxis.of(times, self.time_unit)
-        index = times if hasattr(times, "freq") else getattr(values, "index", None)
-        self._index = index if getattr(index, "freq", None) is not None else None
-        readings = read_series(self._axis, times, values, sensor, exog, offset, noise, observation)
         model = self.model
+        given = (times, values, sensor, exog, offset, noise, observation)
+        readings, self._index = read_series(self._axis, *given, list(model.states))
+        steps = np.diff(readings.times)
         for component in model.components:
-            shortest, expected = component.shortest_span(), f"at most the span of the series, {readings.span:g}"
-            require(shortest <= readings.span, f"period of {component.name}", shortest, expected)
+            shortest, named = component.shortest_span(), f"period of {component.name}"
+            period = component.period if isinstance(component, Season | Cycle) else None
+            dated = self._axis.origin is not None and bool((steps > 0).any())
+            doubt = doubtful_period(period, steps[steps > 0], self.time_unit) if dated and period is not None else None
+            expected = f"at most the span of the series, {readings.span:g}{f': {doubt}' if doubt else ''}"
+            require(shortest <= readings.span, named, shortest, expected)
+            if doubt:
+                warnings.warn(f"{named}: {doubt}", UserWarning, stacklevel=3)
         if readings.regressors:
-            size = tuple(float(x) for x in np.sqrt(np.mean(readings.exog**2, axis=0)))
+            size = tuple(float(x) for x in np.sqrt(np.nanmean(readings.exog**2, axis=0)))
             require(all(size), "exog", "a column of zeros", "columns with some values other than 0")
             model = model + Regression(readings.regressors, size)
         known = read_fixed(model, readings.sensors, fixed or {})
@@ -199,11 +214,11 @@ class RobustFilter:
         """Readings at later times, from all readings so far.
 
         Args:
-            query_times: numbers or dates, as the series', in order. Or a number of steps, where the series has equal
-                steps or its index a frequency. A moment before the last reading can be asked for by a missing value in
-                the series.
+            query_times: numbers or dates, as the series', in order. Or a number of steps: of its index's frequency, of
+                the calendar (months, quarters, years, business days), or equal ones. A moment before the last reading
+                can be asked for by a missing value in the series.
             sensor: of which a reading is forecast. By default the first one.
-            exog, offset, noise, observation: as in `fit`, for each query time.
+            exog, offset, noise, observation: as in `fit`, for each query time, none missing.
 
         Raises:
             ValueError: for a time before the last reading, a number of steps where there is no frequency, and a
@@ -211,9 +226,10 @@ class RobustFilter:
         """
         carried, readings = self._filtered()[1].carried, self._readings
         if isinstance(query_times, numbers.Integral) and not isinstance(query_times, bool):
-            query_times = next_times(self._axis, readings.times, int(query_times), self._index)
+            query_times = next_times(self._axis, readings.times, int(query_times))
         named = ("query_times", query_times)
-        later = read_later(self._axis, readings, named, None, sensor, exog, offset, noise, observation)
+        known = exog, offset, noise, observation, list(self.model.states)
+        later = read_later(self._axis, readings, named, None, sensor, *known)
         return self._continued(later, carried)[0]
 
     def update(
@@ -229,6 +245,8 @@ class RobustFilter:
     ) -> SeriesEstimate:
         """One more reading, without a look at the earlier ones. The parameters stay.
 
+        `exog` and `observation` are a row, or a pandas Series with their names as its index.
+
         Returns:
             The estimate at this reading, one row. It is that of `filter` on the whole series.
 
@@ -239,9 +257,10 @@ class RobustFilter:
             self._filtered()
         last, carried = self._last, self._carried
         assert carried is not None
-        row, shown = (None if x is None else np.reshape(as_numbers("update", x), (1, -1)) for x in (exog, observation))
+        states = list(self.model.states)
+        row, shown = row_of("exog", exog, last.regressors), row_of("observation", observation, states)
         labels = None if sensor is None else [sensor]
-        new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown)
+        new = read_later(self._axis, last, ("time", [time]), [value], labels, row, offset, noise, shown, states)
         same = (last.times == new.times[0]) & (last.sensor == new.sensor[0])
         require(not bool(same.any()), "time", time, "a time after the last reading of this sensor")
         found, self._carried = self._continued(new, carried)
@@ -256,7 +275,11 @@ class RobustFilter:
             true_states: `(T, n)`, where they are known, as in a simulation: for the NEES.
             lags: of the test of correlation. By default 10, or a fifth of the readings where that is less.
         """
-        return Diagnostics.of(self.filter(), self._filtered()[1].estimates, true_states, lags)
+        found, states = self.filter(), self._filtered()[1].estimates
+        if true_states is not None:
+            rows = RowLabels(self._axis, self._readings.times, self._index)
+            true_states = rows.aligned("true_states", by_name("true_states", true_states, list(found.states)))
+        return Diagnostics.of(found, states, true_states, lags)
 
     @property
     def _readings(self) -> Readings:
@@ -278,7 +301,9 @@ class RobustFilter:
         return self._fitted
 
     def _estimate(self, problem: ReadingsProblem, run: FilteredReadings, begin: int = 0) -> SeriesEstimate:
-        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin)
+        fits = begin == 0 and self._index is not None and len(self._index) == len(problem)
+        index = self._index if fits else None
+        return SeriesEstimate.of(self._given, self._axis, self._scale, problem, run, begin, index)
 
     def _continued(self, later: Readings, carried: Carried) -> tuple[SeriesEstimate, Carried]:
         """Filtered readings after the last one, whose row is there again without its value; and what they carry on."""

@@ -1,6 +1,7 @@
 """What a caller gives as a series (NumPy, pandas, lists, tensors), as numbers; and results in the same kind."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import as_array, require
 
-from .time_axis import TimeAxis, as_numbers
+from .time_axis import TimeAxis, as_dates, as_numbers
 
 _LARGEST = 1e100
 
@@ -21,7 +22,7 @@ class Readings:
 
     Args:
         times: `(T,)`, not decreasing. Equal times are readings of several sensors.
-        values: `(T,)`, NaN where nothing was read.
+        values: `(T,)`, NaN where nothing was read. There `exog`, `offset`, `noise` and `observation` may be NaN too.
         sensor: `(T,)`: which of `sensors` has read it.
         sensors: their names. One without a name: `("",)`.
         exog: `(T, k)`: the regressors.
@@ -66,6 +67,13 @@ class Readings:
         return np.pad(refused, (0, len(self) - len(refused)))
 
     @property
+    def known(self) -> np.ndarray:
+        """Where nothing that is known of a reading is missing, `(T,)`."""
+        parts = [self.exog, self.offset[:, None], self.noise[:, None]]
+        parts += [] if self.observation is None else [self.observation]
+        return ~np.isnan(np.concatenate(parts, axis=1)).any(axis=1)
+
+    @property
     def span(self) -> float:
         """From the first time to the last one."""
         return float(self.times[-1] - self.times[0])
@@ -103,66 +111,148 @@ class Readings:
             require(not unseen, "values", f"no reading of {name!r}", "at least one of each sensor or column")
 
 
-def per_reading(name: str, given: Any, length: int) -> np.ndarray:
-    """A finite number for each reading, `(T,)`: one number for all, or one for each. None is 0."""
-    if given is None:
-        return np.zeros(length)
-    found = as_numbers(name, given)
-    fits = found.shape in ((), (length,))
-    require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
-    require(bool(np.isfinite(found).all()), name, "NaN or infinite values", "finite numbers")
-    return np.broadcast_to(found, (length,)).copy()
+@dataclass(frozen=True)
+class RowLabels:
+    """What tells the rows of a series: their times, and an index of pandas.
 
+    Args:
+        axis: of the times.
+        times: as numbers, `(T,)`.
+        index: of the values, or of times that are a pandas Series. None: the rows have no other label than their time.
+    """
 
-def per_reading_table(name: str, given: Any, length: int) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A finite table with a row for each reading, `(T, k)`, and the names of its columns. None has no columns."""
-    if given is None:
-        return np.zeros((length, 0)), ()
-    columns = getattr(given, "columns", None)
-    found = as_numbers(name, given)
-    found = found[:, None] if found.ndim == 1 else found
-    require(found.ndim == 2 and len(found) == length, name, f"shape {found.shape}", f"({length}, k), a row each")
-    require(bool(np.isfinite(found).all()), name, "NaN or infinite values", "finite numbers")
-    series = (getattr(given, "name", None),) if columns is None and found.shape[1] == 1 else None
-    names = columns if columns is not None else series if series and series[0] else _numbered("x", found.shape[1])
-    return found, tuple(map(str, names))
+    axis: TimeAxis
+    times: np.ndarray
+    index: Any
+
+    def aligned(self, name: str, given: Any) -> Any:
+        """`given` with its rows in the order of these, where it has an index of pandas. Else it is as it was.
+
+        An index that says nothing, as that of a table made of an array, is taken by position where the values have no
+        index either.
+
+        Raises:
+            ValueError: for an index with other labels.
+        """
+        own = index_of(given)
+        if own is None:
+            return given
+        length = len(self.times)
+        require(len(own) == length, name, f"{len(own)} rows", f"{length}, one for each time")
+        if self.index is not None and own.equals(self.index):
+            return given
+        order = None if self.index is None else _order(own, self.index)
+        dated, times = True, None
+        with suppress(ValueError):  # dates beside numbers, or a missing one
+            dated = as_dates(own) is not None
+            times = self.axis.numbers(name, own) if dated or own.dtype.kind in "iuf" else None
+        if order is None and times is not None:
+            if np.array_equal(times, self.times):
+                return given
+            order = _order(_index(times), _index(self.times)) if dated else None
+        if order is not None:
+            return given.iloc[order]
+        if name == "values" and self.index is None:
+            return given
+        silent = own.equals(_index(np.arange(length)))
+        other_kind = times is None and not (dated and self.axis.origin is not None) and own.is_monotonic_increasing
+        expected = f"its labels in any order; {name}.to_numpy() for rows by position"
+        require(
+            self.index is None and (silent or other_kind),
+            name,
+            f"an index from {own[0]} to {own[-1]}",
+            f"that of the {'times' if self.index is None else 'values'}, {expected}",
+        )
+        return given
+
+    def per_reading(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
+        """A number for each reading, `(T,)`: one number for all, or one for each. None is 0.
+
+        It is finite where a reading is `seen`.
+        """
+        length = len(self.times)
+        if given is None:
+            return np.zeros(length)
+        found = as_numbers(name, self.aligned(name, given))
+        fits = found.shape in ((), (length,))
+        require(fits, name, f"shape {found.shape}", f"a number, or {length} of them, one for each reading")
+        _check_finite(name, found if found.ndim == 0 else found[seen], found)
+        return np.broadcast_to(found, (length,)).copy()
+
+    def variances(self, given: Any, seen: np.ndarray) -> np.ndarray:
+        """The known noise of each reading, `(T,)`."""
+        found = self.per_reading("noise", given, seen)
+        require(not bool((found < 0).any()), "noise", "a negative variance", "variances >= 0")
+        return found
+
+    def table(self, name: str, given: Any, seen: np.ndarray) -> np.ndarray:
+        """A table with a row for each reading, `(T, k)`, finite where a reading is `seen`. None has no columns."""
+        length = len(self.times)
+        if given is None:
+            return np.zeros((length, 0))
+        found = as_numbers(name, self.aligned(name, given))
+        found = found[:, None] if found.ndim == 1 else found
+        require(found.ndim == 2 and len(found) == length, name, f"shape {found.shape}", f"({length}, k), a row each")
+        _check_finite(name, found[seen], found)
+        return found
 
 
 def read_series(
-    axis: TimeAxis, times: Any, values: Any, sensor: Any, exog: Any, offset: Any, noise: Any, observation: Any
-) -> Readings:
+    axis: TimeAxis,
+    times: Any,
+    values: Any,
+    sensor: Any,
+    exog: Any,
+    offset: Any,
+    noise: Any,
+    observation: Any,
+    states: Sequence[str],
+) -> tuple[Readings, Any]:
     """The readings that a caller gives, in rows. A table `(T, m)` becomes m readings at each time.
+
+    Args:
+        axis: of the times.
+        times, values, sensor, exog, offset, noise, observation: of `RobustFilter.fit`.
+        states: names of the columns of `observation`.
+
+    Returns:
+        The readings, and the index of their rows where the values are of pandas, else None.
 
     Raises:
         ValueError: for what `RobustFilter.fit` names.
     """
+    labels = RowLabels(axis, axis.numbers("times", times), index_of(times))
+    values = labels.aligned("values", values)
+    index = index_of(values)
+    labels = labels if index is None else replace(labels, index=index)
     table = as_numbers("values", values)
     require(table.ndim in (1, 2), "values", f"shape {table.shape}", "(T,) or (T, sensors)")
-    numbers = axis.numbers("times", times)
-    length = len(numbers)
+    numbers, length = labels.times, len(labels.times)
     require(len(table) == length, "values", f"{len(table)} rows", f"{length}, one for each time")
+    seen = ~np.isnan(table if table.ndim == 2 else table[:, None]).all(axis=1)
     sensors: tuple[str, ...] = ("",)
     which = np.zeros(length, dtype=int)
-    regressors_table, regressors = per_reading_table("exog", exog, length)
-    known, variances = per_reading("offset", offset, length), per_reading("noise", noise, length)
-    require(bool((variances >= 0).all()), "noise", "a negative variance", "variances >= 0")
-    rows = None if observation is None else per_reading_table("observation", observation, length)[0]
+    regressors_table = labels.table("exog", exog, seen)
+    regressors = column_names(exog) or _numbered("x", regressors_table.shape[1])
+    known, variances = labels.per_reading("offset", offset, seen), labels.variances(noise, seen)
+    rows = (
+        None if observation is None else labels.table("observation", by_name("observation", observation, states), seen)
+    )
     if table.ndim == 2 and table.shape[1] != 1:
         require(sensor is None, "sensor", "labels beside a table of values", "one column of values with labels")
         m = table.shape[1]
-        names = getattr(values, "columns", None)
-        sensors = tuple(map(str, names)) if names is not None else _numbered("", m)
+        sensors = column_names(values) or _numbered("", m)
         numbers, which = np.repeat(numbers, m), np.tile(np.arange(m), length)
         known, variances = np.repeat(known, m), np.repeat(variances, m)
         regressors_table = np.repeat(regressors_table, m, axis=0)
         rows = None if rows is None else np.repeat(rows, m, axis=0)
+        index = None if index is None else index.repeat(m)
     elif sensor is not None:
-        given = np.asarray(sensor).reshape(-1)
-        missing = [label is None or label != label for label in given]
-        require(not any(missing), "sensor", "a missing label", "a label for each reading")
-        labels = np.asarray([str(label) for label in given])
-        require(len(labels) == length, "sensor", f"{len(labels)} labels", f"{length}, one for each reading")
-        found, which = np.unique(labels, return_inverse=True)
+        given = as_array(labels.aligned("sensor", sensor)).reshape(-1)
+        require(not any(label != label for label in given), "sensor", "a missing label", "a label for each reading")
+        names = np.asarray([str(label) for label in given])
+        require(len(names) == length, "sensor", f"{len(names)} labels", f"{length}, one for each reading")
+        found, which = np.unique(names, return_inverse=True)
         sensors = tuple(found.tolist())
     for name, each in (("sensor", sensors), ("exog", regressors)):
         require(len(set(each)) == len(each), name, f"the names {', '.join(each)}", "a name of its own for each column")
@@ -170,7 +260,7 @@ def read_series(
     gap = float(np.median(steps[steps > 0])) if (steps > 0).any() else 1.0
     readings = Readings(numbers, flat, which, sensors, regressors_table, regressors, known, variances, rows, gap)
     readings.check()
-    return readings
+    return readings, index
 
 
 def read_later(
@@ -183,6 +273,7 @@ def read_later(
     offset: Any,
     noise: Any,
     observation: Any,
+    states: Sequence[str],
 ) -> Readings:
     """Readings after others, or times at which a reading is asked for. `times` has the name of the argument.
 
@@ -193,35 +284,107 @@ def read_later(
     found = axis.numbers(name, given)
     length, last = len(found), earlier.times[-1]
     require(length > 0, name, "no times", "at least one")
-    in_order = bool((np.diff(found, prepend=last) >= 0).all())
-    least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in axis.labels(np.array([found.min(), last])))
-    require(in_order, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
+    if bool((np.diff(found, prepend=last) < 0).any()):
+        ends = axis.labels(np.array([found.min(), last]))
+        least, end = (f"{x:g}" if axis.origin is None else str(x)[:19] for x in ends)
+        require(False, name, f"a time of {least}", f"times in order, not before the last reading at {end}")
     read = np.full(length, np.nan) if values is None else as_numbers("value", values)
     require(read.shape == (length,), "value", f"shape {read.shape}", "one number")
     far = bool((np.abs(read[~np.isnan(read)]) > _LARGEST).any())
     require(not far, "value", f"a number beyond {_LARGEST:g}", "a smaller one, NaN where missing")
+    rows = RowLabels(axis, found, index_of(given))
+    sensor = rows.aligned("sensor", sensor)
     labels = [earlier.sensors[0]] if sensor is None else [str(label) for label in np.atleast_1d(np.asarray(sensor))]
     unknown = [label for label in labels if label not in earlier.sensors]
     require(not unknown, "sensor", unknown, f"some of {', '.join(earlier.sensors)}")
     require(len(labels) in (1, length), "sensor", f"{len(labels)} labels", f"one, or {length}")
     which = np.resize([earlier.sensors.index(label) for label in labels], length)
-    table = per_reading_table("exog", exog, length)[0]
+    seen = np.full(length, values is None) | ~np.isnan(read)  # of a time that is asked for all must be known
+    table = rows.table("exog", by_name("exog", exog, earlier.regressors), seen)
     width = earlier.exog.shape[1]
     require(table.shape[1] == width, "exog", f"{table.shape[1]} columns", f"{width}, as in fit")
-    rows = None if observation is None else per_reading_table("observation", observation, length)[0]
+    shown = (
+        None if observation is None else rows.table("observation", by_name("observation", observation, states), seen)
+    )
     given_rows = earlier.observation is not None
-    require((rows is not None) == given_rows, "observation", rows, "rows of C exactly where fit had them")
-    known, variances = per_reading("offset", offset, length), per_reading("noise", noise, length)
-    require(bool((variances >= 0).all()), "noise", "a negative variance", "variances >= 0")
+    require((shown is not None) == given_rows, "observation", shown, "rows of C exactly where fit had them")
+    known, variances = rows.per_reading("offset", offset, seen), rows.variances(noise, seen)
     names = earlier.sensors, table, earlier.regressors
-    return Readings(found, read, which, *names, known, variances, rows, earlier.gap)
+    return Readings(found, read, which, *names, known, variances, shown, earlier.gap)
+
+
+def row_of(name: str, given: Any, names: Sequence[str]) -> Any:
+    """What a caller gives for one reading, as a table with one row. A pandas Series may have the names as its index."""
+    own = index_of(given)
+    if given is None or hasattr(given, "columns"):
+        return given
+    if own is not None and sorted(map(str, own)) == sorted(names):
+        given = given.set_axis(own.astype(str)).reindex(list(names))
+    elif own is not None and (given.name is not None or own.dtype.kind not in "iu"):
+        require(len(own) == 1, name, f"the names {', '.join(map(str, own))}", ", ".join(names))
+        return given  # the table's one column and row
+    return np.reshape(as_numbers(name, given), (1, -1))
+
+
+def by_name(name: str, given: Any, names: Sequence[str]) -> Any:
+    """A table of pandas with its columns in the order of `names`. What has no names is as it was.
+
+    Raises:
+        ValueError: for other names.
+    """
+    own = column_names(given)
+    if not own or own == tuple(names) or _unnamed(given):
+        return given
+    missing, unknown = ([x for x in some if x not in others] for some, others in ((names, own), (own, names)))
+    faults = [f"{word} {', '.join(each)}" for word, each in (("without", missing), ("unknown:", unknown)) if each]
+    expected = f"{', '.join(names) or 'none'}, as in fit ({'; '.join(faults)}); {name}.to_numpy() goes by position"
+    require(sorted(own) == sorted(names), name, f"columns {', '.join(own)}", expected)
+    return given.iloc[:, [own.index(x) for x in names]] if hasattr(given, "columns") else given
+
+
+def column_names(given: Any) -> tuple[str, ...]:
+    """Of a table of pandas, or the name of a Series. None where there are none."""
+    if index_of(given) is None:
+        return ()
+    single = () if getattr(given, "name", None) is None else (given.name,)
+    return tuple(map(str, getattr(given, "columns", single)))
+
+
+def index_of(given: Any) -> Any:
+    """The index of a pandas Series or DataFrame. None for anything else."""
+    return given.index if hasattr(given, "index") and hasattr(given, "to_numpy") else None
+
+
+def _unnamed(given: Any) -> bool:
+    """Whether the columns of a table are but counted, as those of a table made of an array."""
+    columns = getattr(given, "columns", None)
+    return columns is not None and list(columns) == list(range(len(columns)))
+
+
+def _check_finite(name: str, needed: np.ndarray, given: np.ndarray) -> None:
+    require(not bool(np.isnan(needed).any()), name, "NaN or infinite values", "finite numbers where there is a reading")
+    require(not bool(np.isinf(given).any()), name, "NaN or infinite values", "finite numbers")
+
+
+def _index(numbers: np.ndarray) -> Any:
+    import pandas as pd
+
+    return pd.Index(numbers)
+
+
+def _order(own: Any, wanted: Any) -> np.ndarray | None:
+    """Where the labels of one index are in another one of the same labels. None where they are not the same."""
+    if own.nlevels != wanted.nlevels or not (own.is_unique and wanted.is_unique):
+        return None
+    order = own.get_indexer(wanted)
+    return order if len(own) == len(wanted) and bool((order >= 0).all()) else None
 
 
 def like(given: Any, found: np.ndarray, index: Any = None) -> Any:
     """Results in the kind of `given`: a tensor, a pandas Series over `index`, or an array."""
     if isinstance(given, Tensor):
         return torch.from_numpy(np.ascontiguousarray(found))
-    if hasattr(given, "index") and hasattr(given, "to_numpy"):
+    if index_of(given) is not None:
         import pandas as pd
 
         return pd.Series(found, index=index)

@@ -12,7 +12,7 @@ from rfa.checks import needs, require
 from .readings_problem import FilteredReadings, ReadingsProblem, StateMoments
 from .series import like
 from .structural_model import SeriesScale
-from .time_axis import TimeAxis
+from .time_axis import TimeAxis, drawable
 
 _OUTLIER_GAIN = 0.2  # gain of a reading over its Kalman gain, below which it is an outlier
 
@@ -23,13 +23,15 @@ _NO_PREDICTION = 1e4  # variance over that of the series: such a reading is not 
 class SeriesEstimate:
     """The estimate at each of T readings or query times. All fields have T rows, in the order of time as given.
 
-    Fields are NumPy arrays, tensors where the caller's values were a tensor, pandas Series where they were one.
+    Fields are NumPy arrays, tensors where the caller's values were a tensor, pandas Series where they were one. A
+    Series of `filter` or `smooth` has the index of the values, one of `forecast` or `update` has the times. Where
+    readings have come by `update`, all have the times.
 
     Args:
-        times: as the caller gave them: numbers or dates.
+        times: as the caller gave them: numbers or dates. Those of pandas are an index of the same kind, zone and name.
         sensor: the names of the sensors, "" where there is one without a name.
         values: the readings, NaN where there is none.
-        mean: of the reading: states, regressors and offset.
+        mean: of the reading: states, regressors and offset. NaN, as its variance, where one of these was missing.
         variance: of the reading, with the noise of its sensor.
         weights: of the readings, in (0, 1]. A reading counts as if its noise were R / weight. NaN without a reading.
         outliers: where a reading moves the prediction from earlier ones by less than a fifth of what it would move it
@@ -40,7 +42,7 @@ class SeriesEstimate:
             prediction, and for times without a reading.
     """
 
-    times: np.ndarray
+    times: Any
     sensor: np.ndarray
     values: Any
     mean: Any
@@ -60,10 +62,11 @@ class SeriesEstimate:
         problem: ReadingsProblem,
         run: FilteredReadings,
         begin: int = 0,
+        index: Any = None,
     ) -> "SeriesEstimate":
         """Of filtered, smoothed or forecast readings, from number `begin` on.
 
-        `given` are the caller's values, whose kind the fields get.
+        `given` are the caller's values, whose kind the fields get. Series get the index, or None: the times.
         """
         readings = problem.table.readings
         times = axis.labels(readings.times[begin:])
@@ -74,7 +77,8 @@ class SeriesEstimate:
             mean, variance = states.of_readings(problem.table.rows)
             return mean + readings.offset, variance + noise
 
-        mean, variance = reading(run.estimates)
+        known = readings.known
+        mean, variance = (np.where(known, part, np.nan) for part in reading(run.estimates))
         _, expected_variance = reading(run.predicted)
         weights = np.where(missing, np.nan, run.weights.numpy())
         weights = np.where(readings.wrong, np.finfo(float).tiny, weights)
@@ -86,7 +90,7 @@ class SeriesEstimate:
         names = problem.names
 
         def each(part: np.ndarray) -> Any:
-            return like(given, part[begin:], times)
+            return like(given, part[begin:], times if index is None else index)
 
         return cls(
             times,
@@ -118,7 +122,8 @@ class SeriesEstimate:
         """A pandas DataFrame with a row for each time.
 
         Its columns are `value`, `mean`, `variance`, `lower`, `upper`, `weight`, `outlier`, `innovation`, the states,
-        and `sensor` where sensors have names.
+        and `sensor` where sensors have names. Its index is that of the fields. Where this is not the times, `time` is
+        a column.
         """
         needs("pandas")
         import pandas as pd
@@ -126,9 +131,12 @@ class SeriesEstimate:
         lower, upper = self.interval(probability)
         columns = {"value": self.values, "mean": self.mean, "variance": self.variance, "lower": lower, "upper": upper}
         columns |= {"weight": self.weights, "outlier": self.outliers, "innovation": self.innovations, **self.states}
-        table = {"sensor": self.sensor} if any(self.sensor) else {}
+        times = self.times if isinstance(self.times, pd.Index) else pd.Index(self.times, name="time")
+        index = self.mean.index if isinstance(self.mean, pd.Series) else times
+        table = {} if index.equals(times) else {"time": times}
+        table |= {"sensor": self.sensor} if any(self.sensor) else {}
         table |= {name: np.asarray(column) for name, column in columns.items()}
-        return pd.DataFrame(table, index=pd.Index(self.times, name="time"))
+        return pd.DataFrame(table, index=index)
 
     def plot(self, axes: Any = None, probability: float = 0.9, label: str = "estimate") -> Any:
         """Draw the mean, the interval of readings, the readings, and a cross on each outlier.
@@ -148,9 +156,10 @@ class SeriesEstimate:
             axes = plt.subplots(figsize=(9, 4), layout="constrained")[1]
         values, mean, outliers = (np.asarray(x) for x in (self.values, self.mean, self.outliers))
         lower, upper = (np.asarray(x) for x in self.interval(probability))
-        (line,) = axes.plot(self.times, mean, linewidth=1.2, label=label)
+        times = drawable(self.times)
+        (line,) = axes.plot(times, mean, linewidth=1.2, label=label)
         axes.fill_between(
-            self.times,
+            times,
             lower,
             upper,
             color=line.get_color(),
@@ -159,9 +168,9 @@ class SeriesEstimate:
             label=f"{probability:.0%} of readings",
         )
         if not np.isnan(values).all():
-            axes.plot(self.times, values, ".", color="0.35", markersize=3, label="reading")
+            axes.plot(times, values, ".", color="0.35", markersize=3, label="reading")
         if outliers.any():
-            axes.plot(self.times[outliers], values[outliers], "x", color="tab:red", markersize=6, label="outlier")
+            axes.plot(times[outliers], values[outliers], "x", color="tab:red", markersize=6, label="outlier")
         axes.legend(frameon=False, fontsize=8)
         return axes
 

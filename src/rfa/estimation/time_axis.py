@@ -1,12 +1,15 @@
 """Times and values as a caller gives them, as numbers: NumPy, pandas, lists, tensors; dates."""
 
+import warnings
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timezone, tzinfo
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import as_array, installed, require
 
 SECONDS = {"second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0, "week": 604800.0, "year": 31556952.0}
 
@@ -17,29 +20,39 @@ class TimeAxis:
 
     Args:
         unit: of dates: one of "second", "minute", "hour", "day", "week", "year" (365.2425 days).
-        origin: the date of number 0. None: times are numbers.
+        origin: the date of number 0, in UTC where dates have a zone. None: times are numbers.
         tick: nanoseconds to which dates are rounded: numbers in float64 are not exact.
+        kind: an empty index of pandas of the caller's kind; the zone of dates that are not in pandas; or None.
     """
 
     unit: str
     origin: np.datetime64 | None = None
     tick: int = 1000
+    kind: Any = None
 
     @classmethod
     def of(cls, times: Any, unit: str) -> "TimeAxis":
         """Of a series' times. The first date is the origin."""
         require(unit in SECONDS, "time_unit", unit, f"one of {', '.join(SECONDS)}")
-        dates = as_dates(times)
+        dates, index = as_dates(times), _pandas_index(times)
+        kind = None if index is None else index[:0]
         if dates is None:
-            return cls(unit)
+            return cls(unit, kind=kind)
+        kind = kind if hasattr(index, "freq") else _zone(times)
         tick = 1000 if bool((dates.astype("int64") % 1000 == 0).all()) else 1
-        return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick)
+        return cls(unit, np.sort(np.append(dates, np.datetime64("2200-01-01", "ns")))[0], tick, kind)
+
+    @property
+    def zone(self) -> Any:
+        """The time zone of dates, or None."""
+        return self.kind if isinstance(self.kind, tzinfo) else getattr(self.kind, "tz", None)
 
     def numbers(self, name: str, times: Any) -> np.ndarray:
         """Times as numbers, `(T,)`.
 
         Raises:
-            ValueError: for numbers where dates are expected or the reverse, and for times that are not finite.
+            ValueError: for numbers where dates are expected or the reverse, the same of dates with a time zone, and for
+                times that are not finite.
         """
         dates = as_dates(times)
         if (dates is None) != (self.origin is None):
@@ -51,48 +64,95 @@ class TimeAxis:
             found = as_numbers(name, times)
         else:
             require(not bool(np.isnat(dates).any()), name, "a missing date", "a date for each reading")
+            kinds = [f"dates {'without' if zone is None else 'with'} a time zone" for zone in (_zone(times), self.zone)]
+            require(kinds[0] == kinds[1], name, kinds[0], f"{kinds[1]}, as the times of the series")
             found = (dates - self.origin) / np.timedelta64(1, "ns") / (1e9 * SECONDS[self.unit])
         require(found.ndim == 1, name, f"shape {found.shape}", "one time for each reading, (T,)")
         require(bool(np.isfinite(found).all()), name, "NaN or infinite times", "finite times")
         return found
 
-    def labels(self, numbers: np.ndarray) -> np.ndarray:
-        """Numbers as the caller's times: dates or numbers."""
-        if self.origin is None:
-            return numbers
+    def dates(self, numbers: np.ndarray) -> np.ndarray:
+        """Numbers as dates, in UTC where they have a zone."""
         step = np.round(numbers * SECONDS[self.unit] * (1e9 / self.tick)).astype("int64") * self.tick
         return self.origin + step.astype("timedelta64[ns]")
 
+    def labels(self, numbers: np.ndarray) -> Any:
+        """Numbers as the caller's times: numbers or dates, an index of pandas where theirs are of pandas."""
+        if self.origin is None:
+            if self.kind is None:
+                return numbers
+            import pandas as pd
 
-def next_times(axis: TimeAxis, times: np.ndarray, count: int, index: Any) -> np.ndarray:
-    """The next times of a series.
+            whole = self.kind.dtype.kind in "iu" and bool((numbers == np.round(numbers)).all())
+            dtype = self.kind.dtype if whole else np.dtype(np.float64)
+            return pd.Index(numbers.astype(np.int64) if whole else numbers, dtype=dtype, name=self.kind.name)
+        dates = self.dates(numbers)
+        if self.kind is None:
+            return dates
+        if isinstance(self.kind, tzinfo):
+            clocks = [x.replace(tzinfo=timezone.utc).astimezone(self.kind) for x in dates.astype("M8[us]").tolist()]
+            return np.array(clocks, dtype=object)
+        import pandas as pd
+
+        index = pd.DatetimeIndex(dates, name=self.kind.name)
+        if isinstance(self.kind, pd.PeriodIndex):
+            return index.to_period(self.kind.freq)
+        if self.zone is not None:
+            index = index.tz_localize("UTC").tz_convert(self.zone)
+        same = index.as_unit(self.kind.unit)
+        index = same if bool((same == index).all()) else index  # a coarser unit may not hold later times
+        if self.kind.freq is not None:
+            with suppress(ValueError):  # times between the steps
+                index.freq = self.kind.freq
+        return index
+
+
+def next_times(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
+    """The next times of a series, as the caller's.
+
+    Steps are the frequency of the caller's index, else those of the calendar, else equal ones.
 
     Args:
         axis: of the times.
         times: of the series, as numbers.
         count: how many.
-        index: of pandas, with a frequency; or None. Then all steps of the series must be equal.
 
     Raises:
         ValueError: without a frequency.
     """
     require(count > 0, "query_times", count, "a number of steps >= 1, or times")
-    if index is not None:
-        import pandas as pd
-
-        last = pd.Timestamp(axis.labels(times[-1:])[0])
-        if isinstance(index, pd.PeriodIndex):
-            following = pd.period_range(last, periods=count + 1, freq=index.freq).to_timestamp()
-        else:  # steps of the caller's time zone: a day there may have 23 hours
-            last = last if index.tz is None else last.tz_localize("UTC").tz_convert(index.tz)
-            following = pd.date_range(last, periods=count + 1, freq=index.freq)
-            last = last if index.tz is None else last.tz_convert("UTC").tz_localize(None)
-        found = np.asarray(as_dates(following))
-        return found[found > last.to_datetime64()][:count]
-    gaps = np.diff(np.unique(times))
+    times = np.unique(times)
+    found = _next_dates(axis, times, count) if axis.origin is not None and installed("pandas") else None
+    if found is not None:
+        return found
+    gaps = np.diff(times)
     regular = len(gaps) > 0 and bool(np.ptp(gaps) <= 1e-6 * gaps[0])  # dates as numbers are rounded
     require(regular, "query_times", f"{count} steps of a series without a frequency", "times")
     return axis.labels(times[-1] + gaps.mean() * np.arange(1, count + 1))
+
+
+def _next_dates(axis: TimeAxis, times: np.ndarray, count: int) -> Any:
+    """The next dates of a frequency, on the caller's clock: a day there may have 23 hours. None without a frequency."""
+    import pandas as pd
+
+    if isinstance(axis.kind, pd.PeriodIndex):
+        return pd.period_range(axis.labels(times[-1:])[0], periods=count + 1, freq=axis.kind.freq)[1:]
+    clock = pd.DatetimeIndex(axis.dates(times))
+    clock = clock if axis.zone is None else clock.tz_localize("UTC").tz_convert(axis.zone)
+    wall = clock.tz_localize(None)
+    step = getattr(axis.kind, "freq", None) or calendar_step(wall.to_numpy())
+    if step is None and len(wall) > 2:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # pandas 4 gives an offset in the place of its name
+            step = pd.tseries.frequencies.to_offset(pd.infer_freq(wall))
+    if step is None:
+        return None
+    elapsed = isinstance(step, pd.offsets.Tick) and not isinstance(step, pd.offsets.Day)  # hours, and shorter steps
+    start = clock[-1] if elapsed else wall[-1]
+    found = pd.DatetimeIndex([start + k * step for k in range(1, count + 1)])
+    if axis.zone is None or elapsed:
+        return found
+    return found.tz_localize(axis.zone, nonexistent="shift_forward", ambiguous=np.ones(count, dtype=bool))
 
 
 def calendar_step(dates: np.ndarray) -> Any:
@@ -125,16 +185,17 @@ def calendar_step(dates: np.ndarray) -> Any:
 
 
 def as_dates(times: Any) -> np.ndarray | None:
-    """Dates in nanoseconds, or None where `times` are no dates. Time zones become UTC."""
+    """Dates in nanoseconds, or None where `times` are no dates. Time zones become UTC, a period its start."""
     if isinstance(times, Tensor):
         return None
-    if hasattr(times, "to_timestamp") and hasattr(times, "freq"):  # a PeriodIndex
-        times = times.to_timestamp()
-    if getattr(times, "tz", None) is not None:
-        times = times.tz_convert("UTC").tz_localize(None)
-    given = np.asarray(times)
-    if given.dtype == object and given.size and hasattr(given.flat[0], "isoformat"):  # datetime, date, Timestamp
-        given = given.astype("datetime64[us]")
+    index = _pandas_index(times)
+    if hasattr(index, "to_timestamp"):  # a PeriodIndex
+        index = index.to_timestamp()
+    if getattr(index, "tz", None) is not None:
+        index = index.tz_convert("UTC").tz_localize(None)
+    given = as_array(times if index is None else index)
+    if given.dtype == object:
+        given = _dates_of_objects(given)
     if given.dtype.kind != "M":
         return None
     dates = np.atleast_1d(given).astype("datetime64[ns]")
@@ -142,6 +203,50 @@ def as_dates(times: Any) -> np.ndarray | None:
     expected = "dates from 1678 to 2262, as nanoseconds hold"
     require(bool((whole | np.isnat(dates)).all()), "times", "dates that are too far", expected)
     return dates
+
+
+def _dates_of_objects(given: np.ndarray) -> np.ndarray:
+    """Dates of the standard library and of pandas, in UTC where they have a zone. Other objects as they are."""
+    found = [each.to_timestamp() if hasattr(each, "to_timestamp") else each for each in given.flat]  # periods
+    present = [each for each in found if each == each]
+    if not present or not all(hasattr(each, "isoformat") for each in present):
+        return given
+    zoned = [getattr(each, "tzinfo", None) is not None for each in present]
+    require(all(zoned) or not any(zoned), "times", "some dates with a time zone", "all of them, or none")
+    if all(zoned):
+        found = [x.astimezone(timezone.utc).replace(tzinfo=None) if x == x else x for x in found]
+    found = [each if each == each else np.datetime64("NaT", "us") for each in found]
+    stamps = [x.to_datetime64() if hasattr(x, "to_datetime64") else np.datetime64(x, "us") for x in found]
+    return np.array(stamps).reshape(given.shape)
+
+
+def _pandas_index(times: Any) -> Any:
+    """Times of pandas as an index, dates as a `DatetimeIndex` or a `PeriodIndex`. None for other times."""
+    if type(times).__module__.split(".")[0] != "pandas" or np.ndim(times) != 1:
+        return None
+    import pandas as pd
+
+    index = pd.Index(times)
+    first = next((each for each in index.dropna()), None) if index.dtype.kind == "O" else None
+    if not hasattr(index, "freq") and (index.dtype.kind == "M" or hasattr(first, "isoformat")):
+        with suppress(TypeError, ValueError):  # dates of pyarrow, and of the standard library
+            return pd.DatetimeIndex(index)
+    return index
+
+
+def _zone(times: Any) -> Any:
+    """The time zone of dates, or None."""
+    index = _pandas_index(times)
+    if index is not None:
+        return getattr(index, "tz", None)
+    found = as_array(times)
+    zones = (getattr(each, "tzinfo", None) for each in found.flat) if found.dtype == object else ()
+    return next((zone for zone in zones if zone is not None), None)
+
+
+def drawable(times: Any) -> Any:
+    """Times that matplotlib draws: the start of each period."""
+    return times.to_timestamp() if hasattr(times, "to_timestamp") else times
 
 
 def as_numbers(name: str, given: Any) -> np.ndarray:
@@ -152,15 +257,14 @@ def as_numbers(name: str, given: Any) -> np.ndarray:
     """
     if isinstance(given, Tensor):
         given = given.detach().cpu().numpy()
-    found = np.asarray(given)
+    found = as_array(given)
     kind = found.dtype.kind
-    texts = kind in "US" or (kind == "O" and any(isinstance(value, str) for value in found.flat))
-    require(not texts, name, "text", "numbers")
-    if kind == "O":
-        missing = np.array([value is None or value != value or str(value) == "<NA>" for value in found.flat])
-        found = np.where(missing.reshape(found.shape), np.nan, found)
-    require(kind in "iufO", name, f"values of type {found.dtype}", "real numbers")
+    objects = found.ravel().tolist() if kind == "O" else []
+    require(kind not in "US" and not any(isinstance(each, str) for each in objects), name, "text", "numbers")
+    truths = kind == "b" or any(isinstance(each, bool | np.bool_) for each in objects)
+    require(kind in "iufO" and not truths, name, f"values of type {'bool' if truths else found.dtype}", "real numbers")
     try:
         return found.astype(np.float64)
     except (TypeError, ValueError):
-        raise ValueError(f"{name}: got values of type {type(found.flat[0]).__name__}, expected numbers") from None
+        wrong = next(each for each in found.flat if not isinstance(each, int | float))
+        raise ValueError(f"{name}: got values of type {type(wrong).__name__}, expected numbers") from None

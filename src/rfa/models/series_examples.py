@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from rfa.checks import require
+from rfa.checks import as_array, require
 
 # (times, values), or a mapping with these entries and others
 SeriesExample = tuple[Any, Any] | Mapping[str, Any]
@@ -45,7 +45,9 @@ def times_and_values(
 
 
 def numbers(name: str, given: Any) -> Shaped[Tensor, "*shape"]:
-    """Numbers as a tensor. Lists become float64: in float32 a clock of seconds since 1970 would lose its minutes.
+    """Numbers as a tensor, NaN where something is missing.
+
+    Lists become float64: in float32 a clock of seconds since 1970 would lose its minutes.
 
     Raises:
         ValueError: for text, dates, nothing, or lists of different lengths.
@@ -54,7 +56,7 @@ def numbers(name: str, given: Any) -> Shaped[Tensor, "*shape"]:
         found = given
     else:
         try:
-            array = np.asarray(given)
+            array = as_array(given)
             found = torch.as_tensor(array if array.dtype != object else array.astype(np.float64))
         except (TypeError, ValueError, RuntimeError) as error:
             reason = str(error).splitlines()[0]

@@ -1,0 +1,434 @@
+"""What a caller of `RobustFilter` gives and gets back: kinds of input, missing values, labels of rows, dates."""
+
+import re
+import warnings
+from datetime import date, datetime, timedelta, timezone
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from rfa.estimation import Level, RobustFilter, Season, Trend
+from rfa.estimation.time_axis import TimeAxis, calendar_step
+
+from .series_models import column
+
+NILE = column("nile.csv", "volume")
+YEARS = np.arange(1871.0, 1971.0)
+FIXED = {"sigma2.level": 1469.0, "sigma2.irregular": 15099.0}
+SEASON = {"level": 0.1, "season": 0.1, "sigma2.irregular": 1.0}
+
+
+def test_kinds_of_input_give_the_same_and_their_own_kind():
+    fixed = {**FIXED}
+    expected = RobustFilter(Level()).fit(YEARS, NILE, fixed=fixed).filter()
+    tensor = RobustFilter(Level()).fit(torch.tensor(YEARS), torch.tensor(NILE), fixed=fixed).filter()
+    listed = RobustFilter(Level()).fit(YEARS.tolist(), NILE.tolist(), fixed=fixed).filter()
+    pandas = RobustFilter(Level()).fit(pd.Series(NILE, index=YEARS), fixed=fixed).filter()
+    assert isinstance(tensor.mean, torch.Tensor)
+    assert isinstance(pandas.mean, pd.Series)
+    for found in (tensor, listed, pandas):
+        np.testing.assert_allclose(np.asarray(found.mean), expected.mean, rtol=1e-12)
+    assert pandas.states["level"].loc[1900.0] == pytest.approx(expected.mean[29])
+    table = expected.to_pandas()
+    assert table.index.tolist() == YEARS.tolist()
+    assert set(table) == {*["value", "mean", "variance", "lower", "upper", "weight", "outlier", "innovation", "level"]}
+
+
+def test_dates_are_in_the_unit_that_is_stated():
+    """Days in hours: the variance of a day is 24 times that of an hour. Time zones, and dates of the library."""
+    days = pd.date_range("2024-03-01", periods=30, freq="D")
+    values = np.sin(np.arange(30.0))
+    fixed = {"sigma2.level": 0.24, "sigma2.irregular": 1.0}
+    daily = RobustFilter(Level(), robust=False).fit(pd.Series(values, days), fixed=fixed)
+    hourly = RobustFilter(Level(), robust=False, time_unit="hour")
+    hourly.fit(pd.Series(values, days.tz_localize("UTC")), fixed={**fixed, "sigma2.level": 0.01})
+    np.testing.assert_allclose(daily.filter().mean, hourly.filter().mean, rtol=1e-10)
+    assert daily.forecast(2).times.tolist() == [pd.Timestamp("2024-03-31"), pd.Timestamp("2024-04-01")]
+    listed = RobustFilter(Level(), robust=False).fit([day.date() for day in days], values, fixed=fixed)
+    later = date(2024, 4, 4)
+    assert listed.forecast([later]).mean == pytest.approx(daily.forecast([later]).mean, rel=1e-12)
+    assert daily.forecast([later]).variance.iloc[0] > daily.forecast(1).variance.iloc[0]
+    months = pd.Series(values, pd.period_range("2020-01", periods=30, freq="M"))
+    monthly = RobustFilter(Level()).fit(months.index.to_timestamp(), values, fixed=fixed)
+    assert monthly.forecast(2).times.strftime("%Y-%m-%d").tolist() == ["2022-07-01", "2022-08-01"]
+
+
+def test_dates_of_nanoseconds():
+    dates = pd.date_range("2020", periods=20, freq="250ns")
+    filter = RobustFilter(Level(), time_unit="second").fit(pd.Series(np.arange(20.0), index=dates))
+    assert (filter.filter().times == dates.to_numpy()).all()
+    following = pd.date_range(dates[-1], periods=4, freq="250ns")[1:]
+    assert (filter.forecast(3).times == following.to_numpy()).all()
+
+
+def test_steps_follow_the_calendar_of_the_index():
+    """And forecasts have its kind and zone. pandas continues each index."""
+    values = np.random.default_rng(0).normal(size=12)
+    for index in (
+        pd.period_range("2021-01", periods=12, freq="M", name="month"),
+        pd.date_range("2021-01-01", periods=12, freq="MS", tz="Europe/Paris"),
+        pd.date_range("2021-03-20", periods=12, freq="D", tz="Europe/Paris"),  # one day of them has 23 hours
+        pd.date_range("2021-01-31", periods=12, freq="ME"),
+    ):
+        filter = RobustFilter(Level()).fit(pd.Series(values, index=index))
+        make = pd.period_range if isinstance(index, pd.PeriodIndex) else pd.date_range
+        following = make(index[-1], periods=3, freq=index.freq, name=index.name)[1:]
+        found = filter.forecast(2)
+        pd.testing.assert_index_equal(found.times, following)
+        pd.testing.assert_index_equal(found.mean.index, following)
+    filter.update(pd.Timestamp("2022-01-15"), 0.1)
+    assert str(filter.forecast(1).times[0])[:10] == "2022-01-31"
+
+
+CALENDAR = {
+    "months": (pd.date_range("2020-01-01", periods=7, freq="MS"), pd.DateOffset(months=1)),
+    "month ends": (pd.date_range("2019-12-31", periods=5, freq="ME"), pd.offsets.MonthEnd(1)),
+    "three months that have 31 days, or 31": (
+        pd.date_range("2020-07-01", periods=3, freq="MS"),
+        pd.DateOffset(months=1),
+    ),
+    "quarters": (pd.date_range("2020-01-01", periods=6, freq="QS"), pd.DateOffset(months=3)),
+    "quarter ends": (pd.date_range("2020-03-31", periods=6, freq="QE"), pd.offsets.MonthEnd(3)),
+    "years": (pd.date_range("2015-01-01", periods=6, freq="YS"), pd.DateOffset(months=12)),
+    "a 30th, before February": (pd.DatetimeIndex([f"2021-{m:02}-30" for m in range(5, 13)]), pd.DateOffset(months=1)),
+    "business days": (pd.bdate_range("2024-03-01", periods=12), pd.offsets.BDay()),
+    "a month is missing": (pd.date_range("2020-01-01", periods=9, freq="MS").delete(4), pd.DateOffset(months=1)),
+    "a day is missing": (pd.bdate_range("2024-03-01", periods=15).delete(6), pd.offsets.BDay()),
+    "doubled": (pd.date_range("2020-01-01", periods=7, freq="MS").repeat(2), pd.DateOffset(months=1)),
+    "days": (pd.date_range("2024-03-01", periods=12), None),
+    "five days of a week": (pd.date_range("2024-03-04", periods=5), None),
+    "hours": (pd.date_range("2024-03-01", periods=60, freq="h"), None),
+    "two": (pd.DatetimeIndex(["2020-01-01", "2020-02-01"]), None),
+    "no rule": (pd.DatetimeIndex(["2020-01-01", "2020-02-03", "2020-02-10", "2020-05-05"]), None),
+}
+
+
+@pytest.mark.parametrize(("dates", "step"), CALENDAR.values(), ids=CALENDAR)
+def test_the_step_of_the_calendar(dates, step):
+    """As it is said of each. A forecast of steps has it, where no index has a frequency."""
+    assert calendar_step(dates.to_numpy()) == step
+    sensor = ["a", "b"] * 7 if not dates.is_unique else None
+    fixed = {"level": 0.1} | ({"sigma2.irregular": 1.0} if sensor is None else {})
+    filter = RobustFilter(Level()).fit(dates.to_numpy(), np.arange(float(len(dates))), sensor=sensor, fixed=fixed)
+    if step is not None:
+        expected = [dates[-1] + k * step for k in (1, 2, 3)]
+        assert pd.DatetimeIndex(filter.forecast(3).times).tolist() == expected
+    elif "no rule" in str(dates):
+        with pytest.raises(ValueError, match="without a frequency"):
+            filter.forecast(3)
+
+
+def test_business_months_and_summer_time_have_a_step():
+    """Of an index without a frequency. An hour is an hour; a day is a day of the clock."""
+    for freq, zone in (
+        ("BME", None),
+        ("W-WED", None),
+        ("h", "Europe/Paris"),
+        ("D", "Europe/Paris"),
+        ("MS", "Asia/Tokyo"),
+    ):
+        index = pd.date_range("2021-03-20", periods=220, freq=freq, tz=zone)  # the last Sundays of March and October
+        series = pd.Series(np.sin(np.arange(210.0)), pd.DatetimeIndex(index[:210].to_list()))
+        assert series.index.freq is None
+        found = RobustFilter(Level()).fit(series, fixed={"level": 0.1, "sigma2.irregular": 1.0}).forecast(10)
+        assert found.mean.index.tolist() == index[210:].tolist()
+
+
+MARKS = {
+    "numpy.ma": lambda x: np.ma.masked_invalid(x),
+    "numpy.ma, whole numbers": lambda x: np.ma.masked_equal(np.where(np.isnan(x), -9999, x).astype(int), -9999),
+    "None": lambda x: [None if np.isnan(each) else each for each in x],
+    **{
+        kind: lambda x, kind=kind: pd.Series(pd.array([None if np.isnan(each) else each for each in x], dtype=kind))
+        for kind in ("Int64", "Float64", "int64[pyarrow]", "double[pyarrow]")
+    },
+    "a table": lambda x: pd.DataFrame({"v": pd.array([None if np.isnan(each) else each for each in x], dtype="Int64")}),
+}
+
+
+@pytest.mark.parametrize("marked", MARKS.values(), ids=MARKS)
+def test_each_mark_of_a_missing_value_is_nan(marked):
+    """In values, and in what is known of a missing reading."""
+    values = np.round(NILE[:40])
+    values[[3, 20]] = np.nan
+    known = np.round(10 * np.sin(np.arange(40.0))) + 20
+    known[20] = np.nan
+    expected = RobustFilter(Level()).fit(YEARS[:40], values, exog=known, offset=known, noise=known)
+    found = RobustFilter(Level()).fit(
+        YEARS[:40], marked(values), exog=marked(known), offset=np.ravel(marked(known)), noise=np.ravel(marked(known))
+    )
+    assert found.parameters == pytest.approx(expected.parameters, rel=1e-12)
+    with pytest.raises(ValueError, match="exog: got 'NaN or infinite values', expected finite numbers where there is"):
+        RobustFilter(Level()).fit(YEARS[:40], known, exog=marked(values))
+
+
+def test_what_is_known_of_a_missing_reading_may_be_missing_too():
+    """States and parameters are those with any number there. The reading itself is not known."""
+    values, exog = NILE[:60].copy(), np.cos(np.arange(60.0))
+    values[[10, 30]] = np.nan
+    holes = exog.copy()
+    holes[[10, 30]] = np.nan
+    filled, found = (RobustFilter(Level()).fit(YEARS[:60], values, exog=each) for each in (exog, holes))
+    assert found.parameters == pytest.approx(filled.parameters, rel=1e-6)  # the unit of beta differs
+    smooth, expected = found.smooth(), filled.smooth()
+    np.testing.assert_allclose(smooth.states["level"], expected.states["level"], rtol=1e-6)
+    assert np.flatnonzero(np.isnan(smooth.mean)).tolist() == [10, 30]
+    assert np.flatnonzero(np.isnan(smooth.variance)).tolist() == [10, 30]
+    for name in ("offset", "noise"):
+        part = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(holes)}).smooth()
+        whole = RobustFilter(Level()).fit(YEARS[:60], values, **{name: np.abs(exog)}).smooth()
+        np.testing.assert_allclose(part.states["level"], whole.states["level"], rtol=1e-12)
+        assert np.flatnonzero(np.isnan(part.mean)).tolist() == [10, 30]
+    assert np.isnan(found.update(YEARS[60], np.nan, exog=np.nan).mean[0])
+    with pytest.raises(ValueError, match="exog: got 'NaN"):
+        found.update(YEARS[61], 1.0, exog=np.nan)
+    with pytest.raises(ValueError, match="exog: got 'NaN"):
+        found.forecast([YEARS[61]], exog=[np.nan])
+
+
+def regression(index=None) -> tuple[pd.Series, pd.DataFrame]:
+    """`y = 10 + 3 a - 2 b` with little noise, over dates."""
+    random = np.random.default_rng(0)
+    index = pd.date_range("2020-03-01", periods=40, freq="D", tz="Europe/Paris", name="day") if index is None else index
+    exog = pd.DataFrame(random.normal(size=(40, 2)), columns=["a", "b"], index=index)
+    return 10 + 3 * exog.a - 2 * exog.b + 0.1 * random.normal(size=40), exog
+
+
+def coefficients(filter: RobustFilter) -> tuple[float, float]:
+    states = filter.smooth().states
+    return tuple(round(float(np.asarray(states[f"beta.{name}"])[-1]), 1) for name in ("a", "b"))
+
+
+def test_rows_of_pandas_are_aligned_by_their_index():
+    """In any order, by the index of the values, of the times, or by the times themselves."""
+    y, exog = regression()
+    mixed = exog.sample(frac=1, random_state=1)
+    numbered, frame = exog.reset_index(drop=True), y.rename("v").reset_index()
+    other_zone, naive = mixed.tz_convert("UTC"), mixed.tz_localize(None)
+    fits = {
+        "index": lambda: RobustFilter(Level()).fit(y, exog=mixed),
+        "another zone": lambda: RobustFilter(Level()).fit(y, exog=other_zone),
+        "columns of a table": lambda: RobustFilter(Level()).fit(frame.day, frame.v, exog=numbered.iloc[::-1]),
+        "shuffled values": lambda: RobustFilter(Level()).fit(frame.day, frame.v.iloc[::-1], exog=numbered),
+        "times of values": lambda: RobustFilter(Level()).fit(frame.day, frame.v, exog=mixed),
+        "times beside arrays": lambda: RobustFilter(Level()).fit(
+            y.index.tz_localize(None).to_numpy(), y.to_numpy(), exog=naive
+        ),
+        "no index": lambda: RobustFilter(Level()).fit(np.arange(40.0), y.to_numpy(), exog=numbered),
+        "whole numbers": lambda: RobustFilter(Level()).fit(
+            y.set_axis(range(1900, 1940)), exog=exog.set_axis(range(1900, 1940)).iloc[::-1]
+        ),
+    }
+    for name, fit in fits.items():
+        assert coefficients(fit()) == (3.0, -2.0), name
+    plain = RobustFilter(Level()).fit(y, exog=exog, offset=exog.a, noise=exog.b**2, fixed={"level": 0.1})
+    moved = {"offset": mixed.a, "noise": (mixed.b**2).sample(frac=1, random_state=2)}
+    assert RobustFilter(Level()).fit(y, exog=mixed, **moved, fixed={"level": 0.1}).parameters == plain.parameters
+    labels = pd.Series(["p", "q"] * 20, y.index)
+    plain = RobustFilter(Level()).fit(y, sensor=labels.tolist()).parameters
+    assert RobustFilter(Level()).fit(y, sensor=labels.iloc[::-1]).parameters == plain
+    rows = pd.DataFrame({"trend": 0.5, "level": 1.0 + exog.a.abs()}, index=y.index)
+    plain = RobustFilter(Trend()).fit(y, observation=rows[["level", "trend"]].to_numpy())
+    assert RobustFilter(Trend()).fit(y, observation=rows.iloc[::-1]).parameters == plain.parameters
+    truth = pd.DataFrame({"trend": 0.0, "level": np.arange(40.0)}, index=y.index)
+    nees = [
+        RobustFilter(Trend()).fit(y).diagnostics(each).nees
+        for each in (truth.iloc[::-1], truth[["level", "trend"]].to_numpy())
+    ]
+    assert nees[0] == nees[1]
+
+
+def test_rows_that_cannot_be_aligned_are_refused():
+    y, exog = regression()
+    numbered = exog.reset_index(drop=True)
+    for given in (
+        numbered,
+        exog.set_axis(exog.index + pd.Timedelta("1D")),
+        exog.tz_localize(None),
+        exog.iloc[[0, *range(39)]],
+    ):
+        with pytest.raises(ValueError, match=r"exog: got 'an index from .* expected that of the values"):
+            RobustFilter(Level()).fit(y, exog=given)
+    with pytest.raises(ValueError, match="offset: got 'an index from 5 to 44', expected that of the values"):
+        RobustFilter(Level()).fit(np.arange(40.0), y.reset_index(drop=True), offset=exog.a.set_axis(range(5, 45)))
+    with pytest.raises(ValueError, match="exog: got 'an index from 39 to 0', expected that of the times"):
+        RobustFilter(Level()).fit(np.arange(40.0), y.to_numpy(), exog=numbered.iloc[::-1])
+    with pytest.raises(ValueError, match="values: got 'an index from 1 to 40', expected that of the values"):
+        RobustFilter(Level()).fit(pd.Series(np.arange(40.0)), y.set_axis(range(1, 41)))
+    with pytest.raises(ValueError, match="exog: got '39 rows', expected 40"):
+        RobustFilter(Level()).fit(y, exog=exog.iloc[1:])
+
+
+def test_names_of_regressors_are_remembered():
+    y, exog = regression()
+    filter = RobustFilter(Level()).fit(y, exog=exog)
+    ahead = y.index[-1] + pd.to_timedelta([1, 2], unit="D")
+    future = pd.DataFrame({"b": [0.0, 1.0], "a": [1.0, 0.0]}, index=ahead)
+    for given in (future, future.iloc[::-1], future.reset_index(drop=True), future[["a", "b"]].to_numpy()):
+        assert filter.forecast(2, exog=given).mean.round(1).tolist() == [13.0, 8.0]
+    for wrong, told in (
+        (future.rename(columns={"a": "c"}), "without a; unknown: c"),
+        (future[["b"]], "without a"),
+        (future.assign(c=0.0), "unknown: c"),
+    ):
+        with pytest.raises(ValueError, match=rf"exog: got 'columns .*', expected a, b, as in fit \({told}\)"):
+            filter.forecast(2, exog=wrong)
+    with pytest.raises(ValueError, match="exog: got 'an index from 2020-04-11"):
+        filter.forecast(2, exog=future.set_axis(ahead + pd.Timedelta("1D")))
+    expected = RobustFilter(Level()).fit(y, exog=exog).update(ahead[0], 13.0, exog=[1.0, 0.0]).mean
+    for row in (future.iloc[0], future.iloc[[0]], future.iloc[[0]].reset_index(drop=True)):
+        one = RobustFilter(Level()).fit(y, exog=exog)
+        assert one.update(ahead[0], 13.0, exog=row).mean.tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="exog: got 'the names b, c', expected a, b"):
+        filter.update(ahead[0], 13.0, exog=future.iloc[0].rename({"a": "c"}))
+    single = RobustFilter(Level()).fit(y, exog=exog.a)
+    assert (
+        single.forecast(1, exog=future.a.iloc[:1]).mean.tolist()
+        == single.forecast(1, exog=1.0 * np.ones(1)).mean.tolist()
+    )
+    with pytest.raises(ValueError, match=r"unknown: b"):
+        single.forecast(1, exog=future.b.iloc[:1])
+
+
+def test_results_have_the_index_of_the_values():
+    y, exog = regression()
+    frame = y.rename("v").reset_index().set_index(pd.Index(np.arange(40) * 10, name="row"))
+    filter = RobustFilter(Level()).fit(frame.day, frame.v)
+    found = filter.smooth()
+    frame["clean"] = found.mean
+    assert frame.clean.tolist() == found.mean.tolist()
+    for part in (
+        found.values,
+        found.variance,
+        found.weights,
+        found.outliers,
+        found.innovations,
+        *found.states.values(),
+    ):
+        assert part.index.equals(frame.index)
+    pd.testing.assert_index_equal(found.times, pd.DatetimeIndex(frame.day))
+    assert found.to_pandas().index.equals(frame.index)
+    assert found.to_pandas().time.tolist() == frame.day.tolist()
+    ahead = filter.forecast(2)
+    assert ahead.mean.index.tolist() == [pd.Timestamp(f"2020-04-{day}", tz="Europe/Paris") for day in (10, 11)]
+    assert ahead.to_pandas().index.name == "day"
+    filter.update(pd.Timestamp("2020-04-10", tz="Europe/Paris"), 10.0)
+    assert filter.smooth().mean.index.equals(filter.smooth().times)
+    assert filter.smooth().times.tolist()[:40] == frame.day.tolist()
+    for index in (
+        y.index,
+        y.index.tz_localize(None),
+        pd.period_range("2020-01", periods=40, freq="M", name="month"),
+        pd.RangeIndex(1900, 1940, name="year"),
+        pd.Index(np.arange(40) / 4, name="quarter"),
+    ):
+        found = RobustFilter(Level()).fit(y.set_axis(index), fixed={"level": 0.1}).filter()
+        pd.testing.assert_index_equal(found.mean.index, index)
+        pd.testing.assert_index_equal(found.times, index, exact="equiv", check_names=True)
+        pd.testing.assert_index_equal(found.to_pandas().index, index)
+    assert len(RobustFilter(Level()).fit(y.tz_localize(None).to_period("D")).filter().plot().lines[0].get_xdata()) == 40
+    pd.testing.assert_index_equal(
+        RobustFilter(Level()).fit(y.set_axis(range(1900, 1940))).forecast(2).mean.index, pd.Index([1940, 1941])
+    )
+    table = RobustFilter(Level()).fit(exog).filter()  # two sensors
+    assert table.mean.index.equals(exog.index.repeat(2))
+
+
+def test_dates_with_a_zone_stay_so():
+    """In lists, NumPy's masked arrays and pyarrow too. A date without one is another moment in each zone."""
+    zone = timezone(timedelta(hours=2))
+    days = [datetime(2024, 3, day, tzinfo=zone) for day in range(1, 21)]
+    listed = RobustFilter(Level()).fit(days, np.sin(np.arange(20.0)), fixed={"level": 0.1})
+    assert listed.filter().times.tolist() == days
+    assert listed.forecast(1).times.tolist() == [datetime(2024, 3, 21, tzinfo=zone)]
+    assert listed.forecast(1).times[0].utcoffset() == timedelta(hours=2)
+    arrow = pd.Series(pd.DatetimeIndex(days).tz_convert("Europe/Paris")).astype(
+        "timestamp[ns, tz=Europe/Paris][pyarrow]"
+    )
+    found = RobustFilter(Level()).fit(arrow, np.sin(np.arange(20.0)), fixed={"level": 0.1})
+    assert str(found.forecast(1).times.tz) == "Europe/Paris"
+    assert found.forecast(1).times[0] == days[-1] + timedelta(days=1)
+    for call in (
+        lambda: found.forecast([datetime(2024, 3, 22)]),
+        lambda: found.update(np.datetime64("2024-03-22"), 1.0),
+    ):
+        with pytest.raises(ValueError, match="got 'dates without a time zone', expected dates with a time zone"):
+            call()
+    with pytest.raises(ValueError, match="times: got 'some dates with a time zone', expected all of them, or none"):
+        RobustFilter(Level()).fit([days[0], datetime(2024, 3, 22)], [1.0, 2.0])
+    masked = np.ma.masked_array(np.arange("2024-03-01", "2024-03-21", dtype="M8[D]"), mask=[*[False] * 19, True])
+    for missing in (masked, [*days[:19], None], [None, *days[1:]]):
+        with pytest.raises(ValueError, match="times: got 'a missing date'"):
+            RobustFilter(Level()).fit(missing, np.arange(20.0))
+    with pytest.raises(ValueError, match="sensor: got 'a missing label'"):
+        RobustFilter(Level()).fit(np.arange(3.0), np.arange(3.0), sensor=pd.Series(["a", None, "b"], dtype="string"))
+    with pytest.raises(ValueError, match="values: got 'values of type bool'"):
+        RobustFilter(Level()).fit(np.arange(3.0), pd.array([True, None, False], dtype="boolean"))
+
+
+PERIODS = {  # period, unit, step of the dates, what was probably meant
+    "24 hours": (
+        24,
+        "day",
+        "h",
+        "a period of 24 is 576 readings. If 24 readings are meant, that is one day, give period=1, or time_unit=.hour",
+    ),
+    "hours, read each 10 minutes": (
+        24,
+        "day",
+        "10min",
+        "If 24 hours are meant, that is one day, give period=1, or time_unit=.hour",
+    ),
+    "96 quarters of an hour": (96, "hour", "15min", "If 96 readings are meant, that is one day, give period=24"),
+    "months": (12, "day", "MS", "0.3871 readings. If 12 readings are meant, that is one year, give period=365.24"),
+    "weeks": (52, "day", "7D", "If 52 readings are meant, that is one year, give period=365.243, or time_unit=.week"),
+    "days in hours": (7, "hour", "D", "If 7 readings are meant, that is one week, give period=168, or time_unit=.day"),
+    "a year in days": (1.0, "day", "7D", "0.1429 readings, and two are the least that show a pattern. time_unit gives"),
+    "right": (24, "hour", "h", None),
+    "a day": (1, "day", "h", None),
+    "a week": (7, "day", "D", None),
+    "a week of hours": (7, "day", "h", None),
+    "a year of days": (365.25, "day", "D", None),
+    "a month": (30.4, "day", "D", None),
+    "a moon": (29.53, "day", "D", None),
+    "tides": (12.42, "hour", "10min", None),
+    "half a day": (12, "hour", "2h", None),
+    "sunspots": (11, "year", "MS", None),
+    "no dates": (24, "day", None, None),
+}
+
+
+@pytest.mark.parametrize(("period", "unit", "freq", "message"), PERIODS.values(), ids=PERIODS)
+def test_a_period_that_counts_readings_is_warned_of(period, unit, freq, message):
+    """And no other one. A season that is longer than the series too is refused with the same words."""
+    short = np.arange(8) / 24 if freq is None else pd.date_range("2020-01-01", periods=8, freq=freq)
+    span = TimeAxis.of(short, unit).numbers("times", short)[-1]
+    values = np.sin(np.arange(8.0))
+    if span >= period:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            RobustFilter(Level() + Season(period), time_unit=unit).fit(short, values, fixed=SEASON)
+        told = [str(each.message) for each in caught if each.category is UserWarning]
+    else:
+        with pytest.raises(ValueError, match="period of season: got") as error:
+            RobustFilter(Level() + Season(period), time_unit=unit).fit(short, values, fixed=SEASON)
+        told = [str(error.value)] if "unit of time" in str(error.value) else []
+    assert len(told) == (message is not None)
+    assert message is None or re.search(message, told[0])
+
+
+def test_times_at_random_show_a_short_period():
+    """Several readings in a period at some place are enough; and the warning of a long series is a warning."""
+    dates = np.datetime64("2020-01-01", "ns") + (np.sort(np.random.default_rng(0).uniform(0, 90, 60)) * 86400e9).astype(
+        "m8[ns]"
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        RobustFilter(Level() + Season(1)).fit(dates, np.sin(np.arange(60.0)), fixed=SEASON)
+    hours = pd.date_range("2020-01-01", periods=700, freq="h")
+    with pytest.warns(
+        UserWarning, match="period of season: the unit of time is the day, so a period of 24 is 576 readings"
+    ):
+        RobustFilter(Level() + Season(24)).fit(hours, np.sin(np.arange(700.0)), fixed=SEASON)
