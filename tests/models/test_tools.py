@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from .small import FEW, assert_same, small, tokens
+from .small import FEW, NAMES, assert_same, small, tokens
 
 # int8 has 127 steps to the largest weight of a row: 0.4 % of it, and a few per cent after two blocks. torch.ao has 7
 # bits for activations, and one scale a layer.
@@ -26,9 +26,8 @@ def test_dynamic_int8_takes_every_layer(name):
     model, ids = small(name), tokens()
     expected, found = model(ids).logits, linear_layers(model)
     quantised = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
-    left = {layer for layer in linear_layers(quantised) if type(quantised.get_submodule(layer)).__module__[:3] == "rfa"}
-    assert all(layer.endswith("gate_projection") for layer in left)
-    assert len(found - left) == 2 * 6 + 3  # blocks; the projections around them; the head
+    assert not any(type(quantised.get_submodule(layer)) is nn.Linear for layer in found)
+    assert len(found) == 2 * 6 + 3  # blocks; the projections around them; the head
     assert 0 < relative_error(quantised(ids).logits, expected) < INT8["torch.ao"]
     assert quantised.generate(ids, max_new_tokens=3, do_sample=False).shape == (2, 12)
 
@@ -56,3 +55,21 @@ def test_lora_without_target_modules(name):
     assert_same(adapted(input_ids=ids).logits, expected)  # B starts at 0
     adapted(input_ids=ids, labels=ids).loss.backward()
     assert all(adapted.get_parameter(key).grad is not None for key in trained)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_lora_in_every_linear_layer(name):
+    """Adapters that are not zero get gradients, and are the same when they are merged into the weights."""
+    peft = pytest.importorskip("peft")
+    options = {"taps": True, "output_gain": True} if name in ("b1-rope", "m2-sc-rfa") else {}
+    model, ids = small(name, num_hidden_layers=1, **options), tokens()
+    adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear"))
+    trained = {key: parameter for key, parameter in adapted.named_parameters() if parameter.requires_grad}
+    with torch.no_grad():
+        for key, parameter in trained.items():
+            if "lora_B" in key:
+                parameter.normal_(std=0.1)
+    logits = adapted(input_ids=ids, labels=ids).logits
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    assert not [key for key, parameter in trained.items() if parameter.grad is None or not parameter.grad.any()]
+    assert_same(adapted.merge_and_unload()(ids).logits, logits)

@@ -19,6 +19,7 @@ from rfa.nn.checks import check_ids
 from rfa.nn.content import ContentDynamics
 from rfa.nn.dynamics import FullPrecision
 from rfa.nn.projections import normal_projection
+from rfa.nn.state_options import TokenLogits
 from rfa.ops.positions import Positions
 from rfa.ops.weights import joined, recorded_weights
 
@@ -28,6 +29,7 @@ from .remote_code import auto_map
 
 NOT_SCORED = -100  # transformers' loss ignores this label
 _FULL_PRECISION = {"dynamics", "geometry", "clock", "state_scale", "taps", "output_gain", "logarithmic"}  # modules
+_FULL_PRECISION |= {"gate_projection"}
 
 
 @dataclass
@@ -125,6 +127,8 @@ class RFAPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
+        elif isinstance(module, TokenLogits):
+            module.reset_parameters()
         elif isinstance(module, FullPrecision):  # parameters missing in a checkpoint start as in a new layer
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 fresh = cast(DecoderConfig, self.config).build_attention()

@@ -19,7 +19,8 @@ from .cache_layer import FilterLayer
 from .checks import check_channel_gates, check_rates, check_turned_values
 from .dynamics import HeadDynamics
 from .geometry import Geometry, LogarithmicBias, rotate_as_released
-from .projections import NormalLinear, full_precision_linear, split_heads
+from .projections import split_heads
+from .state_options import TokenLogits
 from .yarn import Yarn
 
 RotaryMap = Literal["complex", "as_released"]
@@ -130,24 +131,23 @@ class DotProductAttention(Attention):
             self.dynamics = HeadDynamics(*none, prior="riccati", slopes=slopes, uses_query_noise=False, robust=False)
         self.gates, self.marked, self.gate_projection = gates, self.marked or gates is not None, None
         if gates is not None:
-            start = None
+            start = torch.zeros(self.gated_heads, device="cpu")
             if slopes is not None:
                 check_rates("slopes", slopes, num_heads)
                 require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates")
                 gated = slopes[num_heads - self.gated_heads :]
                 start = -torch.log(torch.expm1(gated))  # 1 / (1 + exp(-b)) = exp(-slope)
-            size = self.gated_heads
             if gates == "channel":
                 rates = torch.logspace(0, -8, 2 * self.modes, 2.0, device="cpu")
-                size, start = 2 * hidden_size, -torch.log(torch.expm1(rates)).repeat(num_heads)
-            self.gate_projection = NormalLinear(hidden_size, size, GATE_DEVIATION, start)
+                start = -torch.log(torch.expm1(rates)).repeat(num_heads)
+            self.gate_projection = TokenLogits(hidden_size, start.tolist(), GATE_DEVIATION)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """The rates of a clock, and `log f` of each token and head, at least in float32."""
         marks = super().marks(hidden_states)
         if self.gate_projection is None:
             return marks
-        logit = full_precision_linear(hidden_states, self.gate_projection.weight, self.gate_projection.bias)
+        logit = self.gate_projection(hidden_states)
         logit = split_heads(logit, self.num_heads) if self.gates == "channel" else logit.transpose(1, 2)
         log_gate = F.logsigmoid(logit)
         ungated = self.num_heads - self.gated_heads

@@ -1,5 +1,7 @@
 """Options of the states of any layer: queries and keys of one length, taps, and a gain on the output."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -43,7 +45,39 @@ class StateScale(PositiveParameters):
             return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
 
 
-class TokenGates(FullPrecision):
+class TokenLogits(FullPrecision):
+    """`w_h . x_l + b_h` of each token, in full precision.
+
+    It is no `nn.Linear`: adapters and quantisers act on these, and sums over thousands of tokens follow from it.
+
+    Args:
+        hidden_size: d_model.
+        start: the initial b of each output, numbers of the CPU.
+        deviation: of the initial w. At 0 no token differs from another at first.
+    """
+
+    def __init__(self, hidden_size: int, start: Sequence[float], deviation: float = 0.0):
+        super().__init__()
+        self.start, self.deviation = tuple(start), deviation
+        self.weight = nn.Parameter(torch.empty(len(start), hidden_size))
+        self.bias = nn.Parameter(torch.empty(len(start)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the initial weights."""
+        if self.deviation:
+            nn.init.normal_(self.weight, std=self.deviation)
+        else:
+            nn.init.zeros_(self.weight)
+        with torch.no_grad():
+            self.bias.copy_(torch.tensor(self.start, dtype=torch.float32))
+
+    def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch length outputs"]:
+        """The logits of tokens, at least in float32."""
+        return full_precision_linear(hidden_states, self.weight, self.bias)
+
+
+class TokenGates(TokenLogits):
     """Base of modules with a gate `1 / (1 + exp(-w_h . x_l - b_h))` of each token and head, in full precision.
 
     Args:
@@ -53,13 +87,11 @@ class TokenGates(FullPrecision):
     """
 
     def __init__(self, hidden_size: int, num_heads: int, start: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(num_heads, hidden_size))
-        self.bias = nn.Parameter(torch.full((num_heads,), start))
+        super().__init__(hidden_size, [start] * num_heads)
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The gates of tokens, at least in float32."""
-        return torch.sigmoid(full_precision_linear(hidden_states, self.weight, self.bias)).transpose(1, 2)
+        return torch.sigmoid(super().forward(hidden_states)).transpose(1, 2)
 
 
 class Taps(TokenGates):
