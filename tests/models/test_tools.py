@@ -1,5 +1,7 @@
 """What adapters and quantisation find in a model: which layers they take, and how far int8 moves the outputs."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -73,3 +75,38 @@ def test_lora_in_every_linear_layer(name):
     adapted(input_ids=ids, labels=ids).loss.backward()
     assert not [key for key, parameter in trained.items() if parameter.grad is None or not parameter.grad.any()]
     assert_same(adapted.merge_and_unload()(ids).logits, logits)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("name", ["m2-sc-rfa", "b1-rope"])
+@pytest.mark.parametrize("tuning", ["prompt", "p-tuning"])
+def test_prompts_in_front_of_a_cache(tuning, name, padded):
+    """peft puts prompts before the first token. With a cache and without one the same tokens follow."""
+    peft = pytest.importorskip("peft")
+    model, ids = small(name), tokens(2, 6)
+    of = {"prompt": peft.PromptTuningConfig, "p-tuning": partial(peft.PromptEncoderConfig, encoder_hidden_size=8)}
+    tuned = peft.get_peft_model(model, of[tuning](task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :2] = 0
+    options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    cached = tuned.generate(**options, return_dict_in_generate=True, output_logits=True)
+    whole = tuned.generate(**options, use_cache=False, return_dict_in_generate=True, output_logits=True)
+    for one, other in zip(cached.logits, whole.logits, strict=True):
+        assert_same(one, other)
+
+
+def test_keys_of_prompts_are_refused_by_name():
+    """Prefix tuning makes keys of its own, which have no place in time."""
+    peft = pytest.importorskip("peft")
+    model, ids = small("m2-sc-rfa"), tokens(2, 6)
+    tuned = peft.get_peft_model(model, peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
+    for call in (tuned, partial(tuned.generate, max_new_tokens=2)):
+        with pytest.raises(ValueError, match=r"past_key_values: got DynamicCache .* expected a FilterCache"):
+            call(input_ids=ids)
+
+
+def test_a_mask_of_ones_has_the_length_of_the_prompt():
+    model, ids = small("m2-sc-rfa"), tokens(2, 6)
+    with pytest.raises(ValueError, match=r"attention_mask: got 'shape \(2, 5\)', expected \(batch, keys\) = \(2, 6\)"):
+        model.generate(ids, attention_mask=torch.ones(2, 5), max_new_tokens=2)

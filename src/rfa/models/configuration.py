@@ -87,6 +87,8 @@ class DecoderConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
+        if self.num_key_value_heads is None:  # other libraries read it
+            self.num_key_value_heads = self.num_attention_heads
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
@@ -111,7 +113,8 @@ class DecoderConfig(PreTrainedConfig):
 
     def layer_options(self) -> dict[str, Any]:
         """The options of every attention layer that differ from their defaults."""
-        given = {"num_key_value_heads": self.num_key_value_heads, "dropout": self.attention_dropout}
+        groups = 0 if self.num_key_value_heads == self.num_attention_heads else self.num_key_value_heads
+        given = {"num_key_value_heads": groups, "dropout": self.attention_dropout}
         return {name: value for name, value in given.items() if value}
 
     def length_in_training(self) -> int:

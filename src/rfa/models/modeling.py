@@ -209,7 +209,8 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         """
         implementation, given = generation_config.cache_implementation, model_kwargs.get(CACHE_NAME)
         served = implementation in (None, "dynamic", "static")
-        require(served, "cache_implementation", implementation, "None, 'dynamic' or 'static'")
+        expected = "None, 'dynamic' or 'static'; use_cache=False and prefill_chunk_size save memory"
+        require(served, "cache_implementation", implementation, expected)
         if self.model._is_checkpointed():
             generation_config.use_cache = False  # of a copy that `generate` made
         elif given is None and generation_config.use_cache is not False:
@@ -245,14 +246,18 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             is_first_iteration,
             **kwargs,
         )
+        if CACHE_NAME in inputs:  # peft knows the older name alone: with it, prompts stand before the first token only
+            inputs["past_key_values"] = inputs.pop(CACHE_NAME)
+        given = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
+        cached = 0 if past_key_values is None else past_key_values.get_seq_length()
         if (times := inputs.get("times")) is not None:
             if times.dim() != 2:  # transformers repeats the first dimension for beams and several samples
                 raise ValueError(f"times: got shape {tuple(times.shape)}, expected (batch, prompt + new tokens)")
-            given = inputs["inputs_embeds"] if inputs.get("input_ids") is None else inputs["input_ids"]
-            cached = 0 if past_key_values is None else past_key_values.get_seq_length()
             inputs["times"] = times[:, : cached + given.shape[1]]
         mask = inputs.get("attention_mask")
         if isinstance(mask, Tensor) and bool((mask == 1).all()):
+            if not cached:
+                read_key_mask(mask, *given.shape[:2])
             del inputs["attention_mask"]  # a compiled model cannot see that it says nothing
         return inputs
 

@@ -67,6 +67,11 @@ class FilterCache(Cache):
         """The most tokens of any layer; -1 for no limit, as in transformers."""
         return -1 if self.max_length is None else self.max_length
 
+    @property
+    def max_cache_len(self) -> int:
+        """The same by the name that peft asks for."""
+        return self.get_max_length()
+
     def hold_for(self, model: nn.Module) -> None:
         """Note whose tokens these are.
 
