@@ -9,12 +9,13 @@ import torch
 from cover import some
 from nn.by_hand import assert_near, dot_product, hidden, merged, perturb, states
 from ops import oracle
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
 from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention, Yarn
 from rfa.nn.clock import LEAST_RATE
 
-from .small import FILTERS, NAMES, small, tokens
+from .small import FILTERS, NAMES, SIZES, small, tokens
 
 HEADS, MODES = 4, 8
 BASE = 10000.0
@@ -314,3 +315,23 @@ def test_slow_modes_without_effect_are_refused():
             preset(name, slow_modes="real")
     with pytest.raises(ValueError, match="slow_modes: got 'slow'"):
         preset("b1-rope", slow_modes="slow")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_shapes_come_out_without_data(name):
+    """On the device "meta", and under `FakeTensorMode`, in which tools plan memory and placement."""
+    for place in (torch.device("meta"), FakeTensorMode()):
+        with place:
+            model = RFAForCausalLM(preset(name, **SIZES))
+            ids = torch.zeros(2, 9, dtype=torch.int64)
+            output = model(ids, labels=ids)
+        assert output.logits.shape == (2, 9, SIZES["vocab_size"])
+        assert output.loss.shape == ()
+
+
+def test_one_head_has_as_many_heads_without_decay_as_the_layer():
+    config = preset("m2-sc-rfa", hidden_size=16, num_attention_heads=1)
+    decay = config.build_attention().dynamics.decay
+    torch.testing.assert_close(decay, RobustFilterAttention(16, 1).dynamics.decay)
+    with pytest.raises(ValueError, match="zero_heads: got 5, expected a number from 0 to 4"):
+        preset("m2-sc-rfa", zero_heads=5, num_attention_heads=4)

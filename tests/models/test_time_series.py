@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from cover import cover, slow
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoConfig, AutoModel, Trainer, TrainingArguments
 
 from rfa.models import RFAForTimeSeries, RFATimeSeriesConfig, TimeSeriesCollator
@@ -317,3 +318,11 @@ def test_the_trainer_trains_and_evaluates(tmp_path):
     trainer.save_model(tmp_path / "saved")  # the Trainer has added fields of its own to the configuration
     loaded = AutoModel.from_pretrained(tmp_path / "saved").eval()
     assert_equal(loaded(times, values), model.cpu().eval()(times, values))
+
+
+def test_shapes_come_out_without_data():
+    for place in (torch.device("meta"), FakeTensorMode()):
+        with place:
+            model = RFAForTimeSeries(RFATimeSeriesConfig(channels=2, hidden_size=16, num_attention_heads=2))
+            output = model(torch.zeros(2, 5), torch.zeros(2, 5, 2), query_times=torch.zeros(2, 3))
+        assert output.location.shape == (2, 3, 2)

@@ -104,9 +104,3 @@ def test_keys_of_prompts_are_refused_by_name():
     for call in (tuned, partial(tuned.generate, max_new_tokens=2)):
         with pytest.raises(ValueError, match=r"past_key_values: got DynamicCache .* expected a FilterCache"):
             call(input_ids=ids)
-
-
-def test_a_mask_of_ones_has_the_length_of_the_prompt():
-    model, ids = small("m2-sc-rfa"), tokens(2, 6)
-    with pytest.raises(ValueError, match=r"attention_mask: got 'shape \(2, 5\)', expected \(batch, keys\) = \(2, 6\)"):
-        model.generate(ids, attention_mask=torch.ones(2, 5), max_new_tokens=2)

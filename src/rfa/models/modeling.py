@@ -256,8 +256,6 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
             inputs["times"] = times[:, : cached + given.shape[1]]
         mask = inputs.get("attention_mask")
         if isinstance(mask, Tensor) and bool((mask == 1).all()):
-            if not cached:
-                read_key_mask(mask, *given.shape[:2])
             del inputs["attention_mask"]  # a compiled model cannot see that it says nothing
         return inputs
 

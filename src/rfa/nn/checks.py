@@ -130,7 +130,7 @@ def gated_of(share: float, heads: int) -> int:
 def check_rates(name: str, given: Tensor, heads: int) -> None:
     """Raise `ValueError` unless there is one finite number >= 0 a head."""
     require(tuple(given.shape) == (heads,), name, tuple(given.shape), f"shape {(heads,)}, one number a head")
-    if not given.is_meta:  # as transformers builds a model whose weights it will load
+    if readable(given):  # as transformers builds a model whose weights it will load
         legal = bool((given.isfinite() & (given >= 0)).all())
         require(legal, name, given.tolist(), "finite numbers >= 0")
 
@@ -139,7 +139,7 @@ def check_frequencies(name: str, given: Tensor, heads: int, modes: int) -> None:
     """Raise `ValueError` unless there is one finite frequency a head and mode."""
     expected = (heads, modes)
     require(tuple(given.shape) == expected, name, tuple(given.shape), f"shape {expected}, (heads, modes)")
-    if not given.is_meta:
+    if readable(given):
         require(bool(given.isfinite().all()), name, given.tolist(), "finite numbers")
 
 
@@ -151,4 +151,4 @@ def check_learnable(option: str, name: str, frequency: Tensor) -> None:
 def paired(frequency: Tensor) -> bool:
     """Whether the modes of each head come in conjugate pairs `(w, -w)`."""
     even = frequency.shape[-1] % 2 == 0
-    return even and (frequency.is_meta or bool((frequency[:, ::2] == -frequency[:, 1::2]).all()))
+    return even and (not readable(frequency) or bool((frequency[:, ::2] == -frequency[:, 1::2]).all()))

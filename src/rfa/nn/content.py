@@ -14,6 +14,7 @@ from rfa.ops.content import Noises, content_attention_in_frame, content_filter_a
 from rfa.ops.cumulative import TokenDynamics
 from rfa.ops.positions import Positions
 from rfa.ops.problem import Weight
+from rfa.ops.transforms import readable
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
@@ -54,7 +55,7 @@ class ContentDynamics(PositiveParameters):
         super().__init__()
         heads = len(frequency)
         check_rates("decay", decay, heads)
-        ordered = frequency.is_meta or bool((frequency[:, ::2] >= 0).all())
+        ordered = not readable(frequency) or bool((frequency[:, ::2] >= 0).all())
         if not (paired(frequency) and ordered):
             require(False, "frequency", frequency.tolist(), "conjugate pairs (w, -w) with w >= 0")
         require(0 <= steady_state < math.inf, "steady_state", steady_state, "a finite number >= 0")

@@ -12,7 +12,7 @@ from rfa.dynamics import riccati_log_gain, rotation_of_heads, turn
 from rfa.ops.channel_gates import channel_gated_attention
 from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
-from rfa.ops.transforms import scaled_dot_product_attention
+from rfa.ops.transforms import readable, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
@@ -134,13 +134,15 @@ class DotProductAttention(Attention):
             start = torch.zeros(self.gated_heads, device="cpu")
             if slopes is not None:
                 check_rates("slopes", slopes, num_heads)
-                require(bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates")
+                require(
+                    not readable(slopes) or bool((slopes > 0).all()), "slopes", slopes, "positive numbers with gates"
+                )
                 gated = slopes[num_heads - self.gated_heads :]
                 start = -torch.log(torch.expm1(gated))  # 1 / (1 + exp(-b)) = exp(-slope)
             if gates == "channel":
                 rates = torch.logspace(0, -8, 2 * self.modes, 2.0, device="cpu")
                 start = -torch.log(torch.expm1(rates)).repeat(num_heads)
-            self.gate_projection = TokenLogits(hidden_size, start.tolist(), GATE_DEVIATION)
+            self.gate_projection = TokenLogits(hidden_size, start, GATE_DEVIATION)
 
     def marks(self, hidden_states: Float[Tensor, "batch length hidden"]) -> dict[str, Marks]:
         """The rates of a clock, and `log f` of each token and head, at least in float32."""

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from rfa.ops.positions import Positions
+from rfa.ops.transforms import readable, without_autocast
 
 
 class NormalLinear(nn.Linear):
@@ -24,7 +25,7 @@ class NormalLinear(nn.Linear):
         self, in_features: int, out_features: int, deviation: float | None = None, start: Tensor | None = None
     ):
         self.deviation = in_features**-0.5 if deviation is None else deviation
-        self.start = None if start is None else tuple(start.tolist())
+        self.start = None if start is None else numbers_of(start)
         super().__init__(in_features, out_features)
 
     def reset_parameters(self) -> None:
@@ -34,6 +35,11 @@ class NormalLinear(nn.Linear):
         if self.start is not None:
             with torch.no_grad():
                 self.bias.copy_(torch.tensor(self.start, dtype=torch.float32))
+
+
+def numbers_of(start: Float[Tensor, " outputs"]) -> tuple[float, ...]:
+    """The numbers of a tensor; zeros where it has none, because then nothing has."""
+    return tuple(start.tolist()) if readable(start) else (0.0,) * len(start)
 
 
 def normal_projection(in_features: int, out_features: int, deviation: float | None = None) -> nn.Linear:
@@ -51,7 +57,7 @@ def full_precision_linear(
 ) -> Float[Tensor, "batch length outputs"]:
     """`W x + b` at least in float32, under autocast too: what sums over tokens are formed of."""
     dtype = torch.promote_types(torch.promote_types(states.dtype, weight.dtype), torch.float32)
-    with torch.autocast(states.device.type, enabled=False):
+    with without_autocast(states):
         return F.linear(states.to(dtype), weight.to(dtype), bias.to(dtype))
 
 

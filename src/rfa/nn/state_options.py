@@ -1,7 +1,5 @@
 """Options of the states of any layer: queries and keys of one length, taps, and a gain on the output."""
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -9,9 +7,10 @@ from torch import Tensor, nn
 
 from rfa.ops.cumulative import predecessors
 from rfa.ops.positions import Positions
+from rfa.ops.transforms import without_autocast
 
 from .dynamics import FullPrecision, PositiveParameters
-from .projections import full_precision_linear
+from .projections import full_precision_linear, numbers_of
 
 LEAST_SQUARE = 1e-6  # added to the mean square, so that a state of zeros stays zero
 TAP_START, GAIN_START = -4.0, 4.0  # a share of 0.018, a gain of 0.982
@@ -39,7 +38,7 @@ class StateScale(PositiveParameters):
     ) -> Float[Tensor, "batch heads length channels"]:
         """The states, rounded once to their own dtype."""
         dtype = torch.promote_types(states.dtype, torch.float32)
-        with torch.autocast(states.device.type, enabled=False):
+        with without_autocast(states):
             square = states.to(dtype).square().mean(-1, keepdim=True)
             scale = self.positive(dtype)["scale"][:, None, None]
             return (states.to(dtype) * (scale * torch.rsqrt(square + LEAST_SQUARE))).to(states.dtype)
@@ -52,13 +51,13 @@ class TokenLogits(FullPrecision):
 
     Args:
         hidden_size: d_model.
-        start: the initial b of each output, numbers of the CPU.
+        start: the initial b, `(outputs,)`, on the CPU: a model on "meta" gets its numbers later.
         deviation: of the initial w. At 0 no token differs from another at first.
     """
 
-    def __init__(self, hidden_size: int, start: Sequence[float], deviation: float = 0.0):
+    def __init__(self, hidden_size: int, start: Float[Tensor, " outputs"], deviation: float = 0.0):
         super().__init__()
-        self.start, self.deviation = tuple(start), deviation
+        self.start, self.deviation = numbers_of(start), deviation
         self.weight = nn.Parameter(torch.empty(len(start), hidden_size))
         self.bias = nn.Parameter(torch.empty(len(start)))
         self.reset_parameters()
@@ -87,7 +86,7 @@ class TokenGates(TokenLogits):
     """
 
     def __init__(self, hidden_size: int, num_heads: int, start: float):
-        super().__init__(hidden_size, [start] * num_heads)
+        super().__init__(hidden_size, torch.full((num_heads,), start, device="cpu"))
 
     def forward(self, hidden_states: Float[Tensor, "batch length hidden"]) -> Float[Tensor, "batch heads length"]:
         """The gates of tokens, at least in float32."""

@@ -23,7 +23,7 @@ from .phase_gradient import with_phase_gradient
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Problem
-from .transforms import constant_for_compiler, forward_mode, refuse_forward_mode, transformed
+from .transforms import constant_for_compiler, forward_mode, refuse_forward_mode, transformed, without_autocast
 from .weights import recording
 
 
@@ -208,7 +208,7 @@ def _fused(
     """The operator by a fused kernel: the filtered values and, if asked for, the log precision."""
     parameters, positions, options, _ = problem
     casts = torch.is_autocast_enabled(query.device.type)  # the context costs a decoding step more than the question
-    with torch.autocast(query.device.type, enabled=False) if casts else nullcontext():
+    with without_autocast(query) if casts else nullcontext():
         prior = kernel_prior(problem, cache, kernel.tables_of)
         key_norm = None if cache is None else cache.key_norm
         dtype, frequency = query.dtype, None if options.in_frame else parameters.frequency

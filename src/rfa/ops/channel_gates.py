@@ -10,6 +10,7 @@ from rfa.dynamics import time_dtype
 from .dense import DenseRows, dropped, finite, masked_softmax, row_blocks, sees_any
 from .dot_product import forgotten
 from .positions import Positions
+from .transforms import without_autocast
 
 BLOCK = 8  # rows whose pairs of a query and a key of their own are formed one by one
 
@@ -40,7 +41,7 @@ def channel_gated_attention(
     dtype = torch.promote_types(query.dtype, torch.float32)
     key, value = positions.without_absent(key, value)
     heads, channels = query.shape[1], query.shape[-1]
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         states, poisoned = zip(*(finite(x.to(dtype)) for x in (query, key, value)), strict=True)
         q, k, v = states
         of_channels = log_gate.to(time_dtype(log_gate.device)).mT.flatten(1, 2)

@@ -23,6 +23,7 @@ from .kernel import Kernel
 from .positions import Positions
 from .prior import BITS, SMALLEST, SeparablePath
 from .problem import Weight
+from .transforms import without_autocast
 
 
 class Noises(NamedTuple):
@@ -78,7 +79,7 @@ def content_filter_attention(
         ValueError: where a backend asked for by name does not serve such states.
         RuntimeError: where it is "cpu" and cannot be compiled.
     """
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         path = content_path(dynamics, positions)
         key, value = positions.without_absent(key, value)
         of_keys, of_queries = path.rotations()
@@ -148,7 +149,7 @@ def content_attention_in_frame(
     dtype = torch.promote_types(query.dtype, torch.float32)
     if not query.numel():  # no tokens, or no sequences
         return torch.zeros_like(query, dtype=dtype)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         key, value = path.positions.without_absent(key, value)
         states = _States(query.to(dtype), key.to(dtype), value.to(dtype))
         if kernel is None:

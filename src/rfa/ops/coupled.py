@@ -9,6 +9,7 @@ from rfa.dynamics import accumulated_variance, cross_transport, decay_kernel, ti
 
 from .dense import DenseRows, effective_variance, evidence, log_weights, masked_softmax, positive, row_blocks
 from .problem import Weight
+from .transforms import without_autocast
 
 
 class Process(NamedTuple):
@@ -100,7 +101,7 @@ def coupled_filter_attention(
     if not queries or not keys:
         return torch.zeros_like(query)
     dtype = torch.promote_types(query.dtype, torch.float32)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         processes = target_process, auxiliary_process
         sources = _sources(target, auxiliary, processes, coupling, dtype)
         states = _complex(query.to(dtype))

@@ -15,7 +15,7 @@ from .backends import attend, backend_for
 from .dense import DenseRows, dropped, fill_rows, finite, masked_softmax, row_blocks, sees_any, turned
 from .positions import Positions, by_group, token_groups
 from .prior import BITS, LagTables, SeparablePath
-from .transforms import scaled_dot_product_attention
+from .transforms import scaled_dot_product_attention, without_autocast
 
 LogarithmicBias = tuple[Tensor, Tensor]  # r1 and r2, each `(heads,)`
 
@@ -73,7 +73,7 @@ def decayed_dot_product_attention(
         dense = "'auto' or 'reference' with a logarithmic bias beside gates or at other times than 0, 1, 2, ..."
         require(backend in ("auto", "reference"), "backend", backend, dense)
         kernel = None
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         gates = None if log_gate is None else _cumulative_gates(log_gate, gains, positions)
         if kernel is None or not key.shape[2]:
             estimate = _dense(

@@ -30,6 +30,7 @@ from .kernel import KernelInputs
 from .positions import Positions
 from .prior import riccati_weights
 from .problem import Options, Parameters, Problem, RiccatiWeights, Weight
+from .transforms import without_autocast
 
 _LN2 = math.log(2)
 
@@ -44,7 +45,7 @@ def filter_attention(query: Tensor, key: Tensor, value: Tensor, problem: Problem
     frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
     key, value = positions.without_absent(key, value)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         query_frame, key_frame, value_frame = query.to(dtype), key.to(dtype), value.to(dtype)
         if not options.in_frame:
             of_keys, of_queries = (rotation_of_heads(frequency, times) for times in positions.times_of_heads())

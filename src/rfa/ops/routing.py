@@ -11,6 +11,7 @@ from rfa.dynamics import TimeDependentNoise, decay_kernel
 from .dense import DenseRows, effective_variance, evidence, finite, masked_softmax, rotated, row_blocks, sees_any
 from .positions import Positions, checked_positions
 from .problem import Options, Parameters, validate
+from .transforms import without_autocast
 
 
 class Routes(NamedTuple):
@@ -184,7 +185,7 @@ def routing_step(
         unknown = poisoned[:, :, rows] | sees_any(scores.visible, poisoned_keys)
         return DenseRows(scores.score, scores.visible, step, unknown)
 
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         return masked_softmax(row_blocks(batch, heads, queries, key.shape[2]), dense_rows)[0]
 
 

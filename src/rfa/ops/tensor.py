@@ -20,6 +20,7 @@ from .dense import (
 )
 from .positions import Positions, checked_positions
 from .problem import Options, Parameters, Weight, validate
+from .transforms import without_autocast
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
 
@@ -127,7 +128,7 @@ def _filter(
     frequency = parameters.frequency  # stays in its own dtype: phases are formed before rounding
     parameters = parameters.to(dtype)
     key, value = positions.without_absent(key, value)
-    with torch.autocast(query.device.type, enabled=False):
+    with without_autocast(query):
         query_frame = rotated(query.to(dtype), frequency, positions.query_times, inverse=True)
         key_frame = rotated(key.to(dtype), frequency, positions.key_times, inverse=True)
         value_frame = value.to(dtype)

@@ -1,7 +1,7 @@
 """`torch.func`, `torch.vmap`, batched gradients and dual numbers for the registered operators of the fused kernels."""
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -56,6 +56,11 @@ def readable(*tensors: Tensor | None) -> bool:
     tensors without data, cannot be read.
     """
     return not _recorded() and all(_has_numbers(x) for x in tensors if x is not None)
+
+
+def without_autocast(states: Tensor) -> AbstractContextManager[None]:
+    """The caller's dtypes count inside the block, under autocast too. Tensors without data know no autocast."""
+    return nullcontext() if states.is_meta else torch.autocast(states.device.type, enabled=False)
 
 
 def _recorded() -> bool:
