@@ -8,8 +8,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    Trainer,
-    TrainingArguments,
 )
 
 from rfa.models import (
@@ -84,29 +82,6 @@ def test_without_a_target_there_is_no_loss(kind, items):
     loss.backward()
     assert loss == 0
     assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
-
-
-def trained(kind, folder):
-    """The losses of two steps of transformers' own `Trainer` with its default collator, and its data."""
-    model = built(kind, num_hidden_layers=1)
-    model.dropout = torch.nn.Identity()  # a classifier of tokens has one
-    ids = tokens(4, vocabulary=MASK)
-    labels = torch.tensor([2, 0, 1, 1]) if kind is SEQUENCES else ids % 3
-    rows = [{"input_ids": row, "labels": label} for row, label in zip(ids, labels, strict=True)]
-    options = {"max_steps": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "report_to": []}
-    options |= {"use_cpu": True, "save_strategy": "no", "logging_steps": 1, "disable_tqdm": True, "seed": 1}
-    trainer = Trainer(model, TrainingArguments(str(folder), **options), train_dataset=rows)
-    trainer.train()
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry], ids, labels
-
-
-@pytest.mark.parametrize("kind", [RFAForCausalLM, RFAForMaskedLM, SEQUENCES, TOKENS])
-def test_trainer_of_transformers(kind, tmp_path):
-    """The loss that it reports for its first step, of two batches, is that of all rows together."""
-    losses, ids, labels = trained(kind, tmp_path)
-    first = built(kind, num_hidden_layers=1)(ids, labels=labels).loss
-    assert losses[0] == pytest.approx(float(first), rel=1e-4)
-    assert losses[1] != losses[0]
 
 
 def test_losses_by_hand():
