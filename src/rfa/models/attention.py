@@ -69,7 +69,8 @@ class AttentionConfig(CheckedFields, ABC):
 
     def check_heads(self, hidden_size: int, heads: int) -> None:
         """Raise `ValueError` if the number of heads or modes of a model does not fit."""
-        require(self.decay.zero_heads <= heads, "zero_heads", self.decay.zero_heads, f"a number from 0 to {heads}")
+        zero_heads = self.decay.without_decay(heads)
+        require(zero_heads <= heads, "zero_heads", zero_heads, f"a number from 0 to {heads}")
         even = (hidden_size // heads) % 2 == 0
         expected = "an even number of modes (hidden_size / heads) for pairs"
         require(even or not self.has_paired_modes(), "hidden_size", hidden_size, expected)

@@ -66,7 +66,8 @@ class DecayRates(CheckedFields):
         kind: "spectral" (`damping` times the fastest frequency of the head's band in the partitioned bank),
             "length_scaled" (the spectral decay times `5 / (train_length - 1)`), or "none".
         damping: the dimensionless coefficient b.
-        zero_heads: this many heads, the first ones, do not decay.
+        zero_heads: this many heads, the first ones, do not decay; None for two, or for one where there is no other. A
+            finished configuration of a model holds their number.
 
     Raises:
         ValueError: for an unknown kind, or a negative number.
@@ -76,19 +77,23 @@ class DecayRates(CheckedFields):
 
     kind: Literal["none", "spectral", "length_scaled"] = "spectral"
     damping: float = 0.05
-    zero_heads: int = 2
+    zero_heads: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 <= self.damping < math.inf, "damping", self.damping, "a finite number >= 0")
-        require(self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
+        require(self.zero_heads is None or self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
+
+    def without_decay(self, heads: int) -> int:
+        """The number of heads that do not decay, of this many."""
+        return min(2, heads) if self.zero_heads is None else self.zero_heads
 
     def build(self, heads: int, modes: int, base: float, train_length: int) -> Float[Tensor, " heads"]:
         """The decays, per token. `base` is the base of the frequency bank."""
         if self.kind == "none":
             return torch.zeros(heads, dtype=torch.float32)
         damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
-        return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
+        return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.without_decay(heads))
 
 
 def check_slow_modes(bank: FrequencyBank, learned: bool) -> None:

@@ -1,5 +1,6 @@
 """The configurations of the decoder: its sizes and its attention, and what the language model adds."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -103,6 +104,9 @@ class DecoderConfig(PreTrainedConfig):
         fits = groups is None or (groups >= 1 and heads % groups == 0)
         require(fits, "num_key_value_heads", groups, f"None or a divisor of num_attention_heads = {heads}")
         check_dropout(self.attention_dropout, self.attention.backend)
+        decay = self.attention.decay  # files and records hold the number of heads without decay, also by default
+        decay = dataclasses.replace(decay, zero_heads=decay.without_decay(heads))
+        self.attention = dataclasses.replace(self.attention, decay=decay)
 
     def build_attention(self) -> Attention:
         """A new attention layer of one block, with initial weights."""

@@ -32,7 +32,7 @@ class TimeSeriesOutput(ModelOutput):
     """What `RFAForTimeSeries` returns.
 
     Fields:
-        loss: mean negative log likelihood of the seen targets; None without targets.
+        loss: mean negative log likelihood of the seen targets, 0 where none is seen; None without targets.
         location, deviation: of the distribution, `(batch, outputs, channels)`, in the units of the values.
         degrees_of_freedom: of a Student-t distribution, `(batch, outputs, channels)`; None for a Gaussian one.
         robust_weights: of each layer, `(batch, heads, outputs, length)`, on request.
@@ -136,11 +136,11 @@ class RFAForTimeSeries(RFAPreTrainedModel):
 
         Returns:
             A `TimeSeriesOutput`. Its `distribution` is a `torch.distributions` object over `(batch, outputs, channels)`
-            in the units of `values`. Its `loss` is the mean negative log likelihood of the seen targets.
+            in the units of `values`. Its `loss` is the mean negative log likelihood of the seen targets, 0 without any.
 
         Raises:
             ValueError: for shapes that do not fit, times that do not increase, infinite values, a row of the batch
-                without any reading, targets of which none is seen, or segments with `frequencies="as_released"`.
+                without any reading, or segments with `frequencies="as_released"`.
         """
         relative = segment_ids is None or self.config.attention.is_relative()
         require(relative, "segment_ids", "segments", NO_COLUMNS)
@@ -190,7 +190,7 @@ class RFAForTimeSeries(RFAPreTrainedModel):
         )
 
     def _loss(self, output: TimeSeriesOutput, targets: Tensor, target_mask: Tensor | None) -> Tensor:
-        """Mean negative log likelihood of the seen targets."""
+        """Mean negative log likelihood of the seen targets; 0 without any."""
         shape = tuple(cast(Tensor, output.location).shape)
         given = isinstance(targets, Tensor) and targets.is_floating_point() and tuple(targets.shape) == shape
         require(given, "targets", tuple(getattr(targets, "shape", ())), f"floating-point {shape}")
@@ -199,10 +199,10 @@ class RFAForTimeSeries(RFAPreTrainedModel):
             check_mask("target_mask", target_mask, shape)
             seen = seen & target_mask
         if readable(targets):
-            require(bool(seen.any()), "targets", "no seen target", "at least one")
             require(not bool((targets.isinf() & seen).any()), "targets", "infinite values", "finite ones or NaN")
-        likelihood = output.unchecked().log_prob(targets.masked_fill(~seen, 0.0))
-        return -torch.where(seen, likelihood, 0.0).sum() / seen.sum()
+        # at its location an unseen target has a finite likelihood, whose gradient is then 0
+        likelihood = output.unchecked().log_prob(torch.where(seen, targets, cast(Tensor, output.location).detach()))
+        return -torch.where(seen, likelihood, 0.0).sum() / seen.sum().clamp(min=1)
 
     @torch.no_grad()
     def sample(
