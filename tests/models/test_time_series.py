@@ -288,6 +288,28 @@ def test_robust_weights_are_of_the_readings_that_an_output_sees():
         network("b2-alibi")(times, values, output_robust_weights=True)
 
 
+@pytest.mark.parametrize("likelihood", ["gaussian", "student_t"])
+def test_a_batch_without_a_seen_target_costs_nothing(likelihood):
+    """Loss 0 and gradients 0. A hidden target of another size than its channel leaves the other gradients finite."""
+    times, values, queries = data()
+    model = network(likelihood=likelihood)
+    targets = torch.zeros(3, queries.shape[-1], 2, dtype=values.dtype)
+    hidden = torch.zeros_like(targets, dtype=torch.bool)
+    for given in ({"targets": targets + torch.nan}, {"targets": targets, "target_mask": hidden}):
+        model.zero_grad()
+        loss = model(times, values, query_times=queries, **given).loss
+        assert loss.item() == 0
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert gradients
+        assert not any(gradient.count_nonzero() for gradient in gradients)
+    hidden[..., 0] = True
+    far = network(likelihood=likelihood, location=[0.0, 1e30], spread=[1.0, 1.0], scaling="training")
+    values[..., 1] += 1e30
+    far(times, values, query_times=queries, targets=targets, target_mask=hidden).loss.backward()
+    assert all(p.grad.isfinite().all() for p in far.parameters() if p.grad is not None)
+
+
 def test_saved_models_are_the_same(tmp_path):
     times, values, queries = data()
     model = network("c10-rotation-learned", location=[1.0, 2.0], spread=[3.0, 4.0], learn_frequencies=True)
