@@ -1,5 +1,6 @@
 """What users of transformers expect of a model, beside its loss."""
 
+import copy
 import subprocess
 import sys
 from pathlib import Path
@@ -7,10 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from cover import slow
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from rfa.models import RFAForCausalLM
+import rfa.models
+from rfa.models import (
+    RFAForCausalLM,
+    RFAForMaskedLM,
+    RFAForSequenceClassification,
+    RFAForTimeSeries,
+    RFAForTokenClassification,
+    RFAModel,
+    RFATimeSeriesConfig,
+    preset,
+)
 
-from .small import RELATIVE, assert_same, small, tokens
+from .small import RELATIVE, SINGLE, SIZES, assert_same, small, tokens
 
 
 def test_hidden_states_of_every_block():
@@ -22,6 +34,73 @@ def test_hidden_states_of_every_block():
     assert torch.equal(output.hidden_states[1], model.model.layers[0](embedded))
     assert torch.equal(model.lm_head(output.hidden_states[-1]), output.logits)
     assert model(ids).hidden_states is None
+
+
+HEADS = [kind for kind in vars(rfa.models).values() if isinstance(kind, type) and issubclass(kind, PreTrainedModel)]
+HEADS = [kind for kind in HEADS if kind is not RFAModel]  # which has no loss
+
+
+def examples(kind):
+    """Four, with different numbers of targets where a token is one."""
+    ids = tokens(4, 9)
+    if kind is RFAForTimeSeries:
+        times = torch.arange(9.0).expand(4, -1)
+        given = {"times": times, "values": times.sin()[..., None], "query_times": times[:, -2:] + 1}
+        given["targets"] = (times[:, -2:] + 1).sin()[..., None]
+    elif kind is RFAForSequenceClassification:
+        given = {"input_ids": ids, "labels": ids[:, 0] % 3}
+    elif kind is RFAForTokenClassification:
+        given = {"input_ids": ids, "labels": ids % 3}
+    else:
+        given = {"input_ids": ids, "labels": ids.clone()}
+    if "input_ids" in given:
+        given["attention_mask"] = torch.ones_like(ids)
+        if given["labels"].dim() == 2:
+            given["labels"] = given["labels"].masked_fill(torch.arange(9) >= torch.tensor([[9], [4], [6], [2]]), -100)
+    return given
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_the_trainer_takes_the_steps_of_plain_descent(kind, tmp_path):
+    """Two steps of two batches each, by the default collator: the same as of all four examples at once."""
+    torch.manual_seed(0)
+    if kind is RFAForTimeSeries:
+        config = RFATimeSeriesConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4, span=10.0)
+    else:
+        config = preset("m2-sc-rfa", **SIZES, causal=kind is not RFAForMaskedLM, pad_token_id=60, num_labels=3)
+        config.classifier_dropout = 0.0
+    model, given = kind(config).train(), examples(kind)
+    plain = copy.deepcopy(model)
+    for _ in range(2):
+        loss = plain(**given).loss
+        loss.backward()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter -= 0.05 * (torch.zeros(1) if parameter.grad is None else parameter.grad)
+        plain.zero_grad()
+    arguments = TrainingArguments(
+        tmp_path,
+        num_train_epochs=2,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        optim="sgd",
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        label_names=["targets"] if kind is RFAForTimeSeries else None,
+        save_strategy="no",
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    rows = [{name: x[row] for name, x in given.items()} for row in range(4)]
+    trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    assert trainer.train().global_step == 2
+    for (name, parameter), expected in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=0, atol=SINGLE, msg=name)
+    with torch.no_grad():
+        expected = float(plain.eval()(**given).loss)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, abs=10 * SINGLE)
 
 
 @pytest.mark.parametrize("argument", ["attenton_mask", "token_type_ids"])
