@@ -42,4 +42,4 @@ def test_decoding(name):
 def test_a_wrong_shape_is_an_error():
     model: RFAForCausalLM = small("b1-rope")
     with pytest.raises(jaxtyping.TypeCheckError):
-        model(tokens(), attention_mask=torch.ones(2, 3, 4))
+        model(tokens(), segment_ids=torch.ones(2, 3, 4, dtype=torch.int64))
