@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 from transformers import AutoConfig
 
 from rfa.models import (
@@ -15,10 +16,12 @@ from rfa.models import (
     FilterAttentionConfig,
     FrequencyBank,
     RFAConfig,
+    RFATimeSeriesConfig,
     RoutingAttentionConfig,
     preset,
 )
 from rfa.models.flat import change, flatten, from_flat, read_attention
+from rfa.nn.dynamics import bank
 from rfa.training.saved_files import read_config
 
 from .small import NAMES, SIZES
@@ -40,8 +43,27 @@ def test_forms_of_a_preset(name):
     config = preset(name, **SIZES)
     assert config == copy.deepcopy(config) == RFAConfig(attention=attention, **SIZES)
     assert config == RFAConfig(attention=attention.to_dict(), **SIZES)
-    assert config.to_diff_dict()["attention"] == attention.to_dict()
+    assert config.to_diff_dict()["attention"] == config.attention.to_dict()
     assert hash(attention) == hash(copy.deepcopy(attention))
+
+
+@pytest.mark.parametrize("heads", [2, 3, 8])
+def test_heads_without_decay_fit_the_number_of_heads(heads, tmp_path):
+    """Two by default, as in a layer that is built without a configuration; one where there is no other."""
+    sizes = SIZES | {"hidden_size": 48, "num_attention_heads": heads}
+    layer = bank(heads, 48 // heads, None, None)[1]
+    for config in (preset("m2-sc-rfa", **sizes), RFAConfig(**sizes), preset("x6-content-dynamics", **sizes)):
+        decay = config.attention.bank(48, heads, 16)[1]
+        assert torch.equal(decay, layer)
+        assert int((decay == 0).sum()) == config.attention.decay.zero_heads == min(2, heads)
+        config.save_pretrained(tmp_path)
+        assert AutoConfig.from_pretrained(tmp_path).attention == config.attention
+    series = RFATimeSeriesConfig(hidden_size=48, num_attention_heads=heads, num_hidden_layers=1)
+    assert series.attention.decay.zero_heads == min(2, heads)
+    for fits in range(heads + 1):
+        assert preset("m2-sc-rfa", **sizes, zero_heads=fits).attention.decay.zero_heads == fits
+    with pytest.raises(ValueError, match=rf"^zero_heads: got {heads + 1}, expected .*from 0 to {heads}"):
+        preset("m2-sc-rfa", **sizes, zero_heads=heads + 1)
 
 
 @pytest.mark.parametrize("attention", KIND.values(), ids=KIND)

@@ -17,6 +17,7 @@ from rfa.models import (
     RFAForTokenClassification,
     preset,
 )
+from rfa.models.caching import CACHE_NAME
 
 from .small import SIZES, assert_same, small, tokens
 
@@ -58,30 +59,54 @@ def test_padding_changes_nothing(kind, causal, side):
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padded_embeddings_are_read_up_to_the_mask(side):
-    """Embeddings have no padding id: the mask says where a sequence ends."""
+def test_the_last_token_of_embeddings_and_without_a_padding_id(side):
+    """The mask alone says which token takes part: embeddings have no ids, and a model may have no id of padding."""
     model, (ids, mask) = built(SEQUENCES), padded(side)
-    embedded = model.model.embed_tokens(ids)
     with torch.no_grad():
-        together = model(inputs_embeds=embedded, attention_mask=mask).logits
-        for row in range(2):
-            alone = model(inputs_embeds=embedded[row : row + 1, mask[row].bool()]).logits[0]
-            assert_same(together[row], alone)
+        expected = torch.cat([model(ids[row : row + 1, mask[row].bool()]).logits for row in range(2)])
+        embedded = model.model.embed_tokens(ids)
+        model.config.pad_token_id = None
+        assert_same(model(ids, attention_mask=mask).logits, expected)
+        pairs = (torch.ones(9, 9).tril() * mask[:, None])[:, None]  # the same as a mask of all pairs
+        for given in (mask, mask.bool(), pairs):
+            assert_same(model(inputs_embeds=embedded, attention_mask=given).logits, expected)
+        assert_same(model(inputs_embeds=embedded[1:]).logits, expected[1:])
+        first = model(inputs_embeds=embedded[:, :6], attention_mask=mask[:, :6], use_cache=True)
+        cached = {"past_key_values": first[CACHE_NAME], "attention_mask": mask}
+        assert_same(model(inputs_embeds=embedded[:, 6:], **cached).logits[1:], expected[1:])
+    with pytest.raises(ValueError, match=r"^attention_mask: got None, expected .*config.pad_token_id"):
+        model(ids)
 
 
-@pytest.mark.parametrize("items", [None, 0, torch.tensor(0)])
-@pytest.mark.parametrize("kind", [RFAForCausalLM, RFAForMaskedLM, SEQUENCES, TOKENS])
-def test_without_a_target_there_is_no_loss(kind, items):
-    """As in the last batch of packed documents. The first token of a causal model is not foretold."""
-    model, ids = built(kind).train(), tokens(vocabulary=MASK)
-    labels = torch.full((2,) if kind is SEQUENCES else ids.shape, -100)
-    if kind is RFAForCausalLM:
-        labels[:, 0] = 3
-    given = {} if kind in (SEQUENCES, TOKENS) else {"num_items_in_batch": items}
-    loss = model(ids, labels=labels, **given).loss
-    loss.backward()
-    assert loss == 0
-    assert all(parameter.grad is None or not parameter.grad.any() for parameter in model.parameters())
+LOSSES = {
+    RFAForCausalLM: torch.full((2, 9), -100),
+    RFAForMaskedLM: torch.full((2, 9), -100),
+    SEQUENCES: torch.full((2,), -100),
+    TOKENS: torch.full((2, 9), -100),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_batch_without_a_target_costs_nothing(kind):
+    """Loss 0 and gradients 0, also where the Trainer says that nothing is scored in the whole batch."""
+    model, ids = built(kind), tokens(vocabulary=MASK)
+    given = [{}]
+    if kind is not SEQUENCES:
+        given += [{"num_items_in_batch": 0}, {"num_items_in_batch": torch.tensor(0)}]
+        given += [{"num_items_in_batch": torch.tensor(7.0)}]  # of other processes
+    for more in given:
+        model.zero_grad()
+        loss = model(ids, labels=LOSSES[kind], **more).loss
+        assert loss.item() == 0
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        assert gradients
+        assert not any(gradient.count_nonzero() for gradient in gradients)
+    if kind is RFAForCausalLM:  # the first label is nobody's target
+        labels = LOSSES[kind].clone()
+        labels[:, 0] = 5
+        assert model(ids, labels=labels).loss == 0
+        assert model(ids[:, :1], labels=ids[:, :1]).loss == 0
 
 
 def test_losses_by_hand():

@@ -1,11 +1,18 @@
 """Packed documents as transformers' tools describe them: packed equals separate."""
 
+import math
+
 import pytest
 import torch
 from cover import cover
-from transformers import DataCollatorWithFlattening
+from transformers import DataCollatorWithFlattening, LlamaConfig
+from transformers.masking_utils import create_causal_mask
 
-from .small import RELATIVE, SINGLE, assert_same, small, tokens
+from rfa.models import RFAForMaskedLM, preset
+from rfa.models.caching import CACHE_NAME
+from rfa.models.packing import read_mask
+
+from .small import RELATIVE, SINGLE, SIZES, assert_same, small, tokens
 
 LENGTHS = (4, 1, 6)
 FLATTENED = {
@@ -43,6 +50,118 @@ def test_flattened_batches_are_separate_documents(name, options):
         torch.testing.assert_close(gradients[key], parameter.grad, rtol=10 * SINGLE, atol=SINGLE)
 
 
+SEGMENTS = torch.tensor([[0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2], [3, 3, 3, 3, 3, 3, 3, 5, 5, 7, 7]])
+PRESENT = torch.tensor([[1] * 11, [0, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]]).bool()
+
+
+def pairs(causal=True):
+    """True where a query sees a key, `(2, 11, 11)`; padding is not seen."""
+    same = SEGMENTS[:, :, None] == SEGMENTS[:, None, :]
+    return same & PRESENT[:, None] & (torch.ones(11, 11).tril().bool() if causal else torch.tensor(True))
+
+
+def by_transformers(kind):
+    """transformers' own mask of packed rows, without padding."""
+    config = LlamaConfig(num_hidden_layers=1)
+    config._attn_implementation = kind
+    positions = torch.cat([torch.arange(n) for n in (4, 1, 6)]).expand(2, -1)
+    return create_causal_mask(config, torch.zeros(2, 11, 4), None, None, position_ids=positions)
+
+
+def added(mask):
+    return torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
+
+
+FORMS = {
+    "bool": lambda mask: mask[:, None],
+    "without heads": lambda mask: mask,
+    "integers": lambda mask: mask.long()[:, None],
+    "floats": lambda mask: mask.float()[:, None],
+    "added": lambda mask: added(mask)[:, None],
+    "added in half precision": lambda mask: added(mask).clamp(min=-65504).half()[:, None],
+    "padding sees nothing": lambda mask: (mask & PRESENT[:, :, None])[:, None],
+    "padding sees itself": lambda mask: (mask | (torch.eye(11).bool() & ~PRESENT[:, None]))[:, None],
+    "documents sdpa": lambda mask: by_transformers("sdpa"),
+    "documents eager": lambda mask: by_transformers("eager"),
+}
+
+
+@cover(1, name=RELATIVE, form=FORMS)
+def test_a_mask_of_documents_is_separate_documents(name, form):
+    model, ids = small(name), tokens(2, 11)
+    segments, present = SEGMENTS, PRESENT
+    if "documents" in form:
+        segments, present = SEGMENTS[:1].expand(2, -1), PRESENT[:1].expand(2, -1)
+    with torch.no_grad():
+        found = model(ids, attention_mask=FORMS[form](pairs())).logits
+        for row in range(2):
+            for segment in segments[row].unique():
+                own = (segments[row] == segment) & present[row]
+                if own.any():
+                    assert_same(found[row : row + 1, own], model(ids[row : row + 1, own]).logits)
+
+
+def test_other_masks_of_pairs():
+    """Of one sequence, also for all rows and after cached tokens; of both directions; of one row for all."""
+    model, ids, triangle = small("m2-sc-rfa"), tokens(2, 11), torch.ones(1, 1, 11, 11).tril().bool()
+    with torch.no_grad():
+        whole = model(ids).logits
+        assert torch.equal(model(ids, attention_mask=triangle).logits, whole)
+        first = model(ids[:, :7], attention_mask=triangle[..., :7, :7], use_cache=True)
+        given = {"past_key_values": first[CACHE_NAME], "attention_mask": triangle[..., 7:, :]}
+        assert_same(model(ids[:, 7:], **given).logits, whole[:, 7:])
+        released = small("b1-rope-as-released")
+        assert torch.equal(released(ids, attention_mask=triangle).logits, released(ids).logits)
+        both = RFAForMaskedLM(preset("m2-sc-rfa", **SIZES, causal=False)).eval()
+        found = both(ids, attention_mask=pairs(causal=False)[:, None]).logits
+        for own in (SEGMENTS[1] == 3) & PRESENT[1], SEGMENTS[1] == 5:
+            assert_same(found[1:, own], both(ids[1:, own]).logits)
+    packed = torch.tensor([[0, 1, 2, 3, 0, 0, 1, 2, 3, 4, 5]])
+    with pytest.raises(ValueError, match=r"^position_ids: got .*expected .*as in attention_mask"):
+        model(ids, attention_mask=by_transformers("sdpa"), position_ids=packed.roll(1, 1))
+    compiled = torch.compile(read_mask, backend="eager", fullgraph=True)
+    for form in ("bool", "integers", "floats", "added"):  # values are not read
+        mask = FORMS[form](pairs())
+        key_mask, segments = compiled(mask, 2, 11, 11)
+        assert torch.equal(key_mask, PRESENT)
+        same = PRESENT[:, None] & PRESENT[:, :, None]
+        given, found = (x[:, None] == x[:, :, None] for x in (SEGMENTS, segments))
+        assert torch.equal(found[same], given[same])
+
+
+PREFIX = torch.ones(11, 11).tril().bool() | (torch.arange(11) < 4)
+REFUSED = {
+    "prefix": (PREFIX.expand(2, 1, -1, -1), r"another mask: token 0 sees token 1 \(batch row 0\)"),
+    "window": (torch.ones(11, 11).tril().triu(-3).bool().expand(2, 1, -1, -1), "token 4 sees token 1"),
+    "both directions": (pairs(causal=False)[:, None], "token 0 sees token 1"),
+    "not themselves": (torch.ones(11, 11).tril(-1).bool().expand(2, -1, -1), "token 0 does not see token 0"),
+    "slopes": (-0.5 * torch.arange(11.0).sub(torch.arange(11.0)[:, None]).abs().expand(2, 1, -1, -1), "-0.5"),
+    "numbers": (SEGMENTS[:, None, None].expand(-1, -1, 11, -1), "2, expected .?1 where"),
+    "nan": (torch.full((2, 1, 11, 11), math.nan), "nan"),
+    "heads": (torch.ones(2, 4, 11, 11).tril().bool(), r"shape \(2, 4, 11, 11\), expected \(2, 11\) or \(2, 1, 11"),
+    "keys": (torch.ones(2, 1, 11, 12).tril().bool(), "shape"),
+}
+
+
+@pytest.mark.parametrize(("mask", "says"), REFUSED.values(), ids=REFUSED)
+def test_masks_that_are_no_documents_are_refused(mask, says):
+    with pytest.raises(ValueError, match=f"^attention_mask: got .*{says}"):
+        small("m2-sc-rfa")(tokens(2, 11), attention_mask=mask)
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_document_of_a_cache_that_goes_on(name):
+    """The last document begins among the cached tokens. Where several go on, one cache cannot tell them apart."""
+    model, ids, mask = small(name), tokens(2, 11), by_transformers("sdpa")
+    with torch.no_grad():
+        cache = model(ids[:, :7], use_cache=True, attention_mask=mask[..., :7, :7])[CACHE_NAME]
+        found = model(ids[:, 7:], past_key_values=cache, attention_mask=mask[:, :, 7:]).logits
+        assert_same(found, model(ids[:, 5:]).logits[:, 2:])
+        cache = model(ids[:, :3], use_cache=True)[CACHE_NAME]
+        with pytest.raises(ValueError, match=r"^attention_mask: .*expected .*one sequence a row"):
+            model(ids[:, 3:], past_key_values=cache, attention_mask=mask[:, :, 3:])
+
+
 PADDED = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1], [1] * 7 + [0] * 2])
 COUNTING = {
     "from 0": {"position_ids": torch.arange(9)},
@@ -63,36 +182,6 @@ def test_counting_positions_change_nothing(given):
     plain = {name: value for name, value in given.items() if name == "attention_mask"}
     kept = plain.get("attention_mask", torch.ones_like(ids)).bool()
     assert torch.equal(model(ids, **given).logits[kept], model(ids, **plain).logits[kept])
-
-
-@pytest.mark.parametrize("form", [torch.bool, torch.float32])
-@pytest.mark.parametrize("name", ["m2-sc-rfa", "c4-fox"])
-def test_a_mask_of_all_pairs_is_read(name, form):
-    """Documents and padding in one mask `(batch, 1, length, length)`, as collators of packed data make it."""
-    model, ids = small(name), tokens(2, 11)
-    segment_ids = torch.tensor([[0] * 4 + [1] * 7, [0] * 2 + [1] * 5 + [2] * 4])
-    attention_mask = torch.ones(2, 11, dtype=torch.int64)
-    attention_mask[0, 9:] = 0
-    visible = torch.ones(11, 11, dtype=torch.bool).tril() & (segment_ids[:, :, None] == segment_ids[:, None])
-    visible = (visible & attention_mask.bool()[:, None])[:, None]
-    mask = visible if form == torch.bool else torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))
-    with torch.no_grad():
-        expected = model(ids, attention_mask=attention_mask, segment_ids=segment_ids).logits
-        found = model(ids, attention_mask=mask).logits
-    present = attention_mask.bool()
-    assert_same(found[present], expected[present])
-
-
-def test_masks_of_all_pairs_that_are_no_documents():
-    model, ids = small("m2-sc-rfa"), tokens(1, 6)
-    causal = torch.ones(6, 6, dtype=torch.bool).tril()
-    prefix, window = causal.clone(), causal & ~causal.tril(-3)
-    prefix[:3, :3] = True
-    for mask in (prefix, window):
-        with pytest.raises(ValueError, match="attention_mask: got 'another mask', expected padding, or packed"):
-            model(ids, attention_mask=mask[None, None])
-    with pytest.raises(ValueError, match=r"attention_mask: got 'shape \(1, 6, 6\)'"):
-        model(ids, attention_mask=causal[None])
 
 
 def test_positions_beside_a_cache():

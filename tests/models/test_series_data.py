@@ -163,7 +163,6 @@ BAD_INPUT = [
     ("query_times", {"query_times": Q[:2]}),
     ("query_times", {"query_times": [1.0]}),
     ("targets", {"targets": V}),
-    ("targets", {"targets": torch.full((BATCH, QUERIES, CHANNELS), NAN)}),
     ("targets", {"targets": torch.full((BATCH, QUERIES, CHANNELS), math.inf)}),
     ("target_mask", {"target_mask": torch.ones(BATCH, QUERIES, CHANNELS, dtype=torch.bool)}),
     ("target_mask", {"targets": torch.zeros(BATCH, QUERIES, CHANNELS), "target_mask": torch.ones(BATCH, QUERIES)}),

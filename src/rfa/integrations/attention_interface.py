@@ -9,12 +9,13 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from rfa.checks import require
-from rfa.models.masks import Mask, read_mask
 from rfa.nn.dynamics import ROBUSTNESS
 from rfa.nn.projections import of_all_heads
 from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.positions import checked_positions
 from rfa.ops.problem import Options, Parameters, Problem
+
+from .masks import Mask, read_mask
 
 _OPTIONS = Options(
     causal=True,

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from rfa.checks import require
-from rfa.models.masks import Mask, read_mask
 from rfa.models.packing import PACKING, NewTokens, packed_segments
 from rfa.nn.phases import Turns, TurnTable, turns
 from rfa.ops.positions import Positions, checked_positions
 from rfa.ops.prior import DecodingCache
 from rfa.ops.transforms import readable
+
+from .masks import Mask, read_mask
 
 DESCRIBING = ("segment_ids", *PACKING)  # arguments of a model that say where its tokens stand
 

@@ -10,7 +10,6 @@ from transformers.cache_utils import Cache
 
 from rfa.checks import require
 from rfa.models.caching import one_cache
-from rfa.models.masks import Mask
 from rfa.models.packing import NewTokens
 from rfa.nn import HeadDynamics
 from rfa.nn.dynamics import KEY_NOISE, NOISE_FLOOR, QUERY_NOISE, ROBUSTNESS
@@ -20,6 +19,7 @@ from rfa.ops.filter_attention import located_filter_attention
 from rfa.ops.problem import Options, Parameters, Prior, Problem, Weight
 
 from .located import DESCRIBING, LayerNote, attach, locate, locate_beside, note_of
+from .masks import Mask
 
 
 class Host(NamedTuple):

@@ -181,9 +181,13 @@ class RFAPreTrainedModel(PreTrainedModel):
         return super().push_to_hub(*args, **kwargs)
 
     def token_loss(
-        self, logits: Float[Tensor, "batch length vocabulary"], labels: Tensor | None, num_items: int | Tensor | None
+        self,
+        logits: Float[Tensor, "batch length vocabulary"],
+        labels: Tensor | None,
+        num_items: int | Tensor | None,
+        first: int = 0,
     ) -> Tensor | None:
-        """Cross entropy as transformers' `loss_function`; None without labels, 0 where no token is scored.
+        """Cross entropy as transformers' `loss_function`, which scores labels from the `first` on; None without labels.
 
         Raises:
             ValueError: unless there is one label a token, of the vocabulary or -100, which is not scored.
@@ -192,9 +196,8 @@ class RFAPreTrainedModel(PreTrainedModel):
             return None
         vocabulary = self.config.vocab_size
         check_labels(labels, tuple(logits.shape[:2]), vocabulary)
-        targets = labels[:, 1:] if self.config.causal else labels  # the loss of a causal model shifts
-        items = divisor_of(targets, num_items)
-        return self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=items)
+        divisor = loss_divisor(labels[:, first:], num_items)
+        return self.loss_function(logits=logits, labels=labels, vocab_size=vocabulary, num_items_in_batch=divisor)
 
     @classmethod
     def register_for_auto_class(cls, auto_class: object = None) -> None:
@@ -248,11 +251,10 @@ class RFAPreTrainedModel(PreTrainedModel):
         return self.output_projection(self.norm(hidden_states))
 
 
-def divisor_of(targets: Tensor, items: int | Tensor | None = None) -> int | Tensor:
-    """What a sum over scored targets is divided by: their number, or `items`; at least 1, so that nothing gives 0."""
-    if items is None:
-        items = (targets != NOT_SCORED).sum()
-    return items.clamp(min=1) if isinstance(items, Tensor) else max(items, 1)
+def loss_divisor(labels: Tensor, num_items: int | Tensor | None = None) -> int | Tensor:
+    """What the summed loss is divided by: the scored labels; 1 where there is none, whose loss is 0 and not 0 / 0."""
+    count = (labels != NOT_SCORED).sum() if num_items is None else num_items
+    return count + (count == 0)
 
 
 def check_labels(labels: object, shape: tuple[int, ...], classes: int) -> None:

@@ -14,9 +14,9 @@ from rfa.checks import require
 
 from .caching import CACHE_NAME
 from .configuration import RFAConfig
-from .decoder import MaskedModelOutput, RFAPreTrainedModel, check_labels, divisor_of
-from .masks import Mask, read_mask
+from .decoder import MaskedModelOutput, RFAPreTrainedModel, check_labels, loss_divisor
 from .modeling import RFAModel
+from .packing import Mask, read_mask
 
 
 class RFAForSequenceClassification(GenericForSequenceClassification, RFAPreTrainedModel):
@@ -60,7 +60,7 @@ class RFAForSequenceClassification(GenericForSequenceClassification, RFAPreTrain
         last = self._last_tokens(input_ids, attention_mask, hidden_states)
         logits, loss = self.score(hidden_states[torch.arange(len(last), device=last.device), last]), None
         if labels is not None:
-            divisor = {"num_items_in_batch": divisor_of(labels)} if self._check_classes(labels, logits) else {}
+            divisor = {"num_items_in_batch": loss_divisor(labels)} if self._check_classes(labels, logits) else {}
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, logits=logits, **divisor)
         shared = {name: outputs.get(name) for name in (CACHE_NAME, "hidden_states", "attentions")}
         return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **shared)
@@ -141,7 +141,7 @@ class RFAForTokenClassification(GenericForTokenClassification, RFAPreTrainedMode
         logits, loss = self.score(self.dropout(outputs.last_hidden_state)), None
         if labels is not None:
             check_labels(labels, tuple(logits.shape[:2]), cast(int, self.config.num_labels))
-            divisor = divisor_of(labels, num_items_in_batch)
+            divisor = loss_divisor(labels, num_items_in_batch)
             loss = self.loss_function(logits, labels, self.config, num_items_in_batch=divisor)
         return TokenClassifierOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

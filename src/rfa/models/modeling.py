@@ -18,8 +18,7 @@ from rfa.nn.checks import check_ids, check_states
 from .caching import CACHE_NAME, one_cache
 from .configuration import RFAConfig
 from .decoder import DecoderOutput, LanguageModelOutput, RFAPreTrainedModel
-from .masks import read_mask
-from .packing import PACKING, NewTokens, check_absolute, packed_segments, read_key_mask
+from .packing import PACKING, Mask, NewTokens, check_absolute, packed_segments, read_mask
 
 _KNOWN = {"output_hidden_states", "cache_position", *PACKING}
 
@@ -40,7 +39,7 @@ class RFAModel(RFAPreTrainedModel):
     def forward(
         self,
         input_ids: Int[Tensor, "batch length"] | None = None,
-        attention_mask: Shaped[Tensor, "batch *keys"] | None = None,
+        attention_mask: Mask | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
         times: Float[Tensor, "*t keys"] | Int[Tensor, "*t keys"] | None = None,
@@ -79,14 +78,10 @@ class RFAModel(RFAPreTrainedModel):
         if self._is_checkpointed():
             expected = "an empty cache in training with gradient checkpointing"
             require(not cached, "past_key_values", f"{cached} tokens", expected)
-        shown = None
-        if isinstance(attention_mask, Tensor) and attention_mask.dim() == 4:
-            key_mask, shown = read_mask(attention_mask, batch, length, cached + length, self.config.causal)
-        else:
-            key_mask = read_key_mask(attention_mask, batch, cached + length)
+        key_mask, documents = read_mask(attention_mask, batch, length, cached + length, self.config.causal)
         tokens = NewTokens(batch, length, cached, embedded.device, key_mask)
-        packing = {"position_ids": position_ids, "attention_mask": shown, **kwargs}
-        segment_ids = packed_segments(tokens, segment_ids, packing)
+        described = {"attention_mask": documents, "position_ids": position_ids, **kwargs}
+        segment_ids = packed_segments(tokens, segment_ids, described)
         if not self.config.attention.is_relative():
             check_absolute(tokens, segment_ids, position_ids)
         if times is None:
@@ -135,7 +130,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
     def forward(
         self,
         input_ids: Int[Tensor, "batch length"] | None = None,
-        attention_mask: Shaped[Tensor, "batch *keys"] | None = None,
+        attention_mask: Mask | None = None,
         labels: Int[Tensor, "batch length"] | None = None,
         past_key_values: Cache | None = None,
         use_cache: bool | None = None,
@@ -154,10 +149,10 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         Args:
             input_ids: `(batch, length)`.
             attention_mask: `(batch, keys)`, 1 for tokens that take part and 0 for others, cached ones included. Padding
-                takes no time, wherever it stands. Or `(batch, 1, length, keys)`, True or 0 of an additive mask where a
-                token sees a key: padding and packed documents are read from it, other masks are refused.
-            labels: `(batch, length)`, shifted inside; -100 is not scored. The first token of a packed document is to be
-                -100, as transformers' collators make it: nothing foretells it.
+                takes no time, wherever it stands. Or `(batch, 1, length, keys)` of all pairs, boolean or to be added to
+                scores, which shows documents beside each other: they are read as `segment_ids`. Not for `generate`.
+            labels: `(batch, length)`, shifted inside; -100 is not scored, and the loss is 0 where nothing is. The first
+                token of a packed document is to be -100, as transformers' collators make it: nothing foretells it.
             past_key_values: a `FilterCache` of the tokens before these, which the call extends.
             use_cache: make such a cache; by default `config.use_cache`, where no gradient is asked for.
             times: of all tokens, cached ones included, `(keys,)` or `(batch, keys)`; 0, 1, 2, ... by default. For
@@ -197,7 +192,7 @@ class RFAForCausalLM(RFAPreTrainedModel, GenerationMixin):
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else logits_to_keep
         hidden_states = outputs.last_hidden_state
         logits = self.lm_head(hidden_states if isinstance(kept, int) else hidden_states[:, kept])
-        loss = self.token_loss(logits, labels, num_items_in_batch)
+        loss = self.token_loss(logits, labels, num_items_in_batch, first=1)
         return LanguageModelOutput(loss=loss, logits=logits, **outputs.beside_states())
 
     def _prepare_cache_for_generation(

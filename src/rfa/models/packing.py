@@ -1,4 +1,4 @@
-"""What other tools say about packed sequences (positions, sequence numbers, lengths), as segments."""
+"""What other tools say about packed sequences (masks, positions, sequence numbers, lengths), as segments."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from rfa.checks import require
-from rfa.ops.positions import check_device, check_flags, check_tensor
+from rfa.ops.positions import check_device, check_flags, check_tensor, numbered
 from rfa.ops.transforms import readable
 
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
@@ -17,6 +17,21 @@ PACKING = ("position_ids", "seq_idx", *LENGTHS, *LONGEST)  # arguments by transf
 NO_COLUMNS = "none with frequencies='as_released', whose turns depend on the column of a token"
 _NUMBERS = ("attention_mask", "seq_idx")  # of the sequence of each token; the first as a mask of all pairs shows them
 _TIMES = "real times are no positions"
+_HIDDEN = -1e4  # at most this in an additive mask: the weight exp(-1e4) is 0
+
+Mask = Shaped[Tensor, "..."]  # two to four dimensions, see `read_mask`
+
+
+class TokenFlags(NamedTuple):
+    """What a mask says about tokens.
+
+    Fields:
+        key_mask: `(batch, keys)`, True for keys that take part; None where all do.
+        segment_ids: `(batch, keys)`, the packed sequences; None for one sequence.
+    """
+
+    key_mask: Bool[Tensor, "batch keys"] | None = None
+    segment_ids: Int[Tensor, "batch keys"] | None = None
 
 
 class NewTokens(NamedTuple):
@@ -86,6 +101,66 @@ def read_key_mask(
         other = attention_mask[~known][0].item()
         require(False, "attention_mask", other, "1 for tokens that take part and 0 for the others; see segment_ids")
     return mask
+
+
+def read_mask(attention_mask: Mask | None, batch: int, queries: int, keys: int, causal: bool = True) -> TokenFlags:
+    """The key mask and the segments for which tokens see what a mask shows.
+
+    Args:
+        attention_mask: None; `(batch, keys)`, see `read_key_mask`; or `(batch, 1, queries, keys)` of all pairs, also
+            `(batch, queries, keys)`, and one row for all: True or 1 where a query sees a key and else False or 0, or
+            to be added to scores: 0 where it sees it, and else -10,000 or less. What padding sees does not count.
+        batch, queries, keys: of the states. The queries are the last keys.
+        causal: tokens see earlier tokens only.
+
+    Raises:
+        ValueError: for another shape or other values, or a mask that is not of documents beside each other and of
+            padding, such as a sliding window or a prefix; after cached tokens, for several documents. Under
+            `torch.compile` values are not read.
+    """
+    if attention_mask is None:
+        return TokenFlags()
+    check_tensor("attention_mask", attention_mask)
+    shape, dims = tuple(attention_mask.shape), attention_mask.dim()
+    if shape == (batch, keys):
+        return TokenFlags(read_key_mask(attention_mask, batch, keys))
+    one_head = dims == 3 or (dims == 4 and shape[1] == 1)
+    if not (one_head and shape[0] in (1, batch) and shape[-2:] == (queries, keys)):
+        expected = f"({batch}, {keys}) or ({batch}, 1, {queries}, {keys})"
+        raise ValueError(f"attention_mask: got shape {shape}, expected {expected}")
+    visible = visible_pairs(attention_mask).reshape(-1, queries, keys).expand(batch, -1, -1)
+    known, key_mask, columns = readable(visible), visible.any(1), torch.arange(keys, device=visible.device)
+    seen = key_mask[:, None].expand(visible.shape)
+    if causal:
+        seen = seen & (columns <= columns[keys - queries :, None])
+    counts, segment_ids = key_mask[:, keys - queries :, None], None
+    if queries == keys and not (known and bool(((visible == seen) | ~counts).all())):
+        segment_ids = numbered(visible.int().argmax(-1))  # all tokens of a document see the same first one
+        seen = seen & (segment_ids[:, :, None] == segment_ids[:, None, :])
+    if known and bool((wrong := (visible != seen) & counts).any()):
+        row, query, key = wrong.nonzero()[0].tolist()
+        sees = "sees" if visible[row, query, key] else "does not see"
+        given = f"another mask: token {keys - queries + query} {sees} token {key} (batch row {row})"
+        kind = "under a causal mask" if causal else "whose tokens all see each other"
+        packed = "one sequence a row" if queries < keys else "one or several documents a row"
+        require(False, "attention_mask", given, f"padding and {packed}, {kind}")
+    return TokenFlags(None if known and bool(key_mask.all()) else key_mask, segment_ids)
+
+
+def visible_pairs(mask: Mask) -> Bool[Tensor, "..."]:
+    """Where a mask of all pairs lets a query see a key; see `read_mask`.
+
+    Raises:
+        ValueError: for other values.
+    """
+    if mask.dtype == torch.bool:
+        return mask
+    ones, zeros = mask == 1, mask == 0
+    flags = ones.any() if mask.is_floating_point() else ones.new_ones(())
+    if readable(mask) and bool((wrong := ~(zeros | torch.where(flags, ones, mask <= _HIDDEN))).any()):
+        expected = "1 where a query sees a key and else 0; or, to be added to scores, 0 and else -10,000 or less"
+        require(False, "attention_mask", mask[wrong][0].item(), expected)
+    return torch.where(flags, ones, zeros)
 
 
 def check_absolute(

@@ -20,12 +20,13 @@ PACKAGE = [
 ]  # fmt: skip
 
 INTEGRATIONS = [
-    Mutation("models/masks.py", "else visible == 0", "else visible <= 0",
-             "all keys of an additive mask are seen", "models/test_pair_masks.py"),
-    Mutation("models/masks.py", "key_mask = visible.any(1)", "key_mask = visible[:, -1]",
-             "only the last query says which keys take part", "models/test_pair_masks.py"),
-    Mutation("models/masks.py", "bool(((seen & same) == visible).all())", "bool((seen & same).any())",
-             "a window counts as packed sequences", "models/test_pair_masks.py"),
+    Mutation("models/packing.py", "zeros = mask == 1, mask == 0", "zeros = mask == 1, mask <= 0",
+             "all keys of an additive mask are seen", "integrations/test_masks.py"),
+    Mutation("models/packing.py", "key_mask, columns = readable(visible), visible.any(1),",
+             "key_mask, columns = readable(visible), visible[:, -1],",
+             "only the last query says which keys take part", "integrations/test_masks.py"),
+    Mutation("models/packing.py", "wrong := (visible != seen) & counts", "wrong := (visible != seen) & ~counts",
+             "a window counts as packed sequences", "integrations/test_masks.py"),
     Mutation("integrations/located.py", "    if not cached:\n",
              '    if not cached and not hasattr((cache.layers[module.layer_idx :] or [None])[0], "rfa_note"):\n',
              "tables of older parameters", "integrations/test_replace_attention.py"),
