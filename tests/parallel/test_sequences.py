@@ -10,7 +10,6 @@ from torch.nn.parallel import DistributedDataParallel
 from parallel.processes import together
 from parallel.test_context import check_all_variants, check_bad_input
 from rfa.models import RFAForSequenceClassification, preset
-from rfa.models.caching import CACHE_NAME
 from rfa.models.decoder import NOT_SCORED
 from rfa.parallel import context_parallel, sequence_shard
 
@@ -85,7 +84,7 @@ def check_refused():
 
     for message, call in (
         ("labels: got", lambda: shared(ids, labels=ids)),
-        (f"{CACHE_NAME}: got", lambda: shared.generate(ids, max_new_tokens=2)),
+        ("past_key_values: got", lambda: shared.generate(ids, max_new_tokens=2)),
         ("output_attentions: got True", lambda: shared(ids, output_attentions=True)),
         ("cu_seq_lens_q: got 'Tensor'", lambda: shared(ids, cu_seq_lens_q=torch.tensor([0, 4]))),
         (r"position_ids: got shape \(2, 3\)", lambda: shared(ids, position_ids=ids[:, 1:])),

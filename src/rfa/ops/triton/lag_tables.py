@@ -13,7 +13,7 @@ from ..registration import operator
 from ..transforms import refuse_forward_mode, transformable
 
 _BLOCK = 128  # lags of a program
-_NAMES = tuple(name for name in Parameters._fields if name not in ("frequency", "noise"))
+_NAMES = tuple(name for name in Parameters._fields if name not in ("frequency", "noise", "source_rate"))
 _OPTIONAL = ("horizon", "log_gain", "log_rest")
 _PARAMETERS = (*_NAMES, "log_gain", "log_rest")  # in the order of the kernels
 _GIVEN = len(_PARAMETERS)
