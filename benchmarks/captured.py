@@ -25,12 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rfa.bench.measurement import DTYPES, TOLERANCES, Setting, StateShape, in_turns, relative_error
-from rfa.bench.operator import OperatorProblem
-from rfa.bench.suite import processor
+from rfa.environment import environment
 from rfa.files import write_text_whole
 from rfa.ops.positions import Positions, checked_positions
-from rfa.training.environment import environment
+from rfa_lab.bench.measurement import DTYPES, TOLERANCES, Setting, StateShape, in_turns, relative_error
+from rfa_lab.bench.operator import OperatorProblem
+from rfa_lab.bench.suite import processor
 
 WARM_UPS = 3  # calls before a capture, as PyTorch's manual has them
 Call = Callable[[], list[Tensor]]

@@ -24,9 +24,9 @@ from limits import agreeing, limits_table, surprised
 from torch import Tensor
 from trackers import oscillating, ratios, tracked
 
+from rfa.environment import environment
 from rfa.estimation import LinearSDE, robust_estimate
 from rfa.files import write_text_whole
-from rfa.training.environment import environment
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "filtering.json"

@@ -26,6 +26,7 @@ from filters import filterpys
 from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
 from torch import Tensor
 
+from rfa.environment import environment
 from rfa.estimation import (
     Component,
     Level,
@@ -38,7 +39,6 @@ from rfa.estimation import (
     robust_estimate,
 )
 from rfa.files import write_text_whole
-from rfa.training.environment import environment
 
 RESULTS = Path(__file__).parent / "results" / "filtering_speed.json"
 ROUNDS = 5

@@ -97,7 +97,7 @@ def surroundings(tiny: bool) -> dict[str, str]:
 
 def described(environment: dict[str, str]) -> dict[str, Any]:
     """The device, its driver and the versions, as a process of its own sees them: a context on the GPU takes memory."""
-    code = "import json; from rfa.training.environment import environment; print(json.dumps(environment()))"
+    code = "import json; from rfa.environment import environment; print(json.dumps(environment()))"
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     if told.returncode:
         raise SystemExit(f"gpu: rfa cannot be imported: {(told.stderr.strip() or 'no message').splitlines()[-1]}")

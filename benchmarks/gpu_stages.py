@@ -175,12 +175,12 @@ def _bench(place: Place, name: str, what: str, dtype: str = "bfloat16", **option
         if what in ("step", "generate"):
             given["--set"] = ["vocab_size=64", "num_hidden_layers=1"]
     given["--out"] = place.out / "bench.jsonl"
-    return Part(name, ["-m", "rfa.cli", "bench", what, *_spread(given)])
+    return Part(name, ["-m", "rfa_lab.cli", "bench", what, *_spread(given)])
 
 
 def _novels(place: Place) -> Iterator[Part]:
     recipe, data = (tiny_novels(place.out)) if place.tiny else (RECIPE, place.data)
-    command = ["-m", "rfa.cli", "experiment", str(recipe), "--out", str(place.out / "novels")]
+    command = ["-m", "rfa_lab.cli", "experiment", str(recipe), "--out", str(place.out / "novels")]
     command += [] if data is None else ["--data", data]
     yield Part("needs", [*command, "--dry-run"])
     yield Part("slice", [*command, "--for", "20s" if place.tiny else SLICE], (place.out / "novels",))

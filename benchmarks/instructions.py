@@ -53,9 +53,9 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
     """The program under valgrind: two calls, of which the second one is counted."""
     import torch
 
-    from rfa.bench.measurement import Setting, StateShape
-    from rfa.bench.operator import OperatorProblem
-    from rfa.bench.peers import dot_products
+    from rfa_lab.bench.measurement import Setting, StateShape
+    from rfa_lab.bench.operator import OperatorProblem
+    from rfa_lab.bench.peers import dot_products
 
     torch.set_num_threads(1)
     setting = Setting(backend="cpu")
@@ -78,12 +78,12 @@ def run(options: argparse.Namespace, switch: ctypes.CDLL) -> None:
 
 def count(options: argparse.Namespace, folder: Path) -> None:
     """Check correctness, then run this script under valgrind."""
-    from rfa.bench import append
-    from rfa.bench.bound import EXPONENTIAL, LOGARITHM, attention_work
-    from rfa.bench.measurement import Setting, StateShape
-    from rfa.bench.operator import OperatorProblem
-    from rfa.bench.suite import processor
-    from rfa.training.environment import environment
+    from rfa.environment import environment
+    from rfa_lab.bench import append
+    from rfa_lab.bench.bound import EXPONENTIAL, LOGARITHM, attention_work
+    from rfa_lab.bench.measurement import Setting, StateShape
+    from rfa_lab.bench.operator import OperatorProblem
+    from rfa_lab.bench.suite import processor
 
     flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     march = options.march or ("x86-64-v3" if "avx512f" in flags else None)

@@ -22,13 +22,13 @@ import torch
 from captured import layer_call, positions_of
 from torch.profiler import ProfilerActivity, profile, supported_activities
 
-from rfa.bench.measurement import DTYPES, Setting, StateShape
-from rfa.bench.operator import OperatorProblem
-from rfa.bench.suite import processor
+from rfa.environment import environment
 from rfa.files import write_text_whole
 from rfa.ops.triton import backward, incoming, operator, query_gradients
 from rfa.ops.triton.arguments import Blocks
-from rfa.training.environment import environment
+from rfa_lab.bench.measurement import DTYPES, Setting, StateShape
+from rfa_lab.bench.operator import OperatorProblem
+from rfa_lab.bench.suite import processor
 
 WARM_UPS, MOST_TOLD = 3, 12
 ATTENTION = ("forward_kernel", "sharpen_kernel", "query_gradient_kernel", "key_gradient_kernel")

@@ -10,12 +10,13 @@ import argparse
 import json
 from pathlib import Path
 
-from rfa.bench import read
 from rfa.files import write_text_whole
-from rfa.report.figures import save, speed_over_length
-from rfa.report.kernel_counts import counts_by_size, counts_of_size
-from rfa.report.layout import replace_between
-from rfa.report.speed import instruction_table, latest, markdown_tables, operator_curves
+from rfa.forecasting.style import save
+from rfa_lab.bench import read
+from rfa_lab.report.figures import speed_over_length
+from rfa_lab.report.kernel_counts import counts_by_size, counts_of_size
+from rfa_lab.report.layout import replace_between
+from rfa_lab.report.speed import instruction_table, latest, markdown_tables, operator_curves
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"

@@ -18,12 +18,12 @@ from unittest.mock import patch
 import torch
 from torch import nn
 
-from rfa.data import TokenBlocks, prepare
+from rfa.environment import environment
 from rfa.models import RFAForCausalLM
-from rfa.training import RunFolder, TrainingSpec, train
-from rfa.training.callbacks import read_metrics
-from rfa.training.environment import environment
-from rfa.training.trainer import DYNAMICS_CLIP, make_optimizer, one_cycle
+from rfa_lab.data import TokenBlocks, prepare
+from rfa_lab.training import RunFolder, TrainingSpec, train
+from rfa_lab.training.callbacks import read_metrics
+from rfa_lab.training.trainer import DYNAMICS_CLIP, make_optimizer, one_cycle
 
 
 def bare(spec: TrainingSpec, batches: list[torch.Tensor], vocabulary: int) -> tuple[float, list[float]]:
@@ -58,7 +58,7 @@ def with_trainer(spec: TrainingSpec, folder: Path) -> tuple[float, list[float], 
             order.append(index)
             return super().__getitem__(index)
 
-    with patch("rfa.training.train.TokenBlocks", Recorded):
+    with patch("rfa_lab.training.train.TokenBlocks", Recorded):
         train(spec, folder, overwrite=True, progress=lambda *_: marks.append(time.perf_counter()))
     losses = [line["loss"] for line in read_metrics(RunFolder(folder)) if "loss" in line]
     return marks[-1] - marks[0], losses, order

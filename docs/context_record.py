@@ -22,17 +22,18 @@ from typing import Any
 import numpy as np
 from provenance import made_by
 
-from rfa.experiments import load_recipe
-from rfa.experiments.rates import trial_loss, trials_by_run
 from rfa.files import write_text_whole
-from rfa.report.difference_tables import difference_table
-from rfa.report.figures import loss_over_position, save
-from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
-from rfa.report.records import is_number
-from rfa.report.runs import by_label, perplexity_by_length
-from rfa.report.statistics import mean_and_interval, seed_noise
-from rfa.results import read_results
+from rfa.forecasting.style import save
+from rfa_lab.recipes import load_recipe
+from rfa_lab.recipes.rates import trial_loss, trials_by_run
+from rfa_lab.report.difference_tables import difference_table
+from rfa_lab.report.figures import loss_over_position
+from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa_lab.report.measurements import TRIGRAM_LABEL, Retrieval, retrieval_scores, trigram_of
+from rfa_lab.report.records import is_number
+from rfa_lab.report.runs import by_label, perplexity_by_length
+from rfa_lab.report.statistics import mean_and_interval, seed_noise
+from rfa_lab.results import read_results
 
 PAGE = Path(__file__).with_name("context.md")
 FIGURE = PAGE.with_name("figures") / "context.png"

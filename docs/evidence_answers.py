@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from recall_record import digits_of
 
-from rfa.report.measurements import copying_gain, repeat_distance, retrieval_scores
-from rfa.report.recall_tables import accuracy_by_seed, read_recall_results, tokens_until
-from rfa.report.runs import by_label
-from rfa.report.series_tables import is_learned, read_series_results
-from rfa.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
-from rfa.results import read_results
+from rfa_lab.report.measurements import copying_gain, repeat_distance, retrieval_scores
+from rfa_lab.report.recall_tables import accuracy_by_seed, read_recall_results, tokens_until
+from rfa_lab.report.runs import by_label
+from rfa_lab.report.series_tables import is_learned, read_series_results
+from rfa_lab.report.statistics import WITHIN_A_SEED, Mean, compare, mean_and_interval, pairs_of, seed_noise, verdict
+from rfa_lab.results import read_results
 
 ROOT = Path(__file__).parents[1]
 RECORDS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"

@@ -10,10 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rfa.report.figures import COLOURS, PAGE
-from rfa.report.figures.style import MUTED, styled
-from rfa.report.runs import perplexity_by_length
-from rfa.report.statistics import mean_and_interval, seed_noise
+from rfa.forecasting.style import COLOURS, MUTED, PAGE, styled
+from rfa_lab.report.runs import perplexity_by_length
+from rfa_lab.report.statistics import mean_and_interval, seed_noise
 
 _PARTS = ("filter", "forecast")
 DRAWN = {  # a line of the figure: the label in the records of text and recall, and that of series

@@ -9,8 +9,8 @@ from evidence_answers import NOT_TESTED, Answer, copied, cost, errors, filters, 
 from evidence_figure import drawing
 
 from rfa.files import write_text_whole
-from rfa.report.figures import save
-from rfa.report.layout import replace_between
+from rfa.forecasting.style import save
+from rfa_lab.report.layout import replace_between
 
 PAGE = Path(__file__).with_name("evidence.md")
 FIGURE = PAGE.with_name("figures") / "evidence.png"

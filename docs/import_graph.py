@@ -1,4 +1,4 @@
-"""Draw docs/figures/imports.svg, the imports between the folders of src/rfa: `python docs/import_graph.py`.
+"""Draw docs/figures/imports.svg, the imports between the folders of both packages: `python docs/import_graph.py`.
 
 An arrow that follows from two others is left out.
 """
@@ -10,18 +10,20 @@ import matplotlib.pyplot as plt
 import networkx as nx
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "rfa"
-PATTERN = re.compile(r"^\s*from rfa(?:\.(\w+)[\w.]*)? import ([\w, ]+)", re.MULTILINE)
+SOURCE = ROOT / "src"
+PATTERN = re.compile(r"^\s*from (rfa|rfa_lab)(?:\.(\w+)[\w.]*)? import ([\w, ]+)", re.MULTILINE)
 
 
 def imports() -> nx.DiGraph:
-    """An edge from each folder, or file at the top, to each that it imports."""
-    folders = {path.stem for path in SOURCE.iterdir()} - {"__init__", "version"}
+    """An edge from each folder of a package, or file at its top, to each that it imports."""
+    tops = [path for package in ("rfa", "rfa_lab") for path in (SOURCE / package).iterdir()]
+    folders = {f"{path.parent.name}.{path.stem}" for path in tops if not path.stem.startswith("__")}
+    folders -= {"rfa.version", "rfa.former_paths"}
     graph = nx.DiGraph()
     for path in SOURCE.rglob("*.py"):
-        importer = path.relative_to(SOURCE).with_suffix("").parts[0]
-        for folder, names in PATTERN.findall(path.read_text("utf-8")):
-            imported = {folder} if folder else set(re.findall(r"\w+", names))
+        importer = ".".join(path.relative_to(SOURCE).with_suffix("").parts[:2])
+        for package, folder, names in PATTERN.findall(path.read_text("utf-8")):
+            imported = {f"{package}.{name}" for name in ([folder] if folder else re.findall(r"\w+", names))}
             graph.add_edges_from((importer, name) for name in imported & folders - {importer} if importer in folders)
     return graph
 

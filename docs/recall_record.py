@@ -8,11 +8,11 @@ from typing import Any
 
 from provenance import made_by
 
-from rfa.experiments import load_recall_recipe
 from rfa.files import write_text_whole
-from rfa.report.figures import save
-from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa.report.recall_tables import (
+from rfa.forecasting.style import save
+from rfa_lab.recipes import load_recall_recipe
+from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa_lab.report.recall_tables import (
     accuracies_by_task,
     accuracy_figure,
     accuracy_table,
@@ -22,7 +22,7 @@ from rfa.report.recall_tables import (
     read_recall_results,
     tasks_of,
 )
-from rfa.report.statistics import Mean, mean_and_interval
+from rfa_lab.report.statistics import Mean, mean_and_interval
 
 PAGE = Path(__file__).with_name("recall.md")
 FIGURE = PAGE.with_name("figures") / "recall.png"

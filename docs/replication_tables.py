@@ -14,12 +14,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rfa.files import write_text_whole
-from rfa.report.difference_tables import difference_cell
-from rfa.report.figures import save
-from rfa.report.figures.panels import draw_reference, draw_series, limits
-from rfa.report.figures.style import lengths_axis, looks, plain_numbers, styled
-from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa.report.measurements import (
+from rfa.forecasting.style import lengths_axis, looks, plain_numbers, save, styled
+from rfa_lab.report.difference_tables import difference_cell
+from rfa_lab.report.figures.panels import draw_reference, draw_series, limits
+from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa_lab.report.measurements import (
     TRIGRAM_LABEL,
     copying_gain,
     perplexity_series,
@@ -28,10 +27,10 @@ from rfa.report.measurements import (
     retrieval_scores,
     trigram_of,
 )
-from rfa.report.runs import Run, by_label, perplexity_by_length
-from rfa.report.statistics import mean_and_interval, pairs_of, seed_noise
-from rfa.report.tables import gain_cell
-from rfa.results import read_planned, read_results
+from rfa_lab.report.runs import Run, by_label, perplexity_by_length
+from rfa_lab.report.statistics import mean_and_interval, pairs_of, seed_noise
+from rfa_lab.report.tables import gain_cell
+from rfa_lab.results import read_planned, read_results
 
 PAGE = Path(__file__).with_name("replication-details.md")
 SHORT = Path(__file__).with_name("replication.md")

@@ -11,7 +11,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rfa.files import write_text_whole
-from rfa.report.layout import replace_between
+from rfa_lab.report.layout import replace_between
 
 PAGE = Path(__file__).with_name("scaling.md")
 RECORD = Path(__file__).parents[1] / "benchmarks" / "results" / "bench.jsonl"

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rfa.files import write_text_whole
-from rfa.report.figures import save
-from rfa.report.layout import Cell, NumberCell, Table, markdown, replace_between
-from rfa.report.series_tables import Results, ratio_figure, read_series_results, series_ratio, series_table
+from rfa.forecasting.style import save
+from rfa_lab.report.layout import Cell, NumberCell, Table, markdown, replace_between
+from rfa_lab.report.series_tables import Results, ratio_figure, read_series_results, series_ratio, series_table
 
 PAGE = Path(__file__).with_name("series-record.md")
 RECORDS = Path(__file__).parents[1] / "results"

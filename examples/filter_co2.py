@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from rfa.estimation import RobustFilter, Season, SeriesEstimate, Trend
-from rfa.report.figures import COLOURS, save
+from rfa.forecasting.style import COLOURS, save
 
 DATA = Path(__file__).with_name("co2.csv")
 FIGURE = Path(__file__).parents[1] / "docs" / "filtering-co2.png"

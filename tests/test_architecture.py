@@ -14,11 +14,11 @@ import torch
 
 import rfa
 
-SOURCE = Path(__file__).parents[1] / "src" / "rfa"
-ORDER = ["auto_classes", "commit", "files", "checks", "progress"]
-ORDER += ["dynamics", "ops", "nn", "models", "integrations", "parallel"]
-ORDER += ["estimation", "data", "training", "results", "evaluation", "export", "report", "experiments", "bench"]
-ORDER += ["cli", "__main__"]
+SOURCE = Path(__file__).parents[1] / "src"
+LIBRARY = ["former_paths", "auto_classes", "commit", "files", "checks", "progress", "environment"]
+LIBRARY += ["dynamics", "ops", "nn", "models", "integrations", "parallel", "estimation", "forecasting"]
+LAB = ["data", "training", "results", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]
+ORDER = {"rfa": LIBRARY, "rfa_lab": LAB}  # the lab imports all of the library, the library nothing of the lab
 LONGEST_FILE = 500
 
 
@@ -40,16 +40,17 @@ def within(name: str, parent: str) -> bool:
 
 
 def violations(source: str, module: str, is_package: bool = False) -> list[str]:
-    """What `source`, the text of `module`, imports against the rules. `rfa` and `rfa.version` are exempt."""
-    folder = ".".join(module.split(".")[1:2])
-    if folder in ("", "version"):
-        return []
-    if folder not in ORDER:
+    """What `source`, the text of `module`, imports against the rules. The packages' own names are exempt."""
+    package, _, inside = module.partition(".")
+    folder, order = inside.partition(".")[0], ORDER[package]
+    if folder not in ("", "version", "__main__", *order):
         return [f"{module}: '{folder}' has no place in ORDER"]
-    earlier = ["version", *ORDER[: ORDER.index(folder) + 1]]
+    earlier = ["version", *(order[: order.index(folder) + 1] if folder in order else order)]
     found = []
     for name in imports(source, module, is_package):
-        if within(name, "rfa") and not any(within(name, f"rfa.{other}") for other in earlier):
+        if package == "rfa" and within(name, "rfa_lab"):
+            found.append(f"{module} imports {name}: the library does not know the lab")
+        elif within(name, package) and name != package and not any(within(name, f"{package}.{x}") for x in earlier):
             found.append(f"{module} imports {name}: it may import from {', '.join(earlier)}")
         if folder == "ops" and module != "rfa.ops.backends" and within(name, "rfa.ops.reference"):
             found.append(f"{module} imports {name}: only the dispatcher may, a backend stands on its own")
@@ -63,7 +64,7 @@ def source_files() -> list[Path]:
 
 
 def module_name(path: Path) -> str:
-    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -88,8 +89,10 @@ def test_folders_import_only_earlier_folders():
         ("rfa.dynamics.spectrum", False, "from torch import nn"),
         ("rfa.dynamics.spectrum", False, "import torch.nn.functional as F"),
         ("rfa.dynamics.spectrum", False, "import torch\ny = torch.nn.functional.softplus(x)"),
-        ("rfa.data.corpora", False, "from rfa import preset"),
-        ("rfa.evaluation", True, "from rfa.report import table"),
+        ("rfa_lab.data.corpora", False, "from rfa_lab.training import train"),
+        ("rfa.models.decoder", False, "import rfa_lab.data"),
+        ("rfa", True, "from rfa_lab import training"),
+        ("rfa_lab.evaluation", True, "from rfa_lab.report import table"),
         ("rfa.ops.cpu.forward", False, "from ..reference import dense"),
         ("rfa.ops.cpu", True, "from rfa.ops import reference"),
         ("rfa.ops", True, "from .reference import dense"),
@@ -103,13 +106,14 @@ def test_checker_finds_violations(module, is_package, source):
 @pytest.mark.parametrize(
     ("module", "is_package", "source"),
     [
-        ("rfa", True, "from .cli import main\nfrom rfa.nn import RobustFilterAttention"),
+        ("rfa", True, "from rfa.nn import RobustFilterAttention"),
+        ("rfa_lab.data.corpora", False, "from rfa import preset"),
         ("rfa.nn.layer", False, "from torch import nn\nfrom ..dynamics import spectrum"),
         ("rfa.nn.layer", False, "from .init import rayleigh"),
         ("rfa.ops.backends", False, "from rfa.ops.reference import dense"),
         ("rfa.ops", True, "from .filter_attention import robust_filter_attention"),
         ("rfa.dynamics.covariance", False, "import torch\nfrom rfa.version import __version__"),
-        ("rfa.cli", False, "from rfa.experiments import recipes\nimport rfable"),
+        ("rfa_lab.cli", False, "from rfa_lab.recipes import recipe\nimport rfable"),
     ],
 )
 def test_checker_accepts_what_is_allowed(module, is_package, source):
@@ -124,12 +128,12 @@ def test_files_are_short():
 @pytest.mark.parametrize(
     "package",
     [
-        *("dynamics", "ops", "nn", "models", "integrations", "parallel", "data", "training", "results", "evaluation"),
-        *("export", "bench"),
+        *(f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "integrations", "parallel")),
+        *(f"rfa_lab.{name}" for name in ("data", "training", "results", "evaluation", "export", "bench")),
     ],
 )
 def test_public_functions_are_documented(package):
-    module = importlib.import_module(f"rfa.{package}")
+    module = importlib.import_module(package)
     assert module.__all__
     public = {name: getattr(module, name) for name in module.__all__}
     assert not [name for name, value in public.items() if callable(value) and not value.__doc__]
@@ -177,10 +181,14 @@ def is_bare(hint: object) -> bool:
 
 
 @pytest.mark.parametrize(
-    "package", ["dynamics", "ops", "nn", "models", "integrations", "parallel", "estimation", "evaluation", "data"]
+    "package",
+    [
+        *(f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "integrations", "parallel", "estimation")),
+        *("rfa_lab.evaluation", "rfa_lab.data"),
+    ],
 )
 def test_tensors_of_public_functions_have_shapes(package):
-    module = importlib.import_module(f"rfa.{package}")
+    module = importlib.import_module(package)
     public = {n: f for name in module.__all__ for n, f in methods(name, getattr(module, name)).items()}
     functions = {name: inspect.unwrap(f) for name, f in public.items() if inspect.isfunction(f)}
     own = {name: typing.get_type_hints(f) for name, f in functions.items() if f.__module__.startswith("rfa")}

@@ -11,10 +11,10 @@ from cover import slow
 from ops.cpu.compiled import python
 from training.runs import at_step, contents, ctrl_c, messages, tiny_spec, weights, write_corpus
 
-from rfa import cli
-from rfa.evaluation import evaluate
 from rfa.ops.backends import BACKENDS, missing
-from rfa.training import RunFolder, Stopped, train
+from rfa_lab import cli
+from rfa_lab.evaluation import evaluate
+from rfa_lab.training import RunFolder, Stopped, train
 
 SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
 HUGE = 20 * "9"
@@ -147,7 +147,7 @@ def test_doctor(rfa):
 @slow
 def test_doctor_without_a_compiler(tmp_path):
     """In one line, however narrow the terminal; the warning of `auto` would say it twice."""
-    program = "import sys; from rfa.cli import main; sys.argv = ['rfa', 'doctor']; main()"
+    program = "import sys; from rfa_lab.cli import main; sys.argv = ['rfa', 'doctor']; main()"
     done = python(program, tmp_path, CXX="no-such-compiler", COLUMNS=60, TRITON_INTERPRET="")
     assert (done.returncode, done.stderr) == (0, "")
     assert chosen(done.stdout)[0] == "cpu -> reference"
@@ -309,7 +309,7 @@ def test_an_error_that_nobody_foresaw_is_one_line(fails, monkeypatch, rfa, run):
     def broken(*_, **__):
         raise ZeroDivisionError("two\nlines")
 
-    monkeypatch.setattr("rfa.evaluation.evaluate", broken)
+    monkeypatch.setattr("rfa_lab.evaluation.evaluate", broken)
     fails("evaluate", run, says="rfa: ZeroDivisionError: two lines (RFA_DEBUG=1 shows where)")
     monkeypatch.setenv("RFA_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["rfa", "evaluate", str(run)])

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from rfa.cli import console
-from rfa.cli.console import comparison_table, evaluation_table, progress_bars
+from rfa_lab.cli import console
+from rfa_lab.cli.console import comparison_table, evaluation_table, progress_bars
 
 
 def printed(table):

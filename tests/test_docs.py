@@ -12,9 +12,9 @@ import pytest
 import torch
 from scripts import ROOT, script
 
-from rfa.experiments import load_recall_recipe, load_recipe
-from rfa.report.recall_tables import write_recall_report
-from rfa.report.series_tables import write_series_report
+from rfa_lab.recipes import load_recall_recipe, load_recipe
+from rfa_lab.report.recall_tables import write_recall_report
+from rfa_lab.report.series_tables import write_series_report
 
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
@@ -188,7 +188,11 @@ def test_sentences_are_short(path):
 def test_the_files_that_developers_are_told_of_exist(page):
     """Paths in code marks, below the repository, `src/rfa`, `tests` or the folder named before on the same line."""
     for line in (ROOT / page).read_text("utf-8").splitlines():
-        folders = [ROOT, ROOT / "src", ROOT / "src" / "rfa", ROOT / "tests"]
+        folders = [
+            ROOT,
+            *(ROOT / "src" / x for x in ("", "rfa", "rfa_lab")),
+            *(ROOT / "tests" / x for x in ("", "rfa", "lab")),
+        ]
         for mark in re.findall(r"`([\w./{},-]+)`", line):
             alternatives = re.search(r"\{(.*?)\}", mark)
             marks = [mark.replace(alternatives[0], x) for x in alternatives[1].split(",")] if alternatives else [mark]
@@ -201,12 +205,12 @@ def test_the_files_that_developers_are_told_of_exist(page):
 
 def test_the_variant_of_the_documents_can_be_applied(tmp_path):
     """The commit of docs/develop/variant.md, on a copy of the sources: its own test passes."""
-    for folder in ("src/rfa", "tests/models"):
+    for folder in ("src/rfa", "tests/rfa/models"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     diffs = re.findall(r"```diff\n(.*?)```", (DOCS / "develop" / "variant.md").read_text("utf-8"), re.DOTALL)
     subprocess.run(["git", "apply", "-"], input="".join(diffs), text=True, cwd=tmp_path, check=True)
     program = "import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', '--rootdir=.', sys.argv[1]]))"
-    command = [sys.executable, "-c", program, "tests/models/test_equal_slopes.py"]
+    command = [sys.executable, "-c", program, "tests/rfa/models/test_equal_slopes.py"]
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{os.environ.get('PYTHONPATH', '')}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "2 passed" in done.stdout, done.stdout + done.stderr

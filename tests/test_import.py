@@ -33,7 +33,7 @@ def test_import_loads_the_standard_library_alone():
         "print(set(rfa.__all__) <= set(dir(rfa)))\n"
         "print(hasattr(rfa, 'misspelt'))"
     )
-    assert lines(program) == ["", "rfa.auto_classes rfa.checks rfa.version", "", "True", "False"]
+    assert lines(program) == ["", "rfa.auto_classes rfa.checks rfa.former_paths rfa.version", "", "True", "False"]
 
 
 @pytest.mark.parametrize(
@@ -65,45 +65,40 @@ def test_operator_and_layer_work_without_optional_libraries():
         "q = torch.randn(1, 2, 5, 16, requires_grad=True)\n"
         "given = layer.dynamics(); print(q.shape == rfa.robust_filter_attention(q, q, q, **given).shape)\n"
         "from rfa.estimation import LinearSDE, robust_estimate\n"
-        "for name in 'models', 'integrations', 'export', 'parallel':\n"
+        "for name in 'models', 'integrations', 'parallel':\n"
         "    try: getattr(rfa, name)\n"
         "    except AttributeError as error: print(error)\n"
         "try: from rfa import RFAConfig\n"
-        "except ImportError as error: print(error)\n"
-        "try: from rfa import training\n"
         "except ImportError as error: print(error)\n"
         "try: rfa.nn.FilterCache()\n"
         "except ImportError as error: print(error)\n"
     )
     missing = "transformers is not installed: pip install 'robust-filter-attention[hf]'"
-    first = missing.replace("transformers", "accelerate")  # of those that training needs
-    assert lines(program) == ["True", "True", *[missing] * 5, first, missing]
+    assert lines(program) == ["True", "True", *[missing] * 5]
 
 
-@pytest.mark.parametrize(
-    "absent", [("transformers",), *(pytest.param(each, marks=slow) for each in ((), ("tensorboard",)))]
-)
+@pytest.mark.parametrize("absent", [("transformers",), *(pytest.param(each, marks=slow) for each in ((), ("pandas",)))])
 def test_what_a_light_install_names_it_can_load(absent):
     """As tools ask for names: a star import, `inspect`, `hasattr`."""
     program = BLOCKED.format(names=absent) + (
         "import inspect, rfa\n"
         "from rfa import *\n"
         "print(set(dir(rfa)) >= set(rfa.__all__), {*rfa.__all__} <= {*globals()}, len(inspect.getmembers(rfa)) > 5)\n"
-        "print(*(hasattr(rfa, name) for name in ('models', 'training', 'nn')), len(rfa.__all__))"
+        "print(*(hasattr(rfa, name) for name in ('models', 'forecasting', 'nn')), len(rfa.__all__))"
     )
-    there = {(): "True True True 16", ("transformers",): "False False True 7", ("tensorboard",): "True False True 13"}
+    there = {(): "True True True 13", ("transformers",): "False False True 7", ("pandas",): "True False True 12"}
     assert lines(program) == ["True True True", there[absent]]
 
 
 @pytest.mark.parametrize(
     ("absent", "extra", "arguments"),
     [
-        ("typer", "train", "--help"),
+        ("typer", "lab", "--help"),
         ("transformers", "hf", "doctor"),
     ],
 )
 def test_a_command_names_the_extra_that_it_lacks(absent, extra, arguments):
-    program = BLOCKED.format(names=[absent]) + "from rfa.__main__ import main; sys.argv[0] = 'rfa'; main()"
+    program = BLOCKED.format(names=[absent]) + "from rfa_lab.__main__ import main; sys.argv[0] = 'rfa'; main()"
     done = python(program, *arguments.split())
     says = f"rfa: {absent} is not installed: pip install 'robust-filter-attention[{extra}]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", says)
@@ -111,7 +106,7 @@ def test_a_command_names_the_extra_that_it_lacks(absent, extra, arguments):
 
 def test_a_running_command_names_the_extra_that_it_lacks(rfa, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    says = "rfa: datasets is not installed: pip install 'robust-filter-attention[train]'\n"
+    says = "rfa: datasets is not installed: pip install 'robust-filter-attention[lab]'\n"
     assert rfa("train", "--data", "wikitext-103", "--out", "run") == (2, "", says)
 
 
@@ -125,7 +120,7 @@ def test_each_optional_library_has_its_extra(monkeypatch):
         name = distribution.get(module, module.replace("_", "-"))
         assert any(line.startswith(f"{name}>=") for line in extras[extra]), (module, extra)
         assert not any(line.startswith(f"{name}>=") for line in project["dependencies"]), module
-    assert extras["all"] == ["robust-filter-attention[hf,train,report,series]"]
+    assert extras["all"] == ["robust-filter-attention[lab]"]
     needs(*EXTRAS)
     monkeypatch.setitem(sys.modules, "PIL", None)
     with pytest.raises(MissingExtra, match="PIL is not installed"):

@@ -7,14 +7,15 @@ and `dir(rfa)` have the names that what is installed can load.
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from rfa.auto_classes import register
-from rfa.checks import MissingExtra, installed
-from rfa.version import __version__
+from . import former_paths
+from .auto_classes import register
+from .checks import MissingExtra, installed
+from .version import __version__
 
 if TYPE_CHECKING:
-    from rfa import data, dynamics, estimation, evaluation, export, integrations, models, nn, ops, parallel, training
-    from rfa.models import RFAConfig, RFATimeSeriesConfig
-    from rfa.ops import robust_filter_attention, tensor_filter_attention
+    from . import dynamics, estimation, forecasting, integrations, models, nn, ops, parallel
+    from .models import RFAConfig, RFATimeSeriesConfig
+    from .ops import robust_filter_attention, tensor_filter_attention
 
 __all__ = [
     "__version__",
@@ -26,9 +27,9 @@ __all__ = [
     "tensor_filter_attention",
 ]
 if installed("transformers"):
-    __all__ += ["RFAConfig", "RFATimeSeriesConfig", "data", "integrations", "models", "parallel"]
-    if installed("accelerate") and installed("tensorboard"):
-        __all__ += ["evaluation", "export", "training"]
+    __all__ += ["RFAConfig", "RFATimeSeriesConfig", "integrations", "models", "parallel"]
+    if installed("pandas") and installed("matplotlib"):
+        __all__ += ["forecasting"]
 
 _NAMES = {
     "RFAConfig": "models",
@@ -36,10 +37,10 @@ _NAMES = {
     "robust_filter_attention": "ops",
     "tensor_filter_attention": "ops",
 }
-_FOLDERS = {"data", "dynamics", "estimation", "evaluation", "export", "integrations", "models", "nn", "ops", "parallel"}
-_FOLDERS |= {"training"}
+_FOLDERS = {"dynamics", "estimation", "forecasting", "integrations", "models", "nn", "ops", "parallel"}
 
 register()
+former_paths.install()
 
 
 if not TYPE_CHECKING:  # a checker would take any name for one of these

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
 PACKAGE = "robust-filter-attention"
 _MODULES = {
     "hf": ("accelerate", "huggingface_hub", "safetensors", "tokenizers", "transformers"),
-    "train": ("datasets", "pydantic", "rich", "tensorboard", "typer", "yaml"),
-    "report": ("jinja2", "matplotlib", "PIL"),
-    "series": ("pandas", "scipy"),
+    "series": ("matplotlib", "pandas", "scipy"),
+    "lab": ("datasets", "jinja2", "PIL", "pydantic", "rich", "tensorboard", "typer", "yaml"),
 }
 EXTRAS = {module: extra for extra, modules in _MODULES.items() for module in modules}
 
@@ -57,7 +56,7 @@ def check_range(name: str, given: float | int, least: float | int, most: float |
 
 def check_fields(kind: "TypeAdapter[Any]", content: object) -> None:
     """Raise `ValueError` with the first fault of a file's content and the number of the others."""
-    from pydantic import ValidationError  # of the extra `train`
+    from pydantic import ValidationError  # of the extra `lab`
 
     try:
         kind.validate_python(content)

@@ -1,7 +1,7 @@
 """The types of progress callbacks. They carry numbers and names, never text for a reader.
 
 This file stands alone because `data`, `training`, `evaluation`, `report` and `experiments` all need it. The module
-`rfa.cli.console` turns the numbers into words and bars.
+The commands' console turns the numbers into words and bars.
 """
 
 from collections.abc import Callable, Mapping

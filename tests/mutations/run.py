@@ -43,14 +43,16 @@ def found(tests: Path, sources: Path, selection: list[str]) -> str | None:
 
 def judge(mutation: Mutation, tests: Path, sources: Path) -> str | None:
     """The test that finds a mutation. The sources are afterwards as they were."""
-    file = sources / "rfa" / mutation.file
+    file = sources / mutation.file
     text = file.read_text("utf-8")
     if text.count(mutation.old) != 1:
         raise SystemExit(f"{mutation.file}: got {text.count(mutation.old)} times {mutation.old!r}, expected once")
     file.write_text(text.replace(mutation.old, mutation.new), "utf-8")
     try:
         named = mutation.tests.split()
-        return found(tests, sources, named) or found(tests, sources, sorted({name.split("/")[0] for name in named}))
+        return found(tests, sources, named) or found(
+            tests, sources, sorted({"/".join(name.split("/")[:2]) for name in named})
+        )
     finally:
         file.write_text(text, "utf-8")
 

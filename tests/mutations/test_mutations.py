@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from faults import MUTATIONS
 
-SOURCES = Path(__file__).parents[2] / "src" / "rfa"
+SOURCES = Path(__file__).parents[2] / "src"
 
 
 def test_none_is_listed_twice():

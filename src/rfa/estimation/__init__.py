@@ -1,14 +1,13 @@
 """The theory as usable code: linear SDEs, robust filtering, smoothing, forecasting and fitting."""
 
 from .components import Autoregression, Cycle, Level, Season, Trend
-from .diagnostics import Diagnostics
 from .fit import Fit, fit
 from .likelihood import log_likelihood
 from .linear_sde import Diagonalization, LinearSDE, Outliers, Simulation
 from .recursive import RecursiveEstimate, recursive_estimate
 from .robust import Estimate, robust_estimate
 from .robust_filter import RobustFilter
-from .series_estimate import SeriesEstimate
+from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, SeriesScale, StructuralModel
 
 __all__ = [

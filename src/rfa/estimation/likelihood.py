@@ -6,17 +6,204 @@ log p(z_1 ... z_T) = sum_i log p(z_i | estimate from z_1 ... z_i-1),    each p G
 import contextlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from .compiled_likelihood import CompiledLikelihood, NoiseLost
+from .compiled import FilterProblem, FirstDerivatives, Lags, can_run, run, threads_for, transitions
+from .kalman import overflow_error
 from .linear_sde import LinearSDE
-from .matrices import InitialMoments, check_initial, flattened, symmetric, without_missing
-from .problem import EstimatorOptions, make_problem
+from .matrices import InitialMoments, check_initial, flattened, identity_like, symmetric, without_missing
+from .problem import EstimationProblem, EstimatorOptions, InitialState, make_problem
 from .robust import robust_estimate
 from .robust_weight import Number, RobustWeight
+
+# The Gaussian log-likelihood of all rows on compiled code, with its analytic gradient for the model and the start
+
+_MOST_COMPONENTS = 52  # a row's missing components are one number of float64
+
+
+class NoiseLost(ValueError):
+    """The noise of an observation is below the rounding of its prediction's variance."""
+
+
+@dataclass(frozen=True)
+class CompiledLikelihood:
+    """Series whose likelihood is computed for many models: what does not depend on the model.
+
+    Args:
+        values: z, `(b, T, m)`, 0 where missing.
+        patterns: which components are present, each combination once, `(patterns, m)`.
+        row_index: which pattern each row has, `(b, T)`.
+        lags: the different lags; their index is `(models, T - 1)`.
+        initial: the state at the first time, or None where nothing is known.
+        batch_shape: the series' batch dimensions. b is their product.
+        models: 1 where all series have the same times and the same missing components, else b.
+    """
+
+    values: Float[Tensor, "b T m"]
+    patterns: Bool[Tensor, "patterns m"]
+    row_index: Int[Tensor, "b T"]
+    lags: Lags
+    initial: InitialState | None
+    batch_shape: torch.Size
+    models: int
+
+    @classmethod
+    def of(cls, problem: EstimationProblem, observations: Tensor) -> "CompiledLikelihood | None":
+        """Of a checked problem and its observations. None where compiled code cannot compute the likelihood.
+
+        It takes one model for all series, on the CPU, with a compiler.
+        """
+        grid, sde = problem.grid, problem.sde
+        given = (grid.times, grid.values, observations, sde.dynamics, sde.observation, *(problem.initial or ()))
+        m = observations.shape[-1]
+        if not can_run(*given) or sde.batch_shape.numel() != 1 or m > _MOST_COMPONENTS:
+            return None
+        with torch.no_grad():
+            observations = flattened(observations.to(torch.float64), grid.batch_shape, 2)
+            present = ~observations.isnan()
+            codes = (present * 2.0 ** torch.arange(m, dtype=torch.float64)).sum(-1)
+            codes, index = torch.unique(codes, return_inverse=True)
+            patterns = (codes[:, None].to(torch.int64) >> torch.arange(m)) % 2 == 1
+            lags = Lags.of(grid.times[: grid.models])
+        return cls(
+            observations.masked_fill(~present, 0.0), patterns, index, lags, problem.initial, grid.batch_shape,
+            grid.models,
+        )  # fmt: skip
+
+    def density(self, sde: LinearSDE) -> tuple[Tensor, Tensor]:
+        """`log p` of each row given the earlier ones, `(..., T)`, and which count.
+
+        Raises:
+            ValueError: where R is singular for what is seen, the state overflows, or R is lost to rounding.
+        """
+        n, m = sde.state_size, sde.observation_size
+        observation, noise = sde.observation.reshape(m, n), sde.observation_noise.reshape(m, m)
+        rows, noise = without_missing(observation, noise, self.patterns)
+        factor, failed = torch.linalg.cholesky_ex(noise)
+        if bool((failed > 0).any()):
+            raise ValueError("observation_noise: got a singular matrix, expected a positive definite one")
+        whiten = torch.linalg.solve_triangular(factor, identity_like(noise), upper=False)
+        if len(whiten) == 1:
+            values = self.values @ whiten[0].mT
+        else:
+            values = (whiten[self.row_index] @ self.values[..., None])[..., 0]
+        transition, variance = transitions(sde, self.lags.lags)
+        b, length, _ = values.shape
+        if self.initial is None:
+            mean, covariance = values.new_zeros(b, n), values.new_zeros(self.models, n, n)
+        else:
+            mean, covariance = self.initial
+        found, counts = FilterDensity.apply(  # type: ignore[no-untyped-call]
+            whiten @ rows, values, transition, variance, mean, covariance, self
+        )
+        present = self.patterns.any(-1)[self.row_index]
+        sizes = self.patterns.sum(-1, dtype=torch.float64)
+        lost = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + sizes * math.log(2 * math.pi) / 2
+        density = found - lost[self.row_index]
+        counts = (counts > 0) & present
+        if self.initial is None:
+            first = present.to(torch.int64).argmax(-1)
+            late = (first > 0).nonzero()[:, 0]  # nothing is seen at the first times
+            if len(late) and (stationary := _stationary(sde)) is not None:
+                at, lag = first[late], self.lags.index.expand(b, -1)[late, first[late] - 1]
+                spread = transition[lag] @ stationary @ transition[lag].mT + variance[lag]
+                pattern = self.row_index[late, at]
+                own = _log_density((whiten @ rows)[pattern], values[late, at], spread) - lost[pattern]
+                density = density.index_put((late, at), own)
+                counts = counts.index_put((late, at), torch.tensor(True))
+        shape = (*self.batch_shape, length)
+        return density.reshape(shape), counts.reshape(shape)
+
+    def problem(self, states: int, covariances: int) -> FilterProblem:
+        """For a filter of these series."""
+        b, length, m = self.values.shape
+        threads = threads_for(covariances, m * length, states)
+        found = FilterProblem(b, covariances, self.models, length, m, states, threads, 0, self.initial is None)
+        found.patterns, found.lags = len(self.patterns), len(self.lags.lags)
+        return found
+
+
+def _stationary(sde: LinearSDE) -> Tensor | None:
+    """The stationary covariance, `(n, n)`, without a gradient. None where there is none."""
+    try:
+        return sde.stationary_covariance().detach().reshape(sde.state_size, sde.state_size)
+    except ValueError:
+        return None
+
+
+def _log_density(
+    rows: Float[Tensor, "b m n"], values: Float[Tensor, "b m"], spread: Float[Tensor, "b n n"]
+) -> Float[Tensor, " b"]:
+    """Of whitened rows, without 2 pi, from a state with mean 0."""
+    factor = torch.linalg.cholesky(rows @ spread @ rows.mT + torch.eye(rows.shape[-2], dtype=rows.dtype))
+    residual = torch.linalg.solve_triangular(factor, values[..., None], upper=False)
+    return -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - residual.square().sum((-2, -1)) / 2
+
+
+class FilterDensity(torch.autograd.Function):
+    """The log density of each whitened row, `(b, T)`, and whether it has one, `(b, T)`."""
+
+    @staticmethod
+    def forward(ctx, rows, values, transition, variance, mean, covariance, series):  # noqa: D102 - of PyTorch
+        (b, length, _), n = values.shape, rows.shape[-1]
+        covariances = max(series.models, len(covariance))
+        tensors = {
+            "rows": rows.contiguous(),
+            "row_index": series.row_index[: series.models].contiguous(),
+            "values": values.contiguous(),
+            "transition": transition.contiguous(),
+            "variance": variance.contiguous(),
+            "lag_index": series.lags.index.contiguous(),
+            "start_mean": mean.contiguous(),
+            "start_covariance": covariance.expand(covariances, n, n).contiguous(),
+        }
+        density, overflow = values.new_empty(b, length), torch.full((covariances,), -1)
+        counts = torch.zeros(covariances, length, dtype=torch.int64)
+        run(
+            "filter",
+            series.problem(n, covariances),
+            **tensors,
+            density=density,
+            counts=counts,
+            overflow=overflow,
+        )
+        if bool((overflow >= 0).any()):
+            raise overflow_error(int(overflow[overflow >= 0].min()))
+        if bool((counts < 0).any()):
+            raise NoiseLost("observation_noise: got a noise that is lost to rounding, expected a larger one")
+        ctx.series, ctx.names, ctx.starts = series, tuple(tensors), len(covariance)
+        ctx.save_for_backward(*tensors.values())
+        counts = counts.expand(b, length)
+        ctx.mark_non_differentiable(counts)
+        return density, counts
+
+    @staticmethod
+    def backward(ctx, grad_density, _):  # noqa: D102
+        tensors = dict(zip(ctx.names, ctx.saved_tensors, strict=True))
+        covariances, n, _ = tensors["start_covariance"].shape
+
+        def zeros(name: str, *leading: int) -> Tensor:
+            return tensors[name].new_zeros(*leading, *tensors[name].shape)
+
+        grads = {name: zeros(name, covariances) for name in ("rows", "transition", "variance")}
+        grads |= {"values": zeros("values"), "mean": zeros("start_mean"), "covariance": zeros("start_covariance")}
+        run(
+            "filter_gradient",
+            ctx.series.problem(n, covariances),
+            **tensors,
+            grad_density=grad_density.contiguous(),
+            **{f"grad_{name}": grad for name, grad in grads.items()},
+        )
+        shared = {name: grads[name].sum(0) for name in ("rows", "transition", "variance")}
+        start = grads["covariance"]
+        if ctx.starts == 1:
+            start = start.sum(0, keepdim=True)
+        found = shared["rows"], grads["values"], shared["transition"], shared["variance"], grads["mean"], start
+        return *FirstDerivatives.apply(6, *found, grad_density, *ctx.saved_tensors), None  # type: ignore[no-untyped-call]
 
 
 def log_likelihood(

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
-from .compiled_kalman import can_compile, compiled_filter
 from .grid import Transitions
 from .kalman import backward_information, combined, initial_gaussian
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments
 from .problem import EstimationProblem, EstimatorOptions, along_grid, make_problem
+from .readings_filter import can_compile, compiled_filter
 from .recursive_filter import robust_filter, robust_smoother
 from .robust import Direction
 from .robust_weight import RobustWeight
@@ -45,7 +45,7 @@ def recursive_estimate(
     """The recursive robust filter or smoother, at which `robust_estimate` starts: time and memory are linear in T.
 
     Each row is weighted by its prediction from earlier rows, once. The error of a row comes from `N(0, s R)`, and the
-    filter learns how often each scale s occurs. With w the mean weight over s (`rfa.estimation.noise_scale`):
+    filter learns how often each scale s occurs. With w the mean weight over s (`rfa.estimation.recursive_filter`):
 
         m = m- + K_w (z - C m-),    K_w the Kalman gain with noise R / w
 

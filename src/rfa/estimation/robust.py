@@ -7,13 +7,13 @@ from torch import Tensor
 
 from rfa.ops.problem import Prior
 
-from .compiled_kalman import compiled_kalman_estimate
-from .dense import dense_estimate
+from .consensus import dense_estimate
 from .fused import fused_estimate
 from .kalman import kalman_estimate
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments
 from .problem import EstimatorOptions, Start, make_problem
+from .readings_filter import compiled_kalman_estimate
 from .robust_weight import Number, Penalty, RobustWeight
 
 Direction = Literal["filter", "smooth"]

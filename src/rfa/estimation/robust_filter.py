@@ -11,20 +11,12 @@ import numpy as np
 from rfa.checks import require
 
 from .components import Cycle, Season, doubtful_period
-from .diagnostics import Diagnostics
 from .linear_sde import LinearSDE
-from .parameter_search import (
-    find_parameters,
-    read_fixed,
-    series_scale,
-    standard_errors,
-    start_parameters,
-)
+from .parameter_search import find_parameters, read_fixed, robust_fit, series_scale, standard_errors, start_parameters
 from .readings_filter import filter_readings, smooth_readings
 from .readings_problem import Carried, FilteredReadings, ReadingsProblem, irregular_names
-from .robust_fit import robust_fit
 from .series import Readings, RowLabels, by_name, read_later, read_series, row_of
-from .series_estimate import SeriesEstimate
+from .series_estimate import Diagnostics, SeriesEstimate
 from .structural_model import Component, Regression, StructuralModel, to_factors
 from .time_axis import TimeAxis, next_times
 

@@ -11,7 +11,7 @@ from transformers.cache_utils import Cache
 
 from rfa.checks import require
 from rfa.models.packing import PACKING, NewTokens, packed_segments
-from rfa.nn.phases import Turns, TurnTable, turns
+from rfa.nn.cache_layer import Turns, TurnTable, turns
 from rfa.ops.positions import Positions, checked_positions
 from rfa.ops.prior import DecodingCache
 from rfa.ops.transforms import readable

@@ -14,8 +14,15 @@ from rfa.checks import require
 from rfa.nn.checks import check_backend, check_dropout, check_frequencies, check_rates
 from rfa.ops.problem import Prior, Weight
 
-from .replaced_attention import HOSTS, ReplacedAttention
-from .saved import check_noted, empty_model, load_weights, note_options, noted_options
+from .replaced_attention import (
+    HOSTS,
+    ReplacedAttention,
+    check_noted,
+    empty_model,
+    load_weights,
+    note_options,
+    noted_options,
+)
 
 Model = TypeVar("Model", bound=nn.Module)
 _CHANGING = ("dynamic", "longrope")  # kinds of RoPE whose frequencies depend on the length

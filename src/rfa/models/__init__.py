@@ -13,13 +13,17 @@ from transformers import (
     AutoModelForTokenClassification,
 )
 
-from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
-from .banks import DecayRates, FrequencyBank
+from .attention import (
+    AttentionConfig,
+    ContentAttentionConfig,
+    DecayRates,
+    FilterAttentionConfig,
+    FrequencyBank,
+    RoutingAttentionConfig,
+)
 from .configuration import RFAConfig
-from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
-from .heads import RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification
-from .modeling import RFAForCausalLM, RFAModel
+from .modeling import RFAForCausalLM, RFAForMaskedLM, RFAForSequenceClassification, RFAForTokenClassification, RFAModel
 from .presets import PRESETS, describe, preset
 from .time_series import RFAForTimeSeries, TimeSeriesOutput
 from .time_series_config import RFATimeSeriesConfig

@@ -1,23 +1,110 @@
 """The configurations of attention: one class for each kind, with its own fields, rules and builder."""
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rfa.checks import check_range, require
-from rfa.nn import Attention, RobustFilterAttention, alibi_slopes
+from rfa.dynamics import partitioned_frequencies, rope_frequencies, rotary_frequencies, spectral_decay
+from rfa.nn import Attention, ContentFilterAttention, RobustFilterAttention, alibi_slopes
 from rfa.nn.checks import check_backend, check_dynamics, check_filter, check_noises, check_routing, gated_of
-from rfa.nn.clock import Clock
 from rfa.nn.dynamics import NOISE_PARTS, LayerPrior, Noise, ProcessNoiseAs
 from rfa.nn.filter_attention import SourcePrior, Step
+from rfa.nn.state_options import Clock
 from rfa.ops.problem import Weight
 
-from .banks import DecayRates, FrequencyBank, check_slow_modes
 from .fields import CheckedFields
+
+# The configurations of what a model's heads are built with: the bank of frequencies and the decays
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FrequencyBank(CheckedFields):
+    """The frequencies of all heads.
+
+    Args:
+        kind: "partitioned" (SC-RFA's bank), "paired_rope" (RoPE's bank in conjugate pairs, the same in all heads),
+            "rope" (as published, for dot products), "yarn" (RoPE with YaRN for sequences longer than in training),
+            "as_released" (the map of the paper's code), or "none".
+        base: ratio of the fastest to the slowest frequency.
+        slow_modes: "rotate", or "real" to set every frequency with `omega T_train < 2 pi` to 0. Such a mode does not
+            turn once within the training length, so it cannot be told from a mode that does not turn.
+
+    Raises:
+        ValueError: for an unknown kind, or a base that is not a finite number above 1.
+    """
+
+    flat_names: ClassVar[Mapping[str, str]] = {"kind": "frequencies", "base": "frequency_base"}
+
+    kind: Literal["rope", "yarn", "paired_rope", "partitioned", "none", "as_released"] = "partitioned"
+    base: float = 10000.0
+    slow_modes: Literal["rotate", "real"] = "rotate"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 < self.base < math.inf, "frequency_base", self.base, "a number above 1")
+
+    def build(self, heads: int, modes: int, train_length: int) -> Float[Tensor, "heads modes"]:
+        """The frequencies, in radians per token. `train_length` is in tokens."""
+        frequency = self._bank(heads, modes)
+        if self.slow_modes == "rotate":
+            return frequency
+        return frequency.masked_fill(frequency.abs() * train_length < 2 * math.pi, 0.0)
+
+    def _bank(self, heads: int, modes: int) -> Tensor:
+        if self.kind == "partitioned":
+            return partitioned_frequencies(heads, modes, self.base)
+        if self.kind == "paired_rope":
+            return rope_frequencies(heads, modes, self.base)
+        if self.kind == "none":
+            return torch.zeros(heads, modes, dtype=torch.float32)
+        return rotary_frequencies(heads, modes, self.base)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecayRates(CheckedFields):
+    """The decay of each head.
+
+    Args:
+        kind: "spectral" (`damping` times the fastest frequency of the head's band in the partitioned bank),
+            "length_scaled" (the spectral decay times `5 / (train_length - 1)`), or "none".
+        damping: the dimensionless coefficient b.
+        zero_heads: this many heads, the first ones, do not decay; by default two, or one where there is one head.
+
+    Raises:
+        ValueError: for an unknown kind, or a negative number.
+    """
+
+    flat_names: ClassVar[Mapping[str, str]] = {"kind": "decay"}
+
+    kind: Literal["none", "spectral", "length_scaled"] = "spectral"
+    damping: float = 0.05
+    zero_heads: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 <= self.damping < math.inf, "damping", self.damping, "a finite number >= 0")
+        require(self.zero_heads >= 0, "zero_heads", self.zero_heads, "a number >= 0")
+
+    def build(self, heads: int, modes: int, base: float, train_length: int) -> Float[Tensor, " heads"]:
+        """The decays, per token. `base` is the base of the frequency bank."""
+        if self.kind == "none":
+            return torch.zeros(heads, dtype=torch.float32)
+        damping = self.damping * (5 / (train_length - 1) if self.kind == "length_scaled" else 1.0)
+        return spectral_decay(partitioned_frequencies(heads, modes, base), damping, self.zero_heads)
+
+
+def check_slow_modes(bank: FrequencyBank, learned: bool) -> None:
+    """Raise `ValueError` for real slow modes where frequencies are learned: after one step they would turn again."""
+    fixed = bank.slow_modes == "rotate" or not learned
+    require(fixed, "slow_modes", bank.slow_modes, "'rotate' where frequencies are learned, or learn_frequencies=False")
+
 
 _PARTITIONED, _SPECTRAL = FrequencyBank(), DecayRates()
 _SHARED = ("normalise_states", "taps", "output_gain")
@@ -285,3 +372,61 @@ class RoutingAttentionConfig(StateSpaceConfig):
     def options(self, heads: int) -> dict[str, Any]:
         """The layer's arguments beside those that both kinds have."""
         return {"aggregation": "routing", "source_prior": self.source_prior}
+
+
+# The configuration of robust filter attention whose dynamics depend on content (appendix E.6)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ContentAttentionConfig(AttentionConfig):
+    """Robust filter attention in which each token sets decay, frequencies and noise until the next token.
+
+    Args:
+        score: the robust weight of a residual, "student_t" or "exponential".
+        steady_state: initial stationary variance of the process noise.
+        frequencies, decay: where the dynamics of all tokens start.
+        rotate_values: always True.
+        innovation, normalise_states, taps, output_gain, backend: as in `AttentionConfig`.
+
+    Raises:
+        ValueError: if values do not fit together.
+    """
+
+    kind: ClassVar[str] = "content"
+    chosen_by: ClassVar[Mapping[str, str]] = {"dynamics": "content"}
+
+    score: Weight = "student_t"
+    steady_state: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_dynamics("lyapunov", self.steady_state, "constant")
+        kind = self.frequencies.kind
+        require(kind in ("partitioned", "paired_rope"), "frequencies", kind, "'partitioned' or 'paired_rope'")
+        require(not self.taps, "taps", True, "False with dynamics='content'")
+        check_slow_modes(self.frequencies, learned=True)
+        require(self.rotate_values, "rotate_values", False, "True with dynamics='content'")
+
+    def has_head_dynamics(self) -> bool:
+        """Whether the layer has parameters of the SDE for each head. Its SDE is that of each token."""
+        return False
+
+    def has_precision(self) -> bool:
+        """Whether the sum of a query's weights is the precision of its estimate, as in the isotropic filter."""
+        return True
+
+    def build(self, hidden_size: int, heads: int, train_length: int, **options: Any) -> ContentFilterAttention:
+        """A new layer with initial weights. `train_length` is in tokens, `options` are of every layer (`Attention`)."""
+        frequency, decay = self.bank(hidden_size, heads, train_length)
+        return ContentFilterAttention(
+            hidden_size,
+            heads,
+            frequency=frequency,
+            decay=decay,
+            steady_state=self.steady_state,
+            weight=self.score,
+            innovation=self.innovation,
+            backend=self.backend,
+            **self.shared_options(),
+            **options,
+        )

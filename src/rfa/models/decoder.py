@@ -21,10 +21,10 @@ from rfa.nn.dynamics import FullPrecision
 from rfa.nn.projections import normal_projection
 from rfa.nn.state_options import TokenLogits
 from rfa.ops.positions import Positions
-from rfa.ops.weights import joined, recorded_weights
+from rfa.ops.transforms import joined, recorded_weights
 
-from .caching import CACHE_NAME, CACHE_NAMES, one_cache
 from .configuration import DecoderConfig
+from .packing import CACHE_NAME, CACHE_NAMES, one_cache
 from .remote_code import auto_map
 
 NOT_SCORED = -100  # transformers' loss ignores this label

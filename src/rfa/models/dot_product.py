@@ -10,11 +10,10 @@ from torch import Tensor
 from rfa.checks import require
 from rfa.nn import DotProductAttention, Yarn, alibi_slopes
 from rfa.nn.checks import check_channel_gates, check_turned_values, gated_of
-from rfa.nn.clock import Clock
 from rfa.nn.dot_product_attention import Gates
+from rfa.nn.state_options import Clock
 
-from .attention import AttentionConfig
-from .banks import DecayRates, FrequencyBank, check_slow_modes
+from .attention import AttentionConfig, DecayRates, FrequencyBank, check_slow_modes
 
 _GATES: dict[str, Gates] = {
     "forget_gate": "forget",

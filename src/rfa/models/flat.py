@@ -10,8 +10,7 @@ from rfa.checks import require
 from rfa.nn.filter_attention import Aggregation
 from rfa.ops.problem import Weight
 
-from .attention import AttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
-from .content import ContentAttentionConfig
+from .attention import AttentionConfig, ContentAttentionConfig, FilterAttentionConfig, RoutingAttentionConfig
 from .dot_product import DotProductAttentionConfig
 from .fields import CheckedFields, hints, is_part
 

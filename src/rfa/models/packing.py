@@ -1,15 +1,34 @@
 """What other tools say about packed sequences (masks, positions, sequence numbers, lengths), as segments."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
+from transformers.cache_utils import Cache
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from rfa.checks import require
 from rfa.ops.positions import check_device, check_flags, check_tensor, numbered
 from rfa.ops.transforms import readable
+
+# The name of a model's cache: `past_key_values`, and `cache` from transformers 5.24 on. Models take both
+
+CACHE_NAMES = ("cache", "past_key_values")
+CACHE_NAME = "cache" if "cache" in {field.name for field in fields(BaseModelOutputWithPast)} else "past_key_values"
+
+
+def one_cache(past_key_values: Cache | None, cache: Cache | None) -> Cache | None:
+    """The cache under either name.
+
+    Raises:
+        ValueError: where both are given.
+    """
+    require(past_key_values is None or cache is None, "cache", "given beside past_key_values", "one of the two")
+    return past_key_values if cache is None else cache
+
 
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 LONGEST = ("max_length_q", "max_length_k")

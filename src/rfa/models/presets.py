@@ -4,10 +4,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .attention import AttentionConfig, FilterAttentionConfig
-from .banks import DecayRates, FrequencyBank
+from .attention import AttentionConfig, ContentAttentionConfig, DecayRates, FilterAttentionConfig, FrequencyBank
 from .configuration import RFAConfig
-from .content import ContentAttentionConfig
 from .dot_product import DotProductAttentionConfig
 from .flat import FLAT_NAMES
 

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from rfa.checks import check_range, require
 from rfa.nn import NormalLinear
 
-from .series_tokens import checked_readings, series_tokens
+from .series_tokens import WindowScaling, checked_readings, series_tokens
 from .time_series import FIRST_DEGREES, LEAST_DEGREES, LEAST_DEVIATION, TimeSeriesOutput
-from .window_scaling import WindowScaling
 
 
 class SeriesControl(nn.Module):

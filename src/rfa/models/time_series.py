@@ -18,9 +18,8 @@ from rfa.ops.transforms import readable
 
 from .decoder import RFABlock, RFAPreTrainedModel
 from .packing import NO_COLUMNS
-from .series_tokens import ReadingRows, check_mask, checked_readings, series_tokens
+from .series_tokens import ReadingRows, Scale, WindowScaling, check_mask, checked_readings, series_tokens
 from .time_series_config import RFATimeSeriesConfig
-from .window_scaling import Scale, WindowScaling
 
 FIRST_DEGREES, LEAST_DEGREES = 5.0, 2.0  # of freedom, at the start and at least
 LEAST_DEVIATION = 1e-4  # spreads

@@ -16,8 +16,8 @@ from .attention import AttentionConfig, StateSpaceConfig
 from .configuration import DecoderConfig, with_value_errors
 from .flat import FLAT_NAMES, change
 from .presets import PRESETS
-from .series_examples import SeriesExample, times_and_values
-from .window_scaling import robust_location_and_spread
+from .series_tokens import robust_location_and_spread
+from .time_series_data import SeriesExample, times_and_values
 
 _MOST_CHANNELS = 2**20
 _LEARNED = {"learn_frequencies": "frequencies", "learn_decay": "decay"}

@@ -4,12 +4,10 @@ from .attention import Attention
 from .cache import FilterCache
 from .content import ContentFilterAttention
 from .coupled import CoupledFilterAttention
-from .dot_product_attention import DotProductAttention
+from .dot_product_attention import DotProductAttention, Yarn, alibi_slopes
 from .dynamics import HeadDynamics
 from .filter_attention import RobustFilterAttention
-from .geometry import alibi_slopes
 from .projections import NormalLinear
-from .yarn import Yarn
 
 __all__ = [
     "Attention",

@@ -15,7 +15,6 @@ from rfa.ops.positions import Positions, checked_positions
 from .cache import Cache, check_cache, locate_tokens
 from .cache_layer import FilterLayer
 from .checks import check_backend, check_dropout, check_sizes, check_states, gated_of
-from .clock import Clock, ContentClock
 from .projections import (
     complex_deviation,
     finite_where_absent,
@@ -24,7 +23,7 @@ from .projections import (
     of_all_heads,
     split_heads,
 )
-from .state_options import OutputGain, StateScale, Taps, states_before, tapped
+from .state_options import Clock, ContentClock, OutputGain, StateScale, Taps, states_before, tapped
 
 HeadStates = Float[Tensor, "batch heads length channels"]  # a state of d modes is `2 d` real channels
 QueryStates = Float[Tensor, "batch heads queries channels"]

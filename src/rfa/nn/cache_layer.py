@@ -1,19 +1,180 @@
 """The cache of one decoder layer: keys and values that were turned into the common frame when they entered."""
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.checks import installed
-from rfa.ops.decoding import compiled_decoding
+from rfa.dynamics import rotation_of_heads
+from rfa.ops.backends import compiled_decoding
 from rfa.ops.positions import Positions
 from rfa.ops.prior import DecodingCache
 from rfa.ops.problem import Options
+from rfa.ops.transforms import transformed
 
-from .buffer import Buffer
-from .phases import Turns, TurnTable
+# A tensor that grows token by token without being copied each time
+
+_SPARE = 64  # entries that a growing buffer leaves room for at least
+
+
+class Buffer:
+    """A tensor that grows along one dimension, with spare room behind its entries.
+
+    How many entries it has is the owner's to know, who may have several buffers that grow together. So entries are
+    written first and counted last, and a call that is broken off in between has changed nothing.
+
+    The room grows by half at a time, so that all writes together copy each entry a constant number of times. Tensors
+    that are given are copied, never kept. Storage is written in place only if it was made here without gradients.
+    With gradients a graph may hold the earlier entries, so every write makes a new tensor.
+
+    Args:
+        dim: the dimension that grows, counted from the front.
+        room: the most entries, for which room is made at the first write; None for no limit.
+    """
+
+    def __init__(self, dim: int, room: int | None = None):
+        self.dim, self.room = dim, room
+        self._storage: Tensor | None = None
+        self._owned = False
+
+    def first(self, length: int) -> Tensor | None:
+        """A view of the first `length` entries; None before the first write."""
+        return None if self._storage is None else self._storage.narrow(self.dim, 0, length)
+
+    def fits(self, new: Tensor) -> bool:
+        """Whether there are entries, and `new` differs from them in nothing but their number."""
+        held, dim = self._storage, self.dim
+        if held is None:
+            return False
+        shape = [*held.shape]
+        shape[dim] = new.shape[dim]
+        return shape == [*new.shape] and held.dtype == new.dtype and held.device == new.device
+
+    def write(self, length: int, new: Tensor) -> Tensor:
+        """Write `new` behind the first `length` entries, and return all of them; at first that is `new` itself.
+
+        Raises:
+            ValueError: for more entries than there is room for.
+        """
+        added = new.shape[self.dim]
+        if torch.is_grad_enabled():
+            self._check_room(length + added)
+            earlier = self.first(length) if length else None
+            both = [new.narrow(self.dim, 0, 0) if earlier is None else earlier, new]
+            self._storage, self._owned = torch.cat(both, dim=self.dim), False
+            return self._storage
+        storage = self.reserve(length, new.shape, new)
+        storage.narrow(self.dim, length, added).copy_(new)
+        return storage.narrow(self.dim, 0, length + added) if length else new
+
+    def reserve(self, length: int, shape: Sequence[int], like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """All of the storage, with room behind the first `length` entries for new ones of this shape.
+
+        The caller writes them, without gradients. They are of `like`'s dtype or another.
+
+        Raises:
+            ValueError: for more entries than there is room for.
+        """
+        needed = length + shape[self.dim]
+        self._check_room(needed)
+        storage = self._storage
+        if storage is None or length == 0:
+            empty = (*shape[: self.dim], 0, *shape[self.dim + 1 :])
+            storage, self._owned = like.new_empty(empty, dtype=dtype), False
+        # a compiler can ask neither, and a compiled function keeps to one mode
+        same_mode = torch.compiler.is_compiling() or storage.is_inference() == torch.is_inference_mode_enabled()
+        if not (self._owned and same_mode and needed <= storage.shape[self.dim]):
+            storage = self._with_room(storage.narrow(self.dim, 0, length), needed)
+            self._storage, self._owned = storage, True
+        return storage
+
+    def _check_room(self, length: int) -> None:
+        if self.room is not None and length > self.room:
+            raise ValueError(f"past_key_values: got {length} tokens, expected at most {self.room}, its max_length")
+
+    def _with_room(self, written: Tensor, needed: int) -> Tensor:
+        shape = list(written.shape)
+        shape[self.dim] = needed + max(_SPARE, needed // 2) if self.room is None else self.room
+        storage = written.new_empty(shape)
+        storage.narrow(self.dim, 0, written.shape[self.dim]).copy_(written)
+        return storage
+
+    def change(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace the tensor, its room included, by a function of it that keeps the growing dimension."""
+        if self._storage is not None:
+            self._storage = function(self._storage)
+
+
+# The turns of decoding: phases of the next tokens, made for many at a time, and applied in few operations
+
+AHEAD = 64  # tokens whose phases are made at once: in float64 they cost more than one token's attention to few keys
+FEW = 8  # new tokens, up to which the phases are looked up
+
+
+class Turns(NamedTuple):
+    """Phases of tokens as factors of their channels, real parts first.
+
+    Fields:
+        cos: cosines, twice side by side, `(b, heads, length, 2 d)`.
+        sin: negative sines and then sines, `(b, heads, length, 2 d)`.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def forward(self, states: Float[Tensor, "*batch heads length channels"]) -> Tensor:
+        """`exp(+i omega t) x` in the dtype of x; half precision is rounded once."""
+        return self._applied(states, torch.add)
+
+    def backward(self, states: Float[Tensor, "*batch heads length channels"]) -> Tensor:
+        """`exp(-i omega t) x`, which brings states into the common frame."""
+        return self._applied(states, torch.sub)
+
+    def _applied(self, states: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        x = states.to(self.cos.dtype)
+        return combine(x * self.cos, x.roll(x.shape[-1] // 2, -1) * self.sin).to(states.dtype)
+
+
+class TurnTable:
+    """Turns of the tokens at 0, 1, 2, ... of one layer, valid while its frequencies do not change."""
+
+    def __init__(self) -> None:
+        self._start = 0
+        self._turns: Turns | None = None
+        self._each: list[Turns] = []  # the same, token by token
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for a copy or a pickle: an empty table. Each token's views would be stored with all phases."""
+        return vars(TurnTable())
+
+    def at(self, frequency: Float[Tensor, "heads modes"], positions: Positions, dtype: torch.dtype) -> Turns:
+        """The turns of the queries, in a dtype; looked up for a few tokens at 0, 1, 2, ..."""
+        length = positions.query_times.shape[-1]
+        start = positions.key_times.shape[-1] - length
+        known = positions.uniform and positions.clock is None and length <= FEW
+        if not known or torch.is_grad_enabled() or torch.compiler.is_compiling() or transformed():
+            return turns(frequency, positions.times_of_heads()[1], dtype)
+        held, first = self._turns, start - self._start
+        fits = held is not None and held.cos.dtype == dtype and first >= 0 and first + length <= AHEAD
+        if held is None or not fits:
+            times = positions.query_times
+            ahead = torch.arange(start, start + AHEAD, device=times.device, dtype=times.dtype)
+            held, first = turns(frequency, ahead[None, None], dtype), 0
+            self._start, self._turns = start, held
+            self._each = list(map(Turns, held.cos.split(1, dim=2), held.sin.split(1, dim=2)))
+        if length == 1:
+            return self._each[first]
+        return Turns(held.cos.narrow(2, first, length), held.sin.narrow(2, first, length))
+
+
+def turns(frequency: Float[Tensor, "heads modes"], times: Float[Tensor, "b h length"], dtype: torch.dtype) -> Turns:
+    """The turns of tokens at any times; phases are formed in float64."""
+    cos, sin = (part.to(dtype) for part in rotation_of_heads(frequency, times))
+    return Turns(torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1))
+
 
 if TYPE_CHECKING or installed("transformers"):
     from transformers.cache_utils import CacheLayerMixin

@@ -1,27 +1,184 @@
 """The baselines and controls: dot-product attention by RoPE, ALiBi, decay, turned values, a window or forget gates."""
 
-from typing import Any, Literal, get_args
+import math
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from rfa.checks import exported, require
-from rfa.dynamics import riccati_log_gain, rotation_of_heads, turn
-from rfa.ops.channel_gates import channel_gated_attention
-from rfa.ops.dot_product import decayed_dot_product_attention, windowed_attention
+from rfa.dynamics import riccati_log_gain, rotation, rotation_of_heads, time_dtype, turn
+from rfa.ops.dot_product import channel_gated_attention, decayed_dot_product_attention, windowed_attention
 from rfa.ops.positions import Positions
 from rfa.ops.transforms import readable, scaled_dot_product_attention
 
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
-from .checks import check_channel_gates, check_rates, check_turned_values
-from .dynamics import HeadDynamics
-from .geometry import Geometry, LogarithmicBias, rotate_as_released
+from .checks import check_channel_gates, check_frequencies, check_rates, check_turned_values
+from .dynamics import FullPrecision, HeadDynamics, PositiveParameters
 from .projections import split_heads
 from .state_options import TokenLogits
-from .yarn import Yarn
+
+# The numbers of a baseline's heads, as ALiBi's slopes and KERPLE's bias, and the map of the released RoPE code
+
+
+def alibi_slopes(heads: int) -> Float[Tensor, " heads"]:
+    """ALiBi's slopes `2^(-8 h / H)`, h = 1 .. H (Press et al. 2022).
+
+    Args:
+        heads: number of heads H. Where it is not a power of two, the published rule: the slopes of the power of
+            two below it, then every other slope of the power of two above it.
+
+    Returns:
+        Slopes in nats per unit of time.
+    """
+    power = 2 ** math.floor(math.log2(heads))
+    slopes = 2.0 ** (-8 / power * torch.arange(1, power + 1, dtype=torch.float32))
+    between = 2.0 ** (-4 / power * torch.arange(1, 2 * power + 1, 2, dtype=torch.float32))
+    return torch.cat([slopes, between[: heads - power]])
+
+
+def rotate_as_released(x: Tensor, frequency: Tensor, times: Tensor) -> Tensor:
+    """The map of the paper's released RoPE code.
+
+    Interleaved pairs of channels share an angle, but the quarter turn exchanges halves. So it is no rotation, and
+    scores depend on more than the lag. It is here to measure the effect of that.
+    """
+    cos, sin = (part.repeat_interleave(2, dim=-1).to(x.dtype) for part in rotation(frequency, times))
+    first, second = x.chunk(2, dim=-1)
+    return cos * x + sin * torch.cat([-second, first], dim=-1)
+
+
+class Geometry(FullPrecision):
+    """The numbers of a baseline's heads, each None where the baseline does not use it. Frequencies may be learned."""
+
+    frequency: Tensor | None
+    decay: Tensor | None
+    slopes: Tensor | None
+
+    def __init__(
+        self,
+        heads: int,
+        modes: int,
+        frequency: Tensor | None,
+        decay: Tensor | None,
+        slopes: Tensor | None,
+        learn_frequency: bool,
+    ):
+        super().__init__()
+        if frequency is not None:
+            check_frequencies("frequency", frequency, heads, modes)
+        for name, rate in (("decay", decay), ("slopes", slopes)):
+            if rate is not None:
+                check_rates(name, rate, heads)
+            self.register_buffer(name, rate)
+        if learn_frequency and frequency is not None:
+            self.frequency = nn.Parameter(frequency.clone())
+        else:
+            self.register_buffer("frequency", frequency)
+
+
+class LogarithmicBias(PositiveParameters):
+    """KERPLE's bias `-r1 log(1 + r2 tau)`, by which weights fall as a power of the lag, `(1 + r2 tau)^-r1`.
+
+    Both numbers of each head are learned and positive. They start at random as published, r1 between 0 and 2 and r2
+    between 0 and 1, neither below 0.01. The paper keeps them positive by a bound, and this module by softplus.
+
+    Without decay the Lyapunov prior of the robust filter has this form: `-beta log(sigma^2 tau + eta^2 + sigma_0^2)`
+    has `r1 = beta` and `r2 = sigma^2 / (eta^2 + sigma_0^2)`, up to a constant.
+
+    Args:
+        num_heads: H.
+
+    Source: Chi et al. 2022 (arXiv:2205.09921), the logarithmic kernel.
+    """
+
+    def __init__(self, num_heads: int):
+        super().__init__()
+        self.hold("exponent", (2 * torch.rand(num_heads)).clamp(min=0.01))
+        self.hold("rate", torch.rand(num_heads).clamp(min=0.01))
+
+    def forward(self) -> tuple[Float[Tensor, " heads"], Float[Tensor, " heads"]]:
+        """r1, without unit, and r2, per unit of time."""
+        held = self.positive(next(self.parameters()).dtype)
+        return held["exponent"], held["rate"]
+
+
+# RoPE beyond the training length by YaRN (Peng, Quesnelle, Fan and Shippole 2023, arXiv:2309.00071)
+
+FAST, SLOW = 32, 1  # turns within the training length, above which a mode stays and below which it is interpolated
+TEMPERATURE = 0.1
+
+
+class Yarn(NamedTuple):
+    """NTK-by-parts interpolation and attention temperature, for sequences longer than in training.
+
+    With the scale `s = length / train_length`, a mode turns at `omega (1 - g + g / s)`, where g grows linearly over the
+    modes from 0 at 32 turns within the training length to 1 at a single turn, and queries and keys are multiplied by
+    `0.1 ln s + 1`. As in the authors' code, the ends of g are rounded outwards to whole modes.
+
+    train_length: in units of time.
+    base: of RoPE's bank.
+    """
+
+    train_length: int
+    base: float = 10000.0
+
+    def interpolated(self, modes: int, device: torch.device | None = None) -> Float[Tensor, " modes"]:
+        """The interpolated part g of each mode, from 0 to 1."""
+        low, high = (
+            modes * math.log(self.train_length / (2 * math.pi * turns)) / math.log(self.base) for turns in (FAST, SLOW)
+        )
+        first = max(math.floor(low), 0)
+        span = max(min(math.ceil(high), 2 * modes - 1) - first, 0.001)
+        index = torch.arange(modes, dtype=time_dtype(device or torch.device("cpu")), device=device)
+        return ((index - first) / span).clamp(0, 1)
+
+    def scale(self, positions: Positions) -> Float[Tensor, "b queries"] | None:
+        """`s >= 1` of the sequence that each query belongs to; None where no sequence is too long.
+
+        A sequence is a row, or one segment of a row, from its first key that takes part up to the last one.
+        """
+        if positions.uniform and not exported() and positions.key_times.shape[-1] <= self.train_length:
+            return None
+        return next(iter(positions.once(f"{self} scale", lambda: self._scale(positions))), None)
+
+    def _scale(self, positions: Positions) -> tuple[Tensor, ...]:
+        """`scale`, as a tuple; it is empty where no sequence is too long."""
+        times, groups = positions.key_times, positions.key_groups
+        if groups is None:
+            groups = torch.zeros(times.shape, dtype=torch.int32, device=times.device)
+        times, groups = torch.broadcast_tensors(times.detach(), groups)
+        index = groups.clamp(min=0).long()
+        ends = []
+        for sign in (1, -1):
+            present = (sign * times).masked_fill(groups < 0, -torch.inf)
+            ends.append(present.new_full(present.shape, -torch.inf).scatter_reduce(-1, index, present, "amax"))
+        of_queries = positions.query_groups
+        if of_queries is None:
+            of_queries = torch.zeros(positions.query_times.shape, dtype=torch.int32, device=times.device)
+        of_groups = (ends[0] + ends[1] + 1).clamp(min=1.0)  # -inf where no key takes part
+        length = of_groups.gather(-1, of_queries.expand(times.shape[0], -1).long())
+        if not positions.uniform and readable(of_groups) and bool((of_groups <= self.train_length).all()):
+            return ()
+        return ((length / self.train_length).clamp(min=1.0),)
+
+    def rotate(
+        self,
+        x: Float[Tensor, "batch heads length state"],
+        frequency: Float[Tensor, "heads modes"],
+        times: Float[Tensor, "#batch length"],
+        scale: Float[Tensor, "#batch length"],
+    ) -> Float[Tensor, "batch heads length state"]:
+        """States of `2 d` real channels turned forwards and multiplied, each token by its own scale."""
+        part = self.interpolated(frequency.shape[-1], x.device)
+        slower = 1 - part + part / scale[:, None, :, None].to(part)
+        phase = times.to(part)[:, None, :, None] * frequency.to(part)[:, None, :] * slower
+        factor = TEMPERATURE * scale[:, None, :, None].to(part).log() + 1
+        return turn(x, factor * phase.cos(), factor * phase.sin())
+
 
 RotaryMap = Literal["complex", "as_released"]
 Gates = Literal["forget", "gain", "channel"]
@@ -51,7 +208,7 @@ class DotProductAttention(Attention):
             adds `log K_j + sum_{l = j + 1 .. i} log(1 - K_l)`, the Riccati prior without decay whose measurement noise
             depends on the content: Kalman gains `K_l = 1 - f_l`, which start at the slopes, `1 - exp(-slope)`.
             "channel" multiplies the product of each channel in a score by `prod_{l = j + 1 .. i} f_l` of a gate of each
-            token, head and channel (`rfa.ops.channel_gates`). These gates start at `exp(-r)`, with r from 1 to 1 / 256.
+            token, head and channel (`rfa.ops.dot_product`). These gates start at `exp(-r)`, with r from 1 to 1 / 256.
             It needs neither frequencies nor decay nor a clock, and the reference backend.
         yarn: RoPE's frequencies and temperature beyond the training length; None for RoPE at any length.
         rotate_values: transport values by rotation too (RoPER).

@@ -18,8 +18,8 @@ from rfa.ops.transforms import transformed
 from .attention import Attention, HeadStates, Marks, QueryStates, Rotation
 from .cache_layer import FilterLayer
 from .checks import check_filter, check_routing
+from .dot_product_attention import alibi_slopes
 from .dynamics import NOISE_PARTS, HeadDynamics, LayerPrior, Noise, ProcessNoiseAs, bank
-from .geometry import alibi_slopes
 from .projections import finite_where_absent
 
 Step = Literal["learned", "precision"]

@@ -7,24 +7,83 @@ import functools
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
 
 from rfa.checks import installed
 
 from . import reference
-from .dense import of_finite, rotated, turned
+from .dense import all_finite, finite, of_finite, rotated, turned
 from .kernel import HALF_AND_SINGLE, TRITON_CHANNELS, Kernel, ScoreKind, kernel_inputs, rotation_tables
-from .phase_gradient import with_phase_gradient
 from .positions import Positions
 from .prior import DecodingCache, LagTables, SeparablePath, kernel_prior
 from .problem import Problem
-from .transforms import constant_for_compiler, forward_mode, refuse_forward_mode, transformed, without_autocast
-from .weights import recording
+from .transforms import (
+    constant_for_compiler,
+    forward_mode,
+    readable,
+    recording,
+    refuse_forward_mode,
+    transformed,
+    without_autocast,
+)
+
+# Gradients of frequencies and times where a kernel turns the states itself
+
+
+def with_phase_gradient(
+    states: Sequence[Tensor], frequency: Tensor, times: Tensor, inverse: bool = False
+) -> tuple[Tensor, ...]:
+    """The states themselves. Their gradients give frequencies and times theirs.
+
+    Args:
+        states: `(batch, heads, length, 2 d)` each, in float32, of the same times. A kernel turns them by the phases
+            `omega t`, or has turned them.
+        frequency: omega, `(heads, modes)`.
+        times: `(b, 1 or heads, length)`.
+        inverse: turned backwards.
+    """
+    return _PhaseGradient.apply(frequency, times, -1 if inverse else 1, *states)  # type: ignore[no-any-return]
+
+
+class _PhaseGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(frequency: Tensor, times: Tensor, sign: int, *states: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in states)
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple, output: tuple[Tensor, ...]) -> None:  # type: ignore[type-arg]
+        frequency, times, sign, *states = inputs
+        ctx.save_for_backward(frequency, times, *states)
+        ctx.sign = sign  # type: ignore[attr-defined]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        frequency, times, *states = ctx.saved_tensors
+        slope = functools.reduce(torch.add, map(_slope, states, gradients))
+        if times.shape[0] == 1:
+            slope = slope.sum(0, keepdim=True)
+        of_times = of_frequency = None
+        if ctx.needs_input_grad[0]:  # in the precision of times: distant ones cancel down to lags
+            of_frequency = ctx.sign * (slope.to(times.dtype) * times[..., None]).sum((0, 2)).to(frequency.dtype)
+        if ctx.needs_input_grad[1]:
+            of_times = (slope @ frequency.to(slope.dtype)[:, :, None])[..., 0].sum_to_size(times.shape)
+            of_times = ctx.sign * of_times.to(times.dtype)
+        return of_frequency, of_times, None, *gradients
+
+
+def _slope(states: Tensor, gradient: Tensor) -> Tensor:
+    """`<dL/dx, J x>` of each mode, `(batch, heads, length, modes)`. A state that is not finite has none."""
+    real, imaginary = states.chunk(2, dim=-1)
+    along, across = gradient.chunk(2, dim=-1)
+    slope = torch.addcmul(across * real, along, imaginary, value=-1)
+    return slope if all_finite(states) else slope.masked_fill(finite(states)[1][..., None], 0.0)
 
 
 class Backend(NamedTuple):
@@ -297,3 +356,43 @@ def attend(
     if rotation is not None and by_autograd and rotate_values:
         estimate = turned(estimate, rotation.of_queries)
     return estimate, log_sum
+
+
+# Which compiled code serves the new tokens of a decoder. Caches ask here, as the operators ask `backends.py`
+
+
+class CompiledDecoding(NamedTuple):
+    """What compiled code does with new tokens; see `rfa.ops.cpu.operator`.
+
+    Fields:
+        enter: turns states and writes them into the cache.
+        decode_token: does so for one token at uniform times, and estimates it from all of the cache.
+    """
+
+    enter: Callable[..., Tensor]
+    decode_token: Callable[..., Tensor]
+
+
+@functools.cache
+def _on_cpu() -> CompiledDecoding:
+    from .cpu.operator import decode_token, enter
+
+    return CompiledDecoding(enter, decode_token)
+
+
+def compiled_decoding(backend: str, *states: Tensor) -> CompiledDecoding | None:
+    """The functions for these states: on a CPU, of one dtype, without gradients. None where PyTorch's operators serve.
+
+    A program that is recorded needs those operators: it would not hold what compiled code writes.
+    """
+    if backend not in ("auto", "cpu") or torch.is_grad_enabled():
+        return None
+    dtype = states[0].dtype
+    if dtype not in HALF_AND_SINGLE:
+        return None
+    for x in states:
+        if type(x) is not Tensor or x.dtype is not dtype or not x.is_cpu or x.stride(-1) != 1:
+            return None
+    if transformed() or recording() or not readable():  # no wrapped tensors: these are plain ones
+        return None
+    return None if missing("cpu") is not None else _on_cpu()

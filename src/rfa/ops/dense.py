@@ -18,8 +18,7 @@ from torch import Tensor
 from rfa.dynamics import rotate, turn
 
 from .problem import Weight
-from .transforms import readable
-from .weights import record
+from .transforms import readable, record
 
 _SCORES = 2**24  # scores held at once where no gradient needs them: 64 MB in float32
 

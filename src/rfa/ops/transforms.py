@@ -1,8 +1,9 @@
 """`torch.func`, `torch.vmap`, batched gradients and dual numbers for the registered operators of the fused kernels."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,8 +14,119 @@ from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
-from .registration import register_gradient
-from .weights import record, recording
+# Fused kernels as registered operators of PyTorch, with their gradients, at less cost a call than `custom_op` has
+
+_LIBRARIES: list[torch.library.Library] = []  # a registration lasts as long as its library
+BODIES: dict[str, Callable[..., Any]] = {}  # what an operator runs, by its name: `bench.instructions` calls them
+
+
+def operator(name: str, schema: str, *devices: str) -> Callable[[Callable[..., Any]], Any]:
+    """Registers a function as `torch.ops.rfa.<name>` for some device types.
+
+    `torch.library.custom_op` spends 0.1 ms a call on checks, on some machines 0.6 ms: as much as a short sequence
+    takes. What else it does is done here and in `transforms.py`: where an operator has no gradient it must raise,
+    because PyTorch's fallback would drop the gradient.
+    """
+
+    def register(function: Callable[..., Any]) -> Any:
+        torch.library.define(f"rfa::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
+        torch.library.impl(f"rfa::{name}", devices, function)
+        BODIES[f"rfa::{name}"] = function
+        return getattr(torch.ops.rfa, name).default
+
+    return register
+
+
+def register_gradient(of: Any, backward: Callable[..., Any], setup_context: Callable[..., None]) -> None:
+    """`torch.library.register_autograd` for an operator whose arguments have no defaults.
+
+    PyTorch's looks for defaults, which takes 0.1 ms a call with as many arguments as a kernel has.
+    """
+
+    def below(keys: Any, given: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return of.redispatch(keys & torch._C._after_autograd_keyset, *given)
+
+    def forward(ctx: Any, *given_and_keys: Any) -> Any:
+        *given, keys = given_and_keys
+        result = below(keys, tuple(given))
+        setup_context(ctx=ctx, inputs=tuple(given), output=result)
+        return result
+
+    def gradient(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        return (*backward(ctx, *grads), None)
+
+    methods = {"forward": staticmethod(forward), "backward": staticmethod(gradient)}
+    function: Any = type(f"{of._opname}_with_gradient", (torch.autograd.Function,), methods)
+
+    def dispatched(keys: Any, *given: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*given):
+            return function.apply(*given, keys)
+        return below(keys, given)
+
+    _LIBRARIES.append(torch.library.Library(of.namespace, "FRAGMENT"))
+    _LIBRARIES[-1].impl(of._opname, dispatched, "Autograd", with_keyset=True)
+
+
+# The attention weights of a forward pass. While they are recorded, operators run as dense code and note them
+
+
+class WeightedRows(NamedTuple):
+    """The weights of some query rows, in the order in which they were computed.
+
+    Fields:
+        weights: `(batch, heads, rows, keys)` after the softmax, before decay and dropout.
+        log_sum: `log sum_j exp(score_ij)`, `(batch, heads, rows)`.
+        first_key: the index of the first of these keys.
+    """
+
+    weights: Tensor
+    log_sum: Tensor
+    first_key: int
+
+
+_note: ContextVar[Callable[[WeightedRows], None] | None] = ContextVar("rfa_weights", default=None)
+
+
+@contextmanager
+def recorded_weights(note: Callable[[WeightedRows], None] | None = None) -> Iterator[list[WeightedRows]]:
+    """Within it, operators take the reference backend and add their rows to the list, or hand them to `note`."""
+    rows: list[WeightedRows] = []
+    token = _note.set(rows.append if note is None else note)
+    try:
+        yield rows
+    finally:
+        _note.reset(token)
+
+
+def recording() -> bool:
+    """Whether weights are recorded. A compiled program never records them."""
+    return not torch.compiler.is_compiling() and _note.get() is not None
+
+
+def record(score: Tensor, first_key: int = 0) -> None:
+    """Note the weights of rows with these scores in nats, -inf where a key is not seen, where they are recorded."""
+    if recording() and (note := _note.get()) is not None:
+        note(WeightedRows(score.softmax(-1), score.logsumexp(-1), first_key))
+
+
+def joined(rows: list[WeightedRows], visible: Tensor) -> tuple[Tensor, Tensor]:
+    """The weights and log sums of all rows of one operator.
+
+    Args:
+        rows: as recorded.
+        visible: `(b, queries, keys)`, True where a query sees a key.
+
+    Returns:
+        `(batch, heads, queries, keys)` and `(batch, heads, queries)`: 0 for a key that is not seen, -inf for a query
+        that sees no key.
+    """
+    keys = visible.shape[-1]
+    padded = [F.pad(w, (first, keys - first - w.shape[-1])) for w, _, first in rows]
+    unseen = ~visible[:, None]
+    log_sum = torch.cat([part.log_sum for part in rows], dim=2)
+    return torch.cat(padded, dim=2).masked_fill(unseen, 0.0), log_sum.masked_fill(unseen.all(-1), -torch.inf)
+
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

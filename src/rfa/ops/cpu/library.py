@@ -4,15 +4,37 @@ import ctypes
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs, ScoreKind
-from .brgemm import find_brgemm
-from .build import load_library
+from rfa.ops.kernel import KernelInputs, ScoreKind
+
+from .build import instruction_sets, load_library
 from .compiler import BuildError
+
+# Products of small bfloat16 matrices by PyTorch's `brgemm`, which is oneDNN's: AVX-512 BF16 and AMX
+
+_INSTRUCTIONS = frozenset(("avx512_bf16", "amx_bf16"))  # without them it converts to float32, which gains nothing
+_BRGEMM = "_ZN2at6native7cpublas6brgemmEllllllbPKN3c108BFloat16ES5_Pfb"  # at::native::cpublas::brgemm
+_RELEASE = "_ZN2at6native7cpublas14brgemm_releaseEb"
+
+
+def find_brgemm() -> tuple[int, int] | None:
+    """The addresses of `brgemm` and `brgemm_release`; None without them, without oneDNN, or without instructions."""
+    if not (torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled):
+        return None
+    if _INSTRUCTIONS.isdisjoint(instruction_sets().split()):
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        brgemm, release = (ctypes.cast(library[name], ctypes.c_void_p).value for name in (_BRGEMM, _RELEASE))
+    except (OSError, AttributeError):
+        return None
+    return (brgemm, release) if brgemm and release else None
+
 
 SCORE_KINDS = get_args(ScoreKind)
 NUMBERS = (torch.float32, torch.bfloat16, torch.float16)  # of states in a cache, as in kernels/number.h

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernel import KernelInputs
-from ..positions import numbered
+from rfa.ops.kernel import KernelInputs
+from rfa.ops.positions import numbered
 
 _FAR = 2**31 - 1
 SMALL = 2.0**-32  # the unit of gradients of variances, as in `kernels/prior.py`

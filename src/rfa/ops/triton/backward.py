@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .arguments import Orders, batched, choices, column_ranges, key_blocks, orders, prior_arguments
 from .fold_numbers import Folds, fold_arguments, fold_choices
 from .fold_scales import FoldScales, fold_scales

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .fold_numbers import Folds
 from .frame import Frame
 from .incoming import Incoming

@@ -7,7 +7,8 @@ not. `table_folds.py` makes the numbers for uniform times, and `path_folds.py` f
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .arguments import Orders
 from .fold_constants import FOLD
 from .fold_numbers import Folds

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
 
 LINEAR_ROWS = 64  # of a program of the linear kernels
 

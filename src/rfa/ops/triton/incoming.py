@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .arguments import Orders, batched, choices, forward_blocks, row_ranges
 from .fold_numbers import Folds, fold_arguments, fold_choices
 from .frame import LINEAR_ROWS, Frame, turned

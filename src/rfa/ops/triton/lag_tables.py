@@ -5,12 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..dense import least_effective_variance
-from ..prior import UNIT, LagTables, log_gains_of_lags
-from ..prior import lag_tables as torch_lag_tables
-from ..problem import Options, Parameters
-from ..registration import operator
-from ..transforms import refuse_forward_mode, transformable
+from rfa.ops.dense import least_effective_variance
+from rfa.ops.prior import UNIT, LagTables, log_gains_of_lags
+from rfa.ops.prior import lag_tables as torch_lag_tables
+from rfa.ops.problem import Options, Parameters
+from rfa.ops.transforms import operator, refuse_forward_mode, transformable
 
 _BLOCK = 128  # lags of a program
 _NAMES = tuple(name for name in Parameters._fields if name not in ("frequency", "noise", "source_rate"))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernel import (
+from rfa.ops.kernel import (
     GRADIENT_HEADS,
     GRADIENT_SCHEMA,
     HALF_AND_SINGLE,
@@ -21,8 +21,8 @@ from ..kernel import (
     KernelInputs,
     gradients_by_field,
 )
-from ..registration import operator
-from ..transforms import refuse_forward_mode, transformable
+from rfa.ops.transforms import operator, refuse_forward_mode, transformable
+
 from .arguments import batched, choices, forward_blocks, orders, prior_arguments, row_ranges
 from .fold_numbers import fold_arguments, fold_choices
 from .folds import frame_and_folds, poisoned_before

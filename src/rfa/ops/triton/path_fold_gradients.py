@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .fold_constants import FOLD
 
 

@@ -6,7 +6,8 @@ The formulas are in `kernels/path_folds.py` and `kernels/path_fold_numbers.py`.
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .arguments import Orders, batched
 from .fold_constants import FOLD
 from .fold_numbers import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds

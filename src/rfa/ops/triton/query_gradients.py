@@ -6,7 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .arguments import SMALL, Orders, batched, choices, query_blocks, row_ranges, unit
 from .fold_constants import FOLD, TERMS, constant
 from .fold_numbers import Folds, fold_arguments, fold_choices

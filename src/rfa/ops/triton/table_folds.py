@@ -6,7 +6,8 @@ The formulas are in `kernels/folds.py`.
 import torch
 from torch import Tensor
 
-from ..kernel import KernelInputs
+from rfa.ops.kernel import KernelInputs
+
 from .fold_constants import FOLD, TERMS, constant, make_constants
 from .fold_numbers import LEAST_GAIN, LEAST_RESIDUAL, MOST_POWER, Folds
 from .frame import Frame, to_frame_and_folds

@@ -1,6 +1,0 @@
-"""`python -m rfa.cli`, for launchers that start modules. Python requires this file."""
-
-from .app import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,62 @@
+"""The versions, the commit and the machine that a result was made with."""
+
+import os
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import tokenizers
+import torch
+import transformers
+
+import rfa.version
+
+from .commit import source_commit, source_digest
+
+
+def environment() -> dict[str, Any]:
+    """Versions, commit and machine of this process. Where no commit is known, a digest of the source stands for it."""
+    return {
+        "rfa": rfa.version.__version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "accelerate": accelerate.__version__,
+        "tokenizers": tokenizers.__version__,
+        **_accelerated(),
+        "machine": f"{cpu_name()}, {platform.machine()}, {os.cpu_count()} CPUs",
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+@cache
+def _commit() -> str | None:
+    """Of the source that this process began with, as far as it is known: a later commit does not change it."""
+    package = Path(rfa.version.__file__).parent
+    return source_commit(package) or source_digest(package)
+
+
+def cpu_name() -> str:
+    """The maker's name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or "unknown CPU"
+
+
+def _accelerated() -> dict[str, Any]:
+    """Further versions on which measurements on a GPU depend."""
+    if not torch.cuda.is_available():
+        return {}
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = None
+    return {"cuda": torch.version.cuda, "triton": triton}

@@ -1,0 +1,263 @@
+"""Forecasts of a CSV file: what is asked for, and the files and the figure that are written."""
+
+from rfa.checks import needs
+
+needs("pandas")
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import count, islice, takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+
+from rfa.checks import require
+from rfa.environment import environment
+from rfa.estimation.time_axis import calendar_step
+from rfa.files import sha256, whole_name, write_text_whole
+
+from .dates import calendar_offset
+from .figure import ForecastPanel, forecast_panels
+from .style import save
+from .table import SeriesTable, TableFormat, read_series
+
+FORECAST_FORMAT = 1
+LEVELS = (0.5, 0.9)
+FILES = ("forecast.csv", "forecast.json", "figure.png")
+NETWORK = "network"  # the folder of a network that `forecast` itself has trained
+_MOST_STEPS = 100_000
+_SHOWN_HORIZONS, _SHOWN_READINGS = 6.0, 60  # of the past in the figure, at least
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForecastRequest:
+    """What to forecast.
+
+    Args:
+        file: a CSV file.
+        time: its column of times.
+        values: its columns of channels; by default all others.
+        horizon: how far ahead, such as `24h` or `12M`; a number where the times are numbers.
+        step: between forecasts, such as `30min` or `1MS`; by default the calendar's step or the median gap.
+        sensor: a column that names the sensor of each row. For the filter only.
+        table_format: how the file is written.
+        components: of the filter, as for `components_of`; by default the data choose.
+        robust: False: the Kalman filter.
+    """
+
+    file: Path
+    time: str
+    values: list[str] | None = None
+    horizon: str
+    step: str | None = None
+    sensor: str | None = None
+    table_format: TableFormat = field(default_factory=TableFormat)
+    components: list[str] | None = None
+    robust: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelForecast:
+    """What is said of one channel. Times are numbers in the unit of the series.
+
+    Args:
+        name: of the channel.
+        mean: of the readings at the forecast's times, `(steps,)`.
+        intervals: lower and upper ends `(steps,)` by probability.
+        past: times, means, and the 90 % interval of estimates at readings, for the figure.
+        outliers: a dictionary for each: time, value, expected, weight (None for networks).
+        details: further entries of `forecast.json`.
+    """
+
+    name: str
+    mean: Float[np.ndarray, " steps"]
+    intervals: dict[float, tuple[np.ndarray, np.ndarray]]
+    past: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+    outliers: list[dict[str, Any]]
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+Forecaster = Callable[[SeriesTable, Float[np.ndarray, " steps"]], list[ChannelForecast]]
+
+
+def read_request(request: ForecastRequest) -> tuple[SeriesTable, Float[np.ndarray, " steps"]]:
+    """The series up to its last reading, and the times to forecast, in its unit.
+
+    Raises:
+        ValueError: as `read_series`, and for a horizon or a step that is none.
+    """
+    table = read_series(
+        request.file, request.time, request.values, sensor=request.sensor, table_format=request.table_format
+    )
+    last = int((~table.values.isnan().all(1)).nonzero().max())
+    table = table.rows(slice(0, last + 1))
+    horizon = table.duration("horizon", request.horizon)
+    if table.origin is not None:
+        end = _end(table, request.horizon)
+        if (dates := _calendar_dates(table, request, end)) is not None:
+            note = f"steps: {dates[0]} of the calendar" + ("" if request.step else " (--step chooses another)")
+            return table._replace(notes=(*table.notes, note)), table.since_origin(dates[1])
+        if calendar_offset(request.horizon) is not None:
+            horizon = float(table.since_origin([end])[0] - table.times[-1])
+    step = _usual_step(table) if request.step is None else table.duration("step", request.step)
+    steps = int(horizon / step * (1 + 1e-6))  # steps are known to so much
+    name = f"{step:g} {table.unit}".rstrip()
+    require(steps >= 1, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
+    require(steps <= _MOST_STEPS, "horizon", f"{request.horizon}, {steps} steps of {name}", f"at most {_MOST_STEPS}")
+    return table, float(table.times[-1]) + step * np.arange(1, steps + 1)
+
+
+def _end(table: SeriesTable, horizon: str) -> pd.Timestamp:
+    """The date up to which a dated series is forecast."""
+    last, calendar = table.dates(table.times[-1:].numpy())[0], calendar_offset(horizon)
+    try:
+        return last + (pd.Timedelta(horizon) if calendar is None else calendar[0])
+    except (ValueError, OverflowError):
+        raise ValueError(f"horizon: got {horizon!r}, expected an end in a year that dates can have") from None
+
+
+def _calendar_dates(table: SeriesTable, request: ForecastRequest, end: pd.Timestamp) -> tuple[str, list[Any]] | None:
+    """The next dates by a step of the calendar, with its name; None where the step has a fixed length."""
+    dates = table.dates(table.times.numpy())
+    if request.step is None:
+        offset = calendar_step(dates.tz_localize(None).to_numpy())
+        name = "" if offset is None else f"{offset.kwds['months']}M" if "months" in offset.kwds else offset.freqstr
+    else:
+        offset, name = (calendar_offset(request.step) or (None,))[0], request.step
+    if offset is None:
+        return None
+    # from the last date, so that 30 January is followed by 29 February and 30 March
+    later = takewhile(lambda date: date <= end, (dates[-1] + offset * k for k in count(1)))
+    found = list(islice(later, _MOST_STEPS + 1))
+    require(len(found) > 0, "horizon", request.horizon, f"at least one step, {name}; --step chooses another")
+    require(len(found) <= _MOST_STEPS, "horizon", request.horizon, f"at most {_MOST_STEPS} steps of {name}")
+    return name, found
+
+
+def _usual_step(table: SeriesTable) -> float:
+    """The median gap between times, as the mean of the gaps that differ from it by rounding alone.
+
+    It is the shortest decimal number within the error of that mean.
+    """
+    times = np.unique(table.times.numpy())
+    gaps, rounding = np.diff(times), 4 * float(np.spacing(np.abs(times).max()))
+    alike = gaps[np.abs(gaps - table.gap) <= rounding]
+    if not len(alike):
+        return table.gap
+    mean, error = float(alike.mean()), rounding / len(alike)
+    return next((round(mean, digits) for digits in range(16) if abs(round(mean, digits) - mean) <= error), mean)
+
+
+def check_out(out: Path, overwrite: bool, resume: bool = False) -> None:
+    """Raise `ValueError` unless the folder is free, or holds a forecast that may be replaced."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"out: {out} is a file, expected a folder")
+    there = {whole_name(path) for path in out.iterdir()} if out.exists() else set()
+    foreign = sorted(there - {*FILES, NETWORK})
+    if foreign:
+        raise ValueError(f"out: {out} has other files, {', '.join(foreign)[:80]}, expected an empty folder")
+    if there and not (overwrite or (resume and there == {NETWORK})):
+        held = ", ".join(sorted(there))
+        raise ValueError(f"out: {out} has {held} already, expected an empty folder, or --overwrite")
+
+
+def write_forecast(
+    request: ForecastRequest,
+    forecaster: Forecaster,
+    kind: str,
+    out: Path,
+    table: SeriesTable,
+    query_times: Float[np.ndarray, " steps"],
+    about: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Forecast, and write `forecast.csv`, `figure.png` and last `forecast.json`, each whole.
+
+    Args:
+        request: what to forecast.
+        forecaster: does it.
+        kind: "filter" or "network".
+        out: the folder, checked already.
+        table, query_times: of `read_request`.
+        about: further entries of `forecast.json`.
+
+    Returns:
+        The content of `forecast.json`.
+
+    Raises:
+        ValueError: for what cannot be forecast.
+        OSError: if a file cannot be written.
+    """
+    found = forecaster(table, query_times)
+    labels = [table.label(time) for time in query_times.tolist()]
+    content: dict[str, Any] = {
+        "format": FORECAST_FORMAT,
+        "model": kind,
+        "robust": request.robust if kind == "filter" else None,
+        "file": str(request.file),
+        "sha256": sha256(request.file),
+        "time": request.time,
+        "unit": table.unit or None,
+        "readings": {name: int(n) for name, n in zip(table.channels, (~table.values.isnan()).sum(0), strict=True)},
+        "last": table.label(float(table.times[-1])),
+        "horizon": request.horizon,
+        "notes": list(table.notes),
+        "step": float(query_times[-1] - float(table.times[-1])) / len(query_times),
+        "channels": {
+            one.name: {
+                "times": labels,
+                "mean": one.mean.tolist(),
+                "intervals": {
+                    f"{level:.0%}"[:-1]: {"lower": ends[0].tolist(), "upper": ends[1].tolist()}
+                    for level, ends in one.intervals.items()
+                },
+                "outliers": [{name: x for name, x in each.items() if name != "at"} for each in one.outliers],
+                **one.details,
+            }
+            for one in found
+        },
+        **(about or {}),
+        "environment": environment(),
+    }
+    bad = [one.name for one in found if not all(np.isfinite(x).all() for x in (one.mean, *one.intervals[0.9]))]
+    require(
+        not bad, "forecast", f"numbers that are not finite for {bad}", "finite ones; are values or times too large?"
+    )
+    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    save(forecast_panels([_panel(one, table, query_times) for one in found]), out / "figure.png")
+    write_text_whole(out / "forecast.csv", _rows(found, labels))
+    write_text_whole(out / "forecast.json", text)
+    return content
+
+
+def _rows(found: list[ChannelForecast], labels: list[str]) -> str:
+    parts = []
+    for one in found:
+        columns: dict[str, Any] = {"time": labels, "channel": one.name, "mean": one.mean}
+        for level, (lower, upper) in one.intervals.items():
+            columns |= {f"lower_{level * 100:.0f}": lower, f"upper_{level * 100:.0f}": upper}
+        parts.append(pd.DataFrame(columns))
+    return pd.concat(parts).to_csv(index=False)
+
+
+def _panel(one: ChannelForecast, table: SeriesTable, query_times: np.ndarray) -> ForecastPanel:
+    times = table.times.numpy()
+    shown = min(
+        times[-1] - _SHOWN_HORIZONS * (query_times[-1] - times[-1]), times[max(0, len(times) - _SHOWN_READINGS)]
+    )
+    recent = times >= shown
+    estimated = one.past[0] >= shown
+    past = tuple(part[estimated] for part in one.past)
+    wrong = [each for each in one.outliers if each["at"] >= shown]
+    return ForecastPanel(
+        name=one.name,
+        readings=(table.axis(times[recent]), table.values[recent, table.channels.index(one.name)].numpy()),
+        outliers=(table.axis(np.array([each["at"] for each in wrong])), np.array([each["value"] for each in wrong])),
+        past=(table.axis(past[0]), *past[1:]),
+        times=table.axis(query_times),
+        mean=one.mean,
+        intervals=one.intervals,
+    )

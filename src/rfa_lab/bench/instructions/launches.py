@@ -1,0 +1,104 @@
+"""Record the Triton kernels that host code launches, as a CUDA device would get them, without a device.
+
+The host code runs on fake tensors, which have a shape, a dtype and no memory, and which say that they are on a CUDA
+device. So it takes the branches that it takes there, at any size. A launch is not run: its arguments pass through
+Triton's own specialisation (integers that are 1 or multiples of 16, aligned pointers) and are kept.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rfa.ops.transforms import BODIES
+
+
+class Launch(NamedTuple):
+    """A kernel with everything that its machine code depends on, in the terms of `triton.compile`.
+
+    Fields:
+        function: of `triton.jit`.
+        signature: the type of each argument.
+        constants: values of the arguments that are known when it is compiled, by place.
+        attributes: what else is known of the others, by place.
+        options: warps, stages and others.
+    """
+
+    function: Any
+    signature: dict[str, Any]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel's name in words."""
+        return str(self.function.__name__).removesuffix("_kernel").replace("_", " ")
+
+    @property
+    def identity(self) -> str:
+        """Equal for launches that run the same machine code."""
+        return repr((self.function.__module__, self.function.__name__, *self[1:]))
+
+
+class _Operators(TorchDispatchMode):
+    """Runs the body of a registered operator of `rfa`, which fake tensors would leave out."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "rfa":
+            with self:  # a kernel's operator may call others
+                return BODIES[func._schema.name](*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _address(tensor: Tensor) -> int:
+    """Of a fake tensor: up to a multiple of 512 bytes, where PyTorch's allocations start."""
+    return int(tensor.storage_offset()) * tensor.itemsize
+
+
+@contextmanager
+def fake_device(arch: int) -> Iterator[None]:
+    """New tensors are fake and say that they are on a CUDA device, and the operators of `rfa` run on them.
+
+    They are on the CPU for PyTorch itself: without CUDA it has no automatic gradients for others.
+    """
+    with ExitStack() as stack:
+        for name in ("_exchange_device", "_maybe_exchange_device"):
+            stack.enter_context(mock.patch.object(torch.cuda, name, return_value=-1))
+        capability = divmod(arch, 10)
+        stack.enter_context(mock.patch.object(torch.cuda, "get_device_capability", return_value=capability))
+        if torch.version.cuda is None:
+            stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
+        stack.enter_context(mock.patch.object(Tensor, "is_cuda", True))
+        stack.enter_context(mock.patch.object(Tensor, "data_ptr", _address))
+        stack.enter_context(FakeTensorMode())
+        stack.enter_context(_Operators())
+        yield
+
+
+def launches(call: Callable[[], object], arch: int) -> list[Launch]:
+    """The different launches of a call on a fake device, in order."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
+    from triton.runtime.jit import JITFunction, create_function_from_signature
+
+    backend = CUDABackend(GPUTarget("cuda", arch, 32))
+    found: dict[str, Launch] = {}
+
+    def record(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        bind = create_function_from_signature(self.signature, self.params, backend)
+        bound, specialization, options = bind(*args, **kwargs)
+        _, signature, constants, attributes = self._pack_args(backend, kwargs, bound, specialization, options)
+        launch = Launch(self, signature, constants, attributes, dict(options))
+        found.setdefault(launch.identity, launch)
+
+    with warnings.catch_warnings(), fake_device(arch), mock.patch.object(JITFunction, "run", record):
+        warnings.simplefilter("ignore")
+        call()
+    return list(found.values())

@@ -1,0 +1,199 @@
+"""The operator, forward only and with its backward pass, compared with its peers."""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from rfa.checks import require
+from rfa.models import preset
+from rfa.nn import RobustFilterAttention
+from rfa.ops import robust_filter_attention
+
+from .bound import attention_work, bound_fields
+from .measurement import (
+    TOLERANCES,
+    ActualAndExpected,
+    Setting,
+    StateShape,
+    Tick,
+    compare,
+    compare_with_tolerances,
+    in_turns,
+)
+from .peers import peers
+
+PASSES = ("forward", "forward_backward")
+_CHECKED_SCORES = 2**20  # maximum number of scores of the reference; with gradients they need about 200 MB
+_CHECKED_ROWS, _DENSE_LENGTH = 64, 251
+
+
+def filter_layer(name: str, heads: int, channels: int, device: str = "cpu") -> RobustFilterAttention:
+    """The attention layer of a preset. The operator is measured with its dynamics and options.
+
+    Its decay has a gradient, learned or not: who calls the operator may ask for it.
+
+    Raises:
+        ValueError: for a preset without a filter, or invalid sizes.
+    """
+    require(heads >= 1, "heads", heads, "at least 1")
+    require(channels >= 4 and channels % 4 == 0, "channels", channels, "a multiple of 4: pairs of complex modes")
+    layer = preset(name, hidden_size=heads * channels // 2, num_attention_heads=heads).build_attention()
+    require(isinstance(layer, RobustFilterAttention), "preset", name, "a filter, for anything but a training step")
+    layer = cast(RobustFilterAttention, layer).to(device)  # first: moved later, a buffer with a gradient is no leaf
+    for _, tensor in _wanted(layer):
+        tensor.requires_grad_()
+    return layer
+
+
+class OperatorProblem:
+    """Random states, a random gradient of the estimate, and a layer whose dynamics need gradients.
+
+    Args:
+        shape: of the states.
+        name: of the preset.
+        setting: of the benchmark.
+    """
+
+    def __init__(self, shape: StateShape, name: str, setting: Setting):
+        torch.manual_seed(0)
+        self.shape, self.setting = shape, setting
+        self.layer = filter_layer(name, shape.heads, shape.channels, setting.device)
+        states = torch.randn(4, *shape, dtype=torch.float32).to(setting.device, setting.torch_dtype)
+        *self.states, self.grad = (state.clone() for state in states)
+        self.logarithm = self.layer.options.weight == "student_t"
+        for state in self.states:
+            state.requires_grad_()
+
+    @property
+    def wanted(self) -> dict[str, Tensor]:
+        """The tensors whose gradients are computed: the states, the parameters of the layer's dynamics, the decay."""
+        return dict(zip(("query", "key", "value"), self.states, strict=True)) | dict(_wanted(self.layer))
+
+    def estimate(self) -> Tensor:
+        """One call of the public operator."""
+        return call_operator(self.layer, self.states, self.setting.backend)
+
+    def gradients(self) -> tuple[Tensor, ...]:
+        """One call and its backward pass."""
+        return torch.autograd.grad(self.estimate(), [*self.wanted.values()], self.grad)
+
+    def check(self) -> dict[str, Any]:
+        """Check values and gradients of this problem at some rows, and of a shorter problem at all rows."""
+        batch, heads, length, _ = self.shape
+        rows = max(1, min(_CHECKED_ROWS, length, _CHECKED_SCORES // (batch * heads * length)))
+        # only late rows: the gradient of the first row is pure rounding error, and would hide those of the others
+        late = torch.linspace(length // 2, length - 1, rows).round().long().unique()
+        groups = self._compared(length, batch, late)
+        if rows < length:
+            short = min(length, _DENSE_LENGTH)
+            dense = self._compared(short, 1, torch.arange(short))
+            groups |= {f"{name}, {short} tokens": group for name, group in dense.items()}
+        return compare_with_tolerances(groups)
+
+    def _compared(self, length: int, batch: int, rows: Tensor) -> dict[str, tuple[ActualAndExpected, float]]:
+        """Actual and expected values at the given rows, for a part of the states.
+
+        The loss is `<estimate, grad>` over these rows. Half of `grad` is the estimate itself. With pure noise a
+        parameter's gradient, a sum over all pairs, would cancel, and only the rounding of single pairs would remain.
+        """
+        rows = rows.to(self.setting.device)
+        states = [state.detach()[:batch, :, :length].clone().requires_grad_() for state in self.states]
+        exact = copy.deepcopy(self.layer).double()
+        exact_states = [state.detach().double().requires_grad_() for state in states]
+        query, key, value = exact_states
+        expected = call_operator(exact, [query[:, :, rows], key, value], "reference", query_times=rows)
+        signal = expected.detach() / expected.detach().square().mean().sqrt()
+        grad = torch.zeros_like(states[0])
+        grad[:, :, rows] = self.grad[:batch, :, rows] + signal.to(grad.dtype)
+        wanted = [*exact_states, *(tensor for _, tensor in _wanted(exact))]
+        expected_gradients = torch.autograd.grad(expected, wanted, grad[:, :, rows].double())
+
+        actual = call_operator(self.layer, states, self.setting.backend)
+        gradients = torch.autograd.grad(actual, [*states, *(tensor for _, tensor in _wanted(self.layer))], grad)
+        pairs = list(zip(gradients, expected_gradients, strict=True))
+        tolerance = TOLERANCES[self.setting.torch_dtype]
+        return {
+            "estimate": ([(actual[:, :, rows], expected)], tolerance.estimate),
+            "gradients of states": (pairs[:3], tolerance.states),
+            "gradients of parameters": (pairs[3:], tolerance.parameters),
+        }
+
+
+def _wanted(layer: RobustFilterAttention) -> list[tuple[str, Tensor]]:
+    """The tensors of a layer's dynamics that have gradients, by name."""
+    decay = [(name, tensor) for name, tensor in layer.dynamics.named_buffers() if name == "decay"]  # where not learned
+    return [*layer.dynamics.named_parameters(), *decay]
+
+
+def call_operator(layer: RobustFilterAttention, states: list[Tensor], backend: str, **where: Tensor) -> Tensor:
+    """Call the public operator with a layer's dynamics and options."""
+    query, key, value = states
+    chosen = ("weight", "rotate_values", "prior", "gate", "query_noise_in_bias")
+    given: dict[str, Any] = {name: getattr(layer.options, name) for name in chosen}
+    given |= {**layer.dynamics(), **where}
+    estimate = robust_filter_attention(query, key, value, **given, backend=backend)
+    return cast(Tensor, estimate)  # a tuple only with return_log_precision
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    """The time of one preset at one shape, with a line of results for each pass and peer.
+
+    Fields:
+        shape: of the states.
+        preset: whose layer is measured.
+        setting: of the benchmark.
+        peers: names of `rfa_lab.bench.peers.PEERS`. Those that cannot run are named in each line as "refused".
+    """
+
+    shape: StateShape
+    preset: str
+    setting: Setting
+    peers: tuple[str, ...] = ("sdpa",)
+
+    @property
+    def title(self) -> str:
+        """For the progress bar."""
+        return f"operator {self.shape}"
+
+    @property
+    def rounds(self) -> int:
+        """How often `lines` ticks."""
+        return len(PASSES) * self.setting.repeats
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """Check, then measure."""
+        problem, setting = OperatorProblem(self.shape, self.preset, self.setting), self.setting
+        line = {
+            "benchmark": "operator",
+            "preset": self.preset,
+            **self.shape._asdict(),
+            **setting.fields(),
+            "backend": setting.resolved((self.shape.channels,)),
+            "check": problem.check(),
+        }
+        if not line["check"]["passed"]:
+            yield line
+            return
+        for each in PASSES:
+            backward = each == "forward_backward"
+            found = peers(self.peers, problem.layer, problem.states, problem.grad, setting, backward)
+            part = {**line, "pass": each, **({"gradients": list(problem.wanted)} if backward else {})}
+            part |= {"refused": found.refused} if found.refused else {}
+            if not found.calls:
+                yield {**part, "peer": "none"}
+                continue
+            contestants = {"rfa": problem.gradients if backward else problem.estimate, **found.calls}
+            with torch.set_grad_enabled(backward):
+                seconds = in_turns(contestants, setting.repeats, setting.device, tick)
+            itemsize = problem.grad.itemsize
+            work = attention_work(self.shape, backward, problem.logarithm, itemsize)
+            plain = attention_work(self.shape, backward, False, itemsize)
+            for name, check in found.checks.items():
+                works = {"rfa": work, "peer": work if name in found.filters else plain}
+                measured = {**compare(seconds, name), "peer_check": check}
+                yield {**part, **measured, **bound_fields(works, setting)}

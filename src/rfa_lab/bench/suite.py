@@ -1,0 +1,235 @@
+"""The cases of `rfa bench`, their measurement, and the file of JSON lines with the results."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rfa.checks import check_range, require
+from rfa.environment import cpu_name, environment
+from rfa.models import PRESETS, FilterAttentionConfig
+from rfa.progress import Stage, StageProgress
+
+from .decode import DecodingCase
+from .generate import GenerationCase
+from .measurement import LARGEST, Setting, StateShape, Tick
+from .memory import MemoryCase
+from .operator import OperatorCase, filter_layer
+from .peers import PEERS
+from .step import PEER, TrainingStepCase
+
+WHAT = ("operator", "step", "decode", "generate", "memory", "all")
+PRESET = "m2-sc-rfa"
+TARGETS = {"cpu": (512, 2048, 8192), "cuda": (512, 1024, 2048, 4096)}  # lengths of the operator
+CURVE = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+DECODE_LENGTH, MEMORY_LENGTH, TRAIN_LENGTH, PROMPT_LENGTH = 8192, 32768, 512, 512  # default lengths in tokens
+SMALL = {"vocab_size": 4096, "num_hidden_layers": 2}  # with it a training step takes about a second
+
+
+class Case(Protocol):
+    """Something to measure. `lines` checks, measures, calls `tick` after each round, and yields lines of results."""
+
+    @property
+    def title(self) -> str:
+        """Description for the progress bar."""
+
+    @property
+    def rounds(self) -> int:
+        """Number of calls of `tick`, unless the check fails."""
+
+    def lines(self, tick: Tick) -> Iterator[dict[str, Any]]:
+        """The lines of results."""
+
+
+def cases(
+    what: str | None,
+    setting: Setting,
+    *,
+    lengths: Sequence[int] = (),
+    batch: int | None = None,
+    heads: int = 8,
+    channels: int = 64,
+    presets: Sequence[str] = (),
+    model: Mapping[str, Any] | None = None,
+    peers: Sequence[str] = (),
+) -> list[Case]:
+    """The cases of a command.
+
+    Args:
+        what: one of `WHAT`; None for the operator at the lengths of `TARGETS` and a small training step.
+        setting: of the benchmark.
+        lengths: numbers of tokens, or of cached tokens. The default is `TARGETS`; for "all" it goes up to 32,768.
+        batch: number of sequences. By default more for short sequences, so that they fill the machine; 16 in training
+            and 1 where tokens follow one by one.
+        heads, channels: of the states. A model's width is `heads * channels / 2`.
+        presets: `m2-sc-rfa` by default; "all" for all presets except the peer of training steps.
+        model: further fields of whole models, in training and generation.
+        peers: of the operator, names of `PEERS`; "all" for all, the default on a GPU. On a CPU it is "sdpa". Of "step"
+            one preset, by default `b1-rope`.
+
+    Raises:
+        ValueError: for unknown or invalid values.
+    """
+    require(what is None or what in WHAT, "bench", what, f"one of {', '.join(WHAT)}")
+    for field, given in (("batch", 1 if batch is None else batch), ("heads", heads), ("channels", channels)):
+        check_range(field, given, 1, LARGEST)
+    for length in lengths:
+        check_range("lengths", length, 1, LARGEST)
+    peer = peers[0] if what == "step" and peers else PEER
+    chosen = [name for name in PRESETS if name != peer] if "all" in presets else list(presets) or [PRESET]
+    require(what in (None, "step", "generate", "all") or not model, "--set", model, "a whole model with it")
+    for name in chosen:
+        require(name in PRESETS, "presets", name, f"'all' or some of {', '.join(PRESETS)}")
+    require(what in (None, "operator", "step", "all") or not peers, "--peers", peers, "the operator or a step with it")
+    if what == "step":
+        require(len(peers) < 2, "--peers", peers, "one preset for a step")
+        require(peer in PRESETS, "peers", peer, f"one of {', '.join(PRESETS)}")
+        require(not peers or peer not in chosen, "peers", peer, f"another preset than {peer}")
+    else:
+        for name in peers:
+            require(name in (*PEERS, "all"), "peers", name, f"'all' or some of {', '.join(PEERS)}")
+    everyone = "all" in peers or (not peers and setting.device == "cuda")
+    against = PEERS if everyone else tuple(dict.fromkeys(peers)) or PEERS[:1]
+    found: list[Case] = []
+    for name in chosen:
+        # a baseline does not use our operator: with "all" it is skipped, named by the user it is an error
+        if _is_filter(name) or (what in ("operator", "decode", "memory") and "all" not in presets):
+            filter_layer(name, heads, channels)
+            found += _attention_cases(what, name, setting, lengths, batch, heads, channels, against)
+        if what in (None, "step", "all"):
+            size: dict[str, Any] = {"hidden_size": heads * channels // 2, "num_attention_heads": heads}
+            size |= {**(SMALL if what is None else {}), **(model or {})}
+            found += _training_cases(name, peer, setting, lengths, batch or (4 if what is None else 16), size)
+        if what in ("generate", "all"):
+            size = {"hidden_size": heads * channels // 2, "num_attention_heads": heads, **(model or {})}
+            generations = [GenerationCase(name, batch or 1, n, size, setting) for n in lengths or [PROMPT_LENGTH]]
+            generations[0].config()  # so that an error comes now
+            found += generations
+    if setting.backend != "auto":  # for "auto" this would already compile kernels
+        setting.resolved((channels, channels))
+    return found
+
+
+def _attention_cases(
+    what: str | None,
+    name: str,
+    setting: Setting,
+    lengths: Sequence[int],
+    batch: int | None,
+    heads: int,
+    channels: int,
+    peers: tuple[str, ...],
+) -> Iterator[Case]:
+    if what in (None, "operator", "all"):
+        for length in lengths or (CURVE if what == "all" else TARGETS[setting.device]):
+            # on a CPU about 2,048 tokens, in at most 4 sequences
+            usual = 16 if setting.device == "cuda" else min(4, max(1, 2048 // length))
+            yield OperatorCase(StateShape(batch or usual, heads, length, channels), name, setting, peers)
+    if what in ("decode", "all"):
+        for length in lengths or [DECODE_LENGTH]:
+            yield DecodingCase(StateShape(batch or 1, heads, length, channels), name, setting)
+    if what in ("memory", "all"):
+        for length in lengths or [MEMORY_LENGTH]:
+            yield MemoryCase(StateShape(batch or 1, heads, length, channels), name, setting)
+
+
+def _training_cases(
+    name: str, peer: str, setting: Setting, lengths: Sequence[int], batch: int, size: Mapping[str, Any]
+) -> Iterator[Case]:
+    for length in lengths or [TRAIN_LENGTH]:
+        require(length >= 2, "lengths", length, "at least 2 tokens in training")
+        step = TrainingStepCase(name, batch, length, size, setting, peer)
+        for trained in (name, peer):
+            step.config(trained)  # so that an error comes now, not after the other cases
+        yield step
+
+
+def _is_filter(name: str) -> bool:
+    return isinstance(PRESETS[name], FilterAttentionConfig)
+
+
+def run(
+    made: Sequence[Case], out: Path, setting: Setting, progress: StageProgress = lambda *_: None
+) -> Iterator[dict[str, Any]]:
+    """Measure each case, and append each of its lines to `out` before it is yielded.
+
+    Args:
+        made: the cases, from `cases`.
+        out: the result file.
+        setting: with which the cases were made.
+        progress: called with the stage (the title of a case, "done" at the end), the rounds done and their total.
+
+    Raises:
+        OSError: if nothing can be written to `out`.
+    """
+    require(not out.exists() or out.is_file(), "--out", str(out), "the path of a file")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("ab"):  # so that an error comes now, not after the first measurement
+        pass
+    total, done = sum(case.rounds for case in made), 0
+    machine = {"processor": processor(setting.device), "environment": environment()}
+    for case in made:
+        begun = done
+        progress(Stage(case.title), done, total)
+
+        def tick(case: Case = case) -> None:
+            nonlocal done
+            done += 1
+            progress(Stage(case.title), done, total)
+
+        for line in case.lines(tick):
+            line |= {**machine, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+            append(out, line)
+            yield line
+        done = begun + case.rounds
+    progress(Stage("done"), total, total)
+
+
+def processor(device: str) -> str:
+    """The name of the CPU, with the instructions that PyTorch takes on it, or of the GPU."""
+    if device == "cuda":
+        card = torch.cuda.get_device_properties(0)
+        return f"{card.name}, {card.multi_processor_count} SMs, {card.total_memory / 2**30:.0f} GiB"
+    return f"{cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def append(path: Path, line: Mapping[str, Any]) -> None:
+    """Append one line in a single write, so that neither a crash nor another process can leave a part of a line.
+
+    Raises:
+        OSError: if the line cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(line, allow_nan=False) + "\n"
+    with path.open("ab+", buffering=0) as file:
+        if file.seek(0, os.SEEK_END):
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # the last line was not finished; it must stay a line of its own
+                text = "\n" + text
+        data = text.encode()
+        if file.write(data) != len(data):
+            raise OSError(f"{path}: the disk took only a part of the last line")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All lines of a file.
+
+    Raises:
+        ValueError: for a line that is no JSON object, with its number.
+        OSError: if the file cannot be read.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            line = json.loads(text) if text.strip() else {}
+        except json.JSONDecodeError:
+            line = None
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}: line {number} is no JSON object")
+        if line:
+            lines.append(line)
+    return lines

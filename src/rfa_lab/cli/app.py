@@ -1,0 +1,170 @@
+"""The application to which commands are added, their shared helpers, and the entry point."""
+
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand, TyperGroup
+
+from rfa.checks import MissingExtra
+
+
+class LongNames(TyperGroup):
+    """Commands of which some have names of two words, such as `forecast train`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Take the first two words for a name where they are one."""
+        both = " ".join(args[:2])
+        return super().resolve_command(ctx, [both, *args[2:]] if both in self.commands else args)
+
+
+app = typer.Typer(
+    cls=LongNames,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Robust Filter Attention: language models whose attention is a robust filter, and forecasts of series.",
+    epilog="Start with: rfa demo",
+)
+console = Console(markup=False, emoji=False)
+UsageError: Any = typer.BadParameter.__mro__[1]  # click's class, which some versions of Typer do not export
+errors = Console(stderr=True, soft_wrap=True, highlight=False, markup=False, emoji=False)
+
+
+MANY: dict[str, Callable[[str], bool]] = {
+    "--arch": lambda value: not value.startswith("-"),
+    "--channels": str.isdigit,
+    "--components": lambda value: not value.startswith("-"),
+    "--dtype": lambda value: not value.startswith("-"),
+    "--lengths": str.isdigit,
+    "--missing": lambda value: re.match("-+[A-Za-z]", value) is None,  # numbers below 0 among them
+    "--only": lambda value: not value.startswith("-"),
+    "--peers": lambda value: not value.startswith("-"),
+    "--presets": lambda value: not value.startswith("-"),
+    "--results": lambda value: not value.startswith("-"),
+    "--score": lambda value: not value.startswith("-"),
+    "--set": lambda value: "=" in value and not value.startswith("-"),
+    "--times": lambda value: not value.startswith("-"),
+    "--values": lambda value: not value.startswith("-"),
+}
+
+
+ARGUMENTS = "rfa.arguments"  # of a command, as they were given, in `meta` of its context
+
+
+class ManyValues(TyperCommand):
+    """A command whose options take several values in a row: those that are named in `MANY` and have lists here."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read `--lengths 512 1024` as `--lengths 512 --lengths 1024`."""
+        ctx.meta[ARGUMENTS] = list(args)
+        spread: list[str] = []
+        option = ""
+        many = {name for parameter in self.params if getattr(parameter, "multiple", False) for name in parameter.opts}
+        for arg in args:
+            if arg in MANY and arg in many:
+                option = arg
+            elif option and MANY[option](arg):
+                if spread[-1] != option:
+                    spread.append(option)
+            else:
+                option = ""
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+def assignment(text: str) -> tuple[str, Any]:
+    """The field and the value of `field=value`. The value is read as JSON if it is valid JSON, otherwise as text."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise ValueError(f"--set: got {text!r}, expected field=value")
+    try:
+        return name, json.loads(value.lower() if value in ("True", "False") else value)
+    except json.JSONDecodeError:
+        return name, None if value == "None" else value
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # a number with thousands of digits, or lists nested thousands of times
+        raise ValueError(f"{name}: got {value:.40}..., expected a value of the model") from error
+
+
+def check_resume(ctx: typer.Context, resume: bool) -> None:
+    """Raise `ValueError` for options beside `--resume` and `--out`."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params} if resume else {}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if extra := sorted(given - {"out", "resume"}):
+        names = ", ".join("--" + name.strip("_").replace("_", "-") for name in extra)
+        raise ValueError(f"--resume: got {names} with it, expected only --out: the run folder holds the rest")
+
+
+def check_out(path: Path | None, name: str = "--out") -> None:
+    """Raise `ValueError` unless a command can write there. It comes before anything is read. None is no place."""
+    from rfa.files import check_writable
+
+    if path is not None:
+        check_writable(name, path)
+
+
+@contextmanager
+def stoppable(hint: str) -> Iterator[None]:
+    """Print one line that says where a run was stopped and how to continue it."""
+    from rfa_lab.training import Stopped
+
+    try:
+        yield
+    except Stopped as stopped:
+        errors.print(f"rfa: {stopped}; {hint}")
+        raise SystemExit(130) from None
+
+
+@contextmanager
+def interruptible(hint: str) -> Iterator[None]:
+    """Print one line that says how to go on, where Ctrl-C stops what has nothing left to save."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        errors.print(f"rfa: stopped; {hint}")
+        raise SystemExit(130) from None
+
+
+def main() -> None:
+    """The entry point. An error is printed in one line with exit status 2; Ctrl-C has exit status 130."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")  # print a sample even if the terminal lacks a character
+    try:
+        status = app(standalone_mode=False)
+    except UsageError as error:
+        if not error.format_message():  # no command was given, and the help was printed
+            sys.exit(2)
+        _fail(error.format_message())
+    except (ValueError, OSError, MissingExtra) as error:
+        if os.environ.get("RFA_DEBUG"):
+            raise
+        _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        status = 130
+    except Exception as error:
+        if os.environ.get("RFA_DEBUG"):
+            raise
+        _fail(f"{type(error).__name__}: {error} (RFA_DEBUG=1 shows where)")
+    if status == 130:  # Typer too returns it for Ctrl-C
+        errors.print("rfa: stopped")
+    sys.exit(status)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, without control characters on which a terminal would act."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
+def _fail(message: str) -> None:
+    errors.print(f"rfa: {one_line(message)}")
+    sys.exit(2)

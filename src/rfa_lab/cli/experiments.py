@@ -1,0 +1,236 @@
+"""The commands for recipes and their results: experiment and report."""
+
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .app import ManyValues, app, check_out, console, errors, interruptible, one_line, stoppable
+from .console import progress_bars, stage_words, states_table
+
+_LINE = 1000  # characters of a reason; a record may lack hundreds of runs
+
+
+@app.command(cls=ManyValues)
+def experiment(
+    recipe: Annotated[Path, typer.Argument(help="A YAML file, as in recipes/.", metavar="RECIPE")],
+    out: Annotated[Path, typer.Option(help="Folder for runs and results.", metavar="DIR")],
+    data: Annotated[
+        str | None, typer.Option(help="A corpus, file or folder instead of the recipe's.", metavar="D")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the runs and how far each is.")] = False,
+    tokens_per_second: Annotated[
+        float | None, typer.Option(help="With --dry-run: the speed of training, for the hours.", metavar="N")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="With --dry-run: the name of the device with this speed.", metavar="NAME")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Names of runs; * stands for anything.", metavar="RUN ...")
+    ] = None,
+    time_limit: Annotated[
+        str | None, typer.Option("--for", help="Save and stop after so long, for example 9m or 1h30m.", metavar="TIME")
+    ] = None,
+    other_version: Annotated[
+        bool, typer.Option("--other-version", help="Go on in a folder that another version or commit began.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue existing runs. This is the default.")] = False,
+) -> None:
+    """Make all runs and evaluations of a table. Finished runs are skipped, unfinished runs are continued.
+
+    Several processes may share a recipe and a folder. The exit status is 1 if a run failed; other runs are still made.
+    """
+    from rfa_lab.recipes import load_recipe, recipe_kind, run_recipe, seconds_of
+
+    if not dry_run:
+        check_out(out)
+    seconds = None if time_limit is None else seconds_of(time_limit)
+    with _all_faults():
+        kind = recipe_kind(recipe)
+    if kind in ("series", "recall"):
+        for option, given in {"--tokens-per-second": tokens_per_second, "--device": device}.items():
+            if given is not None:
+                raise ValueError(f"{option}: got it with a recipe of {kind}, expected none: its runs take minutes")
+        _small_experiment(kind, recipe, out, tuple(only or ()), dry_run, data, time_limit, other_version)
+        return
+    with _all_faults():
+        planned = load_recipe(recipe, data)
+    if dry_run:
+        _dry_run(planned, out, only or (), tokens_per_second, device)
+        return
+    if tokens_per_second is not None or device is not None:
+        raise ValueError("--tokens-per-second, --device: got them without --dry-run, expected both with it")
+    hint = _how_to_go_on(recipe, out, data, only or (), time_limit, other_version)
+    with _all_faults(), stoppable(hint), interruptible(hint), progress_bars() as bar:
+        outcome = run_recipe(
+            planned,
+            out,
+            only=only or (),
+            seconds=seconds,
+            other_version=other_version,
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+            failure=_failed,
+        )
+    if outcome.stopped is not None:
+        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
+    console.print(f"{len(outcome.done)} runs done: {out / 'results'}", highlight=False, soft_wrap=True)
+    for name in outcome.claimed:
+        console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
+    if outcome.failed:
+        console.print(
+            f"{len(outcome.failed)} runs failed: {', '.join(outcome.failed)}", highlight=False, soft_wrap=True
+        )
+        raise typer.Exit(1)
+
+
+def _how_to_go_on(
+    recipe: Path, out: Path, data: str | None, only: Sequence[str], time_limit: str | None, other_version: bool
+) -> str:
+    """The command that goes on where this one stops, in words."""
+    again = ["rfa", "experiment", str(recipe), "--out", str(out)]
+    again += [*(["--data", data] if data is not None else []), *(["--only", *only] if only else [])]
+    again += [*(["--for", time_limit] if time_limit else []), *(["--other-version"] if other_version else [])]
+    return f"go on with: {shlex.join(again)}"
+
+
+def _dry_run(recipe: Any, out: Path, only: Sequence[str], speed: float | None, device: str | None) -> None:
+    """The runs, the hours that they take, and what they need. The exit status is 1 if something is missing."""
+    from rfa_lab.recipes import measured_on, states
+    from rfa_lab.recipes.dry_run import requirements
+
+    if device is not None and speed is None:
+        raise ValueError(f"--device: got {device!r} alone, expected --tokens-per-second with it")
+    found = states(recipe, out, only, speed)
+    measured = measured_on(recipe, out) if speed is None else None
+    console.print(states_table(recipe.title, found, device or measured))
+    required = requirements(recipe, found, out)
+    for each in required:
+        there = "" if each.there else "missing: "
+        console.print(f"{each.what}: {there}{each.said}", highlight=False, soft_wrap=True)
+    if not all(each.there for each in required):
+        raise typer.Exit(1)
+
+
+def _small_experiment(
+    kind: str,
+    recipe: Path,
+    out: Path,
+    only: tuple[str, ...],
+    dry_run: bool,
+    data: str | None,
+    time_limit: str | None,
+    other_version: bool,
+) -> None:
+    """The runs of a recipe of series or of recall, and their tables."""
+    from rfa_lab import recipes as experiments
+    from rfa_lab.report.recall_tables import write_recall_report
+    from rfa_lab.report.series_tables import write_series_report
+
+    planned: Any
+    finished: Callable[..., Any]
+    make: Callable[..., Any]
+    with _all_faults():
+        if kind == "series":
+            planned, write = experiments.load_series_recipe(recipe, data), write_series_report
+            finished, make = experiments.finished_series_result, experiments.run_series_recipe
+        else:
+            if data is not None:
+                raise ValueError(f"data: got {data}, expected none: the sequences of this recipe are drawn")
+            planned, write = experiments.load_recall_recipe(recipe), write_recall_report
+            finished, make = experiments.finished_recall_result, experiments.run_recall_recipe
+    if dry_run:
+        experiments.check_folder(out, planned.name)
+        chosen = experiments.selected_names([run.name for run in planned.runs], only)
+        for run in (run for run in planned.runs if run.name in chosen):
+            there = finished(planned, run, out / "results" / f"{run.name}.json") is not None
+            console.print(f"{run.name}: {'done' if there else 'to do'}", highlight=False)
+        return
+    hint = _how_to_go_on(recipe, out, data, only, time_limit, other_version)
+    with _all_faults(), interruptible(f"finished runs are kept, {hint}"), progress_bars() as bar:
+        outcome = make(
+            planned,
+            out,
+            only=only,
+            seconds=None if time_limit is None else experiments.seconds_of(time_limit),
+            other_version=other_version,
+            progress=lambda stage, *far: bar(stage_words(stage), *far, key=str(stage.name == "runs")),
+        )
+    if outcome.stopped is not None:
+        console.print(f"stopped after {time_limit}: {outcome.stopped}; {hint}", highlight=False, soft_wrap=True)
+    for name in outcome.claimed:
+        console.print(f"{name}: another process is making this run", highlight=False, soft_wrap=True)
+    made = write(out, out / "report").page if outcome.done else out / "results"
+    console.print(f"{len(outcome.done)} runs done: {made}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="What `rfa experiment` made, or a folder of result files.", metavar="DIR")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; DIR/report by default.", metavar="DIR2")
+    ] = None,
+) -> None:
+    """Tables (Markdown, LaTeX, CSV), figures (PNG, PDF) and one HTML page from result files alone.
+
+    A record of series has one Markdown page and one figure, a record of recall CSV files too.
+    Missing runs and files are listed here and on the page. The exit status is 1 if a file could not be read.
+    """
+    from rfa_lab.report.recall_tables import write_recall_report
+    from rfa_lab.report.records import record_kind
+    from rfa_lab.report.series_tables import write_series_report
+    from rfa_lab.report.write import write_report
+    from rfa_lab.results import PLANNED, read_results
+
+    page = out or folder / "report"
+    check_out(page if out is not None or folder.is_dir() else None)
+    writers = {"series": write_series_report, "recall": write_recall_report}
+    if (write := writers.get(record_kind(folder) or "")) is not None:
+        made = write(folder, page)
+        _say_missing(made.missing, refused=[PLANNED])
+        console.print(f"page: {made.page}", highlight=False, soft_wrap=True)
+        if PLANNED in made.missing:
+            raise typer.Exit(1)
+        return
+    with progress_bars() as bar:
+        found = read_results(folder, lambda *files: bar("reading results", *files))
+        if not (found.runs or found.unfinished):  # then there is nothing to report
+            _say_missing(found.refused, found.refused)
+            raise typer.Exit(1)
+        written = write_report(found.runs, page, found.missing, lambda *made: bar("tables and figures", *made))
+    _say_missing(written.missing, found.refused)
+    tables, figures = len(written.tables), len(written.figures)
+    console.print(f"runs: {len(found.runs)}, tables: {tables}, figures: {figures}", highlight=False)
+    console.print(f"page: {written.page}", highlight=False, soft_wrap=True)
+    if found.refused:
+        raise typer.Exit(1)
+
+
+def _say_missing(missing: Mapping[str, str], refused: Collection[str]) -> None:
+    """A line for each missing run, table or figure, and for each file that was refused as an error."""
+    for name, reason in missing.items():
+        said = reason if len(reason) <= _LINE else f"{reason[:_LINE]} ... (the page has all)"
+        (errors if name in refused else console).print(
+            one_line(f"rfa: missing: {name}: {said}"), highlight=False, soft_wrap=True
+        )
+
+
+def _failed(name: str, reason: str) -> None:
+    errors.print(one_line(f"rfa: {name} failed: {reason}"))
+
+
+@contextmanager
+def _all_faults() -> Iterator[None]:
+    """Print each fault of a recipe on a line of its own, and exit with status 2."""
+    from rfa_lab.recipes import RecipeError
+
+    try:
+        yield
+    except RecipeError as error:
+        for line in str(error).splitlines():
+            errors.print(one_line(f"rfa: {line}"))
+        raise SystemExit(2) from None

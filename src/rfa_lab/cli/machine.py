@@ -1,0 +1,217 @@
+"""The commands for this machine: bench and doctor."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from rfa.checks import check_range, require
+
+from .app import ARGUMENTS, ManyValues, app, assignment, check_out, console, one_line
+from .console import instruction_tables, progress_bars, speed_tables
+
+RESULTS = Path("benchmarks/results")  # of a clone
+
+
+@app.command(cls=ManyValues)
+def bench(
+    ctx: typer.Context,
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            help="operator, step, decode, generate, memory or all; by default the operator and a small training step.",
+            metavar="[operator|step|decode|generate|memory|all]",
+            show_default=False,
+        ),
+    ] = None,
+    lengths: Annotated[list[int] | None, typer.Option(help="Tokens; those of the targets by default.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences; by default more of short ones.")] = None,
+    heads: Annotated[int, typer.Option(help="Attention heads.")] = 8,
+    channels: Annotated[int, typer.Option(help="Real channels of a head, two a mode.")] = 64,
+    presets: Annotated[
+        list[str] | None, typer.Option(help="Models of the paper; m2-sc-rfa by default.", metavar="P ... | all")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    backend: Annotated[str, typer.Option(help="auto, or the name of one; `rfa doctor` lists them.")] = "auto",
+    threads: Annotated[
+        int | None, typer.Option(help="In a process that starts with so many; PyTorch's own choice by default.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="Rounds; both contestants have a turn in each.")] = 7,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of the operator; on a CPU sdpa, on a GPU all by default. Of a step: one preset, b1-rope by default.",
+            metavar="P ... | all",
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Fields of whole models (step, generate).", metavar="FIELD=VALUE ..."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to append to; benchmarks/results/bench.jsonl in a clone, else rfa-bench.jsonl."),
+    ] = None,
+) -> None:
+    """Compare time and memory with PyTorch's attention, measured in turns, each after a correctness check.
+
+    Prints median and spread of the ratio to the peer, and appends a line of JSON for each. The peer is scaled
+    dot-product attention, b1-rope or another preset for a training step, and transformers' Llama for generate. The
+    operator has more peers: kernels by name, FlashAttention, and FlexAttention with the filter's scores. One that
+    cannot run is named with its reason. The exit status is 1 if a check failed; such a case is not timed.
+    """
+    from rfa_lab import bench as benchmarks
+
+    if out is None:
+        out = RESULTS / "bench.jsonl" if RESULTS.is_dir() else Path("rfa-bench.jsonl")
+    check_out(out)
+    if threads is not None:
+        check_range("threads", threads, 1, benchmarks.LARGEST)
+        if os.environ.get(benchmarks.THREADS) != str(threads):
+            raise typer.Exit(_with_threads(threads, ["bench", *ctx.meta[ARGUMENTS]]))
+    setting = benchmarks.Setting(device, dtype, backend, repeats)
+    cases = benchmarks.cases(
+        what,
+        setting,
+        lengths=lengths or (),
+        batch=batch,
+        heads=heads,
+        channels=channels,
+        presets=presets or (),
+        model=dict(assignment(text) for text in set_ or []),
+        peers=peers or (),
+    )
+    lines: list[dict[str, Any]] = []
+    try:
+        with progress_bars() as bar:
+            measured = benchmarks.run(cases, out, setting, lambda stage, *far: bar(stage.name, *far, key="bench"))
+            for line in measured:
+                lines.append(line)
+    finally:  # print finished cases even if the rest is stopped
+        if lines:
+            console.print(speed_tables(lines))
+            for said in dict.fromkeys(text for line in lines for text in _refusals(line)):
+                console.print(said, highlight=False, soft_wrap=True)
+            console.print(f"appended to {out}", highlight=False, soft_wrap=True)
+    if not all(line["check"]["passed"] for line in lines):
+        raise typer.Exit(1)
+
+
+def _refusals(line: dict[str, Any]) -> Iterator[str]:
+    """The peers of a line that did not run, with their reasons."""
+    for name, reason in line.get("refused", {}).items():
+        yield one_line(f"{name}, {line['pass']}, {line['dtype']}: not timed: {reason}")
+
+
+def _with_threads(threads: int, arguments: list[str]) -> int:
+    """The exit status of a command in a process of its own that starts with so many threads."""
+    from rfa_lab.bench import THREADS
+
+    command = [sys.executable, "-m", "rfa_lab.cli", *arguments]
+    with subprocess.Popen(command, env={**os.environ, THREADS: str(threads)}) as process:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:  # the terminal tells the process too, which prints what is done
+                continue
+
+
+@app.command("bench instructions", cls=ManyValues)
+def bench_instructions(
+    arch: Annotated[list[str] | None, typer.Option(help="sm_80, sm_90 (the default), sm_100.", metavar="A ...")] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="bfloat16 and float16; both by default.", metavar="D ...")
+    ] = None,
+    channels: Annotated[
+        list[int] | None, typer.Option(help="Of a head: 16, 32, 64, 128; 64 and 128 by default.", metavar="C ...")
+    ] = None,
+    times: Annotated[
+        list[str] | None, typer.Option(help="uniform and irregular; both by default.", metavar="T ...")
+    ] = None,
+    score: Annotated[
+        list[str] | None,
+        typer.Option(help="student_t (the default), exponential, riccati, dot_product.", metavar="S ..."),
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Kernels by the beginnings of their names.", metavar="K ...")
+    ] = None,
+    json_: Annotated[
+        Path | None, typer.Option("--json", help="File for the list of all kernels with all counts.", metavar="F")
+    ] = None,
+) -> None:
+    """Count the machine instructions of the GPU kernels for each pair of a query and a key. No GPU is needed.
+
+    Compiles every kernel of the Triton backend as it is launched, and plain attention beside it, and reads the loops
+    over pairs. Prints instructions by unit, registers, spills, shared memory, and programs a multiprocessor. Cycles are
+    estimates. A kernel takes some three seconds.
+    """
+    from rfa.files import write_text_whole
+    from rfa_lab.bench import instructions
+
+    chosen = instructions.cases(arch or ["sm_90"], dtype or (), channels or (), times or (), score or ())
+    if json_ is not None:
+        require(not json_.is_dir(), "--json", str(json_), "the path of a file")
+        check_out(json_, "--json")
+    with progress_bars() as bar:
+        counted = instructions.run(chosen, only or (), lambda stage, *far: bar(stage.name, *far, key="bench"))
+        lines = list(counted)
+    console.print(instruction_tables(lines))
+    if json_ is not None:
+        write_text_whole(json_, instructions.as_json(lines))
+        console.print(f"written to {json_}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor() -> None:
+    """Print versions, devices, backends, the backend that `auto` chooses on each device, and why others are missing."""
+    import warnings
+
+    import torch
+
+    from rfa.environment import environment
+    from rfa.files import cache_folder
+    from rfa.models import PRESETS, describe
+    from rfa.ops import available_backends, choose_backend
+    from rfa.ops.backends import BACKENDS, missing
+
+    table = Table(show_header=False, box=None)
+    devices = ["cpu"] + [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    found = {
+        **environment(),
+        "devices": ", ".join(devices),
+        "backends": ", ".join(available_backends()),
+        "kernels": _kernels(),
+        "cache": cache_folder(),
+    }
+    for name, value in found.items():
+        table.add_row(name, str(value))
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a missing backend is printed below
+            table.add_row("auto chooses", f"{device} -> {choose_backend('auto', device)}")
+    console.print(table)
+    for name in BACKENDS:
+        if (reason := missing(name)) is not None:
+            console.print(f"{name} is missing: {' '.join(reason.split())}", highlight=False, soft_wrap=True)
+    presets = Table("preset", "model", title="presets")
+    for name in PRESETS:
+        presets.add_row(name, describe(name))
+    console.print(presets)
+
+
+def _kernels() -> str:
+    """Where the kernels of the CPU come from, in words. They are compiled for the answer where the wheel has none."""
+    from rfa.ops.backends import missing
+
+    if missing("cpu") is not None:
+        return "none for the CPU"
+    from rfa.ops.cpu.build import describe_library
+    from rfa.ops.cpu.library import library
+
+    return describe_library(library())

@@ -1,0 +1,244 @@
+"""The commands for runs: demo, train, evaluate, generate and export."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .app import ManyValues, app, assignment, check_out, check_resume, console, interruptible, stoppable
+from .console import (
+    comparison_table,
+    evaluation_table,
+    metrics_words,
+    progress_bars,
+    series_comparison_table,
+    stage_words,
+    tokens_per_second,
+)
+
+DataOption = Annotated[
+    str,
+    typer.Option(
+        help="stdlib, code:python, gutenberg:novels, wikitext-103, babylm-2025, or a file or folder of UTF-8 text.",
+        metavar="D",
+    ),
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for runs, results and figure.png.")] = Path("rfa-demo"),
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a demo that was stopped.")] = False,
+    overwrite: OverwriteOption = False,
+    series: Annotated[
+        bool, typer.Option("--series", help="Instead: a series with gaps and wrong readings, in about a minute.")
+    ] = False,
+) -> None:
+    """Train RoPE, ALiBi and SC-RFA (two dampings) for a few minutes and compare them beyond the training length.
+
+    The figure has the models that are finished, also when the demo is stopped. `rfa report` reads the same folder.
+    """
+    from rfa_lab.recipes.demo import run_demo
+
+    check_out(out)
+    if series:
+        _series_demo(out, resume, overwrite)
+        return
+    if resume and overwrite:
+        raise ValueError("--resume: got --overwrite with it, expected one of them")
+    with stoppable(f"go on with: rfa demo --resume --out {shlex.quote(str(out))}"), progress_bars() as bar:
+        results = run_demo(
+            out,
+            overwrite=overwrite,
+            resume=resume,
+            progress=lambda stage, *far: bar(stage_words(stage), *far),
+        )
+    console.print(comparison_table(results))
+    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
+
+
+def _series_demo(out: Path, resume: bool, overwrite: bool) -> None:
+    from rfa_lab.recipes.series_demo import run_series_demo
+
+    if resume:
+        raise ValueError("--resume: got it with --series, which takes a minute, expected --overwrite")
+    again = f"start again with: rfa demo --series --overwrite --out {shlex.quote(str(out))}"
+    with interruptible(again), progress_bars() as bar:
+        results = run_series_demo(out, overwrite=overwrite, progress=lambda stage, *far: bar(stage_words(stage), *far))
+    console.print(series_comparison_table(results))
+    console.print(f"results: {out / 'results.json'}\nfigure:  {out / 'figure.png'}", highlight=False, soft_wrap=True)
+
+
+@app.command(cls=ManyValues)
+def train(
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option(help="The run folder.", metavar="RUN")],
+    preset: Annotated[str, typer.Option(help="A preset; `rfa doctor` lists them.")] = "m2-sc-rfa",
+    data: DataOption = "stdlib",
+    split: Annotated[
+        str, typer.Option(help="file, author, or author:test=A,B;valid=C (a file's name up to its first _).")
+    ] = "file",
+    tokenizer: Annotated[str, typer.Option(help="gpt2, gpt2:FOLDER, bpe:N or bytes.", metavar="T")] = "gpt2",
+    length: Annotated[int, typer.Option(help="Tokens of a training block.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Blocks of a step on one device.")] = 16,
+    accumulate: Annotated[int, typer.Option(help="Batches of one optimiser step.")] = 1,
+    epochs: Annotated[float, typer.Option(help="Passes over the training split.")] = 15.0,
+    max_steps: Annotated[int | None, typer.Option(help="Optimiser steps, instead of epochs.")] = None,
+    lr: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    seed: Annotated[int, typer.Option(help="Of initialisation and data order.")] = 0,
+    eval_steps: Annotated[int | None, typer.Option(help="Steps between validations; each epoch by default.")] = None,
+    valid_tokens: Annotated[int | None, typer.Option(help="Most tokens of the validation split.")] = None,
+    log_steps: Annotated[int, typer.Option(help="Steps between lines of metrics.")] = 10,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Train in bfloat16 autocast.")] = False,
+    one_group: Annotated[
+        bool, typer.Option("--one-group", help="Train the SDE's parameters like all others, as the released code did.")
+    ] = False,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Fields of the model.", metavar="FIELD=VALUE ...")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out where it stopped.")] = False,
+    overwrite: OverwriteOption = False,
+) -> None:
+    """Train a model in a new run folder, or continue an existing run (--resume)."""
+    from rfa_lab import training
+    from rfa_lab.training.processes import is_first_process
+
+    check_resume(ctx, resume)
+    check_out(out)
+    speaks = is_first_process()
+    go_on = f"go on with: rfa train --resume --out {shlex.quote(str(out))}"
+    with stoppable(go_on), progress_bars() as bar:
+        shown: dict[str, Any] = {
+            "data_progress": lambda *task: bar("reading text", *task),
+            "progress": lambda step, steps, metrics: bar("training" + metrics_words(metrics), step, steps, key="train"),
+        }
+        bars = shown if speaks else {}
+        if resume:
+            record = training.resume(out, **bars)
+        else:
+            spec = training.TrainingSpec(
+                preset=preset,
+                model=dict(assignment(text) for text in set_ or []),
+                data=data,
+                split_by=split,
+                tokenizer=tokenizer,
+                length=length,
+                batch_size=batch_size,
+                accumulate=accumulate,
+                epochs=epochs,
+                max_steps=max_steps,
+                learning_rate=lr,
+                seed=seed,
+                valid_tokens=valid_tokens,
+                eval_steps=eval_steps,
+                log_steps=log_steps,
+                bf16=bf16,
+                one_group=one_group,
+            )
+            record = training.train(spec, out, overwrite=overwrite, **bars)
+    if not speaks:
+        return
+    result = record["result"]
+    console.print(
+        f"{out}: validation perplexity {result['valid_perplexity']:.2f} after {record['steps']} steps, "
+        f"{result['tokens']:,} tokens, {tokens_per_second(result)} tokens/s",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command(cls=ManyValues)
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    data: Annotated[
+        str | None, typer.Option(help="A corpus, file or folder; the run's own test split by default.", metavar="D")
+    ] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option(help="Context lengths; 1, 2, 4, 8 times the training length by default.")
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="blocks, matched or strided.")] = "blocks",
+    max_tokens: Annotated[int | None, typer.Option(help="Only the text's first N tokens.", metavar="N")] = None,
+    by_position: Annotated[bool, typer.Option("--by-position", help="Also the loss at each position.")] = False,
+    json_: Annotated[Path | None, typer.Option("--json", help="Write the result there.", metavar="F")] = None,
+    attention: Annotated[
+        Path | None, typer.Option(help="Also draw the attention maps of every layer there.", metavar="DIR")
+    ] = None,
+) -> None:
+    """Compute the perplexity of a run by context length, on its test split or on any text."""
+    from rfa.files import write_text_whole
+    from rfa_lab.evaluation import evaluate as evaluate_run
+    from rfa_lab.training import RunFolder
+
+    if json_ is not None and json_.exists() and not json_.is_file():
+        raise ValueError(f"--json: got {json_}, a folder or a device, expected the path of a file")
+    if attention is not None and (attention.is_file() or RunFolder(run).owns(attention)):
+        raise ValueError(f"--attention: got {attention}, expected a new or another folder")
+    if json_ is not None and RunFolder(run).owns(json_):
+        raise ValueError(f"--json: got {json_}, which is the run's own, expected another file")
+    check_out(json_, "--json")
+    check_out(attention, "--attention")
+
+    with progress_bars() as bar:
+        result = evaluate_run(
+            run,
+            data=data,
+            lengths=lengths,
+            protocol=protocol,
+            max_tokens=max_tokens,
+            by_position=by_position,
+            data_progress=lambda *task: bar("reading text", *task),
+            progress=lambda *task: bar("evaluating", *task),
+        )
+    console.print(evaluation_table(result))
+    if json_ is not None:
+        write_text_whole(json_.resolve(), json.dumps(result, indent=2) + "\n")
+        console.print(f"result: {json_}", highlight=False, soft_wrap=True)
+    if attention is not None:
+        from rfa_lab.recipes.attention_figures import draw_attention
+
+        with progress_bars() as bar:
+            paths = draw_attention(run, attention, data, progress=lambda *task: bar("layers", *task))
+        console.print(f"attention: {', '.join(map(str, paths))}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    prompt: Annotated[str, typer.Option(help="What the sample begins with.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to add.")] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the most likely token.")] = 0.8,
+    top_k: Annotated[int, typer.Option(help="Sample among this many most likely tokens; 0 for all.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+) -> None:
+    """Sample text from a run."""
+    from rfa_lab.evaluation.generation import generate as generate_text
+
+    sample = generate_text(run, prompt, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k, seed=seed)
+    sys.stdout.write(sample + "\n")
+
+
+@app.command(cls=ManyValues)
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder.", metavar="RUN")],
+    out: Annotated[Path, typer.Option(help="The folder to write.", metavar="FOLDER")],
+    results: Annotated[
+        list[Path] | None, typer.Option(help="Files of `rfa evaluate --json`, for the model card.", metavar="F ...")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier export.")] = False,
+) -> None:
+    """Write a run as a folder that transformers loads, with a model card of the run's own results.
+
+    `AutoModelForCausalLM.from_pretrained(FOLDER, trust_remote_code=True)` loads it without `import rfa`. The result of
+    a recipe's run is found without --results.
+    """
+    from rfa_lab.export import export_run
+
+    check_out(out)
+    shown = export_run(run, out, results=results or (), overwrite=overwrite)
+    console.print(f"model: {out}", highlight=False, soft_wrap=True)
+    said = ", ".join(map(str, shown)) or "none; `rfa evaluate RUN --json F` makes one, for --results F"
+    console.print(f"results on its card: {said}", highlight=False, soft_wrap=True)

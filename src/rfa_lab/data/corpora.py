@@ -1,0 +1,248 @@
+"""Corpora: from what the user names to documents in three splits."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from rfa.files import OUTPUT
+from rfa.progress import Progress
+
+from .documents import Document, file_document, fingerprint
+from .gutenberg import LISTS, PREFIX, gutenberg_splits
+from .hub import HUB_DATASETS, hub_splits
+from .python_code import CODE, CODE_FOLDER, code_splits
+from .splits import SPLITS, Splits, by_author, by_file, by_position, check_split
+
+SUFFIXES = (".txt", ".md", ".py", ".text", ".tokens", ".raw")
+LOCAL_CORPORA = "`stdlib` or the path of a file or folder of UTF-8 text"
+NAMED_CORPORA = (
+    "stdlib",
+    CODE,
+    *(PREFIX + name for name in LISTS),
+    *HUB_DATASETS,
+)  # these names win over a file or folder of the same name
+_NOT_STDLIB = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A text in three splits.
+
+    Args:
+        name: what it was asked for by.
+        splits: the documents of `train`, `valid` and `test`, in order.
+        split_note: how the splits were made, in words.
+    """
+
+    name: str
+    splits: Splits
+    split_note: str
+
+    def documents(self, split: str) -> tuple[Document, ...]:
+        """Return the documents of a split.
+
+        Raises:
+            ValueError: no such split.
+        """
+        if split not in self.splits:
+            raise ValueError(f"split: got {split!r}, expected one of {', '.join(self.splits)}")
+        return self.splits[split]
+
+    def fingerprint(self, split: str) -> str:
+        """Return the sha256 of a split's raw bytes, in order, document by document.
+
+        Raises:
+            ValueError: no such split.
+        """
+        return fingerprint(self.documents(split))
+
+
+def is_path(spec: str) -> bool:
+    """Whether a corpus is named by the path of a file or folder. A known name and empty text are no paths."""
+    return bool(spec) and spec not in NAMED_CORPORA and not spec.startswith(PREFIX)
+
+
+def load_corpus(spec: str, split_by: str = "file", progress: Progress | None = None) -> Corpus:
+    """Return the corpus that `spec` names.
+
+    Args:
+        spec: `stdlib` (the `.py` text of the running Python's standard library), `code:python` (its packages too, see
+            `rfa_lab.data.python_code`, or the folder that the environment variable `RFA_CODE` names),
+            `gutenberg:novels` (see `rfa_lab.data.gutenberg`), `wikitext-103` or `babylm-2025` (from the Hugging
+            Face hub), a file, or a folder of UTF-8 text; reports and models in it are left out. A folder that holds
+            `train/`, `valid/` and `test/` is split so, a list of Project Gutenberg's books as the list says, code by
+            package; any other by `split_by`.
+        split_by: `file`: about 90/5/5 by the hash of each file's relative path; fewer than three files are
+            cut 90/5/5 by position, at ends of lines. `author`: by the part of the file name before the first
+            `_`, whole authors to one split, by hash; `author:test=Name,Name;valid=Name` names the held-out
+            authors.
+        progress: called with the books that are there and the books in all, while `gutenberg:LIST` is fetched.
+
+    Returns:
+        The corpus; its documents are read only when asked for.
+
+    Raises:
+        ValueError: unknown corpus or split, no text there, an empty split, unknown author, no access to the hub or
+            to Project Gutenberg.
+        OSError: a folder that cannot be read, a cache that cannot be written.
+    """
+    splits, note = _split(spec, split_by, progress)
+    for split in SPLITS:
+        if not splits.get(split):
+            raise ValueError(
+                f"data: got {spec!r} with no text in split {split!r}, expected text in {', '.join(SPLITS)}"
+            )
+    return Corpus(spec, splits, note)
+
+
+def load_documents(spec: str) -> tuple[Document, ...]:
+    """Return all documents of the corpus that `spec` names, unsplit: a text to evaluate on.
+
+    Args:
+        spec: as for `load_corpus`.
+
+    Raises:
+        ValueError: unknown corpus, no text there, no hub access.
+        OSError: a folder that cannot be read.
+    """
+    if spec in HUB_DATASETS:
+        splits = hub_splits(HUB_DATASETS[spec], LOCAL_CORPORA)
+        return tuple(document for documents in splits.values() for document in documents)
+    if spec.startswith(PREFIX):
+        return _in_order(gutenberg_splits(spec))
+    if spec == CODE:
+        return _in_order(_code_splits()[0])
+    return _local_documents(spec)
+
+
+def _code_splits() -> tuple[Splits, str]:
+    folder = os.environ.get(CODE_FOLDER)
+    if not folder:
+        return code_splits(), "by package"
+    if not (Path(folder) / "train").is_dir():
+        raise ValueError(f"{CODE_FOLDER}: got {folder!r}, expected a folder with train/, valid/ and test/")
+    return _folder_splits(Path(folder)), "as the folder gives them"
+
+
+def _in_order(splits: Splits) -> tuple[Document, ...]:
+    """Return the documents of all splits in the order of their names."""
+    return tuple(sorted((each for part in splits.values() for each in part), key=lambda document: document.name))
+
+
+def _split(spec: str, split_by: str, progress: Progress | None) -> tuple[Splits, str]:
+    """Return the splits, and how they were made."""
+    check_split(split_by)
+    kind, _, assignment = split_by.partition(":")
+    given = spec in HUB_DATASETS or (is_path(spec) and (Path(spec) / "train").is_dir())
+    if kind == "author" and (given or spec in ("stdlib", CODE)):
+        raise ValueError(f"split_by: got {split_by!r} for {spec!r}, which has no authors to split by; expected file")
+    if spec in HUB_DATASETS:
+        return _hub_splits(spec)
+    if spec == CODE:
+        return _code_splits()
+    if spec.startswith(PREFIX):
+        splits = gutenberg_splits(spec, progress)
+        if kind == "author":
+            return by_author(_in_order(splits), assignment), f"by author, {assignment or 'by hash'}"
+        return splits, "as the list gives them"
+    if given:
+        return _folder_splits(Path(spec)), "as the folder gives them"
+    documents = _local_documents(spec)
+    if kind == "author":
+        return by_author(documents, assignment), f"by author, {assignment or 'by hash'}"
+    if len(documents) < len(SPLITS):
+        return by_position(documents), "by position, 90/5/5"
+    return by_file(documents), "by file, by hash, 90/5/5"
+
+
+def _hub_splits(spec: str) -> tuple[Splits, str]:
+    """Return a hub data set's splits; those it lacks are taken from its training documents."""
+    splits = hub_splits(HUB_DATASETS[spec], LOCAL_CORPORA)
+    missing = [split for split in SPLITS[1:] if not splits.get(split)]
+    if not missing:
+        return splits, "as the data set gives them"
+    return {**splits, **by_file(splits.get("train", ()), missing)}, f"{' and '.join(missing)} taken from train, by hash"
+
+
+def _folder_splits(folder: Path) -> Splits:
+    """Return the documents of `train/`, `valid/` and `test/`.
+
+    Raises:
+        ValueError: one of them is missing or holds no text.
+    """
+    missing = [split for split in SPLITS if not (folder / split).is_dir()]
+    if missing:
+        raise ValueError(
+            f"data: got {str(folder)!r} with train/ but without {'/ and '.join(missing)}/, "
+            "expected all of train/, valid/, test/ or none"
+        )
+    return {split: _local_documents(str(folder / split)) for split in SPLITS}
+
+
+def _local_documents(spec: str) -> tuple[Document, ...]:
+    """Return the documents of `stdlib`, a file or a folder, in the order of their names.
+
+    Raises:
+        ValueError: unknown corpus, no text there, or empty text only.
+    """
+    path = Path(spec)
+    if not spec:  # an unset variable of a shell; as a path it would be the working folder
+        raise ValueError("data: got an empty name, expected " + LOCAL_CORPORA)
+    if spec == "stdlib":
+        folder = Path(sysconfig.get_paths()["stdlib"])
+        files = _text_files(folder, (".py",), _NOT_STDLIB)
+    elif path.is_dir():
+        if _is_output(path):
+            raise ValueError(f"data: got {spec!r}, which a command of rfa wrote, expected text to learn from")
+        folder, files = path, _text_files(path, SUFFIXES, set())
+    elif path.is_file():
+        folder, files = path.parent, [path]
+    else:
+        raise ValueError(
+            f"data: got {spec!r}, expected {', '.join(NAMED_CORPORA)} or the path of an existing file or folder"
+        )
+    if not files:
+        raise ValueError(f"data: got {spec!r}, which holds no text, expected files {', '.join(SUFFIXES)}")
+    documents = tuple(file_document(file, file.relative_to(folder).as_posix()) for file in files)
+    if not any(document.size for document in documents):
+        raise ValueError(f"data: got {spec!r}, which is empty, expected text")
+    return tuple(document for document in documents if document.size)
+
+
+def _is_output(folder: Path) -> bool:
+    """Whether a folder holds a report of rfa, or a model as transformers saves it."""
+    is_model = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    return is_model or (folder / OUTPUT).is_file()
+
+
+def _text_files(folder: Path, suffixes: tuple[str, ...], left_out: set[str]) -> list[Path]:
+    """Return the files below `folder` that end so; hidden ones and folders named in `left_out` are skipped.
+
+    Folders that a command wrote, reports and models, are skipped too: their text is no part of the user's.
+
+    A folder or file that links lead to as well is read once, under the name that comes first: twice, its text could
+    stand in two splits that are drawn. A folder that holds `folder` is not read.
+
+    Raises:
+        OSError: a folder there cannot be read.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    root = folder.resolve()
+    files: list[Path] = []
+    read: set[Path] = set()
+    for parent, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        real = Path(parent).resolve()
+        if real in read or (real != root and (root.is_relative_to(real) or _is_output(real))):
+            folders.clear()
+            continue
+        read.add(real)
+        folders[:] = sorted(name for name in folders if name not in left_out and not name.startswith("."))
+        files += [Path(parent, name) for name in names if not name.startswith(".") and name.endswith(suffixes)]
+    once = {file.resolve(): file for file in sorted(files, reverse=True) if file.is_file()}
+    return sorted(once.values())

@@ -1,0 +1,195 @@
+"""Public sets of irregular series that users compare on: ETT, PhysioNet 2012, USHCN. They are fetched when asked for.
+
+Each loader takes a local file or folder instead, so that it works without a network.
+"""
+
+import csv
+import io
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rfa.files import cache_folder, cached_file
+from rfa.forecasting.table import SeriesTable, read_series
+
+from .download import Unreachable, download
+
+_ETT = "https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{name}.csv"
+_PHYSIONET = "https://physionet.org/files/challenge-2012/1.0.0/set-{part}.tar.gz?download"
+_USHCN = "https://raw.githubusercontent.com/edebrouwer/gru_ode_bayes/master/gru_ode_bayes/datasets/Climate/small_chunked_sporadic.csv"
+_LARGEST = 1 << 27  # bytes
+_STATIC = ("RecordID", "Age", "Gender", "Height", "ICUType")  # of PhysioNet's records, given once
+
+
+class IrregularSeries(NamedTuple):
+    """One series of a set, in float64.
+
+    Fields:
+        name: of the patient, station or record.
+        times: strictly increasing.
+        values: NaN where nothing was read.
+    """
+
+    name: str
+    times: Float[Tensor, " T"]
+    values: Float[Tensor, "T channels"]
+
+
+class SeriesSet(NamedTuple):
+    """Series of the same channels.
+
+    Fields:
+        series: in the order of the set.
+        channels: their names.
+        unit: of the times, in words.
+    """
+
+    series: tuple[IrregularSeries, ...]
+    channels: tuple[str, ...]
+    unit: str
+
+
+def load_ett(name: str = "ETTh1", path: str | Path | None = None) -> SeriesTable:
+    """The transformer temperatures of Zhou et al. (2021): 7 channels.
+
+    `ETTh1` and `ETTh2` are hourly, `ETTm1` and `ETTm2` have a reading each quarter of an hour.
+
+    Args:
+        name: "ETTh1", "ETTh2", "ETTm1" or "ETTm2".
+        path: a local copy of the file; by default it is fetched once into the cache.
+
+    Raises:
+        ValueError: for another name, a file that is another, or no network.
+    """
+    if name not in ("ETTh1", "ETTh2", "ETTm1", "ETTm2"):
+        raise ValueError(f"name: got {name!r}, expected ETTh1, ETTh2, ETTm1 or ETTm2")
+    found = Path(path) if path is not None else _fetched(_ETT.format(name=name), f"{name}.csv")
+    return read_series(found, "date", ["HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT"])
+
+
+def load_physionet2012(part: str = "a", path: str | Path | None = None) -> SeriesSet:
+    """The first 48 hours of patients in intensive care (Silva et al. 2012): 37 channels, most of them rarely measured.
+
+    Times are hours since the admission. Of several readings of a channel at one time the last one stays. A value of -1
+    stands for a missing one.
+
+    Args:
+        part: "a", "b" or "c".
+        path: a folder of the unpacked text files; by default the archive is fetched once into the cache.
+
+    Raises:
+        ValueError: for another part, no network, or a file that is damaged.
+    """
+    if part not in ("a", "b", "c"):
+        raise ValueError(f"part: got {part!r}, expected a, b or c")
+    if path is not None:
+        files = sorted(Path(path).glob("*.txt"))
+        if not files:
+            raise ValueError(f"path: got {path} without .txt files, expected those of PhysioNet's set-{part}")
+        records = [(file.stem, list(_patient(file.stem, file.read_text("utf-8").splitlines()))) for file in files]
+    else:
+        archive = _fetched(_PHYSIONET.format(part=part), f"physionet2012-{part}.tar.gz")
+        records = list(_patients(archive))
+    channels = tuple(sorted({channel for _, rows in records for _, channel, _ in rows}))
+    series = tuple(_pivoted(name, rows, channels) for name, rows in records if rows)
+    return SeriesSet(series, channels, "hours")
+
+
+def load_ushcn(path: str | Path | None = None) -> SeriesSet:
+    """Daily weather of stations in the United States, thinned out by De Brouwer et al. (2019): 5 channels.
+
+    Args:
+        path: a local copy of `small_chunked_sporadic.csv`; by default it is fetched once into the cache.
+
+    Raises:
+        ValueError: for no network, or a file with other columns.
+        OSError: for a local copy that cannot be read.
+    """
+    found = Path(path) if path is not None else _fetched(_USHCN, "ushcn.csv")
+    try:
+        return _stations(found)
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"path: {found} is damaged ({error}), expected the CSV file of De Brouwer et al.") from None
+
+
+def _stations(found: Path) -> SeriesSet:
+    with found.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        names = reader.fieldnames or []
+        channels = tuple(name for name in names if name.startswith("Value_"))
+        masks = tuple(f"Mask_{name.removeprefix('Value_')}" for name in channels)
+        if not channels or not {"ID", "Time", *masks} <= set(names):
+            raise ValueError(
+                f"path: got columns {', '.join(names)} in {found}, expected ID, Time, Value_0, Mask_0, ..."
+            )
+        rows: dict[str, list[tuple[float, str, float]]] = {}
+        for line, row in enumerate(reader, 2):
+            for channel, mask in zip(channels, masks, strict=True):
+                if _number(row[mask], found, line):
+                    reading = _number(row["Time"], found, line), channel, _number(row[channel], found, line)
+                    rows.setdefault(row["ID"], []).append(reading)
+    return SeriesSet(tuple(_pivoted(name, read, channels) for name, read in rows.items()), channels, "days")
+
+
+def _fetched(address: str, name: str) -> Path:
+    def write(file: BinaryIO) -> None:
+        file.write(download(address, _LARGEST))
+
+    try:
+        return cached_file(cache_folder() / "series" / name, write)
+    except Unreachable as error:
+        raise ValueError(f"series: tried {error}. Try again, or give `path` of a local copy") from error
+
+
+def _patients(archive: Path) -> Iterator[tuple[str, list[tuple[float, str, float]]]]:
+    """The records of PhysioNet's archive. Nothing is unpacked to the disk."""
+    try:
+        with tarfile.open(archive, "r:gz") as packed:
+            for member in packed:
+                if member.isfile() and member.name.endswith(".txt") and (file := packed.extractfile(member)):
+                    name = Path(member.name).stem
+                    yield name, list(_patient(name, io.TextIOWrapper(file, "utf-8")))
+    except (tarfile.TarError, EOFError, UnicodeDecodeError) as error:
+        raise ValueError(f"series: {archive} is damaged ({error}), expected PhysioNet's archive") from None
+
+
+def _patient(name: str, lines: Iterable[str]) -> Iterator[tuple[float, str, float]]:
+    """Time in hours, channel and value of each reading."""
+    for number, line in enumerate(lines, 1):
+        written = line.strip().split(",")
+        if number == 1 or not line.strip():
+            continue
+        if len(written) != 3 or ":" not in written[0]:
+            raise ValueError(
+                f"series: got {line.strip()!r} in line {number} of {name}.txt, expected HH:MM,channel,value"
+            )
+        hours, minutes = (_number(part, Path(f"{name}.txt"), number) for part in written[0].split(":", 1))
+        value = _number(written[2], Path(f"{name}.txt"), number)
+        if written[1] and written[1] not in _STATIC and value != -1:
+            yield hours + minutes / 60, written[1], value
+
+
+def _number(written: str, path: Path, line: int) -> float:
+    try:
+        number = float(written)
+    except (TypeError, ValueError):
+        number = np.nan
+    if not np.isfinite(number):
+        raise ValueError(f"series: got {written!r} in line {line} of {path}, expected a number")
+    return number
+
+
+def _pivoted(name: str, readings: list[tuple[float, str, float]], channels: tuple[str, ...]) -> IrregularSeries:
+    """Readings of single channels as rows of all channels."""
+    times = sorted({time for time, _, _ in readings})
+    row, column = ({x: i for i, x in enumerate(given)} for given in (times, channels))
+    values = np.full((len(times), len(channels)), np.nan)
+    for time, channel, value in readings:
+        values[row[time], column[channel]] = value
+    return IrregularSeries(name, torch.tensor(times, dtype=torch.float64), torch.from_numpy(values))

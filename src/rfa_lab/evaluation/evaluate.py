@@ -1,0 +1,259 @@
+"""Evaluation of a run folder on a text."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from rfa.environment import environment
+from rfa.files import write_whole
+from rfa.models import RFAForCausalLM
+from rfa.progress import Progress, Stage, StageProgress
+from rfa_lab.data import document_of_token, fingerprint, load_corpus, load_documents, token_stream
+from rfa_lab.results import RESULT_FORMAT, write_maps
+from rfa_lab.training import RunFolder, TrainingSpec
+
+from .attention_maps import MAP_LENGTHS, attention_maps, middle_window
+from .perplexity import LossByDocument, LossByPosition, loss_by_position, perplexities
+from .probes import probe
+from .windows import check_protocol, windows
+
+
+@dataclass(frozen=True)
+class EvaluationInput:
+    """A run and a text, ready for evaluation.
+
+    Args:
+        folder: the run folder.
+        record: content of its run.json.
+        spec: specification of the run.
+        weights: folder of the model, or of a checkpoint if the run is not finished.
+        tokenizer: of the run.
+        names: names of the text's documents.
+        fingerprint: of the text.
+        stream: token ids of the text.
+    """
+
+    folder: RunFolder
+    record: dict[str, Any]
+    spec: TrainingSpec
+    weights: Path
+    tokenizer: Any
+    names: tuple[str, ...]
+    fingerprint: str
+    stream: np.ndarray
+
+    def check(self, protocol: str, lengths: Sequence[int], max_tokens: int | None = None) -> None:
+        """Raise `ValueError` if the protocol or a length does not fit the text."""
+        for length in lengths:
+            windows(protocol, len(self.stream[:max_tokens]), length, list(lengths))
+
+    def model(self, device: str | None = None) -> RFAForCausalLM:
+        """The run's model in evaluation mode on a device, by default on the GPU if there is one."""
+        model = self.folder.load_model(self.weights)
+        cast(Any, model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        return model
+
+    def by_document(self) -> LossByDocument:
+        """A new observer that sums losses by document of the stream."""
+        return LossByDocument(self.names, document_of_token(self.stream, self.tokenizer.eos_token_id))
+
+
+def load_evaluation_input(
+    run: str | Path, data: str | None = None, data_progress: Progress | None = None
+) -> EvaluationInput:
+    """Load a run and its test split, or another text as a whole.
+
+    Args:
+        run: a run folder.
+        data: a corpus, file or folder; by default the run's own test split.
+        data_progress: called with the bytes of text read so far and their total.
+
+    Raises:
+        ValueError: for a folder that is no run, bad data, or a test split that has changed.
+    """
+    folder = RunFolder(run)
+    record = folder.read()
+    spec = TrainingSpec.from_dict(record["spec"])
+    weights = folder.weights()
+    tokenizer = folder.load_tokenizer()
+    documents = load_corpus(spec.data, spec.split_by).documents("test") if data is None else load_documents(data)
+    content = fingerprint(documents)
+    if data is None and content != record["data"]["test_fingerprint"]:
+        changed = f"the test split of {spec.data} has changed since run {folder.path} was started"
+        raise ValueError(f"data: {changed}, expected the same text")
+    stream = token_stream(documents, tokenizer, None, data_progress)
+    names = tuple(document.name for document in documents)
+    return EvaluationInput(folder, record, spec, weights, tokenizer, names, content, stream)
+
+
+FACTORS = (1, 2, 4, 8)  # default context lengths, in training lengths
+
+
+def evaluate(
+    run: str | Path,
+    *,
+    data: str | None = None,
+    lengths: Sequence[int] | None = None,
+    protocol: str = "blocks",
+    max_tokens: int | None = None,
+    by_position: bool = False,
+    device: str | None = None,
+    data_progress: Progress | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Perplexities of a run on its test split, or on any text.
+
+    Args:
+        run: a run folder.
+        data: a corpus, file or folder, which is read as a whole; by default the run's own test split.
+        lengths: context lengths in tokens; by default 1, 2, 4 and 8 times the training length.
+        protocol: "blocks", "matched" or "strided", as in `windows`.
+        max_tokens: use only this many tokens from the start of the text.
+        by_position: also compute the loss at each position of the longest length.
+        device: "cuda" or "cpu"; by default the GPU if there is one.
+        data_progress: called with the bytes of text read so far and their total.
+        progress: called with the tokens scored so far and their total.
+
+    Returns:
+        `rows` as from `perplexities`, `books` as from `full_evaluation`, and the description of the run: its folder,
+        weights (`model`, or a checkpoint of an unfinished run), preset, seed, data, training length, number of
+        parameters and environment.
+
+    Raises:
+        ValueError: for a folder that is no run, bad data, or a length that does not fit the text.
+    """
+    check_protocol(protocol)
+    _check_max_tokens(max_tokens)
+    inputs = load_evaluation_input(run, data, data_progress)
+    spec, stream = inputs.spec, inputs.stream[:max_tokens]
+    lengths = sorted(set(lengths)) if lengths else [spec.length * factor for factor in FACTORS]
+    inputs.check(protocol, lengths, max_tokens)
+    model, books = inputs.model(device), inputs.by_document()
+    result = {
+        "format": RESULT_FORMAT,
+        "run": str(inputs.folder.path),
+        "preset": spec.preset,
+        "model": spec.model,
+        "seed": spec.seed,
+        "finished": inputs.record["finished"],
+        "weights": inputs.weights.relative_to(inputs.folder.path).as_posix(),
+        "train_length": spec.length,
+        "parameters": model.num_parameters(),
+        "data": data if data is not None else f"{spec.data} (test split)",
+        "fingerprint": inputs.fingerprint,
+        "tokens": len(stream),
+        "environment": environment(),
+        "rows": perplexities(model, stream, lengths, protocol, observe=books, progress=progress),
+    }
+    result["books"] = books.totals()
+    if by_position:
+        losses = loss_by_position(model, stream, max(lengths), progress=progress)
+        result["by_position"] = {"protocol": "blocks", "length": max(lengths), "loss": losses}
+    return result
+
+
+def full_evaluation(
+    folder: str | Path,
+    *,
+    lengths: Sequence[int],
+    protocols: Mapping[str, int | None],
+    by_position: bool = False,
+    passkey: bool = False,
+    attention: Path | None = None,
+    device: str | None = None,
+    progress: StageProgress | None = None,
+) -> dict[str, Any]:
+    """Everything that a result file needs from a run on its test split, with the run loaded once.
+
+    Args:
+        folder: a run folder.
+        lengths: context lengths in tokens.
+        protocols: the number of tokens that each protocol scores, spread evenly over the text; None for all.
+        by_position: also compute the loss at each position of the longest length, under `blocks`.
+        passkey: also run the probes of `rfa_lab.evaluation.probe`, at distances up to the longest length.
+        attention: file to which the maps of `attention_maps` are written (`.npz`), for a window of 8 training lengths;
+            None for no maps.
+        device: "cuda" or "cpu"; by default the GPU if there is one.
+        progress: called with the stage ("text", a protocol, "by_position" or a probe), the amount done and the total.
+
+    Returns:
+        A dictionary with
+        - `evaluations`, by protocol: `rows` as from `perplexities`, and `books`: for each test document and length the
+          summed loss and the number of scored targets, which add up to those of the row;
+        - `by_position` as from `evaluate`, with the number of windows and the standard errors over windows;
+        - `passkey`: `{"passkey": ..., "repeat": ...}` as from `probe`;
+        - `attention`, the name of the file of maps, and `attention_summary`;
+        - `fingerprint` of the text, and `environment`.
+        An entry that was not asked for is None.
+
+    Raises:
+        ValueError: for a folder that is no run, a changed test split, or a length that does not fit the text.
+    """
+    lengths = sorted(set(lengths))
+    if not lengths:
+        raise ValueError("lengths: got none, expected at least one")
+    for protocol, scored in protocols.items():
+        check_protocol(protocol)
+        if scored is not None and scored < lengths[-1]:
+            raise ValueError(f"{protocol}: got {scored} tokens to score, expected at least {lengths[-1]}, the longest")
+
+    def progress_of(stage: str) -> Progress | None:
+        return partial(progress, Stage(stage)) if progress else None
+
+    inputs = load_evaluation_input(folder, None, progress_of("text"))
+    spec, stream, longest = inputs.spec, inputs.stream, lengths[-1]
+    for protocol in protocols:
+        inputs.check(protocol, lengths)
+    window = None if attention is None else middle_window(len(stream), MAP_LENGTHS * spec.length)
+    model = inputs.model(device)
+
+    positions = LossByPosition(longest)
+    evaluations = {}
+    for protocol, scored in protocols.items():
+        books = inputs.by_document()
+
+        def observe(length: int, tokens: Any, losses: Any, protocol: str = protocol, books: Any = books) -> None:
+            books(length, tokens, losses)
+            if protocol == "blocks" and by_position:
+                positions(length, tokens, losses)
+
+        given: dict[str, Any] = {"scored": scored, "observe": observe, "progress": progress_of(protocol)}
+        rows = perplexities(model, stream, lengths, protocol, **given)
+        evaluations[protocol] = {"rows": rows, "books": books.totals()}
+    if by_position and "blocks" not in protocols:
+        perplexities(model, stream, [longest], observe=positions, progress=progress_of("by_position"))
+
+    probes = None
+    if passkey:
+        about = {"train_length": spec.length, "longest": longest, "tokenizer": inputs.tokenizer}
+        probes = {
+            kind: probe(kind, model, stream, **about, progress=progress_of(kind)) for kind in ("passkey", "repeat")
+        }
+    summary = None
+    if attention is not None and window is not None:
+        maps, summary = attention_maps(model, stream[window], spec.length)
+        summary["start"] = window.start
+        write_whole(attention, partial(write_maps, maps))
+    by = None
+    if by_position:
+        errors = {"windows": positions.windows, "stderr": positions.errors()}
+        by = {"protocol": "blocks", "length": longest, "loss": positions.means(), **errors}
+    return {
+        "evaluations": evaluations,
+        "by_position": by,
+        "passkey": probes,
+        "attention": None if attention is None else attention.name,
+        "attention_summary": summary,
+        "fingerprint": inputs.fingerprint,
+        "environment": environment(),
+    }
+
+
+def _check_max_tokens(max_tokens: int | None) -> None:
+    if max_tokens is not None and max_tokens < 2:
+        raise ValueError(f"max_tokens: got {max_tokens}, expected at least 2")

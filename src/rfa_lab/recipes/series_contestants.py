@@ -1,0 +1,164 @@
+"""The contestants of a recipe of series: networks that are built and trained, filters that know the model."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributions import Distribution
+
+from rfa.checks import require
+from rfa.forecasting.scores import forecast_scores
+from rfa.models import PRESETS, RFAForTimeSeries, RFATimeSeriesConfig
+from rfa.models.series_controls import CONTROLS
+from rfa.progress import Progress
+from rfa_lab.data.series_batch import SeriesBatch
+from rfa_lab.data.simulated_series import SimulatedSetting
+from rfa_lab.data.table_windows import TableSetting
+from rfa_lab.training.series import Draw, SeriesTraining, train_on_series
+
+from .known_filters import SOFT, known_filter
+
+Setting = SimulatedSetting | TableSetting
+Predict = Callable[[SeriesBatch], Distribution]
+PredictOf = Callable[[Setting], Predict]
+Scores = dict[str, dict[str, float | None]]  # by part and name
+NETWORKS = (*PRESETS, *CONTROLS)
+_TEST_SEED, _VALID_SEED = 20_260_000, 10_260_000  # of the series that all are scored on, and of those for choices
+_CHUNK = 64  # series scored at once
+_SAMPLE = 256  # series from which a network takes its scales
+_AHEAD = 20  # batches
+
+
+def build_network(name: str, fields: Mapping[str, Any], setting: Setting, seed: int) -> nn.Module:
+    """A network with new weights, scaled to series of a setting.
+
+    Args:
+        name: one of `NETWORKS`.
+        fields: of its configuration.
+        setting: of the series to learn from.
+        seed: of the weights.
+
+    Raises:
+        ValueError: for a network that cannot take such series, or fields that it does not have.
+    """
+    sample = setting.batch(_SAMPLE, torch.Generator().manual_seed(seed))
+    series = list(zip(sample.times, sample.values, strict=True))
+    torch.manual_seed(seed)
+    if name in PRESETS:
+        return RFAForTimeSeries(RFATimeSeriesConfig.from_data(series, preset=name, **fields))
+    return _control(name, fields, setting, RFATimeSeriesConfig.from_data(series))
+
+
+def check_network(name: str, fields: Mapping[str, Any], setting: Setting) -> None:
+    """Check a network before there are data.
+
+    Raises:
+        ValueError, TypeError: as `build_network`.
+    """
+    if name in PRESETS:
+        RFATimeSeriesConfig(preset=name, **fields).build_attention()
+    else:
+        _control(name, fields, setting, RFATimeSeriesConfig())
+
+
+def _control(name: str, fields: Mapping[str, Any], setting: Setting, scaled: RFATimeSeriesConfig) -> nn.Module:
+    """A control network. It takes the scales of a configuration."""
+    if name == "gru-d":
+        known = {entry: getattr(scaled, entry) for entry in ("typical_gap", "location", "spread")}
+    else:
+        expected = "another one: it needs a table, with readings on a grid"
+        require(isinstance(setting, TableSetting), "preset", name, expected)
+        known = {entry: getattr(setting, entry) for entry in ("seen", "horizon")}
+    return CONTROLS[name](scaled.channels, **known, **fields)
+
+
+def train_network(
+    network: nn.Module, setting: Setting, training: SeriesTraining, progress: Progress | None = None
+) -> list[float]:
+    """Train in place on series of a setting, and return the loss of each step."""
+    draw: Draw = _drawn_ahead(setting) if isinstance(setting, SimulatedSetting) else setting.batch
+    return train_on_series(network, draw, training, progress)
+
+
+def _drawn_ahead(setting: SimulatedSetting) -> Draw:
+    """Batches of a simulation, which are drawn many at a time: its loop over rows costs the same for one."""
+    ahead: list[SeriesBatch] = []
+
+    def draw(series: int, generator: torch.Generator) -> SeriesBatch:
+        if not ahead:
+            drawn = setting.batch(_AHEAD * series, generator)
+            ahead.extend(drawn.part(start, start + series) for start in range(0, _AHEAD * series, series))
+        return ahead.pop(0)
+
+    return draw
+
+
+def network_predictor(network: nn.Module) -> Predict:
+    """A network's predictions."""
+    return lambda batch: network(batch.times, batch.values).unchecked()
+
+
+def filter_predictor(name: str, soft: float = 4.0) -> PredictOf:
+    """For each setting, a filter with the true model of its process."""
+
+    def predict_of(setting: Setting) -> Predict:
+        assert isinstance(setting, SimulatedSetting)  # the recipe is checked
+        return lambda batch: known_filter(name, setting.sde, batch, soft)
+
+    return predict_of
+
+
+def best_soft(setting: Setting, series: int) -> float:
+    """The c^2 with which WoLF has the least mean squared error on series for choices."""
+
+    def error(soft: float) -> float:
+        found = score(filter_predictor("wolf", soft)(setting), setting, series, choice=True)
+        return sum(math.inf if part["mse"] is None else part["mse"] for part in found.values())
+
+    return min(SOFT, key=error)
+
+
+def validation_loss(network: nn.Module, setting: Setting, series: int) -> float:
+    """The mean negative log likelihood by which learning rates are compared; infinite where it is none."""
+    found = score(network_predictor(network), setting, series, choice=True)
+    parts = [part["nll"] for part in found.values()]
+    return sum(math.inf if nll is None else nll for nll in parts) / len(parts)
+
+
+def score(predict: Predict, setting: Setting, series: int, choice: bool = False) -> Scores:
+    """The scores over series that are the same for every contestant.
+
+    Args:
+        predict: of a contestant.
+        setting: of the series.
+        series: their number.
+        choice: take the series for choices, not those of the test.
+
+    Returns:
+        The scores of "filter", the rows with a reading, and of "forecast", the rows without, where they have targets.
+    """
+    generator = torch.Generator().manual_seed(_VALID_SEED if choice else _TEST_SEED)
+    batch = setting.batch(series, generator, "valid" if choice else "test")
+    asked, read = ~batch.targets.isnan(), ~batch.values.isnan().all(-1, keepdim=True)
+    rows = {"filter": asked & read, "forecast": asked & ~read}
+    sums: dict[str, dict[str, float]] = {name: {} for name, present in rows.items() if bool(present.any())}
+    for start in range(0, series, _CHUNK):
+        part = batch.part(start, start + _CHUNK)
+        with torch.no_grad():
+            distribution = predict(part)
+        for name, total in sums.items():
+            targets = part.targets.to(distribution.mean)
+            found = forecast_scores(distribution, targets, rows[name][start : start + _CHUNK])._asdict()
+            for key, value in found.items():
+                total[key] = total.get(key, 0.0) + value * (1 if key == "targets" else found["targets"])
+    return {
+        name: {key: _mean(key, value, total["targets"]) for key, value in total.items()} for name, total in sums.items()
+    }
+
+
+def _mean(key: str, total: float, targets: float) -> float | None:
+    """The mean of a score over its targets; None for a network whose answers are not finite."""
+    value = total if key == "targets" else total / targets
+    return value if math.isfinite(value) else None

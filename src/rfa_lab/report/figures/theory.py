@@ -1,0 +1,298 @@
+"""Figures of the theory: how states move in time, and the closed forms of the dynamics. They need no results."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch
+
+from rfa.dynamics import bias, decay_kernel, gate, partitioned_frequencies, rope_frequencies, rotation, spectral_decay
+from rfa.estimation import LinearSDE
+from rfa.forecasting.style import COLOURS, COLUMN, MARKERS, PAGE, letter, shades, styled
+
+_STEPS = 8  # of the path between two measurements
+
+
+@styled
+def transported_measurements(
+    decay: float = 0.06,
+    frequency: float = 0.6,
+    process_noise: float = 0.05,
+    key_noise: float = 0.3,
+    length: int = 60,
+    duration: float = 16.0,
+    targets: int = 5,
+    seed: int = 0,
+) -> Figure:
+    """A damped rotation in the plane: its path, its measurements, and every measurement transported to five times.
+
+    This is the paper's figure 1. Filled points come from before the target time, and a causal estimate uses them. Faint
+    points come from later times.
+
+    Args:
+        decay: mu, per unit of time.
+        frequency: omega, radians per unit of time.
+        process_noise: sigma^2, variance per unit of time.
+        key_noise: eta^2, variance.
+        length: number of measurements.
+        duration: units of time that they span.
+        targets: number of target times, evenly spread.
+        seed: of the random numbers.
+    """
+    eye = torch.eye(2, dtype=torch.float64)
+    turning = torch.tensor([[0.0, -frequency], [frequency, 0.0]], dtype=torch.float64)
+    sde = LinearSDE(turning - decay * eye, process_noise / 2 * eye, eye, key_noise / 2 * eye)
+    fine = torch.linspace(0, duration, (length - 1) * _STEPS + 1, dtype=torch.float64)
+    start = torch.tensor([3.0, 0.0], dtype=torch.float64), torch.zeros_like(eye)
+    path_states, path_measured = sde.simulate(fine, torch.Generator().manual_seed(seed), initial=start)
+    times, states, measured = fine[::_STEPS], path_states[::_STEPS], path_measured[::_STEPS]
+
+    figure, (path, transported) = plt.subplots(1, 2, figsize=(PAGE, 3.2), sharex=True, sharey=True, layout="compressed")
+    path.plot(*path_states.T, color="black", linewidth=1, label="state $x(t)$")
+    path.plot(*measured.T, "o", color=COLOURS[0], markersize=2.5, label="measurements $z_i$")
+    path.set(title="trajectory and measurements", ylabel="second component")
+
+    transported.plot(*path_states.T, color="0.6", linewidth=0.8, zorder=1)
+    chosen = torch.linspace(length / targets - 1, length - 1, targets).round().long()
+    for index, target in enumerate(chosen.tolist()):
+        at = (sde.transition(times[target] - times) @ measured[..., None])[..., 0]
+        before = times <= times[target]
+        look: dict[str, Any] = {"color": COLOURS[index], "marker": MARKERS[index], "linestyle": ""}
+        transported.plot(*at[~before].T, **look, markersize=2.2, alpha=0.25, markeredgewidth=0, zorder=2)
+        transported.plot(*at[before].T, **look, markersize=2.2, markeredgewidth=0, zorder=3, alpha=0.8)
+        label = f"$t_i$ = {times[target].item():.1f}"
+        look |= {"markeredgecolor": "black", "markeredgewidth": 0.8}
+        transported.plot(*states[target], **look, markersize=6, zorder=4, label=label)
+    transported.set_title("transported to $t_i$ (faint: from later times)")
+    for axes in (path, transported):
+        axes.set_xlabel("first component")
+        axes.set_aspect("equal", adjustable="box")
+    handles = [*path.get_legend_handles_labels()[0], *transported.get_legend_handles_labels()[0]]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1.0)
+    letter((path, transported))
+    return figure
+
+
+_TO_FRAME, _FROM_FRAME, _FRAME = COLOURS[0], COLOURS[3], COLOURS[2]
+
+
+@styled
+def transport_factorization(times: int = 4) -> Figure:
+    """Direct transport between every pair of times, and the same through a common frame at t = 0 (appendix B.2).
+
+    Args:
+        times: number of source times, and of target times.
+    """
+    figure, (direct, factored) = plt.subplots(1, 2, figsize=(PAGE, 2.6))
+    heights = [1 - index / (times - 1) for index in range(times)]
+    for axes in (direct, factored):
+        for number, height in enumerate(heights, start=1):
+            _node(axes, 0, height, rf"$x(t_{number})$", "0.93")
+            _node(axes, 2, height, rf"$\hat x(t_{number})$", "0.93")
+        axes.set(xlim=(-0.35, 2.35), ylim=(-0.32, 1.2))
+        axes.axis("off")
+    for i, target in enumerate(heights):
+        for source in heights[: i + 1]:  # causal
+            _arrow(direct, (0.24, source), (1.76, target), "0.45")
+    _node(factored, 1, 0.5, "frame of\n$t = 0$", "#d9f0e8")
+    for height in heights:
+        _arrow(factored, (0.24, height), (0.75, 0.5 + 0.12 * (height - 0.5)), _TO_FRAME)
+        _arrow(factored, (1.25, 0.5 + 0.12 * (height - 0.5)), (1.76, height), _FROM_FRAME)
+    factored.text(0.45, 1.06, r"$e^{-\Lambda t_j}$", color=_TO_FRAME, ha="center", fontsize=9)
+    factored.text(1.55, 1.06, r"$e^{\Lambda t_i}$", color=_FROM_FRAME, ha="center", fontsize=9)
+    direct.text(1, 1.06, r"$e^{\Lambda (t_i - t_j)}$", ha="center", fontsize=9)
+    direct.text(1, -0.26, "one transport a pair: $O(N^2)$", ha="center")
+    factored.text(1, -0.26, "one there and one back a time: $O(N)$", ha="center")
+    direct.set_title("direct")
+    factored.set_title("through a common frame")
+    letter((direct, factored))
+    return figure
+
+
+@styled
+def rotate_aggregate_counter_rotate() -> Figure:
+    """What the operator does with queries, keys and values, from top to bottom (section 3.2)."""
+    figure, axes = plt.subplots(figsize=(COLUMN, 3.6))
+    axes.set(xlim=(0.1, 3.8), ylim=(-0.35, 5.3))
+    axes.axis("off")
+    for x, name in ((0.5, "q"), (1.5, "k"), (2.5, "v")):
+        _node(axes, x, 5, rf"${name}_{'i' if name == 'q' else 'j'}$", "0.93")
+        _node(axes, x, 4, rf"$e^{{-i\omega t_{'i' if name == 'q' else 'j'}}}$", "#d6e8f5")
+        _arrow(axes, (x, 4.8), (x, 4.2), "0.3")
+    _node(axes, 1, 2.9, r"residuals $\to$ weights $A_{ij}$", "#d9f0e8")
+    _node(axes, 1.5, 1.8, r"$\sum_j A_{ij}\,e^{-\mu(t_i - t_j)}\,\tilde v_j$", "#d9f0e8")
+    _node(axes, 1.5, 0.8, r"$e^{+i\omega t_i}$", "#f9e0d0")
+    _node(axes, 1.5, -0.1, r"$\bar v_i$", "0.93")
+    into_weights = ((0.5, 3.8), (0.8, 3.1)), ((1.5, 3.8), (1.2, 3.1))
+    into_sum = ((1, 2.72), (1.3, 2.08)), ((2.5, 3.8), (1.8, 2.08))
+    back = ((1.5, 1.52), (1.5, 1.0)), ((1.5, 0.6), (1.5, 0.1))
+    for start, end in (*into_weights, *into_sum, *back):
+        _arrow(axes, start, end, "0.3")
+    named = (4, "rotate", _TO_FRAME), (1.8, "aggregate", _FRAME), (0.8, "counter-rotate", _FROM_FRAME)
+    for y, words, colour in named:
+        axes.text(3.75, y, words, color=colour, ha="right", va="center")
+    return figure
+
+
+def _node(axes: Axes, x: float, y: float, text: str, fill: str) -> None:
+    axes.text(
+        x, y, text, ha="center", va="center", zorder=3, bbox={"boxstyle": "round,pad=0.35", "fc": fill, "lw": 0.6}
+    )
+
+
+def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], colour: str) -> None:
+    look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 6, "linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
+    axes.add_patch(FancyArrowPatch(start, end, color=colour, zorder=1, **look))
+
+
+DECAYS = (0.0, 0.001, 0.003, 0.01, 0.03, 0.1)
+
+
+@styled
+def diffusive_and_integrative(
+    decay: float = 0.02,
+    low: Sequence[float] = (0.05, 0.1, 0.2, 0.4),
+    high: float = 1.0,
+    noise_floor: float = 0.01,
+    query_noise: float = 0.1,
+    longest: float = 150.0,
+) -> Figure:
+    """Bias and gate over the lag: diffusive heads in the upper row, integrative ones below (appendix C.2).
+
+    Args:
+        decay: mu > 0, per unit of time.
+        low: the smaller of the two variances, one curve each: eta^2 in the upper row, sigma~^2 in the lower.
+        high: the larger one: sigma~^2 in the upper row, eta^2 in the lower.
+        noise_floor, query_noise: sigma_0^2 and gamma^2, variances.
+        longest: the last lag, in units of time.
+    """
+    figure, panels = plt.subplots(2, 2, figsize=(PAGE, 3.7), sharex=True, sharey="col")
+    lag = torch.linspace(0, longest, 301, dtype=torch.float64)
+    mu, floor, gamma2 = _numbers(decay, noise_floor, query_noise)
+    names = ("diffusive", r"\eta^2"), ("integrative", r"\tilde{\sigma}^2")
+    fixed = (r"\tilde{\sigma}^2", r"\eta^2")
+    for row, (regime, symbol) in enumerate(names):
+        for value, colour in zip(low, shades(len(low)), strict=True):
+            eta2, steady = _numbers(value, high) if regime == "diffusive" else _numbers(high, value)
+            parameters = mu, 2 * mu * steady, eta2, floor
+            panels[row, 0].plot(lag, bias(*parameters, lag), color=colour, label=f"${symbol}$ = {value:g}")
+            panels[row, 1].plot(lag, gate(*parameters, gamma2, lag), color=colour)
+        kind = rf"{regime}, $\alpha {'<>'[row]} 0$:"
+        level = f"(${fixed[row]}$ = {high:g})"
+        panels[row, 0].set(ylabel=r"bias $B_\tau$ (nats)", title=f"{kind} bias {level}")
+        panels[row, 1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title=f"{kind} gate {level}")
+        panels[row, 0].legend(loc=("upper right", "lower right")[row], ncols=row + 1)
+    for axes in panels[1]:
+        axes.set_xlabel(r"lag $\tau$ (units of time)")
+    letter(panels.ravel())
+    return figure
+
+
+@styled
+def bias_and_gate_over_decay(
+    decays: Sequence[float] = DECAYS,
+    process_noise: float = 0.02,
+    key_noise: float = 0.05,
+    noise_floor: float = 0.01,
+    query_noise: float = 0.1,
+    longest: float = 200.0,
+) -> Figure:
+    """Bias and gate over the lag by decay rate, from Brownian motion (mu = 0) to fast decay (appendix C.2).
+
+    Args:
+        decays: mu >= 0, per unit of time, one curve each.
+        process_noise: sigma^2, variance per unit of time, the same for all.
+        key_noise, noise_floor, query_noise: eta^2, sigma_0^2 and gamma^2, variances.
+        longest: the last lag, in units of time.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 2.4))
+    lag = torch.linspace(0, longest, 401, dtype=torch.float64)
+    sigma2, eta2, floor, gamma2 = _numbers(process_noise, key_noise, noise_floor, query_noise)
+    for decay, colour in zip(decays, shades(len(decays)), strict=True):
+        (mu,) = _numbers(decay)
+        name = f"$\\mu$ = {decay:g}" + (" (Brownian)" if decay == 0 else "")
+        panels[0].plot(lag, bias(mu, sigma2, eta2, floor, lag), color=colour, label=name)
+        panels[1].plot(lag, gate(mu, sigma2, eta2, floor, gamma2, lag), color=colour)
+    panels[0].set(ylabel=r"bias $B_\tau$ (nats)", title="bias")
+    panels[1].set(ylabel=r"gate $\tilde{P}_\tau$ (1/variance)", title="gate")
+    for axes in panels:
+        axes.set_xlabel(r"lag $\tau$ (units of time)")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center")
+    letter(panels)
+    return figure
+
+
+def _numbers(*values: float) -> list[torch.Tensor]:
+    return [torch.tensor(value, dtype=torch.float64) for value in values]
+
+
+@styled
+def eigenvalue_spectra(heads: int = 8, modes: int = 32, damping: float = 1.0) -> Figure:
+    """Eigenvalues `-mu_h + i omega_hk`. In RFA every head has RoPE's bank; in SC-RFA each head has its own band.
+
+    Both panels have the decays of SC-RFA. The axes are logarithmic except around zero.
+
+    Args:
+        heads, modes: as `rfa.dynamics.partitioned_frequencies`.
+        damping: b.
+    """
+    figure, panels = plt.subplots(1, 2, figsize=(PAGE, 3.4), sharex=True, sharey=True)
+    bands = partitioned_frequencies(heads, modes)
+    decay = spectral_decay(bands, damping)
+    slowest = bands.abs().min().item()
+    for axes, title, bank in (
+        (panels[0], "RFA: one bank for all heads", rope_frequencies(heads, modes)),
+        (panels[1], rf"SC-RFA: a band a head, $\mu_h = b\,\omega_{{h,\max}}$, $b$ = {damping:g}", bands),
+    ):
+        for head, colour in enumerate(shades(heads)):
+            look = {"color": colour, "marker": "_", "markersize": 8, "markeredgewidth": 0.6, "linestyle": ""}
+            axes.plot(-decay[head].expand(modes), bank[head], label=f"head {head}", **look)
+        axes.axhline(0, color="0.3", linewidth=0.6, zorder=0)
+        axes.set_xscale("symlog", linthresh=decay.min().item())
+        axes.set_yscale("symlog", linthresh=slowest)
+        axes.set_yticks([sign * 10.0**power for sign in (-1, 1) for power in (-4, -2, 0)] + [0])
+        axes.set(xlabel=r"real part $-\mu_h$ (1/time)", title=title)
+    panels[0].set_ylabel(r"imaginary part $\omega_{hk}$ (radians/time)")
+    handles, names = panels[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center")
+    letter(panels)
+    return figure
+
+
+@styled
+def temporal_scale_separation(heads: int = 8, modes: int = 32, damping: float = 0.05, shown: int = 4) -> Figure:
+    """The fraction of a state that remains over the lag, by head, and the oscillation of its fastest mode (SC-RFA).
+
+    Args:
+        heads, modes, damping: as `eigenvalue_spectra`.
+        shown: number of heads in the second panel, spread evenly from the slowest to the fastest.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.7), width_ratios=(1, 1))
+    bands = partitioned_frequencies(heads, modes)
+    decay, fastest = spectral_decay(bands, damping).double(), bands.amax(dim=-1, keepdim=True)
+    longest = 5 / decay.min().item()
+    lag = torch.logspace(-1, torch.tensor(longest).log10().item(), 4000, dtype=torch.float64)
+    remaining = decay_kernel(decay[:, None], lag)
+    cosine = rotation(fastest, lag)[0][..., 0]
+    colours = shades(heads)
+    for head in range(heads):
+        left.plot(lag, remaining[head], color=colours[head], label=f"head {head}")
+    rows = [round(index * (heads - 1) / max(shown - 1, 1)) for index in range(shown)]
+    for row, head in enumerate(rows):
+        right.axhline(2.4 * row, color="0.8", linewidth=0.5, zorder=0)
+        right.plot(lag, 2.4 * row + remaining[head] * cosine[head], color=colours[head], linewidth=0.8)
+    right.set_yticks([2.4 * row for row in range(shown)], [f"head {head}" for head in rows])
+    right.grid(visible=False, axis="y")
+    right.set(title=r"fastest mode, $e^{-\mu_h\tau}\cos\,\omega_{h,\max}\tau$")
+    left.set(ylabel=r"share left $e^{-\mu_h\tau}$", title=f"decay by head, $b$ = {damping:g}", ylim=(0, 1.02))
+    for axes in (left, right):
+        axes.set_xscale("log")
+        axes.set_xlabel(r"lag $\tau$ (tokens)")
+    handles, names = left.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center")
+    letter((left, right))
+    return figure

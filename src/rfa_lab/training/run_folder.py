@@ -1,0 +1,197 @@
+"""The run folder. Training writes it; evaluation and reports read it.
+
+run.json         specification, versions, commit, data, progress, and the measured result
+metrics.jsonl    a line for each logged step
+tensorboard/     the same for TensorBoard
+tokenizer/       as transformers saves it
+checkpoints/     the newest two, each of them whole
+model/           the trained model, as transformers saves it
+
+The last three folders hold `digests.json` too, with the sha256 of each file. Nothing is read that could run code: only
+JSON, safetensors, and tensors and numbers of PyTorch (`weights_only`).
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+import rfa.version
+from rfa.files import held, whole_name, write_text_whole
+from rfa.models import RFAForCausalLM
+from rfa.models.saved_files import (
+    checkpoints_in,
+    missing_files,
+    quiet_transformers,
+    read_all,
+    read_model,
+    read_tokenizer,
+)
+
+from .run_record import FORMAT, check_record
+
+_LOCK = ".lock"
+
+
+class RunFolder:
+    """A run on disk.
+
+    Args:
+        path: the folder.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.record = self.path / "run.json"
+        self.metrics = self.path / "metrics.jsonl"
+        self.tensorboard = self.path / "tensorboard"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.tokenizer = self.path / "tokenizer"
+
+    def check_free(self, overwrite: bool = False) -> None:
+        """Raise `ValueError` if the folder exists and is not empty, unless it is a run and `overwrite` is given."""
+        if not self.path.exists():
+            return
+        own = {_LOCK, *(path.name for path in self._own_paths())}
+        begun = self.path.is_dir() and not self.record.exists()
+        if begun and all(whole_name(path) in own for path in self.path.iterdir()):
+            return  # empty, or left by a process that was killed before its run began
+        if not self._is_run():
+            raise ValueError(f"out: {self.path} exists and is no run folder, expected a new or an empty folder")
+        if not overwrite:
+            raise ValueError(f"out: run folder {self.path} exists, expected a new one, --resume or --overwrite")
+
+    def _own_paths(self) -> tuple[Path, ...]:
+        """All paths that a run writes. The record comes last, because a folder without a record is no run."""
+        return self.metrics, self.tensorboard, self.checkpoints, self.model, self.tokenizer, self.record
+
+    def owns(self, path: Path) -> bool:
+        """Whether a path is a file or folder of the run, or lies in such a folder."""
+        return any(path.resolve().is_relative_to(own.resolve()) for own in self._own_paths())
+
+    def clear(self) -> None:
+        """Delete all that a run writes. Other files in the folder stay, and so do the targets of links."""
+        own = {path.name for path in self._own_paths()}
+        unfinished = [path for path in self.path.glob(".*") if path.name not in own and whole_name(path) in own]
+        for path in (*unfinished, *self._own_paths()):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep other processes from writing to the run.
+
+        Raises:
+            ValueError: if another process holds the lock.
+        """
+        with held(self.path / _LOCK) as mine:
+            if not mine:
+                raise ValueError(f"out: run {self.path} is in use by another process, expected one at a time")
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    (self.path / _LOCK).unlink()
+
+    def _is_run(self) -> bool:
+        try:
+            return {"format", "spec"} <= json.loads(self.record.read_text(encoding="utf-8")).keys()
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def read(self) -> dict[str, Any]:
+        """The contents of run.json.
+
+        Raises:
+            ValueError: if the folder is no run, is damaged, or was written by an incompatible version.
+        """
+        if not self.record.is_file():
+            raise ValueError(f"run: {self.path} holds no run.json, expected a folder made by `rfa train`")
+        try:
+            record = json.loads(self.record.read_text(encoding="utf-8"))
+            written = record["format"]
+            if written == FORMAT:
+                check_record(record)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(
+                f"run: {self.record} is damaged ({error}), expected the run.json of `rfa train`"
+            ) from error
+        if written != FORMAT:
+            expected = f"{FORMAT}, that of rfa {rfa.version.__version__}"
+            raise ValueError(f"run: {self.path} has format {written}, expected {expected}")
+        return record
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Replace run.json, whole."""
+        write_text_whole(self.record, json.dumps({"format": FORMAT, **record}, indent=2) + "\n")
+
+    def latest_checkpoint(self) -> Path | None:
+        """The newest whole checkpoint; None if there is no checkpoint at all.
+
+        Raises:
+            ValueError: if there are checkpoints, but each of them lacks a file.
+        """
+        found = checkpoints_in(self.checkpoints)
+        whole = [path for path in found if not missing_files(path)]
+        if found and not whole:
+            lost = ", ".join(missing_files(found[-1]))
+            raise ValueError(f"run: {found[-1]} is damaged, it lacks {lost}, and there is no whole one before it")
+        return whole[-1] if whole else None
+
+    def check_checkpoint(self, checkpoint: Path, model: PreTrainedModel) -> None:
+        """Raise `ValueError` if a file of a checkpoint cannot be read or does not fit the model."""
+        hint = "delete it to go on from the one before"
+        _load(f"run: {checkpoint} is damaged, {hint}: it", lambda: read_all(checkpoint, model))
+
+    def weights(self) -> Path:
+        """The folder of the trained model, or of the newest checkpoint if the run is not finished.
+
+        Raises:
+            ValueError: if there is none.
+        """
+        if self.read()["finished"]:
+            if not self.model.is_dir():
+                raise ValueError(
+                    f"run: {self.path} is finished and its model is gone, expected one "
+                    "(a recipe keeps models with keep_models: true)"
+                )
+            return self.model
+        checkpoint = self.latest_checkpoint()
+        if checkpoint is None:
+            raise ValueError(f"run: {self.path} holds no model yet, expected a finished run or a checkpoint")
+        return checkpoint
+
+    def load_model(self, source: Path | None = None) -> RFAForCausalLM:
+        """The model of `source`, by default of `weights`.
+
+        Raises:
+            ValueError: if there is none, or its files are damaged.
+        """
+        source = source or self.weights()
+        return _load(f"run: the model in {source}", lambda: read_model(source, RFAForCausalLM))
+
+    def load_tokenizer(self) -> PreTrainedTokenizerFast:
+        """The run's tokenizer.
+
+        Raises:
+            ValueError: if its files are damaged.
+        """
+        if not self.tokenizer.is_dir():
+            raise ValueError(f"run: {self.path} holds no tokenizer, expected a run folder of `rfa train`")
+        return _load(f"run: the tokenizer in {self.tokenizer}", lambda: read_tokenizer(self.tokenizer))
+
+
+def _load(what: str, load: Callable[[], Any]) -> Any:
+    try:
+        with quiet_transformers():
+            return load()
+    except Exception as error:  # the libraries raise many types, from OSError to SafetensorError
+        first, _, _ = str(error).partition("\n")
+        raise ValueError(f"{what} cannot be read ({type(error).__name__}: {first})") from error

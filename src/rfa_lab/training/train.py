@@ -1,0 +1,221 @@
+"""One run, from its specification to a trained model in its run folder."""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerFast, TrainingArguments, set_seed
+from transformers.trainer_callback import PrinterCallback
+
+from rfa.environment import environment
+from rfa.models import RFAForCausalLM
+from rfa.models.saved_files import quiet_transformers
+from rfa.ops import choose_backend
+from rfa.progress import Progress, TrainingProgress
+from rfa_lab.data import PreparedData, check_text, fingerprint, load_corpus, prepare
+
+from .callbacks import MetricsLogger, StopOnSignal
+from .preparation import arguments_of, blocks_of, config_of, new_record, save_model, write_new_run
+from .processes import lost_process_as_connection_error
+from .run_folder import RunFolder
+from .spec import TrainingSpec
+from .text_trainer import TextTrainer
+from .trainer import ClipDynamics, tensor_float_32, trial_step
+
+TRAINED_ON = ("train", "valid")  # the splits that a run reads, and that its data fingerprint covers
+
+
+class Stopped(Exception):
+    """The run was saved and stopped at `step`, because of Ctrl-C or SIGTERM."""
+
+    def __init__(self, step: int, steps: int):
+        super().__init__(f"stopped at step {step} of {steps}")
+        self.step, self.steps = step, steps
+
+
+class OutOfTime(Stopped):
+    """The run was saved and stopped at `step`, because the time given was over."""
+
+
+def train(
+    spec: TrainingSpec,
+    out: str | Path,
+    *,
+    overwrite: bool = False,
+    until: float | None = None,
+    data_progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
+) -> dict[str, Any]:
+    """Train a model in a new run folder.
+
+    Args:
+        spec: the model, the data and the protocol.
+        out: the run folder.
+        overwrite: replace an existing run folder.
+        until: the time of `time.monotonic` from which on the run is saved and stopped; None for no limit.
+        data_progress: called with the bytes of text read so far and their total.
+        progress: called after each step with the step, the total number of steps and the latest metrics. During
+            validation the metrics contain `validated`, the fraction that is done.
+
+    Returns:
+        The run's record, as in run.json.
+
+    Raises:
+        ValueError: for bad data, a run folder that exists, or a loss that is not finite.
+        OSError: if the disk is full. The last complete checkpoint stays.
+        ConnectionError: if another process of the run has ended.
+        Stopped: on Ctrl-C, after saving. A signal in the last step raises it too, when the run is finished.
+        OutOfTime: as `Stopped`, after the first step that ends later than `until`.
+        Exception: with `overwrite`, if the model cannot make a step on this machine; nothing was deleted then.
+    """
+    spec = spec.with_absolute_paths()
+    run = RunFolder(out)
+    run.check_free(overwrite)
+    arguments = arguments_of(run, spec)  # this sets up the processes of a distributed run
+    data = _read(spec, spec.tokenizer, arguments, data_progress, begun=False)
+    test = load_corpus(spec.data, spec.split_by).documents("test")
+    check_text(test)  # now, because it is read only after training
+    blocks, _ = blocks_of(data, spec)  # errors come before anything is written
+    if len(blocks) < spec.batch_size * arguments.world_size:
+        raise ValueError(
+            f"batch_size: got {spec.batch_size} on {arguments.world_size} device(s), "
+            f"expected at most the {len(blocks)} blocks of the training split"
+        )
+    record = new_record(spec, data, fingerprint(test), arguments.world_size)
+    if overwrite and run.path.exists():  # the old run must not be lost if a kernel cannot be compiled here
+        trial_step(spec, arguments.device)
+    with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
+        if arguments.process_index == 0:
+            run.check_free(overwrite)
+            write_new_run(run, record, data)
+        PartialState().wait_for_everyone()
+        return _train(run, spec, data, arguments, progress, until)
+
+
+def resume(
+    out: str | Path,
+    *,
+    until: float | None = None,
+    data_progress: Progress | None = None,
+    progress: TrainingProgress | None = None,
+) -> dict[str, Any]:
+    """Continue a run from its newest checkpoint, or from its start if it has none yet.
+
+    Args, returns and raises as `train`. The record of a finished run is returned unchanged.
+
+    Raises:
+        ValueError: if the folder is no run, if its data have changed, or if the number of processes differs from that
+            at the start of the run: they would read other batches.
+    """
+    run = RunFolder(out)
+    record = run.read()
+    if record.get("finished"):
+        return record
+    spec = TrainingSpec.from_dict(record["spec"])
+    arguments = arguments_of(run, spec)
+    processes = record.get("processes", 1)
+    if arguments.world_size != processes:
+        raise ValueError(f"processes: got {arguments.world_size}, expected {processes}, which began {run.path}")
+    tokenizer = run.load_tokenizer()  # checkpoints need the ids of the run's own tokenizer
+    data = _read(spec, tokenizer, arguments, data_progress, begun=True)
+    if data.fingerprint != record["data"]["fingerprint"]:
+        raise ValueError(f"data: {spec.data} has changed since run {run.path} was started, expected the same text")
+    with _lock(run, arguments), lost_process_as_connection_error(arguments.world_size):
+        if arguments.process_index == 0:
+            if run.read() != record:
+                raise ValueError(f"run: {run.path} was changed by another process while its text was read")
+            run.write({**record, "resumed": [*record.get("resumed", []), environment()]})
+        PartialState().wait_for_everyone()
+        return _train(run, spec, data, arguments, progress, until)
+
+
+def _read(
+    spec: TrainingSpec,
+    tokenizer: str | PreTrainedTokenizerFast,
+    arguments: TrainingArguments,
+    progress: Progress | None,
+    *,
+    begun: bool,
+) -> PreparedData:
+    """The text. The first process tokenises it, while the others wait; they read it from the cache."""
+    with lost_process_as_connection_error(arguments.world_size, begun), arguments.main_process_first(local=False):
+        return prepare(spec.data, tokenizer, spec.split_by, splits=TRAINED_ON, progress=progress)
+
+
+def _lock(run: RunFolder, arguments: TrainingArguments) -> AbstractContextManager[None]:
+    """A lock against other launches. The processes of one launch share the run; the first of them holds the lock."""
+    return run.lock() if arguments.process_index == 0 else nullcontext()
+
+
+def _train(
+    run: RunFolder,
+    spec: TrainingSpec,
+    data: PreparedData,
+    arguments: TrainingArguments,
+    progress: TrainingProgress | None,
+    until: float | None,
+) -> dict[str, Any]:
+    set_seed(spec.seed)
+    model = RFAForCausalLM(config_of(spec, data))
+    train_blocks, valid_blocks = blocks_of(data, spec)
+    at_once = spec.batch_size * arguments.world_size
+    batches = len(train_blocks) // at_once
+    steps_an_epoch = math.ceil(batches / spec.accumulate)
+    arguments.eval_steps = arguments.save_steps = spec.eval_steps or steps_an_epoch
+
+    def tokens_at(step: int) -> int:
+        epochs, rest = divmod(step, steps_an_epoch)
+        return (epochs * batches + min(rest * spec.accumulate, batches)) * at_once * spec.length
+
+    # compile the kernels here, where Ctrl-C still stops everything; later it would stop only the compiler
+    choose_backend(model.config.attention.backend, arguments.device)
+    logger = MetricsLogger(run, model, tokens_at, progress)
+    with quiet_transformers(), tensor_float_32(), StopOnSignal(until) as stop, logger:
+        trainer = TextTrainer(
+            model,
+            arguments,
+            train_dataset=train_blocks,
+            eval_dataset=valid_blocks,
+            callbacks=[ClipDynamics(), logger, stop],
+            one_group=spec.one_group,
+            keep_best=spec.keep_best,
+        )
+        trainer.remove_callback(PrinterCallback)
+        checkpoint = run.latest_checkpoint()
+        if checkpoint is not None:
+            run.check_checkpoint(checkpoint, model)
+        if checkpoint is not None and trainer.is_last(checkpoint, spec.max_steps):
+            trainer.load_last(checkpoint)
+        else:
+            trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+        ended = OutOfTime if stop.out_of_time else Stopped
+        if stop.stopped and trainer.state.global_step < trainer.state.max_steps:
+            raise ended(trainer.state.global_step, trainer.state.max_steps)
+        if not any(
+            "eval_loss" in line and line["step"] == trainer.state.max_steps for line in trainer.state.log_history
+        ):
+            trainer.evaluate()
+
+    losses = {line["step"]: line["eval_loss"] for line in trainer.state.log_history if "eval_loss" in line}
+    step = trainer.load_best() if spec.keep_best else trainer.state.global_step
+    record = {
+        **run.read(),
+        "finished": True,
+        "steps": trainer.state.global_step,
+        "result": {
+            "valid_loss": losses[step],
+            "valid_perplexity": math.exp(min(losses[step], 700.0)),
+            "tokens": tokens_at(trainer.state.global_step),
+            "tokens_per_second": logger.tokens_per_second,
+            "parameters": model.num_parameters(),
+            **({"best_step": step} if spec.keep_best else {}),
+        },
+    }
+    save_model(trainer, run)
+    if trainer.is_world_process_zero():
+        run.write(record)
+    if stop.stopped:  # in the last step or after it: the run is complete, but the caller must not go on
+        raise ended(trainer.state.global_step, trainer.state.max_steps)
+    return record

@@ -1,0 +1,263 @@
+"""The training protocol on transformers' Trainer (the paper's appendix F).
+
+It has its own optimiser with two parameter groups and a second gradient clip, a one-cycle schedule, and checkpoints
+that are whole or absent. `trial_step` tests whether a machine can train a model, before hours are spent on a run or an
+old run is deleted.
+"""
+
+import errno
+import math
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from accelerate.data_loader import SeedableRandomSampler
+from jaxtyping import Int
+from safetensors import SafetensorError
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer, TrainerCallback
+
+from rfa.models import RFAForCausalLM
+from rfa.models.decoder import RFAPreTrainedModel
+from rfa.models.saved_files import checkpoints_in, quiet_transformers, read_model, read_state, write_digests
+
+from .spec import TrainingSpec
+
+DYNAMICS_CLIP = 1e-4
+
+
+def make_optimizer(model: RFAPreTrainedModel, learning_rate: float, one_group: bool = False) -> torch.optim.Adam:
+    """Adam without weight decay. The SDE's parameters have half the rate, no momentum, and `eps = 1e-7`.
+
+    Args:
+        model: its `sde_parameters` form the second group, if it has any.
+        learning_rate: peak rate of the first group.
+        one_group: no second group, as in the paper's released code.
+
+    Returns:
+        The optimiser, its groups named "features" and "dynamics".
+    """
+    dynamics = {id(p) for p in ([] if one_group else model.sde_parameters())}
+    features = [p for p in model.parameters() if p.requires_grad and id(p) not in dynamics]
+    groups: list[dict] = [{"params": features, "lr": learning_rate, "name": "features"}]
+    if dynamics:
+        sde = [p for p in model.parameters() if p.requires_grad and id(p) in dynamics]
+        groups.append({"params": sde, "lr": learning_rate / 2, "betas": (0.0, 0.999), "eps": 1e-7, "name": "dynamics"})
+    return torch.optim.Adam(groups, betas=(0.9, 0.999))
+
+
+def one_cycle(step: int, total: int, warmup: float = 0.05, start: float = 1 / 25, end: float = 1 / 1000) -> float:
+    """The learning rate of a step over the peak rate: a cosine from `start` up to 1, then a cosine down to `end`.
+
+    Args:
+        step: from 0 to `total - 1`.
+        total: number of steps of the run.
+        warmup: fraction of the steps before the peak.
+        start: the factor at the first step.
+        end: the factor at the last step.
+
+    Returns:
+        A factor of the learning rate.
+    """
+    top = warmup * total - 1
+    if step < top:
+        return _cosine(start, 1.0, step / top)
+    last = max(total - 1, 1)
+    return _cosine(1.0, end, min(1.0, (step - max(top, 0.0)) / max(last - max(top, 0.0), 1.0)))
+
+
+def _cosine(first: float, last: float, fraction: float) -> float:
+    return last + (first - last) * (1 + math.cos(math.pi * fraction)) / 2
+
+
+class ClipDynamics(TrainerCallback):
+    """The second, stricter clip of the SDE's gradients, after the Trainer's own clip of all gradients."""
+
+    def on_pre_optimizer_step(self, args, state, control, *, optimizer=None, **kwargs):
+        """Clip the gradient norm of the group named "dynamics"."""
+        for group in optimizer.param_groups if optimizer is not None else ():
+            if group.get("name") == "dynamics":
+                nn.utils.clip_grad_norm_(group["params"], DYNAMICS_CLIP)
+
+
+@contextmanager
+def tensor_float_32() -> Iterator[None]:
+    """Compute float32 matrix products in TensorFloat-32 (10 bits of mantissa, sums in float32) on GPUs that have it.
+
+    This is several times as fast. The fused filter's own products stay in float32. On other devices nothing changes.
+    """
+    before = torch.get_float32_matmul_precision()
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def seen_blocks(spec: TrainingSpec, total: int) -> Int[np.ndarray, " seen"]:
+    """The training blocks that a run of one process reads, each once, in the order in which it first reads them.
+
+    A pass reads the blocks in the order that the run's seed draws. It leaves out those that fill no batch.
+
+    Args:
+        spec: of the run.
+        total: number of blocks of the training split.
+    """
+    batches = total // spec.batch_size
+    steps_a_pass = math.ceil(batches / spec.accumulate)
+    steps = spec.max_steps or math.ceil(spec.epochs * steps_a_pass)
+    first_pass = SeedableRandomSampler(range(total), data_seed=spec.seed)
+    seen = np.fromiter(first_pass, dtype=np.int64, count=total)
+    # a later pass leaves out others, so that two passes read all blocks, or nearly all
+    return seen if steps > steps_a_pass else seen[: min(steps * spec.accumulate, batches) * spec.batch_size]
+
+
+_CHECKPOINTS = 2  # that stay on disk
+
+
+class ProtocolTrainer(Trainer):
+    """The Trainer with the protocol's optimiser, schedule and saving.
+
+    Steps, devices, precision and resuming are transformers' own.
+    """
+
+    def __init__(self, *args, one_group: bool = False, keep_best: bool = False, **kwargs):
+        self._one_group, self._keep_best = one_group, keep_best
+        super().__init__(*args, **kwargs)
+
+    def create_optimizer(self, model=None):
+        """Adam with two parameter groups, or with one."""
+        if self.optimizer is None:
+            model = cast(RFAPreTrainedModel, self.model)
+            self.optimizer = make_optimizer(model, self.args.learning_rate, self._one_group)
+        return self.optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None):
+        """The one-cycle schedule, over all steps of the run."""
+        if self.lr_scheduler is None:
+            optimizer = cast(torch.optim.Optimizer, optimizer or self.optimizer)
+            self.lr_scheduler = LambdaLR(optimizer, lambda step: one_cycle(step, num_training_steps))
+        return self.lr_scheduler
+
+    def get_eval_dataloader(self, eval_dataset=None):
+        """A loader of all validation blocks. Only training drops a batch that is not full."""
+        self.args.dataloader_drop_last = False
+        try:
+            return super().get_eval_dataloader(eval_dataset)
+        finally:
+            self.args.dataloader_drop_last = True
+
+    def is_last(self, checkpoint: Path, max_steps: int | None) -> bool:
+        """Whether this checkpoint is the one after the last step of the run."""
+        state = read_state(checkpoint)
+        return state.global_step >= (max_steps or state.max_steps)
+
+    def load_last(self, checkpoint: Path) -> None:
+        """Load the state that `train` has after its last step. The Trainer itself would make one step more."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = read_state(checkpoint)
+        self.state.is_world_process_zero = self.is_world_process_zero()
+        self.state.is_local_process_zero = self.is_local_process_zero()
+        self.callback_handler.on_train_begin(self.args, self.state, self.control)
+
+    def _save_checkpoint(self, model, trial):
+        """Save under a temporary name, rename, and only then delete the oldest checkpoints."""
+        folder = Path(cast(str, self.args.output_dir))
+        staging = folder / ".saving"
+        name = f"checkpoint-{self.state.global_step}"
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
+        self.accelerator.wait_for_everyone()
+        self.args.output_dir = str(staging)
+        try:
+            with full_disk_as_os_error(folder):
+                super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                write_digests(staging / name)
+                shutil.rmtree(folder / name, ignore_errors=True)
+                os.replace(staging / name, folder / name)
+        finally:
+            self.args.output_dir = str(folder)
+            if self.args.should_save:
+                shutil.rmtree(staging, ignore_errors=True)
+        if self.args.should_save:
+            best = folder / f"checkpoint-{self._best_step()}" if self._keep_best else None
+            for old in checkpoints_in(folder)[:-_CHECKPOINTS]:
+                if old != best:
+                    shutil.rmtree(old, ignore_errors=True)
+
+    def _best_step(self) -> int | None:
+        """The step of the least validation loss so far, the first of equal ones; None before the first validation."""
+        losses = {int(line["step"]): line["eval_loss"] for line in self.state.log_history if "eval_loss" in line}
+        return min(losses, key=lambda step: losses[step]) if losses else None
+
+    def load_best(self) -> int:
+        """Load the weights of the validation with the least loss, and return its step.
+
+        Raises:
+            ValueError: if the checkpoint of that step is gone, or is damaged.
+        """
+        step = self._best_step()
+        if step is None or step == self.state.global_step:
+            return self.state.global_step
+        checkpoint = Path(cast(str, self.args.output_dir)) / f"checkpoint-{step}"
+        try:
+            with quiet_transformers():
+                weights = read_model(checkpoint, RFAForCausalLM).state_dict()
+        except Exception as error:  # the libraries raise many types
+            raise ValueError(f"keep_best: {checkpoint} cannot be read ({error}), expected the best model") from error
+        cast(nn.Module, self.model).load_state_dict(weights)
+        return step
+
+
+@contextmanager
+def full_disk_as_os_error(folder: Path) -> Iterator[None]:
+    """Raise a failed write of torch, safetensors or tokenizers as `OSError`."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # tokenizers raises plain `Exception`
+        signs = ("PytorchStreamWriter", "inline_container", "(os error")
+        if not (isinstance(error, SafetensorError) or any(sign in str(error) for sign in signs)):
+            raise
+        number = errno.ENOSPC if shutil.disk_usage(folder).free < 2**20 else errno.EIO
+        raise OSError(number, f"{os.strerror(number)} ({error})", str(folder)) from error
+
+
+_VOCABULARY = 64  # of the trial's model
+
+
+def trial_step(spec: TrainingSpec, device: torch.device | None = None) -> None:
+    """Run one block forward and backward through one layer of a run's model, in the run's precision.
+
+    This compiles and loads the kernels, so a kernel that cannot be compiled is found here.
+
+    Args:
+        spec: of the run.
+        device: of the run. By default the accelerator, or the CPU if there is none.
+
+    Raises:
+        RuntimeError: for a loss or a gradient that is not finite, a kernel that cannot be compiled, or a device without
+            enough memory. Triton raises exceptions of its own.
+    """
+    device = device or torch.accelerator.current_accelerator() or torch.device("cpu")
+    with torch.random.fork_rng(devices=[]), tensor_float_32():
+        torch.manual_seed(0)
+        model: nn.Module = RFAForCausalLM(spec.model_config(_VOCABULARY, num_hidden_layers=1))
+        model = model.to(device)
+        ids = torch.randint(_VOCABULARY, (1, spec.length)).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=spec.bf16):
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        grads = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        if not all(bool(value.isfinite().all()) for value in (loss, *grads)):
+            raise RuntimeError("trial step: got a loss or a gradient that is not finite, expected finite numbers")

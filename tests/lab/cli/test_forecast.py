@@ -1,0 +1,236 @@
+"""`rfa forecast` and `rfa forecast train`: files, what is printed, and one line for each fault."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+from training.runs import contents, messages
+
+from rfa.estimation import Level, RobustFilter
+
+GOOD = [(k, round(math.sin(k / 3) + 0.1 * math.cos(9 * k * k), 3), k % 7) for k in range(40)]
+LEVEL = ["--components", "level"]
+
+
+@pytest.fixture
+def write(tmp_path):
+    def file(rows, header="t,a,b", name="x.csv"):
+        lines = [header, *(",".join(map(str, row)) for row in rows)]
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+        return name
+
+    return file
+
+
+def test_the_files_hold_the_filters_own_numbers(rfa, write, tmp_path):
+    rows = [(k, "" if k == 9 else 50.0 if k == 20 else a, b) for k, a, b in GOOD]
+    status, out, err = rfa(
+        "forecast", write(rows), "--time", "t", "--values", "a", "--horizon", "3", *LEVEL, "--out", "o"
+    )
+    assert (status, messages(err)) == (0, [])
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == ["figure.png", "forecast.csv", "forecast.json"]
+    values = np.array([float(a or "nan") for _, a, _ in rows])
+    level = RobustFilter(Level()).fit(np.arange(40.0), values)
+    ahead = level.forecast([40.0, 41.0, 42.0])
+    with (tmp_path / "o" / "forecast.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [(row["time"], row["channel"]) for row in table] == [("40", "a"), ("41", "a"), ("42", "a")]
+    columns = [ahead.mean, *ahead.interval(0.5), *ahead.interval(0.9)]
+    for name, column in zip(("mean", "lower_50", "upper_50", "lower_90", "upper_90"), columns, strict=True):
+        np.testing.assert_allclose([float(row[name]) for row in table], column, rtol=1e-9)  # printed to 16 digits
+    one = json.loads((tmp_path / "o" / "forecast.json").read_text())["channels"]["a"]
+    assert one["parameters"] == pytest.approx(level.parameters)
+    assert [(found["time"], found["value"]) for found in one["outliers"]] == [("20", 50.0)]
+    assert one["outliers"][0]["weight"] == pytest.approx(level.smooth().weights[20])
+    assert "outlier: a 50 at 20" in out
+    before = contents(tmp_path / "o")
+    status, _, err = rfa("forecast", "x.csv", "--time", "t", "--horizon", "3", *LEVEL, "--out", "o")
+    assert (status, len(messages(err)), contents(tmp_path / "o")) == (2, 1, before)
+    assert "--overwrite" in err
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(rfa, tmp_path):
+    """A column and a sensor whose names hold an escape sequence: one would set the terminal's title."""
+    rows = [f"{k},q\x1b[2J,{a}" for k, a, _ in GOOD]
+    rows[20] = "20,q\x1b[2J,50"
+    (tmp_path / "x.csv").write_text("\n".join(["t,s,a\x1b]0;mine\x07", *rows]) + "\n")
+    status, out, err = rfa("forecast", "x.csv", "--time", "t", "--sensor", "s", "--horizon", "3", *LEVEL, "--out", "o")
+    assert status == 0
+    assert [sign for sign in ("\x1b", "\x07") if sign in out + err] == []
+    assert "outlier: a ]0;mine 50 at 20" in out
+    assert "for readings of sensor q [2J" in out
+
+
+def test_two_sensors_and_dates(rfa, write, tmp_path):
+    rows = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", "pq"[k % 3 == 0], a) for k, a, _ in GOOD for _ in range(1)]
+    rows = [(when, sensor, a) for when, _, a in rows for sensor in "pq"]
+    given = ["--time", "t", "--sensor", "s", "--horizon", "90min", "--step", "30min", "--not-robust"]
+    status, _, err = rfa("forecast", write(rows, "t,s,a"), *given, *LEVEL, "--out", "o")
+    assert (status, messages(err)) == (0, [])
+    found = json.loads((tmp_path / "o" / "forecast.json").read_text())
+    assert (found["unit"], found["step"], found["robust"]) == ("h", 0.5, False)
+    one = found["channels"]["a"]
+    assert one["times"] == ["2024-01-02 15:30:00", "2024-01-02 16:00:00", "2024-01-02 16:30:00"]
+    assert set(one["parameters"]) == {"sigma2.irregular.p", "sigma2.irregular.q", "sigma2.level"}
+
+
+def test_a_file_as_a_logger_writes_it(rfa, tmp_path):
+    """Every choice is a line, here and in forecast.json; the forecast is that of the plain file."""
+    plain = [(f"2020-{1 + k % 12:02}-01" if k < 12 else f"2021-{k - 11:02}-01", a, k % 3) for k, a, _ in GOOD[:20]]
+    plain[7] = (plain[7][0], "", plain[7][2])
+    (tmp_path / "plain.csv").write_text("\n".join(["t,a,b", *(",".join(map(str, row)) for row in plain)]) + "\n")
+    rows = [f"{t.replace('-', '')[:6]};{str(a).replace('.', ',') or '-999'};{b};" for t, a, b in plain]
+    rows = [*rows[5:], *rows[:6]]
+    (tmp_path / "logger.csv").write_bytes("\r\n".join(["t;a;b;°C", "", *rows]).encode("cp1252"))
+    given = ["--time", "t", "--horizon", "3M", *LEVEL]
+    status, _, err = rfa("forecast", "plain.csv", *given, "--out", "p")
+    assert (status, messages(err)) == (0, [])
+    status, out, err = rfa("forecast", "logger.csv", *given, "--missing", "-999", "9999", "--out", "l")
+    assert (status, messages(err)) == (0, [])
+    first, second = (json.loads((tmp_path / name / "forecast.json").read_text()) for name in "pl")
+    assert second["channels"] == first["channels"]
+    assert first["channels"]["a"]["times"] == ["2021-09-01", "2021-10-01", "2021-11-01"]
+    assert first["notes"] == ["steps: 1M of the calendar (--step chooses another)"]
+    starts = ["encoding: cp1252", "separator: ';'", "numbers: ", "times: 't' was read as dates, YYYYMM"]
+    starts += ["rows: sorted", "rows: 1 of a time", "values: '°C' left out", "steps: 1M"]
+    assert [note.startswith(start) for note, start in zip(second["notes"], starts, strict=True)] == [True] * 8
+    assert [f"note: {note}" in out for note in second["notes"]] == [True] * 8
+
+
+def test_a_network_is_trained_used_and_refused(rfa, write, tmp_path):
+    """One training for what a trained folder is good for."""
+    from rfa.forecasting.network import NetworkRequest
+    from rfa_lab.training.forecast_network import train_network
+
+    write(GOOD)
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    request = NetworkRequest(files=("x.csv",), time="t", horizon="3", steps=2, context=8, **sizes)
+    train_network(request, tmp_path / "net")
+    given = ["--time", "t", "--model", "network", "--network", "net"]
+    status, out, err = rfa("forecast", "x.csv", *given, "--values", "b", "a", "--horizon", "4", "--out", "o")
+    assert (status, messages(err)) == (0, [])
+    assert "naive: last value" in out
+    assert "best weights were chosen on the same windows" in out
+    assert "has learned to look 3 ahead, not 4" in out
+    found = json.loads((tmp_path / "o" / "forecast.json").read_text())
+    assert list(found["channels"]) == ["b", "a"]
+    for one in found["channels"].values():
+        fifty, ninety = one["intervals"]["50"], one["intervals"]["90"]
+        order = [ninety["lower"], fifty["lower"], one["mean"], fifty["upper"], ninety["upper"]]
+        assert (np.diff(order, axis=0) > 0).all()
+    status, again, _ = rfa("forecast", "train", "--resume", "--out", "net")
+    assert (status, "naive: last value" in again) == (0, True)
+    write(GOOD, "t,a,c", "other.csv")
+    write([(f"2024-01-01 {k // 60:02}:{k % 60:02}", a, b) for k, a, b in GOOD], name="dates.csv")
+    before = contents(tmp_path)
+    for arguments, says in [
+        (["other.csv", *given, "--horizon", "3"], "values: got ['a', 'c'], expected the channels of the network, a, b"),
+        (["dates.csv", *given, "--horizon", "3min"], "time: got 'dates', expected numbers"),
+        (["x.csv", *given, "--horizon", "3", "--steps", "9"], "network: got 'a trained one with steps'"),
+        (["train", "x.csv", "--time", "t", "--horizon", "3", "--out", "net"], "--resume or --overwrite"),
+        (["train", "--resume", "--out", "net", "--steps", "3"], "--resume: got --steps with it"),
+    ]:
+        status, _, err = rfa("forecast", *arguments, *([] if "--out" in arguments else ["--out", "new"]))
+        assert (status, len(messages(err)), says in err) == (2, 1, True), err
+        assert contents(tmp_path) == before
+    (tmp_path / "net" / "model" / "model.safetensors").write_bytes(b"{}")
+    status, _, err = rfa("forecast", "x.csv", *given, "--horizon", "3", "--out", "new")
+    assert (status, len(messages(err)), "cannot be read" in err) == (2, 1, True), err
+
+
+def changed(place, row):
+    return [*GOOD[:place], row, *GOOD[place + 1 :]]
+
+
+DATES = [(f"2024-01-{1 + k // 24:02} {k % 24:02}:00", a, b) for k, a, b in GOOD]
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "says"),
+    [
+        ([GOOD[1], GOOD[0]], {"--no-sort": []}, "time: got '0' before an earlier one (row 3 of x.csv)"),
+        ([(0, 1, 2), (0, 2, 2)], {}, "name their column by --sensor"),
+        ([(0, 1, 2), (0, 2, 2)], {}, "--duplicates mean, first or last"),
+        (changed(7, (7, "cold", 1)), {}, "values: got 'cold' in row 9"),
+        (changed(7, (7, "inf", 1)), {}, "values: got 'inf' in row 9"),
+        (changed(7, ("", 1, 1)), {}, "time: row 9 of x.csv has none"),
+        ([], {}, "has no rows"),
+        ([(k, "", 1) for k in range(9)], {}, "values: 'a' has no reading"),
+        ([(k, "", "") for k in range(9)], {"--values": ["b", "a"]}, "values: 'b' has no reading"),
+        (GOOD[:3], {}, "values: got \"3 readings in 'a'\", expected at least 4"),
+        (GOOD, {"--horizon": ["0"]}, "horizon: got '0', expected a number above 0"),
+        (GOOD, {"--horizon": ["-3"]}, "horizon: got '-3'"),
+        (GOOD, {"--horizon": ["24h"]}, "horizon: got '24h', expected a number"),
+        (GOOD, {"--horizon": ["0.5"]}, "horizon: got '0.5', expected at least one step, 1"),
+        (GOOD, {"--step": ["1e-9"]}, "expected at most 100000"),
+        (DATES, {"--horizon": ["2023-01-01"]}, "horizon: got '2023-01-01', expected a length of time"),
+        (DATES, {"--horizon": ["5"]}, "horizon: got '5', expected a length of time"),
+        (DATES, {"--horizon": ["5h"], "--components": ["season:7D"]}, "at most the span of the series, 39 h"),
+        (GOOD, {"--components": ["season:40"]}, "components: got 'season:40'"),
+        (GOOD, {"--components": ["season:5:9"]}, "at most 2 harmonics"),
+        (GOOD, {"--components": ["seesaw"]}, "components: got 'seesaw', expected level"),
+        (GOOD, {"--components": ["level", "trend"]}, "model: got"),
+        (GOOD, {"--time": ["when"]}, "time: got 'when', expected a column"),
+        (GOOD, {"--values": ["z"]}, "values: got 'z', expected a column"),
+        (GOOD, {"--sensor": ["z"]}, "sensor: got 'z', expected a column"),
+        (GOOD, {"--out": ["mine"]}, "out: mine has other files, thesis.tex"),
+        (GOOD, {"--out": ["x.csv"]}, "out: x.csv is a file"),
+        (GOOD, {"--model": ["magic"]}, "model: got 'magic'"),
+        (GOOD, {"--network": ["mine"]}, "model: got 'filter with network'"),
+        (GOOD, {"--model": ["network"], "--network": ["mine"]}, "network: mine has no network.json"),
+        (GOOD, {"--model": ["network"], "--components": ["level"]}, "components: got ['level']"),
+        (GOOD, {"--model": ["network"], "--sensor": ["b"]}, "sensor: got 'b', expected none with a network"),
+        (GOOD[:6], {"--model": ["network"]}, "expected windows with 4 readings"),
+        (GOOD, {"--model": ["network"], "--steps": ["0"]}, "steps: got 0"),
+        (GOOD, {"--model": ["network"], "--preset": ["m9"]}, "preset: got 'm9'"),
+        (GOOD, {"--model": ["network"], "--rate": ["2"]}, "rate: got 2.0"),
+    ],
+)
+def test_each_fault_is_one_line_and_nothing_is_written(rfa, write, tmp_path, rows, changes, says):
+    write(rows)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("precious")
+    options = {"--time": ["t"], "--values": ["a"], "--horizon": ["3"], "--out": ["o"], **changes}
+    before = contents(tmp_path)
+    arguments = [word for name, given in options.items() for word in (name, *given)]
+    status, out, err = rfa("forecast", "x.csv", *arguments)
+    assert (status, out, len(messages(err))) == (2, "", 1), err
+    assert says in err
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--time", "t", "--horizon", "3"], "FILE: got none"),
+        (["x.csv", "--horizon", "3"], "--time: got none"),
+        (["x.csv", "--time", "t"], "--horizon: got none"),
+        (["empty", "--time", "t", "--horizon", "3"], "has no *.csv"),
+        (["x.csv", "--time", "t", "--horizon", "3", "--series", "q"], "series: got 'q', expected a column"),
+        (["x.csv", "--time", "t", "--horizon", "30"], "expected windows with 4 readings"),
+        (["x.csv", "--time", "t", "--horizon", "3", "--hold-out", "1"], "hold_out: got 1.0"),
+        (["--resume"], "network: o has no network.json"),
+    ],
+)
+def test_each_fault_of_training_is_one_line(rfa, write, tmp_path, arguments, says):
+    write(GOOD)
+    (tmp_path / "empty").mkdir()
+    status, out, err = rfa("forecast", "train", *arguments, "--out", "o")
+    assert (status, out, len(messages(err))) == (2, "", 1), err
+    assert says in err
+    assert not (tmp_path / "o").exists()
+
+
+def test_help_explains_both(rfa):
+    status, out, _ = rfa("--help")
+    assert (status, "forecast train" in out) == (0, True)
+    status, out, _ = rfa("forecast", "--help")
+    assert (status, "rfa forecast train --help" in " ".join(out.split())) == (0, True)
+    assert all(
+        f"--{option}" in out
+        for option in ["time", "values", "horizon", "step", "components", "model", "network", "out"]
+    )
+    status, out, _ = rfa("forecast", "train", "--help")
+    assert (status, "--series" in out) == (0, True)

@@ -1,0 +1,395 @@
+"""CSV files of series: what is read, and one clear error for each thing that can be wrong."""
+
+import gzip
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from rfa.forecasting.table import TableFormat, read_many_series, read_series
+
+GOOD = "time,a,b\n0,1.5,\n0.5,nan,2\n3,-1e3,NA\n"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text):
+        path = tmp_path / "series.csv"
+        path.write_text(text, "utf-8")
+        return path
+
+    return write
+
+
+def test_a_comma_at_the_end_of_rows_shifts_nothing(written):
+    found = read_series(written("time,a,b\n0,10,100,\n1,11,101,\n"), "time", ["a"])
+    assert (found.times.tolist(), found.values.flatten().tolist()) == ([0.0, 1.0], [10.0, 11.0])
+
+
+def test_numbers_and_missing_readings(written):
+    found = read_series(written(GOOD), "time")
+    assert (found.channels, found.unit, found.origin) == (("a", "b"), "", None)
+    assert found.times.tolist() == [0.0, 0.5, 3.0]
+    expected = torch.tensor([[1.5, math.nan], [math.nan, 2.0], [-1e3, math.nan]]).double()
+    assert torch.equal(found.values.nan_to_num(7.0), expected.nan_to_num(7.0))
+    assert read_series(written(GOOD), "time", ["b"]).values[1].item() == 2.0
+    assert (found.duration("horizon", "2.5"), found.label(0.5)) == (2.5, "0.5")
+
+
+@pytest.mark.parametrize(
+    ("dates", "format", "unit", "times"),
+    [
+        (["2024-01-01", "2024-01-02", "2024-01-05"], None, "D", [0, 1, 4]),
+        (["2024-01-01 00:00", "2024-01-01 01:00", "2024-01-01 03:30"], None, "h", [0, 1, 3.5]),
+        (["2024-03-01T00:00:00Z", "2024-03-01T00:01:00Z", "2024-03-01T00:02:30Z"], None, "min", [0, 1, 2.5]),
+        (["19580329", "19580405", "19580419"], "%Y%m%d", "D", [0, 7, 21]),
+    ],
+)
+def test_dates(written, dates, format, unit, times):
+    text = "when,x\n" + "".join(f"{date},{i}\n" for i, date in enumerate(dates))
+    found = read_series(written(text), "when", table_format=TableFormat(date_format=format))
+    assert (found.unit, found.times.tolist()) == (unit, times)
+    assert found.label(found.times[0].item()).startswith(f"{found.origin:%Y-%m-%d}")
+    assert found.duration("horizon", "2D") == {"D": 2, "h": 48, "min": 2880}[unit]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", {}, r"^file: .* cannot be read as CSV"),
+        ("time,a\n", {}, r"^file: .* has no rows"),
+        (GOOD, {"time": "when"}, r"^time: got 'when', expected a column of .*: time, a, b"),
+        (GOOD, {"values": ["c"]}, r"^values: got 'c', expected a column"),
+        (GOOD, {"values": ["time"]}, r"^values: got \['time'\], expected columns other than those of times"),
+        (GOOD, {"values": ["a", "a"]}, r"^values: .* each once"),
+        (
+            "time,a\n0,1\n2,1\n1,1\n",
+            {"sort": False},
+            r"^time: got '1' before an earlier one \(row 4 of .* in order \(or --sort\)",
+        ),
+        (
+            "time,a\n0,1\n0,2\n",
+            {},
+            r"^time: got '0' twice with different values \(rows 2 and 3 of .* --duplicates mean",
+        ),
+        ("time,a\n1,1\n0,1\n1,1\n", {"duplicates": "refuse"}, r"^time: got '1' twice \(rows 2 and 4"),
+        ("time,a\n0,1\n,2\n", {}, r"^time: row 3 of .* has none"),
+        ("time,a\n0,1\nsoon,2\n", {}, r"^time: got '0' in row 2|^time: got 'soon' in row 3"),
+        ("time,a\n0,1\ninf,2\n", {}, r"^time: row 3 of .* is infinite"),
+        (
+            "time,a\n0,1\n1,cold\n",
+            {},
+            r"^values: got 'cold' in row 3 of .* expected a number up to 1e\+30, or an empty cell .* \(a\)",
+        ),
+        ("time,a\n0,1\n1,-inf\n", {}, r"^values: got '-inf' in row 3"),
+        ("time,a\n0,1\n1,9.97e36\n", {}, r"^values: got '9.97e36' in row 3"),
+        (
+            "time,a,s\n0,1,x\n0,2,x\n",
+            {"sensor": "s"},
+            r"^time: got '0' twice .*rows 2 and 3 .* keep one row of a sensor",
+        ),
+        ("time,a,s\n0,1,x\n0,2,\n", {"sensor": "s"}, r"^sensor: row 3 of .* has none"),
+        ("time,a,s\n0,1,x\n", {"sensor": "q"}, r"^sensor: got 'q', expected a column"),
+        ("time,a,b\n0,,\n1,,\n", {}, r"^values: 'a' has no reading"),
+        ("time,a\n0,1\n\n\n1,cold\n", {}, r"^values: got 'cold' in row 5"),
+        ("time,a\n,\n0,1\n,\n1,cold\n", {}, r"^values: got 'cold' in row 5"),
+        ("time,a\n1.5,1\n", {"time_unit": "ns"}, r"^time: got '1.5' in row 2 .* expected a whole number of ns"),
+        ("time,a\n99999999999999,1\n", {"time_unit": "s"}, r"^time: got '9+' in row 2 .* of a date that pandas knows"),
+        ('time,a,b\n0,1,"x\ny"\n1,cold,\n', {"values": ["a"]}, r"^values: got 'cold' in row 4"),
+        ("\n time ,a\n\n0,1\n1,cold\n", {"time": " time "}, r"^values: got 'cold' in row 5"),
+        ("time,a\n0,1\n1,cold\n", {"missing": ["warm"]}, r"^values: got 'cold' in row 3 .* --missing names"),
+        ('time,a\n0,"1,500"\n', {}, r"^values: got '1,500' .* --decimal , or --thousands , reads commas"),
+        ("time,a\n0,1\n1,2\n", {"separator": ";"}, r"^time: got 'time', expected a column of .*--separator"),
+        ("time,a\n0,1\n", {"separator": "semi"}, r"^separator: got 'semi', expected a single character, tab or"),
+        ("time,a\n0,1\n", {"decimal": ",", "thousands": ","}, r"^thousands: got ',', expected another sign"),
+        ("time,a\n0,1\n", {"time_unit": "h"}, r"^time-unit: got 'h', expected one of s, ms, us, ns, number"),
+        ("time,a\n0,1\n", {"time_unit": "s", "date_format": "%Y"}, r"^date-format: got '%Y', expected it or --time"),
+        ("time,a\n0,1\n", {"duplicates": "some"}, r"^duplicates: got 'some', expected one of refuse, mean"),
+        ("time,a\n0,1\n", {"encoding": "utf-99"}, r"^encoding: got 'utf-99'"),
+        ("time,a\n0,1\n", {"encoding": "utf-16"}, r"^file: .* its text is not in utf-16 \(--encoding\)"),
+        ("time,a\n0,1\n2024-01-01,2\n", {"time_unit": "number"}, r"^time: got '2024-01-01' in row 3"),
+        ("time,a\n0,1\nx,2\n", {"time_unit": "s"}, r"^time: got 'x' in row 3 .* expected a number of s"),
+        ("time,a\n9007199254740993,1\n", {"time_unit": "number"}, r"^time: got .* expected a number up to 2\*\*53"),
+        ("time,a\n03.04.2024,1\n", {}, r"^time: .* expected --date-format: %d.%m.%Y and %m.%d.%Y fit all rows"),
+        ("time,a\n13 o'clock,1\n", {}, r"^time: .* in row 2 .* a date like 2024-01-31 12:00; --date-format reads"),
+        ("time,a,a\n0,1,2\n", {}, r"^file: .* has two columns 'a'"),
+        ("time,a\n0,1\n1,2,7\n", {}, r"^file: .* cannot be read as CSV: .* Expected 2 fields in line 3, saw 3"),
+        ("time,a\n0,1,7\n1,2,7\n", {}, r"^file: rows of .* have more cells than its header"),
+    ],
+)
+def test_each_fault_has_one_line(written, text, options, message):
+    path = written(text)
+    names = {"time", "values", "sensor"} & options.keys()
+    given = {name: options.pop(name) for name in names}
+    with pytest.raises(ValueError, match=message) as caught:
+        read_series(path, **{"time": "time", **given}, table_format=TableFormat(**options))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"^file: .* does not exist"):
+        read_series(tmp_path / "none.csv", "time")
+
+
+def test_labels_keep_times_apart(written):
+    number = {"table_format": TableFormat(time_unit="number")}
+    milliseconds = read_series(written("ms,x\n1700000000123,1\n1700000000124,2\n"), "ms", **number)
+    assert milliseconds.label(1700000000124.0)[-3:] == "124"
+    microseconds = read_series(written("us,x\n1700000000000123,1\n1700000000000124,2\n"), "us", **number)
+    assert microseconds.label(1700000000000125.0) == "1700000000000125"
+    seconds = read_series(written("s,x\n1700000000.123456,1\n1700000000.2,2\n"), "s", **number)
+    assert [seconds.label(time) for time in (1700000000.123456, 0.1 + 0.2)] == ["1700000000.123456", "0.3"]
+    found = read_series(written("t,x\n2024-01-01 00:00:00,1\n2024-01-01 00:00:01.5,2\n"), "t")
+    assert [found.label(time) for time in found.times.tolist()] == ["2024-01-01 00:00:00", "2024-01-01 00:00:01.500000"]
+
+
+def test_labels_of_a_hundred_readings_a_second_are_those_of_the_file(written):
+    dates = [f"2024-01-01 00:00:{k // 100:02}.{k % 100:02}0000" for k in range(500)]
+    found = read_series(written("t,x\n" + "".join(f"{date},1\n" for date in dates)), "t")
+    expected = [date.removesuffix(".000000") for date in dates]
+    assert [found.label(time) for time in found.times.tolist()] == expected
+    assert (found.axis(found.times.numpy()) == np.array(dates, "datetime64[us]")).all()
+
+
+@pytest.mark.parametrize(
+    ("dates", "labels", "axis"),
+    [
+        (["2024-01-01T09:00+02:00", "2024-01-01T10:00+02:00"], "2024-01-01 11:00:00+02:00", "2024-01-01T11:00"),
+        (["2024-01-01T09:00Z", "2024-01-01T10:00Z"], "2024-01-01 11:00:00+00:00", "2024-01-01T11:00"),
+        (["2024-10-27T02:00+02:00", "2024-10-27T02:00+01:00"], "2024-10-27 02:00:00+00:00", "2024-10-27T02:00"),
+        (["2024-01-01T00:00+01:00", "2024-01-02T00:00+01:00"], "2024-01-03 00:00:00+01:00", "2024-01-03T00:00"),
+        (["2024-01-01", "2024-01-02"], "2024-01-03", "2024-01-03"),
+    ],
+)
+def test_labels_have_the_offset_of_the_file(written, dates, labels, axis):
+    """Of two offsets UTC is written, and always with `+00:00`."""
+    found = read_series(written("t,x\n" + "".join(f"{date},1\n" for date in dates)), "t")
+    assert (found.times.tolist(), found.label(2.0)) == ([0.0, 1.0], labels)
+    assert found.axis(np.array([2.0]))[0] == np.datetime64(axis)
+
+
+def test_sensors_may_read_at_one_time(written):
+    found = read_series(written("time,a,s\n0,1,x\n0,2,y\n2,3,x\n"), "time", ["a"], sensor="s")
+    assert (found.times.tolist(), found.sensor, found.gap) == ([0.0, 0.0, 2.0], ("x", "y", "x"), 2.0)
+
+
+def test_days_without_separators_need_no_format(written):
+    found = read_series(written("when,x\n19580329,1\n19580405,2\n"), "when")
+    assert (found.unit, found.times.tolist(), found.label(7.0)) == ("D", [0, 7], "1958-04-05")
+    assert read_series(written("when,x\n19581329,1\n19581405,2\n"), "when").unit == ""  # no 13th month
+
+
+def test_many_series(tmp_path):
+    """Of files, a folder, and names in a column; all in the unit of the first."""
+    (tmp_path / "hours.csv").write_text("when,x\n2024-01-01 00:00,1\n2024-01-01 02:00,2\n")
+    (tmp_path / "days.csv").write_text("when,x\n2024-01-01,1\n2024-01-03,\n")
+    found = read_many_series([tmp_path], "when")
+    assert {name: one.unit for name, one in found.items()} == {"days": "D", "hours": "D"}
+    assert found["hours"].times.tolist() == [0.0, 2 / 24]
+    long = tmp_path / "long" / "all.csv"
+    long.parent.mkdir()
+    long.write_text("who,time,x\na,0,1\nb,0,5\na,1,2\nb,3,\n")
+    found = read_many_series([long], "time", ["x"], series="who")
+    assert {name: one.times.tolist() for name, one in found.items()} == {"a": [0, 1], "b": [0, 3]}
+    long.write_text("who,time,x\na,1,1\nb,0,5\na,0,2\n")
+    with pytest.raises(ValueError, match=r"^time: got '0' before an earlier one \(row 4 of"):
+        read_many_series([long], "time", ["x"], series="who", table_format=TableFormat(sort=False))
+    found = read_many_series([long], "time", ["x"], series="who")
+    assert (found["a"].times.tolist(), found["a"].values.flatten().tolist()) == ([0, 1], [2, 1])
+    assert [note.startswith("series a, rows: sorted") for note in found["a"].notes + found["b"].notes] == [True]
+    long.write_text("who,time,x\na,1,1\nb,0,5\na,1,2\n")
+    found = read_many_series([long], "time", ["x"], series="who", table_format=TableFormat(duplicates="mean"))
+    assert {name: one.values.flatten().tolist() for name, one in found.items()} == {"a": [1.5], "b": [5]}
+    (tmp_path / "numbers.csv").write_text("when,x\n0,1\n1,2\n")
+    with pytest.raises(ValueError, match=r"^time: got dates in some series and numbers in others"):
+        read_many_series([tmp_path], "when")
+
+
+@pytest.mark.parametrize("given", ["", "-3h", "0D", "soon", "inf", "24"])
+def test_durations_that_are_none(written, given):
+    table = read_series(written("when,x\n2024-01-01,1\n2024-01-02,2\n"), "when")
+    with pytest.raises(ValueError, match=r"^horizon: got .* expected a length of time"):
+        table.duration("horizon", given)
+    numbers = read_series(written(GOOD), "time")
+    with pytest.raises(ValueError, match=r"^horizon: got '24h', expected a number above 0"):
+        numbers.duration("horizon", "24h")
+
+
+def iso(dates, unit="s"):
+    return np.array(dates, f"datetime64[{unit}]")
+
+
+@pytest.mark.parametrize(
+    ("stamps", "dates", "said"),
+    [
+        (["202311", "202312", "202401"], ["2023-11-01", "2023-12-01", "2024-01-01"], "YYYYMM"),
+        (["2023364", "2023365", "2024001"], ["2023-12-30", "2023-12-31", "2024-01-01"], "YYYYDDD"),
+        (["19580329", "19580405"], ["1958-03-29", "1958-04-05"], "YYYYMMDD"),
+        (["2023123122", "2023123123", "2024010100"], ["2023-12-31T22", "2023-12-31T23", "2024-01-01T00"], "YYYYMMDDHH"),
+        (["2023123123", "2023123124", "2024010101"], ["2023-12-31T23", "2024-01-01T00", "2024-01-01T01"], "YYYYMMDDHH"),
+        (["202312312359", "202401010000"], ["2023-12-31T23:59", "2024-01-01T00:00"], "YYYYMMDDHHMM"),
+        (["1704067200", "1704070800"], ["2024-01-01T00", "2024-01-01T01"], "epoch stamps in s"),
+        (
+            ["1704067200.25", "1704067200.5"],
+            ["2024-01-01T00:00:00.250", "2024-01-01T00:00:00.500"],
+            "epoch stamps in s",
+        ),
+        (["1704067200001", "1704067200002"], ["2024-01-01T00:00:00.001", "2024-01-01T00:00:00.002"], "stamps in ms"),
+        (
+            ["1704067200000001", "1704067200000003"],
+            ["2024-01-01T00:00:00.000001", "2024-01-01T00:00:00.000003"],
+            "stamps in us",
+        ),
+        (
+            ["1704067200000000001", "1704067200000000003"],
+            ["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000003"],
+            "stamps in ns",
+        ),
+        (["31.01.2024 06:00", "01.02.2024 06:00"], ["2024-01-31T06", "2024-02-01T06"], "%d.%m.%Y %H:%M"),
+        (["1/31/2024", "02/01/2024"], ["2024-01-31", "2024-02-01"], "%m/%d/%Y"),
+    ],
+)
+def test_spellings_of_dates_are_recognised_and_said(written, stamps, dates, said):
+    found = read_series(written("t,x\n" + "".join(f"{stamp},1\n" for stamp in stamps)), "t")
+    assert [said in note for note in found.notes] == [True]
+    assert (found.axis(found.times.numpy()) == iso(dates, "ns")).all()
+    labels = [found.label(time).replace(" ", "T").removesuffix("+00:00") for time in found.times.tolist()]
+    assert (iso(labels, "ns") == iso(dates, "ns")).all()
+
+
+@pytest.mark.parametrize("stamps", [["190013", "190113"], ["2024000", "2024367"], ["0", "1704067200"], ["99", "100"]])
+def test_other_numbers_stay_numbers(written, stamps):
+    found = read_series(written("t,x\n" + "".join(f"{stamp},1\n" for stamp in stamps)), "t")
+    assert (found.unit, found.times.tolist(), found.notes) == ("", [float(stamp) for stamp in stamps], ())
+
+
+def test_the_unit_of_times_by_option(written):
+    path = written("t,x\n0,1\n86400,2\n")
+    found = read_series(path, "t", table_format=TableFormat(time_unit="s"))
+    assert (found.label(found.times[1].item()), found.notes) == ("1970-01-02 00:00:00+00:00", ())
+    path.write_text("t,x\n202312,1\n202401,2\n")
+    found = read_series(path, "t", table_format=TableFormat(time_unit="number"))
+    assert (found.times.tolist(), found.unit, found.notes) == ([202312.0, 202401.0], "", ())
+
+
+@pytest.mark.skipif(pd.__version__ < "3", reason="dates of pandas 2 begin in 1677")
+def test_years_have_four_digits(written):
+    found = read_series(written("t,x\n0987-01-01,1\n0988-01-01,2\n"), "t")
+    assert [found.label(time) for time in found.times.tolist()] == ["0987-01-01", "0988-01-01"]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "said"),
+    [
+        ("t;x\n0;1,5\n1;-0,25\n", {}, ["separator: ';'", "decimal comma"]),
+        ("t\tx\n0\t1.5\n1\t-0.25\n", {}, ["separator: tab"]),
+        ("t   x\n0  1.5\n1     -0.25\n", {}, ["separator: space"]),
+        ("t|x\n0|1.5\n1|-0.25\n", {}, ["separator: '|'"]),
+        ("t;x\n0;1,500\n1;-0,250\n", {"separator": ";", "decimal": ","}, []),
+        ('t,x\n0,"1,5"\n1,"-0,25"\n', {}, ["decimal comma"]),
+        ("t#x\n0,0#1,5\n1,0#-0,25\n", {"separator": "#", "decimal": ","}, []),
+        ('t,x\n0,"1,.5"\n1,-.25\n', {"thousands": ","}, []),
+        ("\ufefft,x\n0,1.5\n1,-0.25\n", {}, []),
+    ],
+)
+def test_separators_and_signs_of_numbers(written, text, options, said):
+    found = read_series(written(text), "t", table_format=TableFormat(**options))
+    assert (found.times.tolist(), found.values.flatten().tolist()) == ([0.0, 1.0], [1.5, -0.25])
+    assert len(found.notes) == len(said)
+    assert all(part in note for part, note in zip(said, found.notes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "given", "said"),
+    [
+        ("utf-8", None, 0),
+        ("utf-8-sig", None, 0),
+        ("utf-16", None, 1),
+        ("cp1252", None, 1),
+        ("cp1252", "cp1252", 0),
+        ("utf-16-be", "utf-16-be", 0),
+    ],
+)
+def test_encodings(tmp_path, encoding, given, said):
+    (tmp_path / "x.csv").write_bytes("t,T in °C\n0,1\n1,2\n".encode(encoding))
+    found = read_series(tmp_path / "x.csv", "t", table_format=TableFormat(encoding=given))
+    assert (found.channels, found.values.flatten().tolist(), len(found.notes)) == (("T in °C",), [1.0, 2.0], said)
+
+
+def test_a_compressed_file_is_read(tmp_path):
+    with gzip.open(tmp_path / "x.csv.gz", "wt") as file:
+        file.write("t,x\n0,1\n1,2\n")
+    assert read_series(tmp_path / "x.csv.gz", "t").values.flatten().tolist() == [1.0, 2.0]
+
+
+def test_marks_of_missing_readings(written):
+    """In any spelling of their number, and in values only."""
+    path = written("t,a,b\n-999,-999.0,1\n0,2,bad\n9999,9.999e3,-99\n")
+    found = read_series(path, "t", table_format=TableFormat(missing=("-999", "9999", "bad")))
+    assert found.times.tolist() == [-999.0, 0.0, 9999.0]
+    assert found.values.nan_to_num(7.0).tolist() == [[7.0, 1.0], [2.0, 7.0], [7.0, -99.0]]
+
+
+def test_a_column_without_a_reading_leaves_the_others(written):
+    found = read_series(written("t,a,b,c\n0,1,,2\n1,2,NA,3\n"), "t")
+    assert (found.channels, found.values.tolist()) == (("a", "c"), [[1.0, 2.0], [2.0, 3.0]])
+    assert found.notes == ("values: 'b' left out, without a reading",)
+
+
+def test_rows_are_sorted_and_the_first_one_is_named(written):
+    found = read_series(written("t,x\n2024-01-03,3\n2024-01-01,1\n2024-01-02,\n"), "t")
+    assert (found.times.tolist(), found.values.nan_to_num(7.0).flatten().tolist()) == ([0, 1, 2], [1, 7, 3])
+    assert "row 3" in found.notes[0]
+    assert found.label(0.0) == "2024-01-01"
+
+
+DOUBLED = "t,a,b\n0,1,2\n1,3,\n1,3,4\n2,5,6\n0,1,2\n"
+
+
+def test_rows_that_do_not_contradict_each_other_are_merged(written):
+    found = read_series(written(DOUBLED), "t")
+    assert (found.times.tolist(), found.values.tolist()) == ([0, 1, 2], [[1, 2], [3, 4], [5, 6]])
+    assert ["sorted" in found.notes[0], "2 of a time that another row has" in found.notes[1]] == [True, True]
+
+
+@pytest.mark.parametrize(("how", "a", "b"), [("mean", 5.0, 4.5), ("first", 3.0, 4.0), ("last", 7.0, 5.0)])
+def test_rows_that_contradict_each_other_by_option(written, how, a, b):
+    path = written("t,a,b\n0,1,2\n1,3,\n1,,4\n1,7,5\n2,5,6\n")
+    found = read_series(path, "t", table_format=TableFormat(duplicates=how))
+    assert (found.times.tolist(), found.values.tolist()) == ([0, 1, 2], [[1, 2], [a, b], [5, 6]])
+    assert how in found.notes[0]
+
+
+def test_sensors_of_one_time_are_no_duplicates(written):
+    path = written("t,a,s\n1,3,x\n0,1,x\n0,2,y\n0,2,y\n")
+    found = read_series(path, "t", sensor="s")
+    assert (found.times.tolist(), found.sensor, found.values.flatten().tolist()) == (
+        [0, 0, 1],
+        ("x", "y", "x"),
+        [1, 2, 3],
+    )
+
+
+def test_lengths_of_the_calendar(written):
+    """Their mean, and the longest one after a time of the series: a February is short."""
+    found = read_series(written("t,x\n2023-01-01,1\n2023-02-01,2\n"), "t")
+    year = 365.2425
+    lengths = {"12M": year, "1Y": year, "Y": year, "2MS": year / 6, "QE": year / 4, "5B": 7}
+    assert {given: found.duration("horizon", given) for given in lengths} == pytest.approx(lengths, rel=1e-12)
+    longest = {"1M": 31, "12M": 365, "1Y": 365, "QE": 89, "B": 1, "24h": 1}
+    assert {given: found.longest_duration("horizon", given) for given in longest} == longest
+    for given in ("0M", "1MX", "QE-XYZ", "-1M", "1.5M"):
+        with pytest.raises(
+            ValueError, match=r"^horizon: got .* expected a length of time above 0, such as 24h, 7D or 12M"
+        ):
+            found.duration("horizon", given)
+
+
+def test_a_wrong_length_says_what_the_times_were_taken_for(written):
+    found = read_series(written("t,x\n1704067200,1\n1704070800,2\n"), "t")
+    with pytest.raises(
+        ValueError, match=r"^horizon: got '3600', .* 't' was read as epoch stamps in s.*--time-unit number"
+    ):
+        found.duration("horizon", "3600")

@@ -1,0 +1,231 @@
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from cover import slow
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerFast
+
+from rfa_lab.data import TokenBlocks, load_documents, load_tokenizer, stream, text_document, token_stream
+from rfa_lab.data.corpora import load_corpus
+
+TEXTS = ["It's one.\n\n  Two  words, 3rd line\n", "é 字 🙂" * 50, "<|endoftext|> in a text"]
+DOCUMENTS = [text_document(str(i), text) for i, text in enumerate(TEXTS)]
+BYTES = load_tokenizer("bytes")
+
+
+def test_bytes_stream_is_the_bytes(tmp_path):
+    ids = token_stream(DOCUMENTS, BYTES, tmp_path)
+    assert isinstance(ids, np.memmap)
+    assert ids.dtype == np.uint16
+    expected = [id for text in TEXTS for id in [*text.encode(), 256]]
+    np.testing.assert_array_equal(ids, expected)
+
+
+def test_novel_has_the_ids_of_the_whole_text(novels, gpt2_folder, tmp_path):
+    tokenizer = load_tokenizer(f"gpt2:{gpt2_folder}")
+    documents = load_documents(str(novels / "Lee_Penelope_1903.txt"))
+    whole = tokenizer.encode(documents[0].read())
+    np.testing.assert_array_equal(token_stream(documents, tokenizer, tmp_path), [*whole, 50256])
+
+
+@slow
+def test_stdlib_has_the_ids_of_the_whole_texts(tmp_path):
+    corpus = load_corpus("stdlib")
+    tokenizer = load_tokenizer("bpe:500", corpus.documents("test"), tmp_path)
+    ids = token_stream(corpus.documents("test"), tokenizer, tmp_path)
+    whole = [id for d in corpus.documents("test") for id in [*tokenizer.encode(d.read()), 499]]
+    np.testing.assert_array_equal(ids, whole)
+    with pytest.raises(ValueError, match="got 'exam'"):
+        corpus.documents("exam")
+
+
+@pytest.mark.parametrize("text", ["字典、人一。", "ab1,a's!", "a" * 300])
+def test_text_without_spaces_has_the_ids_of_the_whole(tmp_path, monkeypatch, text):
+    """Cut in fragments all the same, tokenised a few at a time."""
+    monkeypatch.setattr("rfa_lab.data.fragments.SLICE", 700)
+    monkeypatch.setattr(stream, "BATCH_BYTES", 2000)
+    tokenizer = load_tokenizer("bpe:300", [text_document("t", f"{text} {text}")], tmp_path)
+    ids = token_stream([text_document("d", 40 * text), text_document("e", "")], tokenizer, tmp_path)
+    np.testing.assert_array_equal(ids, [*tokenizer.encode(40 * text), *2 * [tokenizer.eos_token_id]])
+
+
+@slow
+def test_memory_does_not_grow_with_a_text_without_spaces(tmp_path):
+    """2 MB of it; as one word they take some 300 MB, and 30 MB gigabytes."""
+    program = """
+import resource, sys
+from rfa_lab.data import Document, load_tokenizer, stream, text_document, token_stream
+stream.BATCH_BYTES = 1 << 18
+for name, text in (("bytes", b"xy"), ("bpe:300", b"x1")):
+    document = Document("d", 1 << 21, lambda: (text * (1 << 15) for _ in range(1 << 5)))
+    tokenizer = load_tokenizer(name, [text_document("t", "x1 x1 x1")], sys.argv[1])
+    token_stream([text_document("w", "some words")], tokenizer, sys.argv[1])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    token_stream([document], tokenizer, sys.argv[1])
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * (1 if sys.platform == "darwin" else 1024))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert max(map(int, done.stdout.split())) < 150 * 2**20  # a batch takes some 50 MB
+
+
+def test_large_vocabularies_have_wide_ids(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.add_tokens([f"<extra{i}>" for i in range(70_000)])
+    ids = token_stream([text_document("a", "x<extra69999>")], tokenizer, tmp_path)
+    assert ids.dtype == np.uint32
+    np.testing.assert_array_equal(ids, [120, 257 + 69_999, 256])
+
+
+def test_a_tokenizer_set_to_truncate_loses_nothing(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer(TEXTS[0], truncation=True, max_length=2)
+    assert len(token_stream(DOCUMENTS, tokenizer, tmp_path)) == sum(len(t.encode()) + 1 for t in TEXTS)
+    assert len(list(tmp_path.rglob("*.npy"))) == 1
+    token_stream(DOCUMENTS, BYTES, tmp_path)
+    assert len(list(tmp_path.rglob("*.npy"))) == 1  # the same content, the same tokenizer
+
+
+@pytest.mark.parametrize("size", [0, 128, -2])
+def test_cut_off_file_is_rebuilt(tmp_path, size):
+    ids = np.array(token_stream(DOCUMENTS, BYTES, tmp_path))
+    [path] = tmp_path.rglob("*.npy")
+    path.write_bytes(path.read_bytes()[:size])
+    np.testing.assert_array_equal(token_stream(DOCUMENTS, BYTES, tmp_path), ids)
+    np.testing.assert_array_equal(np.load(path), ids)
+
+
+def test_progress_reaches_the_total(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "BATCH_BYTES", 1)
+    total = sum(document.size for document in DOCUMENTS)
+    seen = []
+    for _ in range(2):
+        token_stream(DOCUMENTS, BYTES, tmp_path, lambda done, of: seen.append((done, of)))
+        assert seen[-1] == (total, total)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert len(seen) > 3
+
+
+def test_bad_text_leaves_no_file(tmp_path):
+    (tmp_path / "bad.txt").write_bytes(b"good text " * 10_000 + b"\xe9")
+    with pytest.raises(ValueError, match=r"'bad\.txt' with byte 0xe9 at offset 100000"):
+        token_stream(load_documents(str(tmp_path / "bad.txt")), BYTES, tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.npy*tmp"))
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+
+
+def test_tokenizer_without_end_of_text(tmp_path):
+    tokenizer = load_tokenizer("bytes")
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="without an end-of-text token"):
+        token_stream(DOCUMENTS, tokenizer, tmp_path)
+
+
+@slow
+def test_two_processes_at_once_write_once(tmp_path):
+    program = """
+import hashlib, pathlib, sys, time
+from rfa_lab.data import load_corpus, load_tokenizer, stream, token_stream
+corpus, cache = load_corpus("stdlib"), pathlib.Path(sys.argv[1])
+(cache / f"ready{sys.argv[2]}").touch()
+while len(list(cache.glob("ready*"))) < 2: time.sleep(0.01)
+encode = stream._encode
+def counted(*args):
+    print("wrote")
+    time.sleep(0.5)
+    return encode(*args)
+stream._encode = counted
+ids = token_stream(corpus.documents("test"), load_tokenizer("bytes"), cache)
+print(hashlib.sha256(ids.tobytes()).hexdigest())
+"""
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, tmp_path, str(i)], stdout=subprocess.PIPE, text=True)
+        for i in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    expected = token_stream(load_corpus("stdlib").documents("test"), BYTES, tmp_path / "own")
+    digest = hashlib.sha256(expected.tobytes()).hexdigest()
+    assert [output[-1] for output in outputs] == [digest, digest]
+    assert sum("wrote" in output for output in outputs) == 1
+
+
+@slow
+def test_no_warning_and_no_hang_after_a_fork(tmp_path):
+    program = """
+import os, sys
+from rfa_lab.data import load_tokenizer, text_document, token_stream
+tokenizer = load_tokenizer("bytes")
+documents = [text_document(str(i), "some text") for i in range(100)]
+token_stream(documents, tokenizer, sys.argv[1])
+if os.fork() == 0:
+    print(len(tokenizer(["a", "b"] * 100).input_ids), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.strip() == "200"
+    assert "parallelism" not in done.stderr
+
+
+def test_words_of_a_model_without_merges_stay_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr("rfa_lab.data.fragments.SLICE", 7)
+    backend = Tokenizer(models.WordLevel({"?": 0, "sea": 1, "house": 2, "<end>": 3}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    ids = token_stream([text_document("d", 20 * "house sea ")], tokenizer, tmp_path)
+    np.testing.assert_array_equal(ids, [*20 * [2, 1], 3])
+
+
+@given(st.integers(2, 200), st.integers(2, 50))
+def test_blocks_are_the_stream_in_order(tokens, length):
+    stream = np.arange(tokens, dtype=np.uint16)
+    if tokens < length:
+        with pytest.raises(ValueError, match=f"got {tokens} tokens, expected at least {length}"):
+            TokenBlocks(stream, length)
+        return
+    blocks = TokenBlocks(stream, length)
+    assert len(blocks) == tokens // length
+    joined = torch.cat([block["input_ids"] for block in blocks])
+    assert joined.tolist() == list(range(len(blocks) * length))
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_ids_are_long_whole_and_their_own(dtype):
+    stream = np.full(4, np.iinfo(dtype).max, dtype)
+    stream.flags.writeable = False
+    block = TokenBlocks(stream, 2)[1]
+    assert block["input_ids"].tolist() == [np.iinfo(dtype).max] * 2
+    assert block["input_ids"].dtype == block["labels"].dtype == torch.int64
+    block["labels"][0] = -100
+    assert block["input_ids"][0] == np.iinfo(dtype).max
+
+
+def test_default_collate_and_workers():
+    blocks = TokenBlocks(np.arange(100, dtype=np.uint16), 10)
+    batches = list(DataLoader(blocks, batch_size=4, num_workers=1))
+    assert [tuple(batch["input_ids"].shape) for batch in batches] == [(4, 10), (4, 10), (2, 10)]
+    assert torch.equal(batches[1]["labels"], torch.arange(40, 80).view(4, 10))
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1])
+def test_blocks_too_short(length):
+    with pytest.raises(ValueError, match=f"length: got {length}, expected at least 2"):
+        TokenBlocks(np.arange(9, dtype=np.uint16), length)

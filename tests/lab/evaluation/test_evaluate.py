@@ -1,0 +1,92 @@
+"""From a run folder and a text to a result, and to samples."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from training.runs import contents, tiny_spec
+
+from rfa_lab.data import prepare
+from rfa_lab.evaluation import evaluate, generate, loss_by_position, perplexities
+from rfa_lab.training import RunFolder, train
+
+
+def test_on_the_runs_test_split(run, corpus):
+    before = contents(run)
+    result = evaluate(run)
+    model, stream = RunFolder(run).load_model(), prepare(str(corpus), "bytes").streams["test"]
+    assert result["rows"] == perplexities(model, stream, [16, 32, 64, 128])
+    assert result["tokens"] == len(stream) == 701
+    assert (result["preset"], result["seed"], result["train_length"]) == ("m2-sc-rfa", 0, 16)
+    assert result["parameters"] == model.num_parameters()
+    assert result["data"] == f"{corpus} (test split)"
+    assert result["environment"]["torch"] == torch.__version__
+    assert "by_position" not in result
+    assert json.loads(json.dumps(result)) == result
+    assert contents(run) == before
+
+
+@pytest.mark.parametrize("protocol", ["blocks", "matched", "strided"])
+def test_on_another_text(run, tmp_path, protocol):
+    text = "a text that the model never saw. " * 9
+    (tmp_path / "other.txt").write_text(text)
+    result = evaluate(run, data=str(tmp_path / "other.txt"), lengths=[8, 100], protocol=protocol, max_tokens=200)
+    stream = np.array([*text.encode(), 256], dtype=np.uint16)[:200]
+    assert result["tokens"] == 200
+    assert result["rows"] == perplexities(RunFolder(run).load_model(), stream, [8, 100], protocol)
+    assert result["data"] == str(tmp_path / "other.txt")
+
+
+def test_by_position(run, corpus):
+    result = evaluate(run, lengths=[16, 32], by_position=True)
+    stream = prepare(str(corpus), "bytes").streams["test"]
+    losses = loss_by_position(RunFolder(run).load_model(), stream, 32)
+    assert result["by_position"] == {"protocol": "blocks", "length": 32, "loss": losses}
+
+
+def test_a_run_does_not_need_the_place_where_it_was_trained(run, tmp_path):
+    shutil.copytree(run, tmp_path / "moved")
+    mine, theirs = evaluate(tmp_path / "moved", lengths=[16]), evaluate(run, lengths=[16])
+    assert mine["rows"] == theirs["rows"]
+
+
+def test_a_corpus_that_is_gone(corpus, tmp_path):
+    copy = shutil.copytree(corpus, tmp_path / "corpus")
+    train(tiny_spec(copy, max_steps=1), tmp_path / "run")
+    shutil.rmtree(copy)
+    with pytest.raises(ValueError, match="data: got"):
+        evaluate(tmp_path / "run", lengths=[16])
+    assert evaluate(tmp_path / "run", data=str(corpus / "test"), lengths=[16])["rows"]
+
+
+def test_generate(run):
+    greedy = generate(run, "the sea", max_new_tokens=12, temperature=0)
+    assert greedy.startswith("the sea")
+    model, ids = RunFolder(run).load_model(), list(b"the sea")
+    for _ in range(12):  # without a cache
+        ids.append(int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+    tokenizer = RunFolder(run).load_tokenizer()
+    assert greedy == tokenizer.decode(ids, skip_special_tokens=True)
+    first, again, other = (generate(run, "the", max_new_tokens=30, seed=seed) for seed in (1, 1, 2))
+    assert first == again != other
+    assert isinstance(generate(run, max_new_tokens=3), str)  # no prompt
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("max_new_tokens", 0),
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 1e-40),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("top_k", -1),
+    ],
+)
+def test_generate_bad_input(run, name, given):
+    with pytest.raises(ValueError, match=f"{name}: got"):
+        generate(run, "the", **{name: given})

@@ -1,0 +1,101 @@
+"""One loading, everything of a record: each part equals the function that it comes from."""
+
+import json
+
+import numpy as np
+import pytest
+from training.runs import contents, text, tiny_spec
+
+from rfa_lab.data import prepare
+from rfa_lab.evaluation import attention_maps, evaluate, full_evaluation, loss_by_position, perplexities, probe
+from rfa_lab.training import RunFolder, train
+
+BOOKS = {"Mine_A.txt": 900, "Mine_B.txt": 40, "Yours_C.txt": 700}
+
+
+@pytest.fixture(scope="module")
+def books(tmp_path_factory):
+    """A run whose test split has three documents."""
+    folder = tmp_path_factory.mktemp("books")
+    for split, documents in {"train": {"a.txt": 1600}, "valid": {"a.txt": 400}, "test": BOOKS}.items():
+        (folder / split).mkdir()
+        for seed, (name, characters) in enumerate(documents.items()):
+            (folder / split / name).write_text(text(characters, seed) + "".join(map(chr, range(65, 123))))
+    run = tmp_path_factory.mktemp("runs") / "run"
+    train(tiny_spec(folder, length=32, max_steps=2), run)
+    return folder, run
+
+
+def test_everything(books, tmp_path):
+    folder, run = books
+    before, seen = contents(run), {}
+    result = full_evaluation(
+        run,
+        lengths=[64, 32, 256],
+        protocols={"blocks": None, "matched": 900},
+        by_position=True,
+        passkey=True,
+        attention=tmp_path / "maps.npz",
+        device="cpu",
+        progress=lambda stage, done, total: seen.update({stage.name: (done, total)}),
+    )
+    assert contents(run) == before
+    assert json.loads(json.dumps(result)) == result
+    assert list(seen) == ["text", "blocks", "matched", "passkey", "repeat"]
+    assert all(done == total for done, total in seen.values())
+    model, data = RunFolder(run).load_model(), prepare(str(folder), "bytes")
+    stream = data.streams["test"]
+    for protocol, scored in (("blocks", None), ("matched", 900)):
+        found = result["evaluations"][protocol]
+        assert found["rows"] == perplexities(model, stream, [32, 64, 256], protocol, scored=scored)
+        for row in found["rows"]:
+            parts = [book[str(row["length"])] for book in found["books"].values()]
+            assert sum(targets for _, targets in parts) == row["targets"]
+            assert sum(loss for loss, _ in parts) == pytest.approx(row["loss"] * row["targets"], rel=1e-12)
+    assert list(result["evaluations"]["blocks"]["books"]) == list(BOOKS)
+    scored = [row["targets"] for row in result["evaluations"]["matched"]["rows"]]
+    assert scored == [3 * 256] * 3  # of some 2,000 tokens: three segments of the longest length
+    assert {"Mine_A.txt", "Yours_C.txt"} <= set(result["evaluations"]["matched"]["books"])
+    losses = loss_by_position(model, stream, 256)
+    by = result["by_position"]
+    assert (by["protocol"], by["length"], by["loss"], by["windows"]) == ("blocks", 256, losses, len(stream) // 256)
+    alone = np.array([loss_by_position(model, stream[place : place + 256], 256) for place in range(0, 1537, 256)])
+    np.testing.assert_allclose(by["stderr"], alone.std(0, ddof=1) / len(alone) ** 0.5, rtol=1e-5)
+    given = {"train_length": 32, "longest": 256, "tokenizer": RunFolder(run).load_tokenizer()}
+    assert result["passkey"] == {kind: probe(kind, model, stream, **given) for kind in ("passkey", "repeat")}
+    start = (len(stream) - 256) // 2
+    maps, summary = attention_maps(model, stream[start : start + 256], 32)
+    assert result["attention"] == "maps.npz"
+    assert result["attention_summary"] == {**summary, "start": start}
+    with np.load(tmp_path / "maps.npz") as file:
+        assert file["weights"].shape == (4, 128, 128)
+        assert file["near"].shape == (4, 128, 256)
+        for name, of in maps.items():
+            np.testing.assert_array_equal(file[name], of)
+    assert [path.name for path in tmp_path.iterdir()] == ["maps.npz"]
+    evaluated = evaluate(run, lengths=[32, 64, 256])
+    assert evaluated["books"] == result["evaluations"]["blocks"]["books"]
+    assert (evaluated["fingerprint"], evaluated["environment"]) == (result["fingerprint"], result["environment"])
+
+
+def test_only_what_is_asked_for(books):
+    result = full_evaluation(books[1], lengths=[32], protocols={"strided": 200})
+    assert list(result["evaluations"]) == ["strided"]
+    absent = ("by_position", "passkey", "attention", "attention_summary")
+    assert [result[name] for name in absent] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"lengths": []}, "lengths: got none"),
+        ({"lengths": [1]}, "lengths: got 1, expected at least 2"),
+        ({"protocols": {"blocks": None, "sliding": None}}, "protocol: got 'sliding'"),
+        ({"protocols": {"blocks": 31}}, "blocks: got 31 tokens to score, expected at least 32"),
+        ({"lengths": [32, 4096]}, "got 4096 for a text of"),
+    ],
+)
+def test_bad_input_before_any_work(books, given, message, monkeypatch):
+    monkeypatch.setattr(RunFolder, "load_model", lambda *_: pytest.fail("too late"))
+    with pytest.raises(ValueError, match=message):
+        full_evaluation(books[1], **{"lengths": [32], "protocols": {"blocks": None}, **given})

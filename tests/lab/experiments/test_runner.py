@@ -1,0 +1,337 @@
+"""Runs of a recipe: made once, by however many processes, whatever stopped them."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from cover import slow
+from training.runs import MODEL, command, contents, ctrl_c, messages, once
+
+from rfa.progress import Stage
+from rfa_lab.recipes import (
+    finished_recall_result,
+    finished_series_result,
+    load_recall_recipe,
+    load_recipe,
+    load_series_recipe,
+    run_recipe,
+    states,
+)
+from rfa_lab.recipes.rates import trials_by_run
+from rfa_lab.recipes.run_result import dynamics_over_training
+from rfa_lab.results import read_planned, read_result
+from rfa_lab.training import RunFolder, Stopped
+
+from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
+
+RECIPES = Path(__file__).parents[3] / "recipes"
+
+
+def at(task: str, step: int, act):
+    """A progress callback that acts at a step of a task, once."""
+    act = once(act)
+
+    def progress(stage, done, total):
+        shown = stage if isinstance(stage, str) else f"{stage.run}: {stage.name}"  # text on the command line
+        if shown.startswith(task) and done == step:
+            act()
+
+    return progress
+
+
+def test_all_runs(tmp_path, out, evaluated):
+    path = write_recipe(tmp_path, evaluation={**recipe()["evaluation"], "attention": ["m2-sc-rfa"]})
+    seen = []
+    outcome = run_recipe(load_recipe(path), out, progress=lambda *step: seen.append(step))
+    assert (outcome.done, outcome.claimed, outcome.failed) == (tuple(NAMES), (), {})
+    assert evaluated == NAMES
+    planned = json.loads((out / "recipe.json").read_text())
+    assert planned == {"name": "tiny", "title": "A tiny recipe", "runs": NAMES}
+    assert (Stage("runs"), 0, 3) in seen
+    assert seen[-1] == (Stage("runs"), 3, 3)
+    assert {path.name for path in (out / "results").iterdir()} == {
+        *(f"{name}.json" for name in NAMES),
+        "m2-sc-rfa-seed0.attention.npz",
+        "trigram.json",
+    }
+    result = read_result(out / "results" / f"{NAMES[2]}.json")
+    folder = RunFolder(out / "runs" / NAMES[2])
+    record = folder.read()
+    assert (result["format"], result["recipe"], result["run"]) == (1, "tiny", NAMES[2])
+    assert (result["label"], result["preset"], result["seed"]) == ("m2-sc-rfa b=0.5", "m2-sc-rfa", 0)
+    assert result["train_length"] == 8
+    assert result["spec"]["model"] == {**MODEL, "damping": 0.5}
+    assert result["environment"] == record["environment"]
+    assert result["evaluation_environment"] == {"rfa": "elsewhere"}
+    assert result["training"]["steps"] == 4
+    assert result["training"]["tokens"] == 4 * 32
+    assert result["training"]["seconds"] == pytest.approx(128 / result["training"]["tokens_per_second"], abs=0.06)
+    assert [point["step"] for point in result["curve"]] == [2, 4]
+    assert set(result["evaluations"]) == {"blocks", "matched"}
+    assert result["passkey"] is None
+    assert not folder.model.exists()  # a record keeps figures, not weights
+    assert not folder.checkpoints.exists()
+    assert folder.metrics.is_file()
+
+    dynamics = result["dynamics"]
+    assert dynamics["steps"] == [1, 2, 3, 4]
+    assert set(dynamics["layers"]) == {"0", "1"}
+    wanted = {"process_noise", "key_noise", "query_noise", "robustness", "inverse_temperature", "decay", "alpha"}
+    assert wanted <= set(dynamics["layers"]["0"])
+    assert [len(heads) for heads in dynamics["layers"]["1"]["robustness"]] == 4 * [MODEL["num_attention_heads"]]
+    plain = read_result(out / "results" / f"{NAMES[0]}.json")["dynamics"]
+    assert plain == {"steps": [], "tokens": [], "layers": {}}
+
+
+def test_what_is_done_is_skipped(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    assert run_recipe(planned, out, only=["b1-*"]).done == (NAMES[0],)
+    before = contents(out / "results")
+    (tmp_path / "corpus").rename(tmp_path / "text")
+    with pytest.raises(ValueError, match="corpus"):  # said before the next run begins
+        run_recipe(planned, out)
+    assert run_recipe(planned, out, only=[NAMES[0]]).done == (NAMES[0],)  # nothing left that needs the text
+    (tmp_path / "text").rename(tmp_path / "corpus")
+    assert run_recipe(planned, out).done == tuple(NAMES[:2])
+    assert evaluated == NAMES[:2]
+    assert before.items() <= contents(out / "results").items()
+    with pytest.raises(ValueError, match="got 'b2', expected some of b1-rope-seed0, m2-sc-rfa-seed0"):
+        run_recipe(planned, out, only=["b2"])
+
+
+def test_models_are_kept_where_the_recipe_says_so(tmp_path, out, evaluated):
+    run_recipe(load_recipe(write_recipe(tmp_path, keep_models=True)), out, only=[NAMES[0]])
+    folder = RunFolder(out / "runs" / NAMES[0])
+    assert folder.load_model() is not None
+    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])  # no longer: also of a run that is done
+    assert not folder.model.exists()
+    assert not folder.checkpoints.exists()
+    assert folder.metrics.is_file()
+
+
+def test_stopped_and_gone_on(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[1]}: training", 3, ctrl_c))
+    assert [(state.state, state.step) for state in states(planned, out)] == [("done", 4), ("half done", 3)]
+    steps = []
+
+    def is_step(stage):
+        return stage.name == "training" and "validated" not in stage.metrics
+
+    run_recipe(planned, out, progress=lambda stage, done, total: steps.append(done) if is_step(stage) else None)
+    assert steps == [4]
+    assert read_result(out / "results" / f"{NAMES[1]}.json")["dynamics"]["steps"] == [1, 2, 3, 4]
+
+
+def test_another_recipe_in_the_same_folder(tmp_path, out, evaluated):
+    run_recipe(load_recipe(write_recipe(tmp_path)), out, only=[NAMES[0]])
+    before = contents(out)
+    other = load_recipe(write_recipe(tmp_path, name="other", runs=[{"presets": ["b2-alibi"], "seeds": [0]}]))
+    for look in (run_recipe, states):
+        with pytest.raises(ValueError, match="the folder of the recipe tiny, expected one of other"):
+            look(other, out)
+    assert contents(out) == before
+
+
+def test_a_text_that_changed_between_runs(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    text = min((tmp_path / "corpus").rglob("*.txt"))
+    text.write_text(text.read_text() + "and so on")
+    before = contents(out)
+    with pytest.raises(ValueError, match=f"data: {NAMES[0]} was made on another text than .*corpus holds now"):
+        run_recipe(planned, out)
+    assert contents(out) == before
+
+
+def test_a_claim_and_a_dead_one(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    lock = out / ".claims" / f"{NAMES[0]}.lock"
+    program = (
+        "import sys, filelock; lock = filelock.FileLock(sys.argv[1]); lock.acquire(); "
+        "print(flush=True); sys.stdin.read()"
+    )
+    lock.parent.mkdir(parents=True)
+    with subprocess.Popen(
+        [sys.executable, "-c", program, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        outcome = run_recipe(planned, out)
+        assert (outcome.done, outcome.claimed) == ((NAMES[1],), (NAMES[0],))
+        process.kill()
+    assert run_recipe(planned, out).done == tuple(NAMES[:2])
+    assert evaluated == [NAMES[1], NAMES[0]]
+
+
+@slow
+def test_two_processes(tmp_path, out, evaluated):
+    """This one joins when the other has begun."""
+    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope", "b2-alibi"], "seeds": [0, 1]}])
+    program = (
+        "import sys; from rfa import cli, evaluation; from experiments.recipes import stand_in\n"
+        "def noted(folder, **options):\n"
+        "    print('made', folder.name, flush=True)\n"
+        "    return stand_in(folder, **options)\n"
+        "evaluation.full_evaluation = noted; sys.argv[0] = 'rfa'; cli.main()"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    tests = map(str, Path(__file__).parents[1:3])
+    environment["PYTHONPATH"] = os.pathsep.join([*tests, environment.get("PYTHONPATH", "")])
+    other = subprocess.Popen(
+        [sys.executable, "-c", program, "experiment", path, "--out", out],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while other.poll() is None and not list(out.glob(".claims/*")):
+        time.sleep(0.05)
+    run_recipe(load_recipe(path), out)
+    said, err = other.communicate(timeout=120)
+    assert other.returncode == 0, err
+    made = [line.split()[1] for line in said.splitlines() if line.startswith("made")]
+    assert made, said
+    assert sorted([*made, *evaluated]) == sorted(run.name for run in load_recipe(path).runs)
+    assert len([read_result(file) for file in (out / "results").glob("*-seed*.json")]) == 4
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda text: text[: len(text) // 2], "is damaged"),
+        (lambda text: "[]", "is damaged"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
+        (lambda text: text.replace('"curve"', '"curves"'), "is damaged (curve: Field required)"),
+        (lambda text: text.replace('"max_steps": 4', '"max_steps": 5'), "spec.max_steps: got 5, expected 4"),
+        (lambda text: text.replace('"matched": null', '"matched": 64'), "evaluation.protocols.matched: got 64"),
+        (lambda text: text.replace('"tiny"', '"huge"'), "recipe: got 'huge', expected 'tiny'"),
+    ],
+)
+def test_a_damaged_or_foreign_result(tmp_path, out, evaluated, damage, said):
+    planned = load_recipe(write_recipe(tmp_path))
+    run_recipe(planned, out, only=[NAMES[0]])
+    path = out / "results" / f"{NAMES[0]}.json"
+    path.write_text(damage(path.read_text()))
+    before = contents(out)
+    for look in (run_recipe, states):
+        with pytest.raises(ValueError, match=f"^result: {path}") as raised:
+            look(planned, out)
+        assert said in str(raised.value)
+        assert "\n" not in str(raised.value)
+    assert contents(out) == before
+
+
+def test_a_foreign_run_folder(tmp_path, out, evaluated):
+    planned = load_recipe(write_recipe(tmp_path))
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
+    other = load_recipe(write_recipe(tmp_path, training={**recipe()["training"], "max_steps": 5}))
+    with pytest.raises(ValueError, match="another run than"):
+        run_recipe(other, out)
+
+
+def test_another_checkout_goes_on(tmp_path, out, evaluated):
+    """The text may lie elsewhere; what it held is in the record."""
+    with pytest.raises(Stopped):
+        run_recipe(load_recipe(write_recipe(tmp_path)), out, progress=at(f"{NAMES[0]}: training", 2, ctrl_c))
+    moved = load_recipe(write_recipe(tmp_path / "elsewhere"))
+    shutil.move(tmp_path / "corpus", tmp_path / "gone")
+    assert run_recipe(moved, out, only=[NAMES[0]]).done == (NAMES[0],)
+    assert len(read_result(out / "results" / f"{NAMES[0]}.json")["resumed"]) == 1
+    other = load_recipe(write_recipe(tmp_path), data="stdlib")
+    with pytest.raises(ValueError, match=r"of another spec than|another run than"):
+        run_recipe(other, out)
+
+
+def test_dry_run(tmp_path, out, evaluated, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    path = write_recipe(tmp_path)
+    arguments = ("experiment", path, "--out", out, "--dry-run")
+    status, said, _ = command(monkeypatch, capsys, *arguments)
+    assert status == 0
+    assert not out.exists()
+    assert all(any(name in line and "to do" in line and "128" in line for line in said.splitlines()) for name in NAMES)
+    assert "0 of 3 runs done; 384 tokens" in said
+    planned = load_recipe(path)
+    with pytest.raises(Stopped):
+        run_recipe(planned, out, progress=at(f"{NAMES[1]}: training", 1, ctrl_c))
+    before = contents(out)
+    first, second, third = states(planned, out)
+    assert contents(out) == before
+    speed = json.loads((out / "results" / f"{NAMES[0]}.json").read_text())["training"]["tokens_per_second"]
+    assert first.seconds == 0
+    assert second.seconds == pytest.approx(96 / speed)
+    assert third.seconds == pytest.approx(128 / speed)
+    _, said, _ = command(monkeypatch, capsys, *arguments)
+    assert "half done at step 1 of 4" in said
+    assert "1 of 3 runs done" in said
+    _, said, _ = command(monkeypatch, capsys, *arguments, "--only", NAMES[0], NAMES[2])
+    assert NAMES[1] not in said
+
+
+def test_ctrl_c(tmp_path, out, evaluated, monkeypatch, capsys):
+    """While training, and where there is nothing to save."""
+    monkeypatch.chdir(tmp_path)
+    write_recipe(tmp_path)
+    for task, step, said in ((NAMES[1], 2, "stopped at step 2 of 4"), (f"{NAMES[1]}: blocks", 1, "stopped")):
+
+        @contextmanager
+        def bars(task=task, step=step):
+            act = at(task, step, ctrl_c)
+            yield lambda *far, key: act(*far)
+
+        monkeypatch.setattr(sys.modules["rfa_lab.cli.experiments"], "progress_bars", bars)
+        status, _, err = command(monkeypatch, capsys, "experiment", "tiny.yaml", "--out", "out", "--only", "m2*", "b1*")
+        assert status == 130
+        hint = "rfa experiment tiny.yaml --out out --only 'm2*' 'b1*'"
+        assert messages(err) == [f"rfa: {said}; go on with: {hint}"]
+
+
+def line(step):
+    return {"step": step, "tokens": 32 * step, "dynamics": {"0": {"decay": [0.5 * step, 1.0]}}}
+
+
+def test_the_course_of_parameters_is_thinned_out_from_the_first_step_to_the_last():
+    found = dynamics_over_training([*map(line, range(25, 2001, 25)), {"step": 2000, "valid_loss": 4.0}])
+    steps = found["steps"]
+    assert (len(steps), steps[0], steps[-1]) == (64, 25, 2000)
+    assert {later - step for step, later in pairwise(steps)} == {25, 50}  # spread over all of it
+    assert found["tokens"] == [32 * step for step in steps]
+    assert found["layers"] == {"0": {"decay": [[0.5 * step, 1.0] for step in steps]}}
+
+
+def test_a_short_course_is_kept_whole():
+    assert dynamics_over_training([line(step) for step in (1, 2, 3)])["steps"] == [1, 2, 3]
+    assert dynamics_over_training([{"step": 1, "loss": 4.0}]) == {"steps": [], "tokens": [], "layers": {}}
+
+
+@pytest.mark.parametrize("name", ["novels-small", "bytes", "context"])
+def test_a_stored_record_is_that_of_its_recipe(name):
+    """That of the novels was made from a folder `novels`, which `gutenberg:novels` stands for now."""
+    record, recipe = RECIPES.parent / "results" / name, load_recipe(RECIPES / f"{name}.yaml")
+    done = {state.run.name for state in states(recipe, record) if state.state == "done"}
+    assert done - {trial.name for of in trials_by_run(recipe).values() for trial in of} == {
+        path.stem for path in (record / "results").glob("*-seed*.json")
+    }
+    assert name == "context" or done == {run.name for run in recipe.runs}  # that one is not complete
+    assert read_planned(record)["runs"] == [run.name for run in recipe.runs]
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted(RECIPES.glob("series-*.yaml"))] + ["recall"])
+def test_a_stored_record_of_small_networks_is_that_of_its_recipe(name):
+    record, kind = RECIPES.parent / "results" / name, name.partition("-")[0]
+    load = load_recall_recipe if kind == "recall" else load_series_recipe
+    finished = finished_recall_result if kind == "recall" else finished_series_result
+    recipe = load(RECIPES / f"{name}.yaml")
+    done = [run.name for run in recipe.runs if finished(recipe, run, record / "results" / f"{run.name}.json")]
+    assert sorted(done) == sorted(path.stem for path in (record / "results").glob("*.json"))
+    planned = read_planned(record)
+    assert (planned["kind"], planned["runs"]) == (kind, [run.name for run in recipe.runs])

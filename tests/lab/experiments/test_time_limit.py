@@ -1,0 +1,174 @@
+"""A recipe in parts of a limited time: the same results as in one go, in a folder that can be carried."""
+
+import shutil
+import time
+
+import pytest
+from cover import slow
+from training.runs import command, contents, messages
+
+from rfa_lab.recipes import load_recipe, plan, run_recipe, seconds_of, states
+from rfa_lab.results import read_result
+from rfa_lab.training import RunFolder
+from rfa_lab.training.callbacks import read_metrics
+
+from .recipes import NAMES, TWO_PRESETS, recipe, write_recipe
+from .test_rates import RATES, TRIALS, several
+
+MEASURED = {"environment", "evaluation_environment", "resumed", "training"}  # they hold times
+
+
+class Clock:
+    """A clock that stands still until a test moves it on."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
+
+
+def over_at(clock, wanted):
+    """A progress callback that lets an hour pass at a place."""
+
+    def progress(stage, done, total):
+        if wanted == f"{stage.run} {stage.name} {done}":
+            clock.now += 3600
+
+    return progress
+
+
+def figures(out, name):
+    result = read_result(out / "results" / f"{name}.json")
+    losses = [line["loss"] for line in read_metrics(RunFolder(out / "runs" / name)) if "loss" in line]
+    return {key: value for key, value in result.items() if key not in MEASURED}, losses
+
+
+def test_in_parts_as_in_one(tmp_path, out, evaluated, clock):
+    """Training is stopped in a trial, in a run and in an evaluation; then the folder is carried elsewhere."""
+    planned = several(tmp_path / "here", rates=RATES[:2])
+    whole = run_recipe(planned, tmp_path / "whole")
+    assert whole.stopped is None
+    stops = {
+        f"{TRIALS[0]} training 2": f"at step 2 of 4 of {TRIALS[0]}",
+        "b1-rope-seed0 training 5": "at step 5 of 12 of b1-rope-seed0",
+        "b1-rope-seed0 blocks 1": "in b1-rope-seed0: blocks (this part",
+        "b1-rope-seed1 training 12": "at step 12 of 12 of b1-rope-seed1",
+    }
+    for index, (place, said) in enumerate(stops.items()):
+        outcome = run_recipe(planned, out, seconds=60, progress=over_at(clock, place))
+        assert outcome.stopped.startswith(said), (index, outcome)
+        moved = tmp_path / f"carried {index}"
+        shutil.copytree(out, moved)
+        shutil.rmtree(out)
+        out = moved
+        planned = several(tmp_path / f"there {index}", rates=RATES[:2])  # recipe and text, elsewhere too
+    outcome = run_recipe(planned, out, seconds=60)
+    assert (outcome.done, outcome.stopped) == (whole.done, None)
+    for name in whole.done:
+        assert figures(out, name) == figures(tmp_path / "whole", name)
+    assert not list(out.glob("runs/*/evaluation"))
+
+
+def test_parts_of_an_evaluation_are_kept(tmp_path, out, evaluated, clock):
+    planned = load_recipe(
+        write_recipe(tmp_path, runs=TWO_PRESETS[:1], evaluation={**recipe()["evaluation"], "attention": ["b1-rope"]})
+    )
+
+    def second(stage, done, total):  # the stand-in calls each part blocks
+        if stage.name == "blocks" and len(evaluated) == 2:
+            clock.now += 3600
+
+    outcome = run_recipe(planned, out, only=NAMES[:1], seconds=60, progress=second)
+    assert "begins anew and has to fit into the time" in outcome.stopped
+    assert evaluated == 2 * NAMES[:1]
+    run_recipe(planned, out, only=NAMES[:1])  # with no limit now
+    assert evaluated == 4 * NAMES[:1]  # matched again, which was not finished, and the maps
+
+
+@pytest.mark.parametrize("place", ["before the first run", f"at step 1 of 4 of {NAMES[0]}"])
+def test_shorter_than_a_step(tmp_path, out, evaluated, clock, place):
+    planned = load_recipe(write_recipe(tmp_path))
+    first = " trial_steps 0" if "before" in place else f"{NAMES[0]} training 1"
+    outcome = run_recipe(planned, out, seconds=1, progress=over_at(clock, first))
+    reason = "1 s were over before a step" if "before" in place else "1 s are less than one step"
+    assert outcome.stopped.startswith(f"{place} ({reason}")
+    assert (outcome.done, outcome.failed) == ((), {})
+    assert states(planned, out)[0].step == (0 if "before" in place else 1)
+    assert run_recipe(planned, out).done == tuple(NAMES)
+
+
+def test_durations():
+    wanted = {"9m": 540, "90s": 90, "1h30m": 5400, "2h": 7200, "1h1m1s": 3661}
+    assert {given: seconds_of(given) for given in wanted} == wanted
+    for given in ("", "9", "m", "0m", "-9m", "9m1h", "9.5m", "9 m", "inf"):
+        with pytest.raises(ValueError, match=r"for: got .*, expected a duration such as 9m"):
+            seconds_of(given)
+
+
+def test_another_version(tmp_path, out, evaluated, monkeypatch, clock):
+    planned = load_recipe(write_recipe(tmp_path, runs=TWO_PRESETS))
+    run_recipe(planned, out, seconds=60, progress=over_at(clock, f"{NAMES[0]} training 2"))
+    before = contents(out)
+    there, here = plan.environment(), {**plan.environment(), "commit": "abc"}
+    for module in ("plan", "run_result"):
+        monkeypatch.setattr(f"rfa_lab.recipes.{module}.environment", lambda: here)
+    old = f"{there['rfa']} {there['commit']}"
+    said = f"{NAMES[0]} in .* was made by rfa {old}, this is {here['rfa']} abc; expected .* --other-version"
+    with pytest.raises(ValueError, match=said):
+        run_recipe(planned, out)
+    assert contents(out) == before
+    run_recipe(planned, out, other_version=True, only=NAMES[:1])  # `evaluated` says "elsewhere"
+    assert read_result(out / "results" / f"{NAMES[0]}.json")["versions"] == [old, "elsewhere", f"{here['rfa']} abc"]
+    with pytest.raises(ValueError, match=said):  # a finished run counts too
+        run_recipe(planned, out)
+    assert run_recipe(planned, out, only=NAMES[:1]).done == (NAMES[0],)  # nothing to do
+
+
+def test_the_command(tmp_path, out, evaluated, monkeypatch, capsys):
+    path = write_recipe(tmp_path, training={**recipe()["training"], "max_steps": 100_000, "eval_steps": 100_000})
+    arguments = ("experiment", path, "--out", out, "--for", "3s")
+    status, said, err = command(monkeypatch, capsys, *arguments)
+    assert status == 0
+    assert not [line for line in messages(err) if line.startswith("rfa")]
+    (line,) = (line for line in said.splitlines() if line.startswith("stopped after 3s: "))
+    assert line.endswith(f"go on with: rfa experiment {path} --out {out} --for 3s")
+    for given in ("soon", "0s"):
+        status, _, err = command(monkeypatch, capsys, *arguments[:-1], given)
+        assert (status, messages(err)) == (
+            2,
+            [f"rfa: for: got '{given}', expected a duration such as 9m, 90s or 1h30m"],
+        )
+
+
+def test_other_options_are_refused_for_series(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "series.yaml"
+    path.write_text("kind: series")
+    for option in ("--tokens-per-second 3", "--device A"):
+        status, _, err = command(monkeypatch, capsys, "experiment", path, "--out", tmp_path / "out", *option.split(" "))
+        assert status == 2
+        assert messages(err)[0].startswith(f"rfa: {option.split()[0]}: got it with a recipe of series")
+
+
+@slow
+def test_parts_of_a_real_evaluation(tmp_path, out):
+    """Without the stand-in: the merged parts are the evaluation in one go."""
+    wanted = {
+        "lengths": [8, 16],
+        "protocols": {"blocks": 300, "matched": 64},
+        "by_position": True,
+        "attention": ["b1-rope"],
+    }
+    path = write_recipe(tmp_path, runs=[{"presets": ["b1-rope"], "seeds": [0]}], evaluation=wanted)
+    run_recipe(load_recipe(path), tmp_path / "whole")
+    run_recipe(load_recipe(path), out, seconds=3600)
+    assert figures(out, NAMES[0]) == figures(tmp_path / "whole", NAMES[0])
+    name = f"results/{NAMES[0]}.attention.npz"
+    assert (out / name).read_bytes()

@@ -1,0 +1,204 @@
+"""The page in a browser: self-contained, readable on a phone, in the dark and on paper, and safe from its own data."""
+
+import base64
+import io
+import re
+
+import pytest
+from cover import slow
+from PIL import Image
+
+from rfa_lab.report.layout import NumberCell, Table
+from rfa_lab.report.page import DrawnFigure, render_page
+from rfa_lab.report.tables import published_results
+
+from .results import whole_result
+
+PHONE = {"viewport": {"width": 320, "height": 640}}
+A4 = {"viewport": {"width": 718, "height": 1000}}  # 190 mm between margins
+
+
+@slow
+def test_page_renders(visit, report):
+    page = visit(report.page)
+    assert page.title() == page.inner_text("h1") == "tiny: Robust Filter Attention"
+    assert page.eval_on_selector_all("table", "all => all.map(table => table.dataset.name).sort()") == sorted(
+        report.tables
+    )
+    figures = page.eval_on_selector_all(
+        "main figure img", "all => all.map(img => [img.closest('figure').id, img.naturalWidth])"
+    )
+    assert {name for name, _ in figures} == {f"figure-{name}" for name in report.figures}
+    assert all(width > 300 for _, width in figures)  # decoded
+    facts = page.inner_text("dl")
+    for said in (
+        "c0ffee",
+        "x86_64, 2 CPUs",
+        "2.13.0",
+        "384 tokens in all, 3.0 minutes",
+        "../corpus",
+        "blocks, matched",
+    ):
+        assert said in facts
+    assert "x1-riccati-seed0: begun, no result yet" in page.inner_text("#missing")
+    rope = page.locator("table[data-name=table1-blocks] tr", has_text=re.compile("^b1-rope")).inner_text().split()
+    assert rope[:4] == ["b1-rope", "1", "54.60", "60.34"]  # exp(4) and exp(4.1)
+    paper = page.locator("table[data-name=paper-table1] tr", has_text=re.compile("^b1-rope")).inner_text().split()
+    assert paper[:2] == ["b1-rope", "28.48"]
+    assert page.locator("table[data-name=table1-blocks] .best").count() > 0
+    assert published_results()["source"] in page.inner_text("main")
+
+
+def test_images_are_the_files(report):
+    shown = re.findall(
+        r'id="figure-([^"]+)".*?src="data:image/webp;base64,([^"]+)"',
+        report.page.read_text(encoding="utf-8"),
+        re.DOTALL,
+    )
+    assert sorted(name for name, _ in shown) == sorted(report.figures)
+    for name, data in shown:
+        with (
+            Image.open(io.BytesIO(base64.b64decode(data))) as image,
+            Image.open(report.page.parent / "figures" / f"{name}.png") as file,
+        ):
+            assert image.convert("RGB").tobytes() == file.convert("RGB").tobytes()
+
+
+def test_figures_of_all_models_stand_in_the_appendix():
+    packed = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(packed, "png")
+    drawn = [DrawnFigure(name, "", "", packed.getvalue(), 1.0) for name in ("training", "position", "training-all")]
+    pages = [render_page([], [], figures, {}) for figures in (drawn, drawn[:2])]
+    before, _, appendix = pages[0].partition('id="appendix"')
+    assert re.findall(r'id="figure-([^"]+)"', before) == ["training", "position"]
+    assert re.findall(r'id="figure-([^"]+)"', appendix) == ["training-all"]
+    assert "appendix" not in pages[1]
+
+
+def test_file_names_no_other(report):
+    """Nothing to load: not even where no script of the page would ask for it."""
+    text = report.page.read_text(encoding="utf-8")
+    assert not re.search(r"""(?:src|href|action|poster|data)=["'](?!data:|#)""", text)
+    assert not re.search(r"@import|url\(|\bfetch\(|XMLHttpRequest|WebSocket|import\(", text)
+
+
+@slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone(visit, report, scheme):
+    page = visit(report.page, **PHONE, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    boxes = page.eval_on_selector_all(".scroll", "all => all.map(box => [box.scrollWidth, box.clientWidth])")
+    assert any(inside > shown for inside, shown in boxes)  # a table that is wider scrolls in its own box
+    wide = page.eval_on_selector_all(
+        "main *:not(.scroll *)", "all => all.filter(e => e.getBoundingClientRect().right > 320.5).map(e => e.outerHTML)"
+    )
+    assert wide == []
+    per_inch = page.eval_on_selector_all(
+        "main figure img", "all => all.map(img => 300 * img.getBoundingClientRect().width / img.naturalWidth)"
+    )
+    assert per_inch
+    assert min(per_inch) * 7 / 72 > 11  # pixels of the smallest letters, of seven points
+    heights = page.eval_on_selector_all("input", "all => all.map(input => input.getBoundingClientRect().height)")
+    assert min(heights) >= 24  # WCAG 2.2: a target's least height
+
+
+CONTRAST = """([front, back]) => {
+  const colour = (name) => {
+    const probe = document.body.appendChild(document.createElement("i"));
+    probe.style.color = `var(${name})`;
+    const parts = getComputedStyle(probe).color.match(/[\\d.]+/g).slice(0, 3).map(Number);
+    probe.remove();
+    return parts;
+  };
+  const luminance = (name) => colour(name).map(c => c / 255)
+    .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+  const [a, b] = [luminance(front), luminance(back)];
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+
+@slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_contrast(visit, report, scheme):
+    """WCAG: 4.5 for text, 3 for curves."""
+    page = visit(report.page, color_scheme=scheme)
+    for back in ("--page", "--box"):
+        for front in ("--text", "--quiet", "--link"):
+            assert page.evaluate(CONTRAST, [front, back]) >= 4.5
+    for curve in ("--one", "--two", "--three"):
+        assert page.evaluate(CONTRAST, [curve, "--page"]) >= 3
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    assert dark == (scheme == "dark")
+
+
+@slow
+def test_print(visit, report):
+    page = visit(report.page, **A4, color_scheme="dark")
+    assert page.locator(".controls").is_visible()
+    assert not page.locator("#setting").is_visible()
+    page.emulate_media(media="print")
+    assert not page.locator(".controls").is_visible()
+    assert not page.locator("nav").is_visible()
+    assert "μ = 0.02" in page.inner_text("#setting")  # what the sliders were set to stays on paper
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    kept = page.eval_on_selector_all("figure", "all => all.map(each => getComputedStyle(each).breakInside)")
+    assert set(kept) == {"avoid"}
+    cut = page.eval_on_selector_all(
+        "table, img, svg", "all => all.filter(e => e.getBoundingClientRect().right > 718.5).map(e => e.outerHTML)"
+    )
+    assert cut == []
+
+
+@slow
+def test_accessible(visit, report):
+    page = visit(report.page)
+    names = page.eval_on_selector_all("input", "all => all.map(input => input.labels[0]?.innerText ?? '')")
+    assert len(names) == 8
+    assert all(len(name) > 3 for name in names)
+    for title in ("Bias B", "Gate", "Prior response", "Weight of a residual"):
+        assert page.get_by_role("img", name=re.compile(f"^{title}")).count() == 1
+    assert page.get_by_role("status").inner_text().startswith("Regime: ")
+    assert page.eval_on_selector_all("main img", "all => all.every(img => img.alt.length > 10)")
+    assert page.eval_on_selector_all("[id]", "all => new Set(all.map(e => e.id)).size === all.length")
+    for link in page.eval_on_selector_all("nav a", "all => all.map(a => a.getAttribute('href'))"):
+        assert page.locator(link).count() == 1
+    region = page.get_by_role("region", name=re.compile("^The runs"))
+    region.focus()
+    assert region.evaluate("e => e === document.activeElement")  # a box that scrolls is reached without a mouse
+
+
+HOSTILE = "</script></style><img src=x onerror=alert(1)><script>alert(2)</script>\"'&{{ 7 * 7 }}"
+
+
+@slow
+def test_data_are_no_markup(visit, tmp_path):
+    run = whole_result(HOSTILE, recipe=HOSTILE, data=HOSTILE)
+    run["environment"] = {"commit": HOSTILE, "machine": HOSTILE}
+    table = Table("table1-blocks", HOSTILE, (HOSTILE, "x"), ((HOSTILE, NumberCell(1.0)),), (HOSTILE,))
+    png = io.BytesIO()
+    Image.new("RGB", (1, 1)).save(png, "png")
+    figure = DrawnFigure("training", HOSTILE, HOSTILE, png.getvalue(), 3.3)
+    path = tmp_path / "page.html"
+    path.write_text(render_page([run], [table], [figure], {HOSTILE: HOSTILE}), encoding="utf-8")
+    page = visit(path)
+    assert page.title().startswith(HOSTILE)
+    assert page.locator("script").count() == 1
+    assert page.locator("img").count() == 1
+    for place in ("h1", "dl", ".caption", "thead", "tbody", ".notes", "figcaption >> nth=0", "#missing"):
+        assert HOSTILE in page.locator(place).first.inner_text()
+    assert page.locator("img").get_attribute("alt") == HOSTILE
+    assert page.locator("#regime").inner_text()  # the page's own script runs
+
+
+@slow
+def test_policy_admits_the_pages_own_script_only(browser, report, tmp_path):
+    path = tmp_path / "changed.html"
+    text = report.page.read_text(encoding="utf-8")
+    path.write_text(text.replace("</body>", "<script>document.title = 'changed'</script></body>"), encoding="utf-8")
+    page, said = browser.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(path.as_uri())
+    assert page.title() != "changed"
+    assert "Content Security Policy" in said[0]
+    page.close()

@@ -1,0 +1,145 @@
+"""Means over seeds and clustered bootstrap intervals, against closed forms and scipy."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from rfa_lab.report.statistics import (
+    Difference,
+    mean_and_interval,
+    paired_difference,
+    proportion_interval,
+    seed_noise,
+    verdict,
+)
+
+from .results import result
+
+
+def books(losses, targets):
+    return {f"book {k}": (float(loss), int(count)) for k, (loss, count) in enumerate(zip(losses, targets, strict=True))}
+
+
+@pytest.mark.parametrize("level", [0.5, 0.95])
+@pytest.mark.parametrize("values", [[1.0, 2.0], [1.0, 2.0, 4.0], list(np.random.default_rng(0).normal(size=64))])
+def test_mean_and_interval_are_scipys(values, level):
+    mean = mean_and_interval(values, level)
+    found = scipy.stats.ttest_1samp(values, 0).confidence_interval(level)
+    assert (mean.value - mean.half, mean.value + mean.half) == pytest.approx((found.low, found.high), rel=1e-12)
+
+
+def test_the_interval_of_three_by_hand():
+    """Of 1, 2, 4: s^2 = 7/3, and half is 4.3027 s / sqrt(3)."""
+    mean = mean_and_interval([1.0, 2.0, 4.0])
+    assert mean == (pytest.approx(7 / 3), pytest.approx(4.30265 * math.sqrt(7 / 3) / math.sqrt(3), rel=1e-5))
+    assert mean_and_interval([3.0]) == (3.0, None)
+    with pytest.raises(ValueError, match="got none"):
+        mean_and_interval([])
+
+
+@pytest.mark.parametrize("right", [0, 1, 7, 64])
+def test_interval_of_a_share_is_scipys(right):
+    found = scipy.stats.binomtest(right, 64).proportion_ci(0.95, method="wilson")
+    assert proportion_interval(right / 64, 64) == pytest.approx((found.low, found.high), abs=1e-12)
+
+
+def test_noise_of_seeds_is_the_median_over_pairs():
+    """Losses of three models by seed; a pair's variance is that of its difference. A model of two seeds is left out."""
+    losses = {"a": (4.0, 4.1, 4.2), "b": (4.0, 4.0, 4.0), "c": (5.0, 4.8, 5.3), "two": (3.0, 9.0)}
+    runs = [result(label, seed, loss) for label, of in losses.items() for seed, loss in enumerate(of)]
+    variances = [0.01, np.var((-1.0, -0.7, -1.1), ddof=1), np.var((5.0, 4.8, 5.3), ddof=1)]  # a-b, a-c, b-c
+    expected = scipy.stats.norm.ppf(0.975) * math.sqrt(np.median(variances))
+    assert seed_noise(runs, 16, "blocks") == pytest.approx(expected)
+    assert seed_noise(runs, 32, "blocks") == pytest.approx(expected)  # all losses rise alike
+    assert seed_noise(runs, 17, "blocks") is None
+    assert seed_noise([run for run in runs if run["label"] != "a" and run["seed"] < 2], 16, "blocks") is None
+
+
+def test_noise_of_seeds_covers_differences_of_equal_models():
+    """200 models without a difference, seeds apart by 0.01: 95 % of the differences of single seeds lie within."""
+    drawn = np.random.default_rng(0).normal(4.0, 0.01, (40, 3))
+    runs = [result(f"m{k}", seed, float(loss)) for k, of in enumerate(drawn) for seed, loss in enumerate(of)]
+    noise = seed_noise(runs, 16, "blocks")
+    apart = np.abs(drawn[:, None, 0] - drawn[None, :, 0])[np.triu_indices(40, 1)]
+    # the median of a variance of three lies at ln 2 of its mean, so that the band is narrower by sqrt(ln 2)
+    assert (apart < noise / math.sqrt(math.log(2))).mean() == pytest.approx(0.95, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "books", "noise", "expected"),
+    [
+        (-0.011, 0.0155, (-0.020, -0.002), None, "open"),  # of three seeds, all below 0 perhaps
+        (-0.015, 0.008, (-0.024, -0.001), 0.1, ""),
+        (-0.015, 0.008, (-0.024, 0.001), 0.1, "open"),
+        (0.010, None, (0.004, 0.016), 0.014, "within a seed"),
+        (0.020, None, (0.004, 0.036), 0.014, ""),
+        (0.020, None, (-0.004, 0.036), 0.014, "open"),
+        (0.020, None, (None, None), None, "one seed"),
+        (0.020, None, (0.010, 0.036), None, "one seed"),
+        (0.020, None, (None, None), 0.014, ""),
+    ],
+)
+def test_verdict(value, half, books, noise, expected):
+    assert verdict(Difference(value, *books, 8, half), noise) == expected
+
+
+def test_two_books_have_three_samples():
+    """Twice the one, one of each, twice the other, with probabilities 1/4, 1/2, 1/4."""
+    model, baseline = books([30.0, 20.0], [10, 40]), books([40.0, 24.0], [10, 40])
+    first, both, second = -10 / 10, -14 / 50, -4 / 40
+    wide = paired_difference([model], [baseline], level=0.95)
+    assert wide == (pytest.approx(both), pytest.approx(first), pytest.approx(second), 2, None)
+    narrow = paired_difference([model], [baseline], level=0.4)  # from the 30th percentile to the 70th
+    assert narrow == (pytest.approx(both), pytest.approx(both), pytest.approx(both), 2, None)
+
+
+def test_interval_is_scipys():
+    generator = np.random.default_rng(0)
+    targets = generator.integers(50, 500, 30)
+    baseline = targets * generator.normal(4.0, 0.5, 30)
+    model = baseline + targets * generator.normal(-0.05, 0.1, 30)
+    ours = paired_difference([books(model, targets)], [books(baseline, targets)], resamples=40_000)
+    scipys = scipy.stats.bootstrap(
+        (model, baseline, targets),
+        lambda a, b, n, axis=-1: (a.sum(axis) - b.sum(axis)) / n.sum(axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=20_000,
+        method="percentile",
+        rng=np.random.default_rng(1),
+    )
+    error = 6 * scipys.standard_error / math.sqrt(20_000) * 2.7  # six standard errors of a 2.5 % quantile of a normal
+    assert ours.low == pytest.approx(scipys.confidence_interval.low, abs=error)
+    assert ours.high == pytest.approx(scipys.confidence_interval.high, abs=error)
+    assert ours.value == pytest.approx((model - baseline).sum() / targets.sum())
+
+
+def test_seeds_are_averaged():
+    targets = [10, 20, 30]
+    seeds = [books(losses, targets) for losses in ([40, 80, 120], [42, 78, 126])]
+    baseline = [books([45, 85, 130], targets), books([43, 87, 134], targets)]
+    found = paired_difference(seeds, baseline)
+    assert found[:4] == paired_difference([books([41, 79, 123], targets)], [books([44, 86, 132], targets)])[:4]
+    assert found == paired_difference(seeds[::-1], baseline[::-1])  # and deterministic
+    apart = np.array([(240 - 260) / 60, (246 - 264) / 60])  # by seed
+    assert found.value == pytest.approx(apart.mean())
+    assert found.half == pytest.approx(12.7062 * abs(apart[0] - apart[1]) / 2, rel=1e-5)  # t of one degree of freedom
+
+
+@pytest.mark.parametrize(
+    ("model", "baseline", "level", "message"),
+    [
+        ([], [books([1], [1])], 0.95, "got none"),
+        ([{}], [{}], 0.95, "got none"),
+        ([books([1], [1])] * 2, [books([1], [1])], 0.95, "seeds: got 2 and 1, expected as many"),
+        ([books([1], [1])], [books([1, 2], [1, 2])], 0.95, "got book 1 on one side"),
+        ([books([1], [1])], [books([1], [2])], 0.95, "different numbers of targets"),
+        ([books([1], [0])], [books([1], [0])], 0.95, "none at all"),
+        ([books([1], [1])], [books([1], [1])], 1.0, "level: got 1.0"),
+    ],
+)
+def test_refuses(model, baseline, level, message):
+    with pytest.raises(ValueError, match=message):
+        paired_difference(model, baseline, level=level)

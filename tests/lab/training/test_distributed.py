@@ -1,0 +1,233 @@
+"""Two processes share a run: the same steps as one process, one run folder, one stop."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from sys import modules
+
+import pytest
+import torch.distributed as dist
+from cover import slow
+from parallel.processes import together
+
+from rfa_lab.training import RunFolder, train
+from rfa_lab.training.processes import check_launch, lost_process_as_connection_error
+from training.runs import messages, tiny_spec, weights
+
+SIZES = ["hidden_size=16", "num_hidden_layers=1", "num_attention_heads=4"]
+STEPS = ["--max-steps", "8", "--eval-steps", "4", "--valid-tokens", "80"]  # 5 blocks, no whole number of batches
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rfa_lab.cli"]
+
+
+def start(folder, *arguments):
+    return subprocess.Popen(
+        [*LAUNCH, "train", *map(str, arguments), "--out", "run"],
+        cwd=folder,
+        env={**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def launch(command, folder):
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def wait_until(process, true):
+    for _ in range(900):
+        if process.poll() is not None or true():
+            return
+        time.sleep(0.1)
+
+
+def workers(process):
+    """The processes that a launcher has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def small(corpus, batch):
+    return "--data", corpus, "--tokenizer", "bytes", "--length", 16, "--batch-size", batch, "--set", *SIZES
+
+
+def finish(process):
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out
+
+
+def assert_same_result(first, second):
+    """Two halves of a batch, averaged, are the batch, up to rounding that Adam's first steps enlarge."""
+    mine, theirs = (json.loads((folder / "run.json").read_text()) for folder in (first, second))
+    assert mine["finished"] is theirs["finished"] is True
+    assert mine["result"]["valid_loss"] == pytest.approx(theirs["result"]["valid_loss"], abs=1e-4)
+    assert mine["result"]["tokens"] == theirs["result"]["tokens"]
+    assert weights(first).keys() == weights(second).keys()
+
+
+def assert_resumes(run, step):
+    """Two processes take it from this step three steps further."""
+    record = run.read()
+    record["spec"]["max_steps"] = step + 3
+    run.write(record)
+    finish(start(run.path.parent, "--resume"))
+    assert run.read()["steps"] == step + 3
+
+
+def _as_launched():
+    """A process of `together` with the numbers that a launcher sets."""
+    rank, world = str(dist.get_rank()), str(dist.get_world_size())
+    os.environ.update(RANK=rank, LOCAL_RANK=rank, WORLD_SIZE=world, LOCAL_WORLD_SIZE=world, MASTER_PORT="1")
+    os.environ.update(ACCELERATE_USE_CPU="true", MASTER_ADDR="localhost")
+
+
+def validated(corpus, folder):
+    _as_launched()
+    for blocks in COUNTS:
+        spec = tiny_spec(Path(corpus), batch_size=2, max_steps=1, learning_rate=1e-12, valid_tokens=16 * blocks)
+        train(spec, Path(folder) / f"{blocks}-of-{dist.get_world_size()}")
+
+
+COUNTS = (1, 2, 5, 7)  # less than two batches of 2, and more
+
+
+def test_the_validation_loss_is_that_of_one_process(corpus, tmp_path):
+    """Of any number of blocks: the last batches of processes are filled up. The one step changes nothing."""
+    together(validated, 2, str(corpus), str(tmp_path))
+    for blocks in COUNTS:
+        spec = tiny_spec(corpus, batch_size=4, max_steps=1, learning_rate=1e-12, valid_tokens=16 * blocks)
+        expected = train(spec, tmp_path / "alone", overwrite=True)["result"]["valid_loss"]
+        found = RunFolder(tmp_path / f"{blocks}-of-2").read()["result"]["valid_loss"]
+        assert found == pytest.approx(expected, abs=1e-6)  # float32 sums in another order
+
+
+@slow
+def test_two_processes_are_one(rfa, monkeypatch, corpus, tmp_path):
+    """Two with batches of 2, one with batches of 4."""
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    status, _, err = rfa("train", *small(corpus, 4), *STEPS, "--out", "alone")
+    assert status == 0, err
+    out = finish(start(tmp_path, *small(corpus, 2), *STEPS))
+    assert len(out.splitlines()) == 1  # the first process speaks
+    assert_same_result(tmp_path / "run", tmp_path / "alone")
+    assert {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()} == {"checkpoint-4", "checkpoint-8"}
+
+
+@slow
+def test_ctrl_c_stops_both_at_one_step_and_both_resume(corpus, tmp_path):
+    """SIGINT to all processes of the terminal, as Ctrl-C sends it."""
+    process = start(tmp_path, *small(corpus, 2), "--max-steps", 100_000, "--log-steps", 1)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    wait_until(process, lambda: metrics.is_file() and metrics.stat().st_size)
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    said = [line for line in messages(err) if line.startswith("rfa: stopped at step")]
+    assert said, err
+    assert len(set(said)) == 1
+    run = RunFolder(tmp_path / "run")
+    step = int(said[0].split()[4])
+    assert run.latest_checkpoint().name == f"checkpoint-{step}"
+    assert_resumes(run, step)
+
+
+@slow
+def test_a_killed_process_ends_the_others_with_one_line_and_the_run_resumes(corpus, tmp_path):
+    process = start(tmp_path, *small(corpus, 2), "--max-steps", 100_000, "--eval-steps", 20, "--valid-tokens", 384)
+    run = RunFolder(tmp_path / "run")
+    wait_until(process, lambda: (run.checkpoints / "checkpoint-20").is_dir())
+    os.kill(workers(process)[1], signal.SIGKILL)
+    began = time.monotonic()
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert process.returncode != 0
+    said = [line for line in messages(err) if line.startswith("rfa:")]
+    assert len(said) == 1, err
+    assert re.match(
+        r"rfa: processes: another one of the 2 of this run has ended \(.*\); --resume with as many", said[0]
+    )
+    step = int(run.latest_checkpoint().name.partition("-")[2])
+    assert_resumes(run, step)
+
+
+def loses_one_while_reading(corpus, folder):
+    _as_launched()
+    if dist.get_rank() == 0:
+        modules["rfa_lab.training.train"].prepare = lambda *_, **__: os._exit(0)  # killed, but `together` wants a 0
+    with pytest.raises(
+        ConnectionError, match=r"another one of the 2 of this run has ended .*; start again, with as many"
+    ):
+        train(tiny_spec(Path(corpus)), Path(folder) / "run")
+    os._exit(0)  # the group is gone
+
+
+@slow
+def test_a_process_killed_while_it_reads_text(corpus, tmp_path):
+    together(loses_one_while_reading, 2, str(corpus), str(tmp_path))
+    assert not (tmp_path / "run").exists()
+
+
+@slow
+def test_accelerate_launches_processes_that_share_a_run(corpus, tmp_path):
+    """As the documentation says; on a CPU `--cpu` starts one, which is refused."""
+    accelerate = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
+    accelerate += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    command = ["-m", "rfa_lab.cli", "train", *map(str, small(corpus, 2)), *STEPS, "--out"]
+    done = launch([*accelerate, "--multi_gpu", *command, "run"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    record = RunFolder(tmp_path / "run").read()
+    assert (record["processes"], record["result"]["tokens"]) == (2, 8 * 2 * 2 * 16)
+    refused = launch([*accelerate, "--cpu", *command, "other"], tmp_path)
+    assert "rfa: processes: accelerate launch --cpu --num_processes N started one process" in refused.stderr
+
+
+def test_a_launcher_that_started_one_process_is_refused():
+    of_job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    by_accelerate = {"ACCELERATE_MIXED_PRECISION": "no", **of_job}
+    check_launch(1, of_job)  # a batch job may set them
+    check_launch(1, {"ACCELERATE_MIXED_PRECISION": "no", "MASTER_ADDR": "node1"})  # one process, as it was asked for
+    check_launch(2, {**by_accelerate, "WORLD_SIZE": "2"})
+    with pytest.raises(ValueError, match=r"started one process.* env -u MASTER_PORT before the command"):
+        check_launch(1, by_accelerate)
+    with pytest.raises(ValueError, match="2 were launched, 1 work together"):
+        check_launch(1, {"WORLD_SIZE": "2"})
+
+
+def test_a_lost_connection_is_told_from_other_errors():
+    broken = RuntimeError("[/pytorch/gloo/pair.cc:537] Read error [127.0.0.1]:47495: reset by peer. GLHF!")
+    said = r"2 of this run has ended \(Read error .*: reset by peer\); --resume"
+    with pytest.raises(ConnectionError, match=said), lost_process_as_connection_error(2):
+        raise broken
+    for processes, error in ((2, RuntimeError("out of memory")), (1, broken)):
+        with pytest.raises(RuntimeError, match=re.escape(str(error))), lost_process_as_connection_error(processes):
+            raise error
+    again = pytest.raises(ConnectionError, match=r"; start again, with as many$")
+    with again, lost_process_as_connection_error(2, begun=False):
+        raise broken
+
+
+@pytest.mark.parametrize(
+    ("given", "speaks"), [({}, True), ({"RANK": "0"}, True), ({"OMPI_COMM_WORLD_RANK": "1"}, False)]
+)
+def test_only_the_first_process_speaks(rfa, monkeypatch, given, speaks):
+    shown = {}
+
+    def stands_in(spec, out, overwrite, **bars):
+        shown.update(bars)
+        return {"steps": 1, "result": {"valid_perplexity": 1.0, "tokens": 1, "tokens_per_second": 1.0}}
+
+    monkeypatch.setattr("rfa_lab.training.train", stands_in)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    status, said, err = rfa("train", "--out", "run")
+    assert (status, bool(said), bool(shown)) == (0, speaks, speaks), err

@@ -1,0 +1,332 @@
+"""The run folder: what may be replaced, what is damaged, and what other processes change."""
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from cover import cover, slow, some
+from safetensors.torch import load_file, save_file
+
+from rfa.models import RFAForCausalLM
+from rfa.nn import filter_attention
+from rfa_lab.evaluation import generate
+from rfa_lab.training import RunFolder, Stopped, TrainingSpec, callbacks, resume, train, trial_step
+from rfa_lab.training.callbacks import read_metrics
+from training.runs import MODEL, at_step, contents, ctrl_c, tiny_spec, write_corpus
+
+
+def test_an_existing_run_is_refused(corpus, run):
+    before = contents(run.path)
+    with pytest.raises(ValueError, match="exists, expected a new one, --resume or --overwrite"):
+        train(tiny_spec(corpus), run.path)
+    assert contents(run.path) == before
+
+
+def test_overwrite(corpus, tmp_path):
+    train(tiny_spec(corpus, max_steps=3), tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("somebody's own")
+    assert train(tiny_spec(corpus, max_steps=2), tmp_path / "run", overwrite=True)["steps"] == 2
+    assert (tmp_path / "run" / "notes.txt").read_text() == "somebody's own"
+    assert not (tmp_path / "run" / "checkpoints" / "checkpoint-3").exists()
+    assert max(line["step"] for line in read_metrics(RunFolder(tmp_path / "run"))) == 2
+
+
+def test_a_model_that_cannot_make_a_step_overwrites_nothing(corpus, run, monkeypatch):
+    def broken(*_, **__):
+        raise RuntimeError("no kernel")
+
+    before = contents(run.path)
+    monkeypatch.setattr(RFAForCausalLM, "forward", broken)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        train(tiny_spec(corpus), run.path, overwrite=True)
+    assert contents(run.path) == before
+
+
+@pytest.mark.parametrize("split", some(["test", "train", "valid"], 1))
+def test_bytes_that_are_no_text_are_found_before_training(tmp_path, split):
+    corpus = write_corpus(tmp_path / "corpus")
+    text = corpus / split / "a.txt"
+    text.write_bytes(text.read_bytes() + b"\xff")
+    with pytest.raises(ValueError, match=r"'a.txt' with byte 0xff at offset \d+, expected UTF-8"):
+        train(tiny_spec(corpus), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@cover(1, overwrite=[False, True], foreign=["thesis.tex", "run.json"])
+def test_a_foreign_folder_is_never_deleted(corpus, tmp_path, overwrite, foreign):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / foreign).write_text('{"entry": "of another program"}')
+    (tmp_path / "mine" / "years of work.txt").write_text("precious")
+    with pytest.raises(ValueError, match="exists"):
+        train(tiny_spec(corpus, max_steps=1), tmp_path / "mine", overwrite=overwrite)
+    assert (tmp_path / "mine" / "years of work.txt").read_text() == "precious"
+
+
+def damage(run, change):
+    file = run / "run.json"
+    file.write_text(change(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "is damaged"),
+        (lambda text: "not JSON", "is damaged"),
+        (lambda text: "{}", "is damaged"),
+        (lambda text: "[" * 100_000, "is damaged"),
+        (lambda text: text.replace('"cpu"', '"\\ud800"'), "is damaged .*surrogates not allowed"),
+        (lambda text: '{"format": 1}', "is damaged .spec: Field required, and 5 more faults"),
+        (lambda text: text.replace('"format": 1', '"format": 2'), "has format 2, expected 1"),
+        (lambda text: text.replace('"m2-sc-rfa"', '"m9"'), "preset: got 'm9'"),
+        (lambda text: text.replace('"length": 16', '"length": "long"'), "damaged .length: got 'long'"),
+        (lambda text: text.replace('"split_by": "file",', ""), "damaged .spec: got"),
+        (lambda text: text.replace('"tokenizer": "bytes"', '"tokenizer": 5'), "damaged .tokenizer: got 5"),
+    ],
+)
+def test_a_damaged_record(stopped, change, message):
+    damage(stopped.path, change)
+    with pytest.raises(ValueError, match=message):
+        resume(stopped.path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("spec", None, "Input should be a valid dictionary"),
+        ("config", None, "Input should be a valid dictionary"),
+        ("data", None, "Input should be a valid dictionary"),
+        ("data.corpus", 3, "Input should be a valid string"),
+        ("data.tokens", [1], "Input should be a valid dictionary"),
+        ("data.tokens.train", "1", "Input should be a valid integer"),
+        ("data.fingerprint", None, "Input should be a valid string"),
+        ("environment", None, "Input should be a valid dictionary"),
+        ("processes", 0, "Input should be greater than or equal to 1"),
+        ("finished", "yes", "Input should be a valid boolean"),
+        ("steps", "many", "Input should be a valid integer"),
+        ("steps", 10**30, "Input should be less than or equal to 9223372036854775807"),
+        ("result", [1], "Input should be a valid dictionary"),
+        ("result.valid_perplexity", float("nan"), "Input should be a finite number"),
+        ("result.tokens", "x", "Input should be a valid integer"),
+        ("resumed", 3, "Input should be a valid list"),
+    ],
+)
+def test_a_damaged_field_is_named(run, field, value, said):
+    """In one line, with the file."""
+    *folders, name = field.split(".")
+    record = run.read()
+    place = record
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    run.record.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="damaged") as error:
+        run.read()
+    assert str(error.value).startswith(f"run: {run.record} is damaged ({field}: {said}")
+    assert "\n" not in str(error.value)
+
+
+def test_a_finished_run_has_a_result(run):
+    record = run.read()
+    del record["result"]
+    run.record.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match=r"run\.json is damaged \(result: got none, expected that of a finished run\)"):
+        run.read()
+
+
+def test_no_run_there(tmp_path):
+    for use in (resume, lambda path: RunFolder(path).load_model(), lambda path: generate(path, "It")):
+        with pytest.raises(ValueError, match=r"holds no run\.json"):
+            use(tmp_path / "absent")
+    with pytest.raises(ValueError, match="holds no tokenizer"):  # a name that transformers looks for on its hub
+        RunFolder("absent").load_tokenizer()
+    assert not (tmp_path / "absent").exists()
+
+
+@cover(1, file=["model/model.safetensors", "model/config.json"], how=["cut", "empty", "gone"])
+def test_a_damaged_model(run, file, how):
+    path = run.path / file
+    (run.model / "digests.json").unlink()  # they would find it first
+    content = path.read_bytes()
+    path.unlink() if how == "gone" else path.write_bytes(content[: len(content) // 2] if how == "cut" else b"")
+    with pytest.raises(ValueError, match=r"the model in .* cannot be read") as error:
+        run.load_model()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", "{}"])
+def test_a_damaged_tokenizer(run, content):
+    (run.tokenizer / "digests.json").unlink()  # they would find it first
+    (run.tokenizer / "tokenizer.json").write_text(content)
+    with pytest.raises(ValueError, match=r"the tokenizer in .* cannot be read") as error:
+        run.load_tokenizer()
+    assert "\n" not in str(error.value)
+
+
+def test_the_users_own_text_in_a_run_folder_survives_overwrite(corpus, tmp_path):
+    train(tiny_spec(corpus, max_steps=1), tmp_path / "run")
+    text = tmp_path / "run" / "mine.txt"
+    text.write_text("a line of text\n" * 200)
+    train(tiny_spec(text, max_steps=2), tmp_path / "run", overwrite=True)
+    assert text.read_text() == "a line of text\n" * 200
+
+
+@pytest.mark.parametrize("part", ["weight", "layer"])
+def test_a_model_that_lacks_weights(run, part):
+    """It would load, with random numbers in their place."""
+    (run.model / "digests.json").unlink()  # they would find it first
+    if part == "weight":
+        file = run.model / "model.safetensors"
+        held = load_file(file)
+        del held["model.layers.0.feed_forward.0.bias"]
+        save_file(held, file, metadata={"format": "pt"})
+    else:
+        config = run.model / "config.json"
+        config.write_text(config.read_text().replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    with pytest.raises(ValueError, match=r"the model in .* cannot be read .*missing keys: model\.layers"):
+        run.load_model()
+
+
+def test_a_finished_run_without_its_model(run):
+    """Its newest checkpoint is not its result."""
+    shutil.rmtree(run.model)
+    with pytest.raises(ValueError, match="is finished and its model is gone, expected one"):
+        run.load_model()
+
+
+def test_a_run_in_use(corpus, stopped):
+    """Another process that holds it keeps this one off, whatever it wants there."""
+    before = contents(stopped.path)
+    with RunFolder(stopped.path).lock():
+        for intrude in (
+            lambda: train(tiny_spec(corpus), stopped.path, overwrite=True),
+            lambda: resume(stopped.path),
+            lambda: stopped.lock().__enter__(),
+        ):
+            with pytest.raises(ValueError, match="in use by another process, expected one at a time"):
+                intrude()
+    assert contents(stopped.path) == before
+    with stopped.lock():
+        pass
+
+
+def test_checkpoints_none_of_which_is_whole(corpus, tmp_path):
+    """To begin again at step 0 would throw the work and its metrics away."""
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus), tmp_path / "run", progress=at_step(2, ctrl_c))
+    (tmp_path / "run" / "checkpoints" / "checkpoint-2" / "optimizer.pt").unlink()
+    before = contents(tmp_path / "run" / "checkpoints")
+    with pytest.raises(ValueError, match=r"checkpoint-2 is damaged, it lacks optimizer\.pt"):
+        resume(tmp_path / "run")
+    assert contents(tmp_path / "run" / "checkpoints") == before
+
+
+def put_json(file, **values):
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+DAMAGES = {
+    "unknown state": lambda folder: put_json(folder / "trainer_state.json", colour="red"),
+    "step as text": lambda folder: put_json(folder / "trainer_state.json", global_step="abc"),
+    "rate as text": lambda folder: put_json(folder / "trainer_state.json", save_steps={}),
+    "no rate": lambda folder: put_json(folder / "trainer_state.json", eval_steps=0),
+    "no batch": lambda folder: put_json(folder / "trainer_state.json", train_batch_size=None),
+    "another path": lambda folder: put_json(folder / "trainer_state.json", best_model_checkpoint="/etc"),
+    "no history": lambda folder: put_json(folder / "trainer_state.json", log_history=0),
+    "no list of lines": lambda folder: put_json(folder / "trainer_state.json", log_history=[1]),
+    "no control": lambda folder: put_json(folder / "trainer_state.json", stateful_callbacks={}),
+    "no vocabulary": lambda folder: put_json(folder / "config.json", vocab_size={"a": 1}),
+    "foreign optimiser": lambda folder: torch.save({"a": 1}, folder / "optimizer.pt"),
+    "foreign schedule": lambda folder: torch.save([1], folder / "scheduler.pt"),
+    "foreign random state": lambda folder: torch.save({"a": 1}, folder / "rng_state.pth"),
+    "lost tensor": lambda folder: save_file({"a": torch.zeros(2)}, folder / "model.safetensors"),
+}
+
+
+@pytest.mark.parametrize("damage", some(DAMAGES, 7))
+def test_a_checkpoint_that_can_be_read_but_is_none(stopped, damage):
+    (stopped.checkpoints / "checkpoint-5" / "digests.json").unlink()  # they would find it first
+    DAMAGES[damage](stopped.checkpoints / "checkpoint-5")
+    with pytest.raises(ValueError, match="checkpoint-5 is damaged, delete it to go on from the one before"):
+        resume(stopped.path)
+
+
+def test_a_stop_saves_no_weights_that_are_no_numbers(corpus, tmp_path, monkeypatch):
+    spec = tiny_spec(corpus, "b1-rope", log_steps=100)
+    torch_step, calls = torch.optim.Adam.step, []
+
+    def poisoned(self, *arguments):
+        torch_step(self, *arguments)
+        calls.append(None)
+        if len(calls) == 5:
+            self.param_groups[0]["params"][0].data.fill_(torch.nan)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", poisoned)
+    with pytest.raises(ValueError, match="expected finite numbers"):
+        train(spec, tmp_path / "run", progress=at_step(6, ctrl_c))
+    assert RunFolder(tmp_path / "run").latest_checkpoint().name == "checkpoint-3"
+
+
+@slow
+def test_logged_losses_of_a_stopped_run_are_means_since_the_last_line(corpus, tmp_path):
+    """With lines every four steps and a stop at six: 4, 6, 8; together they hold every step's loss."""
+    train(tiny_spec(corpus), tmp_path / "each")
+    with pytest.raises(Stopped):
+        train(tiny_spec(corpus, log_steps=4), tmp_path / "parts", progress=at_step(6, ctrl_c))
+    resume(tmp_path / "parts")
+    each = {line["step"]: line["loss"] for line in read_metrics(RunFolder(tmp_path / "each")) if "loss" in line}
+    parts = {line["step"]: line["loss"] for line in read_metrics(RunFolder(tmp_path / "parts")) if "loss" in line}
+    for first, last in ((1, 4), (5, 6), (7, 8)):
+        mean = sum(each[step] for step in range(first, last + 1)) / (last + 1 - first)
+        assert parts[last] == pytest.approx(mean, abs=1e-3)  # the log rounds
+
+
+@slow
+def test_overwrite_keeps_what_a_link_leads_to(corpus, tmp_path):
+    """Checkpoints on a larger disk: the link goes, the disk's folder stays, the run begins anew."""
+    train(tiny_spec(corpus, max_steps=1), tmp_path / "run")
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(tmp_path / "run" / "checkpoints", elsewhere)
+    (tmp_path / "run" / "checkpoints").symlink_to(elsewhere)
+    assert train(tiny_spec(corpus, max_steps=2), tmp_path / "run", overwrite=True)["steps"] == 2
+    assert [path.name for path in elsewhere.iterdir()] == ["checkpoint-1"]
+
+
+@slow
+def test_a_run_that_another_process_finished_meanwhile(stopped, monkeypatch):
+    module = sys.modules["rfa_lab.training.train"]
+    prepare = module.prepare
+
+    def prepare_slowly(*arguments, **options):
+        stopped.write({**stopped.read(), "steps": 99})
+        return prepare(*arguments, **options)
+
+    monkeypatch.setattr(module, "prepare", prepare_slowly)
+    with pytest.raises(ValueError, match="was changed by another process"):
+        resume(stopped.path)
+    assert stopped.read()["steps"] == 99
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_stop_that_came_from_another_process_is_no_second_one(first, caplog):
+    """The first process says it, the others do not."""
+    stop = callbacks.StopOnSignal()
+    arguments = SimpleNamespace(world_size=2, device="cpu")
+    with pytest.MonkeyPatch.context() as patch, stop:
+        patch.setattr(torch.distributed, "all_reduce", lambda flag, _: flag.fill_(1))
+        stop.on_step_end(arguments, SimpleNamespace(is_world_process_zero=first), SimpleNamespace())
+        assert stop.stopped
+        assert len(caplog.messages) == first
+        ctrl_c()  # its own, a moment later
+
+
+def test_a_step_that_is_no_number_is_found(monkeypatch):
+    spec = TrainingSpec(preset="m2-sc-rfa", model=MODEL, length=8, tokenizer="bytes")
+    trial_step(spec)
+    trial_step(replace(spec, bf16=True), torch.device("cpu"))
+    monkeypatch.setattr(filter_attention, "located_filter_attention", lambda query, *_, **__: query * torch.nan)
+    with pytest.raises(RuntimeError, match="trial step: got a loss or a gradient that is not finite"):
+        trial_step(spec)

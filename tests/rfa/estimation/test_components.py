@@ -1,0 +1,247 @@
+"""`RobustFilter(robust=False)` against statsmodels' `UnobservedComponents`: likelihood, states, forecasts, fits."""
+
+import os
+
+import numpy as np
+import pytest
+import scipy.linalg
+import statsmodels.api as sm
+import torch
+from cover import slow
+
+from rfa.estimation import Autoregression, Cycle, Level, LinearSDE, RobustFilter, Season, Trend, log_likelihood
+from rfa_lab.data.public_series import load_ett
+
+from .series_models import column, hours, unobserved_components
+
+NILE = column("nile.csv", "volume")
+CO2 = column("co2.csv", "co2")[:640:4]  # every fourth week: weekly ones cost statsmodels the digits of its start
+HOURS = hours(240)
+CLOSE = {"rtol": 1e-6, "atol": 1e-6}  # the start is diffuse to a relative 1e-8
+CYCLE = {"cycle": True, "stochastic_cycle": True}
+HOURLY = (
+    HOURS,
+    Level() + Season(24) + Autoregression(),
+    ["level", "season.1", "season.1.auxiliary", "ar"],
+    {
+        "sigma2.irregular": 0.5,
+        "sigma2.level": 0.3,
+        "sigma2.freq_seasonal_24(1)": 0.01,
+        "sigma2.ar": 1.0,
+        "ar.L1": 0.7,
+    },
+    {"level": "llevel", "freq_seasonal": [{"period": 24, "harmonics": 1}], "autoregressive": 1},
+    12,
+)
+SEASON = {"freq_seasonal": [{"period": 13, "harmonics": 2}]}
+
+
+def same(found: RobustFilter, expected, states: list[str], settled: int) -> None:
+    """Log-likelihood, states and forecasts. Filtered states from the time on at which all of them are known."""
+    assert found.log_likelihood == pytest.approx(expected.llf, rel=1e-9, abs=1e-6)
+    filtered, smoothed = found.filter(), found.smooth()
+    spread = np.nanstd(filtered.values)
+    for k, name in enumerate(states):
+        now, later = filtered.states[name][settled:], smoothed.states[name]
+        np.testing.assert_allclose(now, expected.filtered_state[k][settled:], rtol=1e-6, atol=1e-6 * spread)
+        np.testing.assert_allclose(later, expected.smoothed_state[k], rtol=1e-6, atol=1e-6 * spread)
+        variance = smoothed.state_variances[name]
+        np.testing.assert_allclose(variance, expected.smoothed_state_cov[k, k], rtol=1e-6, atol=1e-6 * spread**2)
+    ahead, theirs = found.forecast(12), expected.get_forecast(12)
+    np.testing.assert_allclose(ahead.mean, theirs.predicted_mean, **CLOSE)
+    np.testing.assert_allclose(ahead.variance, theirs.var_pred_mean, **CLOSE)
+    lower, upper = ahead.interval(0.9)
+    bounds = theirs.conf_int(alpha=0.1)
+    np.testing.assert_allclose(np.stack([lower, upper], axis=-1), bounds, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("values", "model", "states", "parameters", "specification", "settled"),
+    [
+        (NILE, Level(), ["level"], {"sigma2.irregular": 15099.0, "sigma2.level": 1469.0}, {"level": "llevel"}, 1),
+        (
+            NILE,
+            Trend(),
+            ["level", "trend"],
+            {"sigma2.irregular": 15099.0, "sigma2.level": 1469.0, "sigma2.trend": 0.0},
+            {"level": "lltrend"},
+            2,
+        ),
+        (
+            CO2,
+            Trend() + Season(13, 2),
+            ["level", "trend", "season.1", "season.1.auxiliary", "season.2", "season.2.auxiliary"],
+            {
+                "sigma2.irregular": 0.1,
+                "sigma2.level": 0.01,
+                "sigma2.trend": 0.0,
+                "sigma2.freq_seasonal_13(2)": 0.001,
+            },
+            {"level": "lltrend", **SEASON},
+            20,
+        ),
+        HOURLY,
+    ],
+    ids=["nile-level", "nile-trend", "co2", "hours"],
+)
+def test_statsmodels(values, model, states, parameters, specification, settled):
+    found = RobustFilter(model, robust=False).fit(np.arange(len(values)), values, fixed=parameters)
+    same(found, unobserved_components(values, parameters, **specification), states, settled)
+
+
+@pytest.mark.skipif(not os.environ.get("RFA_ETTH1"), reason="RFA_ETTH1 is not set: expected ETTh1.csv of ETDataset")
+def test_the_oil_temperature_of_etth1():
+    _, model, *rest = HOURLY
+    test_statsmodels(load_ett(path=os.environ["RFA_ETTH1"]).values[:240, -1].numpy(), model, *rest)
+
+
+def test_a_trend_whose_slope_wanders_within_a_step():
+    """statsmodels' trend with the covariance of the noise of continuous time."""
+    parameters = {"sigma2.irregular": 15099.0, "sigma2.level": 1469.0, "sigma2.trend": 30.0}
+    model = sm.tsa.UnobservedComponents(NILE, "lltrend", use_exact_diffuse=True)
+    values = [parameters[name] for name in model.param_names]
+    model.update(values)
+    model["state_cov"] = np.array([[1469.0 + 10.0, 15.0], [15.0, 30.0]])  # s + t / 3, t / 2; t / 2, t
+    expected = model.ssm.smooth()
+    found = RobustFilter(Trend(), robust=False).fit(np.arange(100), NILE, fixed=parameters)
+    assert found.log_likelihood == pytest.approx(expected.llf, abs=1e-6)
+    np.testing.assert_allclose(found.smooth().states["trend"], expected.smoothed_state[1], **CLOSE)
+
+
+def test_a_damped_cycle():
+    """statsmodels' cycle with a stationary start in the place of its diffuse one."""
+    parameters = {"sigma2.irregular": 9000.0, "sigma2.cycle": 4000.0, "frequency.cycle": 0.5, "damping.cycle": 0.8}
+    model = sm.tsa.UnobservedComponents(NILE - NILE.mean(), irregular=True, **CYCLE, damped_cycle=True)
+    model.loglikelihood_burn = 0
+    model.update([parameters[name] for name in model.param_names])
+    model.ssm.initialize_stationary()
+    expected = model.ssm.smooth()
+    found = RobustFilter(Cycle(), robust=False).fit(np.arange(100), NILE - NILE.mean(), fixed=parameters)
+    assert found.log_likelihood == pytest.approx(expected.llf, abs=1e-6)
+    np.testing.assert_allclose(found.smooth().states["cycle"], expected.smoothed_state[0], **CLOSE)
+
+
+def test_an_undamped_cycle_and_its_fit():
+    parameters = {"sigma2.irregular": 9000.0, "sigma2.cycle": 400.0, "frequency.cycle": 0.5}
+    values = NILE - NILE.mean()
+    found = RobustFilter(Cycle(damped=False), robust=False).fit(np.arange(100), values, fixed=parameters)
+    expected = unobserved_components(values, parameters, irregular=True, **CYCLE)
+    same(found, expected, ["cycle", "cycle.auxiliary"], 3)
+
+
+def test_regression_is_generalised_least_squares():
+    """On a level that does not move: the coefficients of least squares. And statsmodels' states with a level."""
+    generator = np.random.default_rng(0)
+    exog = generator.normal(size=(60, 2))
+    values = 3 + exog @ [2.0, -1.0] + generator.normal(size=60)
+    fixed = {"sigma2.irregular": 1.0, "sigma2.level": 0.0}
+    found = RobustFilter(Level(), robust=False).fit(np.arange(60), values, exog=exog, fixed=fixed)
+    design = np.column_stack([np.ones(60), exog])
+    expected = scipy.linalg.lstsq(design, values)[0]
+    last = found.filter().states
+    np.testing.assert_allclose([last[name][-1] for name in ("level", "beta.x1", "beta.x2")], expected, **CLOSE)
+    variance = np.linalg.inv(design.T @ design).diagonal()
+    np.testing.assert_allclose(found.filter().state_variances["beta.x1"][-1], variance[1], **CLOSE)
+    fixed["sigma2.level"] = 0.5
+    model = sm.tsa.UnobservedComponents(values, "llevel", exog=exog, mle_regression=False, use_exact_diffuse=True)
+    theirs = model.smooth([fixed[name] for name in model.param_names])
+    found = RobustFilter(Level(), robust=False).fit(np.arange(60), values, exog=exog, fixed=fixed)
+    assert found.log_likelihood == pytest.approx(theirs.llf, abs=1e-6)
+    ahead = found.forecast(2, exog=[[1.0, 0.0], [0.0, 1.0]])
+    np.testing.assert_allclose(
+        ahead.mean, theirs.get_forecast(2, exog=[[1.0, 0.0], [0.0, 1.0]]).predicted_mean, **CLOSE
+    )
+
+
+def test_the_fit_is_statsmodels():
+    """Durbin and Koopman's values of the Nile, and statsmodels' maximum of an hourly series."""
+    nile = RobustFilter(Level(), robust=False).fit(np.arange(100), NILE)
+    assert nile.converged
+    assert nile.parameters == pytest.approx({"sigma2.irregular": 15098.5, "sigma2.level": 1469.18}, rel=1e-4)
+    found = RobustFilter(Level() + Autoregression(), robust=False).fit(np.arange(100), HOURS[:100])
+    model = sm.tsa.UnobservedComponents(HOURS[:100], "llevel", autoregressive=1, use_exact_diffuse=True)
+    expected = model.fit([found.parameters[name] for name in model.param_names], disp=False)
+    assert found.log_likelihood > expected.llf - 1e-4  # their search starts at ours and finds nothing better
+
+
+def test_a_long_series_converges():
+    """The slope that is left grows as the likelihood does: with 30,000 readings differences leave 0.03 nats.
+
+    A coordinate is then within 1e-5 of the maximum, a hundredth of its standard error.
+    """
+    random = np.random.default_rng(0)
+    values = (0.5 * random.normal(size=30_000)).cumsum() + random.normal(size=30_000)
+    found = RobustFilter(Level(), robust=False).fit(np.arange(30_000.0), values)
+    assert found.converged
+    errors = found.standard_errors
+    assert abs(found.parameters["sigma2.irregular"] - 1) < 3 * errors["sigma2.irregular"]
+    assert abs(found.parameters["sigma2.level"] - 0.25) < 3 * errors["sigma2.level"]
+    assert not RobustFilter(Level(), robust=False).fit(np.arange(30_000.0), values, max_steps=1).converged
+
+
+def test_standard_errors_are_statsmodels():
+    """Of variances, and of a factor. None of what is fixed; infinite at zero. Differences keep four digits."""
+    nile = RobustFilter(Level(), robust=False).fit(np.arange(100), NILE)
+    model = sm.tsa.UnobservedComponents(NILE, "llevel", use_exact_diffuse=True)
+    theirs = model.smooth([nile.parameters[name] for name in model.param_names], cov_type="approx").bse
+    assert nile.standard_errors == pytest.approx(dict(zip(model.param_names, theirs, strict=True)), rel=1e-3)
+    assert nile.standard_errors == pytest.approx({"sigma2.irregular": 3145.6, "sigma2.level": 1280.4}, rel=1e-3)
+    fixed = {"sigma2.level": 0.2}
+    found = RobustFilter(Level() + Autoregression(), robust=False).fit(np.arange(240), HOURS, fixed=fixed)
+    model = sm.tsa.UnobservedComponents(HOURS, "llevel", autoregressive=1, use_exact_diffuse=True)
+    with model.fix_params(fixed):
+        theirs = model.smooth(
+            [found.parameters[name] for name in model.param_names if name not in fixed], cov_type="approx"
+        ).bse
+    expected = {name: theirs[list(model.param_names).index(name)] for name in found.standard_errors}
+    assert found.standard_errors == pytest.approx(expected, rel=1e-3)
+    line = RobustFilter(Trend(), robust=False).fit(np.arange(40), np.arange(40.0) + np.cos(3 * np.arange(40.0)))
+    at_zero = [name for name, value in line.parameters.items() if value == 0]
+    assert at_zero == [name for name, error in line.standard_errors.items() if error == np.inf] != []
+
+
+def test_the_fit_leaves_a_variance_that_has_gone_to_zero():
+    """Its likelihood is flat there. The season's maximum lies at a variance a hundred times below its start."""
+    generator, times = np.random.default_rng(0), np.arange(500.0)
+    level, turn = generator.normal(0, 0.5, 500).cumsum(), 2 * np.pi * times / 24
+    values = 10 + level + 2 * np.sin(turn) + np.cos(2 * turn) + generator.normal(size=500)
+    found = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values)
+    season = "sigma2.freq_seasonal_24(2)"
+    assert 1e-4 < found.parameters[season] < 1e-3
+    without = RobustFilter(Trend() + Season(24, 2), robust=False).fit(times, values, fixed={season: 0.0})
+    assert found.log_likelihood > without.log_likelihood + 0.5
+
+
+@slow
+def test_units_of_time_and_value_do_not_matter():
+    """A variance per unit of time is in squared units of the value; the maximum moves with the units."""
+    first = RobustFilter(Level() + Autoregression(), robust=False).fit(np.arange(60.0), HOURS[:60])
+    second = RobustFilter(Level() + Autoregression(), robust=False).fit(1e-3 * np.arange(60.0), 1e4 * HOURS[:60])
+    assert second.parameters["sigma2.level"] == pytest.approx(1e11 * first.parameters["sigma2.level"], rel=1e-2)
+    assert second.parameters["ar.L1"] ** 1e-3 == pytest.approx(first.parameters["ar.L1"], rel=1e-3)
+    np.testing.assert_allclose(second.forecast(5).mean, 1e4 * first.forecast(5).mean, rtol=1e-3)
+
+
+def test_components_join_to_a_linear_sde():
+    model = Trend() + Cycle(name="fast") + Autoregression()
+    parameters = {"sigma2.level": 1.0, "sigma2.trend": 0.1, "sigma2.fast": 0.5, "frequency.fast": 2.0}
+    parameters |= {"damping.fast": 0.9, "sigma2.ar": 0.3, "ar.L1": 0.5}
+    sde = model.to_sde(parameters, 0.2)
+    assert isinstance(sde, LinearSDE)
+    assert list(model.states) == ["level", "trend", "fast", "fast.auxiliary", "ar"]
+    step = sde.transition(1.0)
+    turn = 0.9 * np.array([[np.cos(2), np.sin(2)], [-np.sin(2), np.cos(2)]])
+    np.testing.assert_allclose(step, scipy.linalg.block_diag([[1.0, 1.0], [0.0, 1.0]], turn, [[0.5]]), atol=1e-12)
+    noise = scipy.linalg.block_diag([[1 + 0.1 / 3, 0.05], [0.05, 0.1]], 0.5 * np.eye(2), [[0.3]])
+    np.testing.assert_allclose(sde.covariance(1.0), noise, atol=1e-12)
+
+
+def test_the_likelihood_is_that_of_the_existing_filter():
+    """With a known start in the place of the diffuse one: a stationary model."""
+    times = np.sort(np.random.default_rng(1).uniform(0, 20, 40))
+    values = np.sin(times)
+    fixed = {"sigma2.irregular": 0.2, "sigma2.ar": 0.4, "ar.L1": 0.6}
+    found = RobustFilter(Autoregression(), robust=False).fit(times, values, fixed=fixed)
+    initial = torch.zeros(1, dtype=torch.float64), found.sde.stationary_covariance()
+    expected = log_likelihood(found.sde, torch.tensor(times), torch.tensor(values)[:, None], initial=initial)
+    assert found.log_likelihood == pytest.approx(expected.item(), abs=1e-8)

@@ -1,0 +1,154 @@
+"""Maximum likelihood of the noises: published values, recovery, robustness."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import statsmodels.api as sm
+import torch
+from cover import slow, some
+
+from rfa.estimation import LinearSDE, fit, log_likelihood
+from rfa.estimation.fit import _standard_errors
+
+from .models import coupled, matrix, rotating
+
+NILE = Path(__file__).parents[3] / "examples" / "nile.csv"
+
+
+def level(process: float, measurement: float) -> LinearSDE:
+    return LinearSDE(matrix([[0.0]]), matrix([[process]]), matrix([[1.0]]), matrix([[measurement]]))
+
+
+def test_the_published_values_of_the_nile():
+    """Durbin and Koopman's local level: 15,099 and 1,469, standard errors 3,146 and 1,280."""
+    rows = [line.split(",") for line in NILE.read_text().split()[1:]]
+    times, flow = matrix([float(row[0]) for row in rows]), matrix([[float(row[1])] for row in rows])
+    found = fit(level(1000.0, 10000.0), times, flow)
+    assert found.converged
+    assert found.parameters["observation_noise[0]"] == pytest.approx(15099, rel=0.01)
+    assert found.parameters["diffusion[0]"] == pytest.approx(1469, rel=0.01)
+    assert found.standard_errors["observation_noise[0]"] == pytest.approx(3146, rel=0.01)
+    assert found.standard_errors["diffusion[0]"] == pytest.approx(1280, rel=0.01)
+    assert found.log_likelihood == pytest.approx(-632.5456, abs=1e-3)
+    assert found.sde.diffusion.item() == pytest.approx(found.parameters["diffusion[0]"])
+
+
+def test_recovery_of_tied_parameters():
+    """Equal entries stay equal: one decay, one process and one measurement noise, within three standard errors."""
+    true, times = rotating(), torch.arange(60, dtype=torch.float64) * 0.2
+    observations = true.simulate(times, torch.Generator().manual_seed(0), sample_shape=(4,)).observations
+    found = fit(rotating(decay=0.6, process=0.2, measurement=1.0), times, observations)
+    assert found.converged
+    assert list(found.parameters) == ["decay[0,1]", "diffusion[0,1]", "observation_noise[0,1]"]
+    for (name, value), expected in zip(found.parameters.items(), (0.3, 0.25, 0.25), strict=True):
+        assert abs(value - expected) < 3 * found.standard_errors[name], name
+    assert found.sde.dynamics[0, 1].item() == -2.0  # the frequency is not free
+    assert found.log_likelihood >= log_likelihood(true, times, observations).sum().item()
+
+
+@slow
+def test_student_t_predictions_resist_outliers():
+    times = torch.arange(50, dtype=torch.float64)
+    observations = level(0.2, 1.0).simulate(times, torch.Generator().manual_seed(1)).observations
+    observations[[10, 25, 38]] += 30.0
+    start = level(0.5, 2.0)
+    gaussian, robust = (fit(start, times, observations, nu=nu, iterations=2) for nu in (torch.inf, 4.0))
+    key = "observation_noise[0]"
+    assert gaussian.parameters[key] > 15
+    assert robust.parameters[key] < 3
+
+
+def test_no_row_is_left_out_where_the_start_is_known():
+    found = log_likelihood(level(0.0, 1.0), matrix([0.0]), matrix([[3.0]]), initial=(matrix([0.0]), matrix([[1.0]])))
+    assert found.item() == pytest.approx(scipy.stats.norm(0, math.sqrt(2)).logpdf(3.0), rel=1e-12)  # -3.5155
+    sde = rotating()
+    mean, covariance, seen = matrix([0.5, -1.0]), matrix([[2.0, 0.3], [0.3, 1.0]]), matrix([[1.0, 2.0]])
+    student = scipy.stats.multivariate_t(mean, covariance + sde.observation_noise, df=4.0)
+    robust = log_likelihood(sde, matrix([0.0]), seen, nu=4.0, initial=(mean, covariance))
+    assert robust.item() == pytest.approx(student.logpdf(seen[0]), rel=1e-10)
+
+
+@pytest.mark.parametrize("gaps", [False, True], ids=["complete", "missing"])
+def test_likelihood_from_a_known_start_is_statsmodels(gaps):
+    sde, times = coupled(), torch.arange(40, dtype=torch.float64)
+    observations = sde.simulate(times, torch.Generator().manual_seed(3), sample_shape=(2,)).observations
+    if gaps:
+        observations[:, [0, 7, 8]] = torch.nan
+        observations[:, 20, 1] = torch.nan
+    start = matrix([0.5, -1.0, 0.2]), matrix([[2.0, 0.3, 0.0], [0.3, 1.0, 0.0], [0.0, 0.0, 3.0]])
+    expected = []
+    for series in observations.numpy():
+        model = sm.tsa.statespace.MLEModel(series, k_states=3, k_posdef=3)
+        model["transition"] = sde.transition(1.0).numpy()
+        model["state_cov"], model["selection"] = sde.covariance(1.0).numpy(), np.eye(3)
+        model["design"], model["obs_cov"] = sde.observation.numpy(), sde.observation_noise.numpy()
+        model.initialize_known(*(part.numpy() for part in start))
+        expected.append(model.smooth([]).llf)
+    found = log_likelihood(sde, times, observations, initial=start)
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    one_each = start[0].expand(2, 3), start[1]
+    torch.testing.assert_close(log_likelihood(sde, times, observations, initial=one_each), found)
+
+
+def test_a_variance_beside_which_the_noise_is_lost_is_named():
+    sde = LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(2, 1), torch.eye(2))
+    observations = torch.ones(5, 2).index_fill(0, torch.tensor([0]), torch.nan)
+    with pytest.raises(ValueError, match=r"initial: got a variance of the prediction of up to 1e\+18"):
+        log_likelihood(sde, torch.arange(5.0), observations, initial=(torch.zeros(1), matrix([[1e18]])))
+
+
+def test_a_likelihood_without_a_maximum_does_not_converge():
+    """All zeros: the smaller the noises the likelier, without end."""
+    for sde in (level(1.0, 1.0), LinearSDE(-torch.eye(1), torch.eye(1), torch.ones(2, 1), torch.eye(2))):
+        found = fit(sde, torch.arange(12.0), torch.zeros(12, sde.observation_size))
+        assert not found.converged
+        assert found.log_likelihood > log_likelihood(sde, torch.arange(12.0), torch.zeros(12, sde.observation_size))
+        assert all(0 < value < math.inf for value in found.parameters.values())
+
+
+def test_standard_errors_where_the_curvature_says_nothing():
+    """It is NaN where the search ended at the edge, with noises of 1e-8; the documented answer is infinite."""
+    for curvature in ([[1.0, 0.0], [0.0, -1.0]], [[1.0, 1.0], [1.0, 1.0]], [[torch.nan, 0.0], [0.0, 1.0]]):
+        assert _standard_errors(matrix(curvature)).isinf().all()
+    torch.testing.assert_close(_standard_errors(matrix([[4.0, 0.0], [0.0, 0.25]])), matrix([0.5, 2.0]))
+    ridge = matrix([[1e-5, 0.009], [0.009, 10.0]])  # nearly flat, but not by itself
+    torch.testing.assert_close(_standard_errors(ridge), ridge.inverse().diagonal().sqrt())
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"free": ()}, "free: got nothing"),
+        ({"free": ("drift",)}, "free: got"),
+        ({"free": ("decay",)}, "expected positive entries"),
+        ({"observations": torch.full((5, 1), torch.nan)}, "nothing but missing"),
+        (
+            {"sde": LinearSDE(torch.zeros(2, 1, 1), torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1))},
+            "batch dimensions",
+        ),
+        ({"nu": -1.0}, "nu: got -1"),
+        ({"nu": "x"}, "nu: got 'x'"),
+        ({"observations": [[0.0]] * 5}, "observations: got list, expected a tensor"),
+        ({"initial": (torch.zeros(2), torch.eye(1))}, "initial: got a mean of shape"),
+    ],
+)
+def test_bad_input(given, message):
+    legal = {"sde": level(1.0, 1.0), "times": torch.arange(5.0), "observations": torch.zeros(5, 1)}
+    with pytest.raises(ValueError, match=message):
+        fit(**(legal | given))
+
+
+@pytest.mark.parametrize(("offset", "unit"), some([(1e6, 1.0), (0.0, 1.0), (0.0, 1e-9)], 1))
+def test_a_noise_of_zero_has_no_error_and_takes_none_from_the_others(offset, unit):
+    generator = torch.Generator().manual_seed(1)
+    times = torch.arange(20, dtype=torch.float64)
+    walk = 0.3 * torch.randn(20, 1, generator=generator, dtype=torch.float64).cumsum(0)
+    sde = level(0.1 * unit**2, unit**2)
+    found = fit(sde, times, unit * walk + offset, max_steps=30)
+    assert found.parameters["observation_noise[0]"] < 1e-6 * unit**2
+    assert math.isinf(found.standard_errors["observation_noise[0]"])
+    variance = found.parameters["diffusion[0]"]
+    assert found.standard_errors["diffusion[0]"] == pytest.approx(variance * (2 / 19) ** 0.5, rel=0.01)

@@ -1,0 +1,172 @@
+"""Attention as an object of its own in a configuration: nested and flat names, files, kinds."""
+
+import copy
+import dataclasses
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig
+
+from rfa.models import (
+    PRESETS,
+    ContentAttentionConfig,
+    DecayRates,
+    DotProductAttentionConfig,
+    FilterAttentionConfig,
+    FrequencyBank,
+    RFAConfig,
+    RFATimeSeriesConfig,
+    RoutingAttentionConfig,
+    preset,
+)
+from rfa.models.flat import change, flatten, from_flat, read_attention
+from rfa.models.saved_files import read_config
+from rfa.nn.dynamics import bank
+
+from .small import NAMES, SIZES
+
+KIND = {
+    "filter": FilterAttentionConfig(),
+    "routing": RoutingAttentionConfig(),
+    "dot": DotProductAttentionConfig(),
+    "content": ContentAttentionConfig(),
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forms_of_a_preset(name):
+    attention = PRESETS[name]
+    assert read_attention(json.loads(json.dumps(attention.to_dict()))) == attention
+    assert from_flat(flatten(attention)) == attention
+    assert change(attention, {}) == attention
+    config = preset(name, **SIZES)
+    assert config == copy.deepcopy(config) == RFAConfig(attention=attention, **SIZES)
+    assert config == RFAConfig(attention=attention.to_dict(), **SIZES)
+    assert config.to_diff_dict()["attention"] == config.attention.to_dict()
+    assert hash(attention) == hash(copy.deepcopy(attention))
+
+
+@pytest.mark.parametrize("heads", [2, 3, 8])
+def test_heads_without_decay_fit_the_number_of_heads(heads, tmp_path):
+    """Two by default, as in a layer that is built without a configuration; one where there is no other."""
+    sizes = SIZES | {"hidden_size": 48, "num_attention_heads": heads}
+    layer = bank(heads, 48 // heads, None, None)[1]
+    for config in (preset("m2-sc-rfa", **sizes), RFAConfig(**sizes), preset("x6-content-dynamics", **sizes)):
+        decay = config.attention.bank(48, heads, 16)[1]
+        assert torch.equal(decay, layer)
+        assert int((decay == 0).sum()) == config.attention.decay.zero_heads == min(2, heads)
+        config.save_pretrained(tmp_path)
+        assert AutoConfig.from_pretrained(tmp_path).attention == config.attention
+    series = RFATimeSeriesConfig(hidden_size=48, num_attention_heads=heads, num_hidden_layers=1)
+    assert series.attention.decay.zero_heads == min(2, heads)
+    for fits in range(heads + 1):
+        assert preset("m2-sc-rfa", **sizes, zero_heads=fits).attention.decay.zero_heads == fits
+    with pytest.raises(ValueError, match=rf"^zero_heads: got {heads + 1}, expected .*from 0 to {heads}"):
+        preset("m2-sc-rfa", **sizes, zero_heads=heads + 1)
+
+
+@pytest.mark.parametrize("attention", KIND.values(), ids=KIND)
+def test_saved_and_read(attention, tmp_path):
+    config = RFAConfig(attention=dataclasses.replace(attention, decay=DecayRates(damping=0.2)), **SIZES)
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["attention"]["kind"] == attention.kind
+    assert written["attention"]["decay"]["damping"] == 0.2
+    assert "damping" not in written
+    for read in (AutoConfig.from_pretrained, RFAConfig.from_pretrained, read_config):
+        assert read(tmp_path).attention == config.attention
+
+
+def test_overrides_while_loading(tmp_path):
+    preset("m2-sc-rfa", **SIZES).save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path, backend="reference", damping=0.2, vocab_size=7)
+    assert (config.attention.backend, config.attention.decay.damping, config.vocab_size) == ("reference", 0.2, 7)
+
+
+def test_flat_names_change_the_attention_given():
+    config = RFAConfig(attention=PRESETS["b4-sc-rope"], damping=0.2, prior="alibi")
+    assert config.attention == dataclasses.replace(
+        PRESETS["b4-sc-rope"], decay=DecayRates(damping=0.2, zero_heads=0), prior="alibi"
+    )
+
+
+def test_flat_names_choose_the_kind():
+    assert isinstance(preset("m2-sc-rfa", aggregation="routing").attention, RoutingAttentionConfig)
+    assert preset("m3-sc-rfa", score="dot_product", prior="flat").attention == DotProductAttentionConfig(
+        frequencies=FrequencyBank(), decay=DecayRates(damping=5.0, zero_heads=0), rotate_values=True, innovation=True
+    )
+    back = preset("b1-rope", score="student_t", prior="lyapunov", frequencies="paired_rope").attention
+    assert back == FilterAttentionConfig(
+        frequencies=FrequencyBank(kind="paired_rope"),
+        decay=DecayRates(kind="none", zero_heads=0),
+        rotate_values=False,
+        innovation=False,
+    )
+    start = preset("x3-rotation-riccati", score="exponential").attention
+    assert (start.prior, start.initial_slopes) == ("riccati", "alibi")
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value"),
+    [
+        ("b1-rope", "gate", True),
+        ("b1-rope", "horizon", None),
+        ("b1-rope", "aggregation", "consensus"),
+        ("x3-rotation-riccati", "initial_slopes", "alibi"),
+    ],
+)
+def test_a_name_that_the_kind_lacks(name, field, value):
+    for construct in (preset, lambda name, **flat: RFAConfig(attention=PRESETS[name], **flat)):
+        with pytest.raises(ValueError, match=rf"^{field}: got .* dot_product attention, which takes .*damping"):
+            construct(name, **{field: value})
+
+
+def test_a_flat_name_cannot_be_assigned():
+    config = preset("m2-sc-rfa")
+    with pytest.raises(ValueError, match=r"^damping: got 0.2, expected .*attention"):
+        config.damping = 0.2
+    config.attention = dataclasses.replace(config.attention, horizon=1.0)
+    assert config.to_dict()["attention"]["horizon"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (5, "attention: got 5, expected an object with kind"),
+        ({"kind": None}, "attention.kind: got None, expected one of 'filter', 'routing', 'dot_product'"),
+        ({"kind": ["filter"]}, "attention.kind: got"),
+        ({"kind": "linear"}, "attention.kind: got 'linear'"),
+        ({"kind": "filter", "colour": 1}, "attention: got the field 'colour', expected some of frequencies, decay"),
+        ({"kind": "dot_product", "gate": True}, "attention: got the field 'gate'"),
+        ({"kind": "filter", "decay": {"damping": "low"}}, "damping: got 'low', expected float"),
+        ({"kind": "filter", "decay": {"rate": 1}}, "attention.decay: got the field 'rate'"),
+        ({"kind": "filter", "decay": 5}, "attention.decay: got 5, expected an object with kind, damping, zero_heads"),
+        ({"kind": "filter", "frequencies": {"kind": "yarn"}}, "frequencies: got 'yarn'"),
+        ({"kind": "filter", "horizon": 10**400}, "horizon: got 1000000"),
+        ({"kind": "filter", "gate": None}, "gate: got None, expected bool"),
+        ({"kind": "filter", "horizon": True}, "horizon: got True, expected float or None"),
+        ({"kind": "filter", "backend": "gpu"}, "backend: got 'gpu'"),
+        ({"kind": "filter", "decay": {"zero_heads": 5}}, "zero_heads: got 5, expected a number from 0 to 4"),
+    ],
+    ids=str,
+)
+def test_a_damaged_file(change, message, tmp_path):
+    preset("m2-sc-rfa", **SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attention": change}))
+    for read in (AutoConfig.from_pretrained, read_config):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011 (compared as a whole below)
+            read(tmp_path)
+        assert str(caught.value).startswith(message)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("build", [FilterAttentionConfig, RoutingAttentionConfig, DotProductAttentionConfig])
+def test_rules_of_the_parts(build):
+    with pytest.raises(ValueError, match=r"^frequency_base: got 1.0"):
+        build(frequencies=FrequencyBank(base=1))
+    with pytest.raises(ValueError, match=r"^zero_heads: got -1"):
+        build(decay=DecayRates(zero_heads=-1))
+    with pytest.raises(ValueError, match=r"^decay: got 'none', expected DecayRates"):
+        build(decay="none")

@@ -1,0 +1,337 @@
+"""Every preset against the table of docs/presets.md, by formula, and its number of parameters."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from cover import some
+from nn.by_hand import assert_near, dot_product, hidden, merged, perturb, states
+from ops import oracle
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from rfa.models import PRESETS, RFAConfig, RFAForCausalLM, describe, preset
+from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention, Yarn
+from rfa.nn.state_options import LEAST_RATE
+
+from .small import FILTERS, NAMES, SIZES, small, tokens
+
+HEADS, MODES = 4, 8
+BASE = 10000.0
+
+
+def partitioned():
+    bank = sorted(BASE ** (-m / (HEADS * MODES / 2)) for m in range(HEADS * MODES // 2))
+    return np.array(bank).reshape(HEADS, MODES // 2)
+
+
+def paired(bank):
+    return np.stack([bank, -bank], -1).reshape(HEADS, MODES)
+
+
+def paired_rope():
+    return paired(np.array([[BASE ** (-m / (MODES / 2)) for m in range(MODES // 2)]] * HEADS))
+
+
+def rope():
+    """As transformers' models: every pair of the 2 d channels of a head has a frequency of its own."""
+    return np.array([[BASE ** (-m / MODES) for m in range(MODES)]] * HEADS)
+
+
+def decays(damping, zero_heads):
+    return np.where(np.arange(HEADS) < zero_heads, 0, damping * partitioned().max(-1))
+
+
+SC = paired(partitioned())
+ALIBI = [2 ** (-8 * h / HEADS) for h in range(1, HEADS + 1)]
+TABLE = {
+    # frequencies, decays, ALiBi slopes
+    "b1-rope": (rope(), None, None),
+    "b2-alibi": (None, None, ALIBI),
+    "b3-decayed-rope": (rope(), decays(0.05, 0), None),
+    "b4-sc-rope": (SC, decays(0.05, 0), None),
+    "b1-rope-as-released": (rope(), None, None),
+    "m2.6-pure-rotation": (SC, None, None),
+    "x3-rotation-riccati": (SC, None, ALIBI[::-1]),  # head 0 is the slowest
+    "c1-nope": (None, None, None),
+    "c2-window": (rope(), None, None),
+    "c3-yarn": (rope(), None, None),
+    "c4-fox": (None, None, None),
+    "x4-content-riccati": (rope(), None, None),
+    "c5-rope-innovation": (rope(), None, None),
+    "c6-alibi-innovation": (None, None, ALIBI),
+    "c7-rope-alibi-innovation": (rope(), None, ALIBI),
+    "c9-rotation-fox": (rope(), None, None),
+    "c10-rotation-learned": (rope(), None, ALIBI[::-1]),
+    "x7-gated-roper": (rope(), None, None),
+    "c12-kerple": (None, None, None),
+    "c8-fox-clock": (rope(), None, ALIBI[::-1]),
+    "x6-content-dynamics": (SC, decays(0.05, 2).clip(1e-6), None),
+    "m1-rfa": (paired_rope(), decays(5 / 15 * 0.05, 2), None),  # T_train = 16
+    "m3-sc-rfa": (SC, decays(5.0, 0), None),
+    "m2.5-no-rotation": (0 * SC, decays(0.05, 2), None),
+    **{
+        name: (SC, decays(0.05, 2), None)
+        for name in (
+            "m2-sc-rfa",
+            "m2.1-exponential",
+            "m2.2-flat-prior",
+            "m2.3-no-gate",
+            "m2.4-no-value-rotation",
+            "x1-riccati",
+            "x2-riccati-alibi",
+            "x5-content-clock",
+            "m2-no-innovation",
+            "m2-released-bias",
+        )
+    },
+}
+KERNELS = {
+    "m2.1-exponential": {"weight": "exponential"},
+    "m2.3-no-gate": {"gate": False},
+    "m2.4-no-value-rotation": {"rotate_values": False},
+    "x1-riccati": {"prior": "riccati"},
+    "x2-riccati-alibi": {"prior": "riccati"},
+    "x5-content-clock": {"prior": "riccati"},
+    "m2-released-bias": {"query_noise_in_bias": True},
+}
+BASELINES = {
+    **{name: {} for name in NAMES if name[0] == "b"},
+    "m2.6-pure-rotation": {"rotate_values": True, "innovation": True},
+    "x3-rotation-riccati": {"rotate_values": True, "innovation": True, "learn_slopes": True},
+    "c1-nope": {},
+    "c12-kerple": {"logarithmic": True},
+    "c2-window": {"window": 16},
+    "c3-yarn": {"yarn": Yarn(16)},
+    "c4-fox": {"gates": "forget"},
+    "x4-content-riccati": {"gates": "gain", "innovation": True},
+    "c9-rotation-fox": {"gates": "forget", "rotate_values": True},
+    "x7-gated-roper": {"gates": "forget", "rotate_values": True},
+    "c8-fox-clock": {"learn_slopes": True},
+    "c10-rotation-learned": {"rotate_values": True, "learn_slopes": True},
+    **{name: {"innovation": True} for name in NAMES if name[:2] in ("c5", "c6", "c7")},
+}
+PAPER_COUNT = 19_364_177
+
+
+def test_the_table_is_complete():
+    assert TABLE.keys() == PRESETS.keys() == {*FILTERS, *BASELINES, "x6-content-dynamics"}
+    assert all(describe(name) for name in PRESETS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dynamics_are_the_table(name):
+    for layer in small(name).model.layers:
+        attention = layer.attention
+        if isinstance(attention, RobustFilterAttention):
+            held = {**attention.dynamics(), "slopes": None}
+        elif isinstance(attention, ContentFilterAttention):  # of any token: at first they are all alike
+            token, _ = attention.dynamics(attention.dynamics.rates(torch.zeros(1, 1, HEADS * MODES)))
+            held = {"frequency": token.frequency[0, ..., 0], "decay": token.decay[0, :, 0], "slopes": None}
+        else:
+            held = {key: getattr(attention.geometry, key) for key in ("frequency", "decay")}
+            held["slopes"] = attention.slopes()
+        for key, expected in zip(("frequency", "decay", "slopes"), TABLE[name], strict=True):
+            assert (held[key] is None) == (expected is None), key
+            if expected is not None:
+                learned = name[:3] in ("x3-", "x6-", "c8-", "c10")
+                tolerance = 1e-4 if learned else 1e-6  # from float32 noises, whose sums cancel
+                np.testing.assert_allclose(oracle.as_array(held[key].detach()), expected, rtol=tolerance, err_msg=key)
+
+
+def by_the_given_times(attention):
+    """A layer whose content clock, if it has one, starts again; clocks are the subject of tests/nn/test_clock.py."""
+    if attention.clock is not None:
+        torch.nn.init.zeros_(attention.clock.weight)
+        torch.nn.init.constant_(attention.clock.bias, math.log(math.expm1(1 - LEAST_RATE)))
+    return attention
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_kernels_of_the_filters_are_the_table(name):
+    """The layer by hand with the kernel of the table, and the innovation."""
+    attention = by_the_given_times(perturb(small(name, dtype=torch.float64).model.layers[0].attention))
+    assert isinstance(attention, RobustFilterAttention)
+    x = hidden(size=32)
+    q, k, v = states(attention, x)
+    parameters = {key: value.detach() for key, value in attention.dynamics().items()}
+    estimate, _ = oracle.filter_attention(q, k, v, **parameters, **KERNELS.get(name, {}))
+    assert_near(attention(x), merged(attention, estimate - (name != "m2-no-innovation") * v))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_kernels_of_the_baselines_are_the_table(name):
+    attention = by_the_given_times(perturb(small(name, dtype=torch.float64).model.layers[0].attention))
+    assert isinstance(attention, DotProductAttention)
+    x = hidden(size=32, length=20)  # beyond the training length
+    bank, decay, slopes = TABLE[name]
+    if isinstance(attention.geometry.frequency, torch.nn.Parameter):
+        bank = oracle.as_array(attention.geometry.frequency.detach())  # no longer the table's
+    kernel = {"frequency": bank, "decay": decay, "slopes": slopes, **BASELINES[name]}
+    near = np.abs(oracle.as_array(attention(x)) - dot_product(attention, x, **kernel)).max() < 1e-5  # float32 banks
+    assert near == (name != "b1-rope-as-released")  # the released map: tests/nn/test_dot_product_attention.py
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_noises_are_the_table(name):
+    attention = small(name).model.layers[0].attention
+    if not isinstance(attention, RobustFilterAttention):
+        return
+    found = {key: oracle.as_array(value) for key, value in attention.dynamics().items()}
+    expected = {"robustness": 4, "inverse_temperature": 1, "key_noise": 1, "query_noise": 1, "noise_floor": 0.01}
+    if name == "m2.2-flat-prior":
+        expected |= {"key_noise": 0, "query_noise": 0, "noise_floor": 1, "process_noise": 0}
+    elif name not in ("x2-riccati-alibi", "x5-content-clock"):  # its process noise: tests/nn/test_alibi_start.py
+        steady = 0.5 if name == "m3-sc-rfa" else 0.1
+        expected["process_noise"] = np.where(found["decay"] > 0, 2 * found["decay"] * steady, 1e-6)
+    if name == "m2.3-no-gate":
+        del expected["query_noise"]  # enters nothing
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key], np.broadcast_to(value, HEADS), rtol=1e-5, atol=1e-9, err_msg=key)
+
+
+def count(name):
+    with torch.device("meta"):
+        return RFAForCausalLM(preset(name)).num_parameters()
+
+
+def test_the_baseline_at_the_papers_size_by_formula():
+    vocabulary, d, inner, blocks = 50257, 256, 4 * 256, 6
+    embedding, head_bias = vocabulary * d, vocabulary  # the head's weight is the embedding's
+    norm, square = 2 * d, d * d + d
+    attention = 3 * (d * 2 * d + 2 * d) + (2 * d * d + d)
+    feed_forward = (d * inner + inner) + (inner * d + d)
+    block = 2 * norm + attention + feed_forward
+    assert embedding + head_bias + 2 * square + norm + blocks * block == PAPER_COUNT
+    assert count("b1-rope") == PAPER_COUNT
+
+
+@pytest.mark.parametrize("name", some(NAMES, 9))
+def test_no_preset_has_more_than_the_baseline(name):
+    """At most 0.05 % more; gates, clocks and dynamics that depend on the content have a projection."""
+    gated = name in ("c4-fox", "x4-content-riccati", "c9-rotation-fox", "x7-gated-roper", "x5-content-clock")
+    share = 1.001 if gated or name == "c8-fox-clock" else 1.012 if name == "x6-content-dynamics" else 1.0005
+    assert PAPER_COUNT <= count(name) <= PAPER_COUNT * share
+
+
+def test_defaults_are_the_papers_size():
+    config = preset("m2-sc-rfa")
+    sizes = (config.vocab_size, config.hidden_size, config.num_hidden_layers, config.num_attention_heads)
+    assert sizes == (50257, 256, 6, 8)
+    assert (config.intermediate_size, config.train_length) == (1024, 512)
+    assert config.to_dict() == RFAConfig().to_dict()
+
+
+def test_models_of_different_presets_differ():
+    """Each preset computes something else from the same weights: no field is forgotten on the way."""
+    first, *_ = NAMES
+    state = small(first, dtype=torch.float64).state_dict()
+    weights = {key: value for key, value in state.items() if "dynamics" not in key and "geometry" not in key}
+    others = [name for name in NAMES if name != "c9-rotation-fox"]  # x7 under its older name
+    logits = {}
+    for name in others:
+        model = small(name, dtype=torch.float64)
+        for clock in (layer.attention.clock for layer in model.model.layers if layer.attention.clock is not None):
+            torch.nn.init.normal_(clock.weight)  # a new clock shows the given times
+        model.load_state_dict(weights, strict=False)
+        with torch.no_grad():
+            logits[name] = model(tokens(length=20)).logits  # beyond the training length
+    for one, other in itertools.combinations(others, 2):
+        assert (logits[one] - logits[other]).abs().max() > 1e-8, (one, other)
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [
+        ("m2-sc-rfa", {"horizon": 0.69}),
+        ("m2-sc-rfa", {"horizon": 0.69, "learn_horizon": True}),
+        ("m2-sc-rfa", {"innovation": False}),
+        ("m2-sc-rfa", {"query_noise_in_bias": True}),
+        ("m2-sc-rfa", {"learn_frequencies": True, "learn_decay": True}),
+        ("m2-sc-rfa", {"learn_noise_floor": True, "process_noise_as": "steady_state", "learn_decay": True}),
+        ("m2-sc-rfa", {"steady_state": 0.3}),
+        ("m2-sc-rfa", {"zero_heads": 0}),
+        ("m2-sc-rfa", {"damping": 1}),
+        ("m2-sc-rfa", {"frequency_base": 100}),
+        ("m1-rfa", {"train_length": 64}),
+        ("b1-rope", {"innovation": True}),
+        ("m2-sc-rfa", {"slow_modes": "real"}),
+        ("b1-rope", {"slow_modes": "real"}),
+        ("c3-yarn", {"slow_modes": "real"}),
+        ("m2-sc-rfa", {"normalise_states": True}),
+        ("m2-sc-rfa", {"normalise_states": True, "aggregation": "routing"}),
+        ("c4-fox", {"normalise_states": True}),
+        ("x6-content-dynamics", {"normalise_states": True}),
+        ("m2-sc-rfa", {"taps": True}),
+        ("c4-fox", {"taps": True}),
+        ("m2-sc-rfa", {"output_gain": True}),
+        ("c4-fox", {"output_gain": True}),
+        ("x6-content-dynamics", {"output_gain": True}),
+        ("c4-fox", {"gated_heads": 0.5}),
+        ("c4-fox", {"prior": "channel_gate"}),
+    ],
+    ids=str,
+)
+def test_overrides_reach_the_layer(name, override):
+    model, plain = small(name, **override).train(), small(name)
+    ids = tokens()
+    output = model(ids, labels=ids)
+    if "learn_decay" not in override:  # what is only learned starts where it was
+        assert (output.logits - plain(ids).logits).abs().max() > 1e-6
+    output.loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def frequencies(attention):
+    held = (
+        attention.geometry.frequency
+        if isinstance(attention, DotProductAttention)
+        else attention.dynamics()["frequency"]
+    )
+    return oracle.as_array(held.detach())
+
+
+LEARNED = ("x6-content-dynamics", "c10-rotation-learned")
+ROTATING = [name for name in NAMES if PRESETS[name].frequencies.kind != "none" and name not in LEARNED]
+
+
+@pytest.mark.parametrize("name", ROTATING)
+def test_real_slow_modes_turn_at_least_once_in_training_or_not_at_all(name):
+    """`omega T_train < 2 pi` becomes 0, with T_train = 16, and all faster modes stay."""
+    for plain, real in zip(small(name).model.layers, small(name, slow_modes="real").model.layers, strict=True):
+        before, after = (frequencies(layer.attention) for layer in (plain, real))
+        slow = np.abs(before) * 16 < 2 * np.pi
+        assert slow.any()
+        assert not slow.all()
+        np.testing.assert_array_equal(after, np.where(slow, 0, before))
+
+
+def test_slow_modes_without_effect_are_refused():
+    with pytest.raises(ValueError, match="slow_modes: got 'real', expected nothing: it has no effect in b2-alibi"):
+        preset("b2-alibi", slow_modes="real")
+    for name in LEARNED:
+        with pytest.raises(ValueError, match="slow_modes: got 'real', expected 'rotate' where frequencies are learned"):
+            preset(name, slow_modes="real")
+    with pytest.raises(ValueError, match="slow_modes: got 'slow'"):
+        preset("b1-rope", slow_modes="slow")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_shapes_come_out_without_data(name):
+    """On the device "meta", and under `FakeTensorMode`, in which tools plan memory and placement."""
+    for place in (torch.device("meta"), FakeTensorMode()):
+        with place:
+            model = RFAForCausalLM(preset(name, **SIZES))
+            ids = torch.zeros(2, 9, dtype=torch.int64)
+            output = model(ids, labels=ids)
+        assert output.logits.shape == (2, 9, SIZES["vocab_size"])
+        assert output.loss.shape == ()
+
+
+def test_one_head_has_as_many_heads_without_decay_as_the_layer():
+    config = preset("m2-sc-rfa", hidden_size=16, num_attention_heads=1)
+    decay = config.build_attention().dynamics.decay
+    torch.testing.assert_close(decay, RobustFilterAttention(16, 1).dynamics.decay)
+    with pytest.raises(ValueError, match="zero_heads: got 5, expected a number from 0 to 4"):
+        preset("m2-sc-rfa", zero_heads=5, num_attention_heads=4)

@@ -1,0 +1,193 @@
+"""What enters the cache is turned once; nothing of the past, nor what a graph holds, is touched again."""
+
+import sys
+
+import pytest
+import torch
+from cover import cover
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rfa.dynamics
+import rfa.nn.dot_product_attention
+from rfa.nn import FilterCache
+from rfa.nn import cache_layer as phases
+from rfa.nn.cache_layer import Buffer, Turns
+
+from .by_hand import EXACT, hidden
+from .cached import IRREGULAR, LAYERS, UNTURNED, build, mask_of_left_padding, read
+
+
+def test_norms_are_those_of_the_stored_keys():
+    layer, x = build("b3"), hidden(length=9)
+    with torch.no_grad():
+        _, cache = read(layer, x)
+        for change in (lambda: None, lambda: cache.crop(-2), lambda: cache.reorder_cache(torch.tensor([1, 1, 0]))):
+            change()
+            past = cache.layers[0]
+            torch.testing.assert_close(past.key_norms, past.keys.square().sum(-1))
+
+
+@pytest.fixture
+def turned(monkeypatch):
+    """The lengths of everything that is turned: by `Turns`, whose phases are made ahead, or by `rotation_of_heads`."""
+    lengths, original = [], rfa.dynamics.rotation_of_heads
+
+    def recorded(frequency, times):
+        lengths.append(times.shape[-1])
+        return original(frequency, times)
+
+    applied = Turns._applied
+    monkeypatch.setattr(Turns, "_applied", lambda self, x, way: lengths.append(x.shape[-2]) or applied(self, x, way))
+    for module in [module for path, module in sys.modules.items() if path.startswith("rfa.")]:
+        if module is not phases and getattr(module, "rotation_of_heads", None) is original:
+            monkeypatch.setattr(module, "rotation_of_heads", recorded)
+    return lengths
+
+
+@cover(
+    1,
+    given=[{}, {"times": IRREGULAR}, {"key_mask": mask_of_left_padding(2, 0)}],
+    name=[name for name in LAYERS if name not in UNTURNED],
+)
+def test_the_past_is_never_turned_again(name, given, turned):
+    layer, x = build(name), hidden(length=9)
+    with torch.no_grad():
+        _, cache = read(layer, x, (4,), **{k: v[..., :4] for k, v in given.items()})
+        assert 4 in turned
+        turned.clear()
+        before = cache.layers[0].keys.clone(), cache.layers[0].values.clone()
+        read(layer, x, (1,) * 5, cache, start=4, **given)
+    assert set(turned) <= {1}
+    assert turned
+    assert torch.equal(cache.layers[0].keys[:, :, :4], before[0])
+    assert torch.equal(cache.layers[0].values[:, :, :4], before[1])
+
+
+class Touched(TorchDispatchMode):
+    """Counts the numbers that all operations give out."""
+
+    def __enter__(self):
+        self.elements = 0
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.elements += sum(
+            t.numel() for t in (result if isinstance(result, tuple) else [result]) if torch.is_tensor(t)
+        )
+        return result
+
+
+@pytest.mark.parametrize("name", ["defaults", "riccati", "b1", "b2", "b3"])
+def test_the_cost_of_a_token_is_linear_in_the_past(name):
+    layer, cost = build(name), {}
+    for length in (64, 256):
+        x = hidden(length=length + 2)
+        with torch.no_grad():
+            _, cache = read(layer, x, (length, 1))  # the room for the next one is made
+            with Touched() as touched:
+                read(layer, x, (1,), cache, start=length + 1)
+        cost[length] = touched.elements
+    assert cost[256] < 4.05 * cost[64]
+
+
+def test_one_query_without_bias_runs_on_the_cache_itself(monkeypatch):
+    layer, x, calls = build("b1"), hidden(length=9), []
+    original = rfa.nn.dot_product_attention.F.scaled_dot_product_attention
+
+    def recorded(query, key, value, **options):
+        calls.append((key.data_ptr(), value.data_ptr(), options))
+        return original(query, key, value, **options)
+
+    monkeypatch.setattr(rfa.nn.dot_product_attention.F, "scaled_dot_product_attention", recorded)
+    with torch.no_grad():
+        _, cache = read(layer, x, (8, 1))
+    past = cache.layers[0]
+    assert calls[1] == (past.keys.data_ptr(), past.values.data_ptr(), {"is_causal": False, "dropout_p": 0.0})
+
+
+def test_writing_copies_only_to_make_room():
+    buffer, made = Buffer(1), []
+    with torch.no_grad():
+        for i in range(1000):
+            filled = buffer.write(i, torch.full((2, 1), float(i)))
+            if not made or made[-1] != filled.data_ptr():
+                made.append(filled.data_ptr())
+    assert torch.equal(filled, torch.arange(1000.0).expand(2, -1))
+    assert len(made) <= 2 + 7  # the first one, then room for 65, 130 and so on, half again each time: 1.5^7 > 1000 / 65
+
+
+def test_decoding_writes_into_the_same_memory():
+    layer, x = build("defaults"), hidden(length=40)
+    with torch.no_grad():
+        _, cache = read(layer, x, (8, 1))
+        past = cache.layers[0]
+
+        def places():
+            return [t.data_ptr() for t in (past.keys, past.values, past.key_norms)]
+
+        before = places()
+        read(layer, x, (1,) * 31, cache, start=9)
+        assert places() == before
+    assert past.keys.shape[2] == 40
+
+
+@pytest.mark.parametrize("name", ["defaults", "riccati", "RoPER with decay"])
+def test_gradients_through_a_cache(name):
+    """Nothing is written into what a graph holds: gradients are those of the whole."""
+    layer, x = build(name), hidden(length=9)
+    with torch.no_grad():
+        _, cache = read(layer, x[:, :2], (1, 1))  # room is left, into which nothing may be written now
+    layer(x).square().sum().backward()
+    whole = {path: parameter.grad for path, parameter in layer.named_parameters()}
+    layer.zero_grad()
+    read(layer, x)[0].square().sum().backward()
+    for path, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[path], rtol=1e-9, atol=1e-9)
+    layer.zero_grad()
+    outputs, _ = read(layer, x, (1, 1, 1), cache, start=2)
+    outputs.square().sum().backward()  # raises where a saved tensor was overwritten
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def test_what_was_given_is_neither_kept_nor_written_to():
+    """Not even where it has room: removed tokens give place to others, in storage of the cache's own."""
+    states = torch.stack([hidden(seed)[:, None] for seed in range(3)])
+    before, past = states.clone(), FilterCache().layer(0)
+    for grad in (False, True):
+        past.reset()
+        with torch.set_grad_enabled(grad):
+            past.update(states[1], states[2])
+        with torch.no_grad():
+            past.crop(-1)
+            keys, values = past.update(-states[1, :, :, -1:], -states[2, :, :, -1:])
+        assert torch.equal(states, before)
+        for kept, whole in ((keys, states[1]), (values, states[2])):
+            assert torch.equal(kept, torch.cat([whole[:, :, :-1], -whole[:, :, -1:]], dim=2))
+            assert kept.untyped_storage().data_ptr() != states.untyped_storage().data_ptr()
+
+
+@cover(1, chunks=[(6,), (4, 2)], name=["defaults", "RoPER with decay", "b2"])
+def test_backward_through_a_prefill_that_went_on_without_gradients(name, chunks):
+    layer, x = build(name), hidden(length=9)
+    layer(x[:, :6]).square().sum().backward()
+    whole = {path: parameter.grad for path, parameter in layer.named_parameters()}
+    layer.zero_grad()
+    outputs, cache = read(layer, x, chunks)
+    with torch.no_grad():
+        cache.crop(-1)
+        rest, _ = read(layer, x, (1, 3), cache, start=5)
+        torch.testing.assert_close(rest, layer(x)[:, 5:], rtol=EXACT, atol=EXACT)
+    outputs.square().sum().backward()  # raises where a saved tensor was overwritten
+    for path, parameter in layer.named_parameters():
+        torch.testing.assert_close(parameter.grad, whole[path], rtol=1e-9, atol=1e-9)
+
+
+def test_inference_mode_and_back():
+    layer, x = build("defaults"), hidden(length=9)
+    cache, outputs = FilterCache(), []
+    for start, mode in enumerate([torch.inference_mode, torch.inference_mode, torch.no_grad, torch.no_grad] * 2):
+        with mode():
+            outputs.append(read(layer, x, (1,), cache, start=start)[0])
+    with torch.no_grad():
+        torch.testing.assert_close(torch.cat(outputs, 1), layer(x[:, :8]), rtol=EXACT, atol=EXACT)
