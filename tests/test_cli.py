@@ -329,7 +329,6 @@ BELOW_A_FILE = [
     ("forecast", "unread.csv", "--time", "t", "--horizon", "3", "--out"),
     ("forecast", "train", "unread.csv", "--time", "t", "--horizon", "3", "--out"),
     ("bench", "operator", "--out"),
-    ("bench", "instructions", "--json"),
 ]
 
 

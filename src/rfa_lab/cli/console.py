@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from rfa.progress import Stage
-from rfa_lab.report.kernel_counts import COUNT_COLUMNS, KERNEL_COLUMNS, count_rows, headings, kernel_rows
 from rfa_lab.report.speed import COLUMNS, Line, speed_cells
 
 _STAGES = {
@@ -148,24 +147,6 @@ def _speed_table(title: tuple[str, ...], rows: Sequence[list[str]]) -> Table:
         ratio, quartiles, _, *rest = row[2:]
         table.add_row(", ".join(row[index] for index in own), ratio, quartiles, *rest)
     return table
-
-
-def instruction_tables(lines: Sequence[Line]) -> Group:
-    """Two tables of `rfa bench instructions` for each architecture, dtype and number of channels."""
-    tables = []
-    for heading, under in headings(lines).items():
-        for what, columns, rows in (
-            ("instructions of a thread for each pair", COUNT_COLUMNS, count_rows),
-            ("and cycles for each pair (estimates)", KERNEL_COLUMNS, kernel_rows),
-        ):
-            table = Table(title=Text(f"{heading}: {what}"), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
-            table.add_column("kernel", overflow="fold")
-            for column in columns:
-                table.add_column(column, justify="right", no_wrap=True)
-            for row in (row for line in under for row in rows(line)):
-                table.add_row(*row)
-            tables.append(table)
-    return Group(*tables)
 
 
 @contextmanager

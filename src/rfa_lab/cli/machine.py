@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rfa.checks import check_range, require
+from rfa.checks import check_range
 
 from .app import ARGUMENTS, ManyValues, app, assignment, check_out, console, one_line
-from .console import instruction_tables, progress_bars, speed_tables
+from .console import progress_bars, speed_tables
 
 RESULTS = Path("benchmarks/results")  # of a clone
 
@@ -120,51 +120,6 @@ def _with_threads(threads: int, arguments: list[str]) -> int:
                 return process.wait()
             except KeyboardInterrupt:  # the terminal tells the process too, which prints what is done
                 continue
-
-
-@app.command("bench instructions", cls=ManyValues)
-def bench_instructions(
-    arch: Annotated[list[str] | None, typer.Option(help="sm_80, sm_90 (the default), sm_100.", metavar="A ...")] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="bfloat16 and float16; both by default.", metavar="D ...")
-    ] = None,
-    channels: Annotated[
-        list[int] | None, typer.Option(help="Of a head: 16, 32, 64, 128; 64 and 128 by default.", metavar="C ...")
-    ] = None,
-    times: Annotated[
-        list[str] | None, typer.Option(help="uniform and irregular; both by default.", metavar="T ...")
-    ] = None,
-    score: Annotated[
-        list[str] | None,
-        typer.Option(help="student_t (the default), exponential, riccati, dot_product.", metavar="S ..."),
-    ] = None,
-    only: Annotated[
-        list[str] | None, typer.Option(help="Kernels by the beginnings of their names.", metavar="K ...")
-    ] = None,
-    json_: Annotated[
-        Path | None, typer.Option("--json", help="File for the list of all kernels with all counts.", metavar="F")
-    ] = None,
-) -> None:
-    """Count the machine instructions of the GPU kernels for each pair of a query and a key. No GPU is needed.
-
-    Compiles every kernel of the Triton backend as it is launched, and plain attention beside it, and reads the loops
-    over pairs. Prints instructions by unit, registers, spills, shared memory, and programs a multiprocessor. Cycles are
-    estimates. A kernel takes some three seconds.
-    """
-    from rfa.files import write_text_whole
-    from rfa_lab.bench import instructions
-
-    chosen = instructions.cases(arch or ["sm_90"], dtype or (), channels or (), times or (), score or ())
-    if json_ is not None:
-        require(not json_.is_dir(), "--json", str(json_), "the path of a file")
-        check_out(json_, "--json")
-    with progress_bars() as bar:
-        counted = instructions.run(chosen, only or (), lambda stage, *far: bar(stage.name, *far, key="bench"))
-        lines = list(counted)
-    console.print(instruction_tables(lines))
-    if json_ is not None:
-        write_text_whole(json_, instructions.as_json(lines))
-        console.print(f"written to {json_}", highlight=False, soft_wrap=True)
 
 
 @app.command()

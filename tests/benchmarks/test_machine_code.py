@@ -1,4 +1,4 @@
-"""`rfa bench instructions`: what it records, prints and refuses; and no kernel has more instructions than were kept.
+"""`benchmarks/machine_code.py`: what it records and refuses; and no kernel has more instructions than were kept.
 
 Kernels are compiled in processes of their own: here triton may be interpreted.
 """
@@ -8,15 +8,14 @@ import json
 import os
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from cover import slow
-from scripts import ROOT
-from training.runs import command
+from scripts import ROOT, script
 
+SCRIPT = str(ROOT / "benchmarks" / "machine_code.py")
 KEPT = ROOT / "benchmarks" / "results" / "gpu_instructions.json"
-REDRAW = "rfa bench instructions --arch sm_80 sm_90 sm_100 --json benchmarks/results/gpu_instructions.json"
+REDRAW = "python benchmarks/machine_code.py --arch sm_80 sm_90 sm_100 --json benchmarks/results/gpu_instructions.json"
 SIZES = {(arch, channels) for arch in ("sm_80", "sm_90", "sm_100") for channels in (64, 128)}
 MORE = 1.05
 
@@ -25,7 +24,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 def process(*arguments, interpret=False):
     """The output of Python with these arguments."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'benchmarks'}"}
     environment.pop("TRITON_INTERPRET", None)
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
@@ -50,11 +49,12 @@ def compare_with_kept(lines):
         assert line["instructions_per_pair"] <= most, f"{identity(line)} had {before['instructions_per_pair']} a pair"
 
 
+@slow
 @needs_triton
 def test_a_kernel_has_not_got_slower(tmp_path):
     file = tmp_path / "new" / "counts.json"
     size = ["--arch", "sm_90", "--dtype", "bfloat16", "--channels", "64", "--times", "uniform"]
-    out = process("-m", "rfa_lab.cli", "bench", "instructions", *size, "--only", "forward", "--json", str(file))
+    out = process(SCRIPT, *size, "--only", "forward", "--json", str(file))
     (line,) = json.loads(file.read_text())
     assert identity(line) == ("forward", "sm_90", "bfloat16", 64, "uniform", "student_t")
     assert {"registers", "spills", "shared_bytes", "programs_per_multiprocessor"} <= line.keys()
@@ -73,7 +73,7 @@ import importlib
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-cases = importlib.import_module("rfa_lab.bench.instructions.cases")
+cases = importlib.import_module("gpu_code.cases")
 cases.BATCH = cases.HEADS = 1
 PAIRS = ("forward", "sharpen", "query gradient", "key gradient")  # take long to compile
 done = set()
@@ -87,6 +87,7 @@ print(len(done))
 """
 
 
+@slow
 @needs_triton
 def test_kernels_around_the_attention_compile_for_one_head():
     """A number that is 1 is compiled as a constant, which has no methods. The interpreter does not show it."""
@@ -100,7 +101,7 @@ def test_no_kernel_has_got_slower(tmp_path, case):
     file = tmp_path / "counts.json"
     arch, dtype, channels = case.split()
     arguments = ["--arch", arch, "--dtype", dtype, "--channels", channels, "--json", str(file)]
-    process("-m", "rfa_lab.cli", "bench", "instructions", *arguments)
+    process(SCRIPT, *arguments)
     lines = json.loads(file.read_text())
     kept = [line for line in json.loads(KEPT.read_text()) if identity(line)[1:4] == (arch, dtype, int(channels))]
     assert [identity(line) for line in lines] == [identity(line) for line in kept], f"other kernels: {REDRAW}"
@@ -135,7 +136,7 @@ def test_the_kept_file_has_every_kernel_of_every_size():
 
 RECORDED = """
 import torch, triton, triton.language as tl
-from rfa_lab.bench.instructions.launches import launches
+from gpu_code.launches import launches
 
 @triton.jit
 def sum_kernel(x, y, n, m, one, half, SIZE: tl.constexpr, FLAG: tl.constexpr):
@@ -168,7 +169,7 @@ print("as it is launched")
 FLASH = """
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from rfa_lab.bench.instructions.flash import flash_attention
+from gpu_code.flash import flash_attention
 
 torch.manual_seed(0)
 states = [torch.randn(1, 2, 256, 16, requires_grad=True) for _ in range(3)]
@@ -195,38 +196,29 @@ def test_plain_attention_is_right():
     assert "as PyTorch's" in process("-c", FLASH, interpret=True)
 
 
-@pytest.fixture
-def rfa(monkeypatch, capsys, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    return partial(command, monkeypatch, capsys)
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ("--arch sm_70", "arch: got 'sm_70', expected one of sm_80, sm_90, sm_100"),
-        ("--arch sm_90 h100", "arch: got 'h100'"),
+        ("--arch sm_90 h100", "arch: got 'h100', expected one of sm_80, sm_90, sm_100"),
         ("--dtype float32", "dtype: got 'float32', expected one of bfloat16, float16"),
         ("--channels 64 48", "channels: got 48, expected one of 16, 32, 64, 128"),
-        ("--channels many", "--channels"),
         ("--times none", "times: got 'none'"),
         ("--score softmax", "score: got 'softmax'"),
-        ("--json .", "--json: got '.', expected the path of a file"),
-        ("sm_90", "sm_90"),
+        ("--json /proc/x/y", "--json: got"),
     ],
 )
-def test_bad_input(rfa, given, expected):
-    status, out, err = rfa("bench", "instructions", *given.split())
-    assert (status, out) == (2, "")
-    assert err.startswith("rfa: ")
-    assert expected in err
-    assert len(err.splitlines()) == 1
+def test_bad_input(monkeypatch, capsys, given, expected):
+    monkeypatch.setattr(sys, "argv", ["machine_code.py", *given.split()])
+    with pytest.raises(SystemExit) as ended:
+        script("benchmarks/machine_code.py").main()
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
 
 
 @needs_triton
-def test_interpreted_kernels_are_refused(rfa, monkeypatch):
+def test_interpreted_kernels_are_refused(monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    status, _, err = rfa("bench", "instructions")
-    assert status == 2
-    assert err.startswith("rfa: TRITON_INTERPRET: got '1'")
+    monkeypatch.setattr(sys, "argv", ["machine_code.py"])
+    with pytest.raises(SystemExit):
+        script("benchmarks/machine_code.py").main()
+    assert "TRITON_INTERPRET: got '1'" in capsys.readouterr().err

@@ -5,8 +5,8 @@ architecture and counts, `machine_code.py` finds the loops in the listing, `unit
 multiprocessors. `flash.py` has plain attention, for comparison.
 """
 
-from .cases import SCORES, TIMES, KernelCase, cases
+from .cases import DTYPES, SCORES, TIMES, KernelCase, cases
 from .count import as_json, run
 from .units import ARCHITECTURES
 
-__all__ = ["ARCHITECTURES", "SCORES", "TIMES", "KernelCase", "as_json", "cases", "run"]
+__all__ = ["ARCHITECTURES", "DTYPES", "SCORES", "TIMES", "KernelCase", "as_json", "cases", "run"]

@@ -3,14 +3,13 @@
 import json
 
 import pytest
+from gpu_code import ARCHITECTURES
+from gpu_code.conditions import Conditions
+from gpu_code.count import Visit, visits
+from gpu_code.loops import product_loops
+from gpu_code.machine_code import Instruction, blocks
+from gpu_code.units import KINDS, UNITS, is_tf32, kind, products, results
 from scripts import ROOT
-
-from rfa_lab.bench.instructions import ARCHITECTURES
-from rfa_lab.bench.instructions.conditions import Conditions
-from rfa_lab.bench.instructions.count import Visit, visits
-from rfa_lab.bench.instructions.loops import product_loops
-from rfa_lab.bench.instructions.machine_code import Instruction, blocks
-from rfa_lab.bench.instructions.units import KINDS, UNITS, is_tf32, kind, products, results
 
 # Recorded from a forward kernel for sm_90, with most of the arithmetic left out.
 HOPPER = """

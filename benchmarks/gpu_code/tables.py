@@ -1,8 +1,13 @@
-"""Lines of `rfa bench instructions` as tables."""
+"""What `machine_code.py` counted, as tables."""
 
 from collections.abc import Iterator, Sequence
 
-from .speed import Line
+from rich.box import SIMPLE_HEAD
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from rfa_lab.report.speed import Line
 
 _GROUPS = {
     "tensor": ("tensor",),
@@ -81,3 +86,21 @@ def counts_of_size(lines: Sequence[Line], arch: str, dtype: str, channels: int) 
 
 def _markdown(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def instruction_tables(lines: Sequence[Line]) -> Group:
+    """Two tables for each architecture, dtype and number of channels."""
+    tables = []
+    for heading, under in headings(lines).items():
+        for what, columns, rows in (
+            ("instructions of a thread for each pair", COUNT_COLUMNS, count_rows),
+            ("and cycles for each pair (estimates)", KERNEL_COLUMNS, kernel_rows),
+        ):
+            table = Table(title=Text(f"{heading}: {what}"), box=SIMPLE_HEAD, padding=0, collapse_padding=True)
+            table.add_column("kernel", overflow="fold")
+            for column in columns:
+                table.add_column(column, justify="right", no_wrap=True)
+            for row in (row for line in under for row in rows(line)):
+                table.add_row(*row)
+            tables.append(table)
+    return Group(*tables)
