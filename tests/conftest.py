@@ -30,14 +30,22 @@ import torch
 from cover import ALL
 from hypothesis import HealthCheck, settings
 
-CHECKED = ["rfa.dynamics", "rfa.ops", "rfa.nn", "rfa.estimation", "rfa.models.modeling", "rfa.models.attention"]
-CHECKED += ["rfa.models.decoder", "rfa.models.time_series", "rfa.models.series_tokens", "rfa.models.series_tokens"]
+CHECKED = [
+    "rfa.dynamics",
+    "rfa.ops",
+    "rfa.nn",
+    "rfa.appendix",
+    "rfa.estimation",
+    "rfa.models.modeling",
+    "rfa.models.attention",
+]
+CHECKED += ["rfa.models.decoder", "rfa.models.time_series", "rfa.models.series_tokens"]
 CHECKED += [f"rfa.integrations.{name}" for name in ("attention_interface", "replaced_attention")]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")  # before rfa is imported
 # Where shapes are checked: these call every annotated function of these; everywhere it takes half of all time.
 SHAPES_CHECKED = ("rfa/dynamics/", "rfa/nn/", "rfa/ops/test_filter_attention_closed_forms")
 SHAPES_CHECKED += ("rfa/estimation/test_shapes", "rfa/models/test_shapes", "rfa/models/test_time_series")
-SHAPES_CHECKED += ("rfa/ops/test_tensor", "rfa/ops/test_coupled", "rfa/ops/test_content", "rfa/ops/test_routing")
+SHAPES_CHECKED += ("rfa/appendix/", "rfa/ops/test_content", "rfa/ops/test_routing")
 SHAPES_CHECKED += ("test_architecture",)
 SHAPES_CHECKED += ("rfa/integrations/test_replace_attention", "rfa/integrations/test_attention_interface")
 

@@ -16,7 +16,7 @@ import rfa
 
 SOURCE = Path(__file__).parents[1] / "src"
 LIBRARY = ["former_paths", "auto_classes", "commit", "files", "checks", "progress", "environment"]
-LIBRARY += ["dynamics", "ops", "nn", "models", "integrations", "parallel", "estimation", "forecasting"]
+LIBRARY += ["dynamics", "ops", "nn", "appendix", "models", "integrations", "parallel", "estimation", "forecasting"]
 LAB = ["data", "training", "results", "evaluation", "export", "report", "recipes", "bench", "cli", "__main__"]
 ORDER = {"rfa": LIBRARY, "rfa_lab": LAB}  # the lab imports all of the library, the library nothing of the lab
 LONGEST_FILE = 500
@@ -128,7 +128,7 @@ def test_files_are_short():
 @pytest.mark.parametrize(
     "package",
     [
-        *(f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "integrations", "parallel")),
+        *(f"rfa.{name}" for name in ("dynamics", "ops", "nn", "appendix", "models", "integrations", "parallel")),
         *(f"rfa_lab.{name}" for name in ("data", "training", "results", "evaluation", "export", "bench")),
     ],
 )
@@ -183,7 +183,10 @@ def is_bare(hint: object) -> bool:
 @pytest.mark.parametrize(
     "package",
     [
-        *(f"rfa.{name}" for name in ("dynamics", "ops", "nn", "models", "integrations", "parallel", "estimation")),
+        *(
+            f"rfa.{name}"
+            for name in ("dynamics", "ops", "nn", "appendix", "models", "integrations", "parallel", "estimation")
+        ),
         *("rfa_lab.evaluation", "rfa_lab.data"),
     ],
 )

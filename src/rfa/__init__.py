@@ -13,12 +13,14 @@ from .checks import MissingExtra, installed
 from .version import __version__
 
 if TYPE_CHECKING:
-    from . import dynamics, estimation, forecasting, integrations, models, nn, ops, parallel
+    from . import appendix, dynamics, estimation, forecasting, integrations, models, nn, ops, parallel
+    from .appendix import tensor_filter_attention
     from .models import RFAConfig, RFATimeSeriesConfig
-    from .ops import robust_filter_attention, tensor_filter_attention
+    from .ops import robust_filter_attention
 
 __all__ = [
     "__version__",
+    "appendix",
     "dynamics",
     "estimation",
     "nn",
@@ -35,9 +37,9 @@ _NAMES = {
     "RFAConfig": "models",
     "RFATimeSeriesConfig": "models",
     "robust_filter_attention": "ops",
-    "tensor_filter_attention": "ops",
+    "tensor_filter_attention": "appendix",
 }
-_FOLDERS = {"dynamics", "estimation", "forecasting", "integrations", "models", "nn", "ops", "parallel"}
+_FOLDERS = {"appendix", "dynamics", "estimation", "forecasting", "integrations", "models", "nn", "ops", "parallel"}
 
 register()
 former_paths.install()

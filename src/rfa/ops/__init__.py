@@ -2,6 +2,5 @@
 
 from .backends import available_backends, choose_backend
 from .filter_attention import robust_filter_attention
-from .tensor import tensor_filter_attention
 
-__all__ = ["available_backends", "choose_backend", "robust_filter_attention", "tensor_filter_attention"]
+__all__ = ["available_backends", "choose_backend", "robust_filter_attention"]

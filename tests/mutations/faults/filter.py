@@ -60,13 +60,13 @@ OPERATOR = [
              "an infinite state reaches queries that do not see it", "rfa/ops/test_poison.py"),
     Mutation("rfa/ops/cumulative.py", "remaining = torch.exp(-2 * decay)", "remaining = torch.exp(-decay)",
              "variance along a path of tokens", "rfa/nn/test_content.py"),
-    Mutation("rfa/ops/tensor.py", "weighed = evidence(scaled.sum(2, keepdim=True), (robustness * modes, least)",
+    Mutation("rfa/appendix/tensor.py", "weighed = evidence(scaled.sum(2, keepdim=True), (robustness * modes, least)",
              "weighed = evidence(scaled.sum(2, keepdim=True), (robustness, least)",
-             "the number of modes in the anisotropic score", "rfa/ops/test_tensor.py"),
+             "the number of modes in the anisotropic score", "rfa/appendix/test_tensor.py"),
     Mutation("rfa/ops/routing.py", "- modes * total.log()", "- total.log()",
              "the normaliser of a Gaussian of several modes", "rfa/ops/test_routing.py"),
-    Mutation("rfa/ops/coupled.py", "variance = remaining * x_noise + cross_power * driver_variance + added",
-             "variance = remaining * x_noise + added", "the driver's uncertainty is left out", "rfa/nn/test_coupled.py"),
+    Mutation("rfa/appendix/coupled.py", "variance = remaining * x_noise + cross_power * driver_variance + added",
+             "variance = remaining * x_noise + added", "the driver's uncertainty is left out", "rfa/appendix/test_coupled_layer.py"),
 ]  # fmt: skip
 
 KERNELS = [

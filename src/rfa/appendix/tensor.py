@@ -5,8 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rfa.dynamics import covariance, decay_kernel
-
-from .dense import (
+from rfa.ops.dense import (
     DenseRows,
     effective_variance,
     evidence,
@@ -18,9 +17,9 @@ from .dense import (
     row_blocks,
     sees_any,
 )
-from .positions import Positions, checked_positions
-from .problem import Options, Parameters, Weight, validate
-from .transforms import without_autocast
+from rfa.ops.positions import Positions, checked_positions
+from rfa.ops.problem import Options, Parameters, Weight, validate
+from rfa.ops.transforms import without_autocast
 
 _PER_MODE = ("decay", "frequency", "process_noise", "key_noise", "query_noise")
 

@@ -7,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 from cover import cover
+from ops.anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
+from ops.oracle import as_array
+from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem
+from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 from shapes import only_our_own_checks
 
 from rfa.ops import robust_filter_attention, tensor_filter_attention
 from rfa.ops.dot_product import channel_gated_attention
-
-from .anisotropic import PER_MODE, last_finite, loops, race, tensor_problem, transport_errors, widened
-from .oracle import as_array
-from .problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_times, located, problem
-from .test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 
 # Two orders of the same few dozen float64 operations on numbers of order one.
 ROUNDING = 1e-12

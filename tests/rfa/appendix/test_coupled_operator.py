@@ -6,7 +6,7 @@ import torch
 from nn.by_hand import EXACT, positive
 from scipy.linalg import expm
 
-from rfa.ops.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
+from rfa.appendix.coupled import Observations, PredictionWeights, Process, coupled_filter_attention
 
 X_RATES, Y_RATES = np.array([-0.2 + 1j, -0.2 - 1j, -0.2 + 0.3j]), np.array([-0.1 + 1j, -0.1 - 1j, -0.1 + 0.9j])
 
