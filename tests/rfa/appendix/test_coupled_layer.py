@@ -9,7 +9,8 @@ from ops import oracle
 from shapes import only_our_own_checks
 
 import rfa.ops.dense
-from rfa.nn import CoupledFilterAttention, RobustFilterAttention
+from rfa.appendix import CoupledFilterAttention
+from rfa.nn import RobustFilterAttention
 
 SIZE, OTHER, HEADS, MODES = 16, 6, 2, 8
 FREQUENCY = torch.tensor([0.5, -0.5, 2.0, -2.0, 0.1, -0.1, 1.0, -1.0]).expand(HEADS, -1) * torch.tensor([[1.0], [0.3]])

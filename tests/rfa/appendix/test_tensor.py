@@ -13,7 +13,8 @@ from ops.problems import EXACT, PARAMETERS, SINGLE, STATES, WEIGHTS, irregular_t
 from ops.test_filter_attention_values import STRUCTURE, TIMING, structure_options, timing_options
 from shapes import only_our_own_checks
 
-from rfa.ops import robust_filter_attention, tensor_filter_attention
+from rfa.appendix import tensor_filter_attention
+from rfa.ops import robust_filter_attention
 from rfa.ops.dot_product import channel_gated_attention
 
 # Two orders of the same few dozen float64 operations on numbers of order one.

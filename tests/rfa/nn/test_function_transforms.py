@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.func import functional_call, grad, jvp, vmap
 
-from rfa.nn import ContentFilterAttention, CoupledFilterAttention, DotProductAttention, RobustFilterAttention
+from rfa.appendix import CoupledFilterAttention
+from rfa.nn import ContentFilterAttention, DotProductAttention, RobustFilterAttention
 
 SIZE, HEADS, LENGTH = 8, 2, 5
 FREQUENCY, RATES = torch.tensor([[0.3, -0.3, 0.7, -0.7], [1.1, -1.1, 2.0, -2.0]]), torch.tensor([0.1, 0.4])

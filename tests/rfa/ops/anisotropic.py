@@ -8,8 +8,8 @@ import math
 import numpy as np
 import torch
 
+from rfa.appendix import tensor_filter_attention
 from rfa.dynamics import covariance, rotate
-from rfa.ops import tensor_filter_attention
 
 from .oracle import as_array, as_complex, phi
 from .problems import problem, uniform

@@ -6,7 +6,8 @@ from cover import cover
 from torch.autograd import forward_ad
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
-from rfa.ops import robust_filter_attention, tensor_filter_attention
+from rfa.appendix import tensor_filter_attention
+from rfa.ops import robust_filter_attention
 
 from .derivatives import FORWARD, PRESENT, PROBLEMS, REVERSE, along, errors, gradients, losses_of, made, moved
 from .problems import irregular_times
