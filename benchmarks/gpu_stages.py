@@ -94,7 +94,7 @@ def _way(part: Part) -> str:
 def _tests(place: Place, name: str, all_: str = "") -> Part:
     processes = 1 if place.tiny else max(1, min(8, (os.cpu_count() or 2) // 2))  # which compile kernels
     few = ["-k", "test_nothing_to_see or test_compiles" if all_ else "test_nothing_to_see"] if place.tiny else []
-    arguments = ["-m", "pytest", "tests/ops/triton", "-q", "-p", "gpu_tests", "-p", "no:cacheprovider"]
+    arguments = ["-m", "pytest", "tests/rfa/ops/triton", "-q", "-p", "gpu_tests", "-p", "no:cacheprovider"]
     outcomes = place.out / f"{name}.jsonl"
     environment = {"GPU_TESTS": str(outcomes), "RFA_TESTS": all_}
     return Part("pytest", [*arguments, "-n", str(processes), *few], (outcomes,), environment)

@@ -26,9 +26,9 @@ COPIED = ("ops", "dynamics", "checks.py")
 ADDED = {
     "__init__.py": '''"""Robust filter attention; see `robust_filter_attention`."""
 
-from .ops import available_backends, robust_filter_attention, tensor_filter_attention
+from .ops import available_backends, robust_filter_attention
 
-__all__ = ["available_backends", "robust_filter_attention", "tensor_filter_attention"]
+__all__ = ["available_backends", "robust_filter_attention"]
 ''',
     "shapes.py": '''"""Stands in for jaxtyping: the shapes in annotations are for readers."""
 

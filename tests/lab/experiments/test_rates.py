@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from cover import slow
+from scripts import with_tests
 from training.runs import MODEL
 
 from rfa_lab.recipes import Recipe, load_recipe, run_recipe, states
@@ -250,9 +250,7 @@ def test_two_processes_share_the_trials(tmp_path, out, evaluated, monkeypatch):
         "from experiments.recipes import stand_in\n"
         "evaluation.full_evaluation = stand_in; run_recipe(load_recipe(sys.argv[1]), sys.argv[2])"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    tests = map(str, Path(__file__).parents[1:3])
-    environment["PYTHONPATH"] = os.pathsep.join([*tests, environment.get("PYTHONPATH", "")])
+    environment = with_tests(OMP_NUM_THREADS="1")
     others = [
         subprocess.Popen([sys.executable, "-c", program, planned.path, out], env=environment, stderr=subprocess.PIPE)
         for _ in range(2)

@@ -1,7 +1,6 @@
 """Runs of a recipe: made once, by however many processes, whatever stopped them."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cover import slow
+from scripts import with_tests
 from training.runs import MODEL, command, contents, ctrl_c, messages, once
 
 from rfa.progress import Stage
@@ -182,9 +182,7 @@ def test_two_processes(tmp_path, out, evaluated):
         "    return stand_in(folder, **options)\n"
         "evaluation.full_evaluation = noted; sys.argv[0] = 'rfa'; cli.main()"
     )
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    tests = map(str, Path(__file__).parents[1:3])
-    environment["PYTHONPATH"] = os.pathsep.join([*tests, environment.get("PYTHONPATH", "")])
+    environment = with_tests(OMP_NUM_THREADS="1")
     other = subprocess.Popen(
         [sys.executable, "-c", program, "experiment", path, "--out", out],
         env=environment,

@@ -11,7 +11,7 @@ PACKAGE = [
              "a star import asks for what is not installed", "test_import.py"),
     Mutation("rfa/__init__.py", "raise AttributeError(str(error)) from error", "raise",
              "hasattr raises where a library is missing", "test_import.py"),
-    Mutation("rfa/ops/cpu/build.py", "can.issuperset(TARGETS[target]) and path", "path",
+    Mutation("rfa/ops/cpu/prebuilt.py", "can.issuperset(TARGETS[target]) and path", "path",
              "kernels for registers that the processor lacks", "rfa/ops/cpu/test_prebuilt.py"),
     Mutation("rfa/ops/cpu/compiler.py", "if target is None or part", "if target or part",
              "the kernels of a wheel name an OpenMP of their own", "rfa/ops/cpu/test_prebuilt.py"),

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cover import slow
+from scripts import with_tests
 
 from rfa.models import PRESETS
 
@@ -116,9 +117,8 @@ for name in names:
 
 
 def run(program, *arguments):
-    tests = Path(__file__).parents[1]
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    done = subprocess.run(command, cwd=tests, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=with_tests(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,11 +3,11 @@
 import copy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from cover import slow
+from scripts import with_tests
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 import rfa.models
@@ -171,6 +171,7 @@ def test_compiled_in_one_graph():
 
     `aot_eager` traces forward and backward as the default backend does, without its code generation.
     """
-    tests = Path(__file__).parents[1]
-    done = subprocess.run([sys.executable, "-c", COMPILED], cwd=tests, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], env=with_tests(), capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

@@ -1,14 +1,12 @@
 """Processes of their own: with a cache of their own, and without the test run's shape checks, as users have them."""
 
-import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+
+from scripts import with_tests
 
 from rfa.ops.cpu.build import compiled_library
-
-TESTS = Path(__file__).parents[2]
 
 
 def give_library(cache):
@@ -22,14 +20,13 @@ def give_library(cache):
 
 
 def environment(cache, **variables):
-    return {**os.environ, "RFA_CACHE": str(cache), "OMP_NUM_THREADS": "1", **{n: str(x) for n, x in variables.items()}}
+    return with_tests(RFA_CACHE=str(cache), OMP_NUM_THREADS="1", **{n: str(x) for n, x in variables.items()})
 
 
 def python(program, cache, **variables):
     """A finished process; `ops.problems` can be imported in it."""
     return subprocess.run(
         [sys.executable, "-c", program],
-        cwd=TESTS,
         env=environment(cache, **variables),
         capture_output=True,
         text=True,

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from cover import slow
+from scripts import ROOT
 
 import rfa
 from rfa.ops.cpu import build
 
-from .compiled import TESTS, environment, give_library, python
+from .compiled import environment, give_library, python
 
 USE = """
 import torch
@@ -129,8 +130,7 @@ def test_a_library_that_cannot_be_loaded(tmp_path):
 def test_of_two_processes_at_once_one_compiles(tmp_path, counted):
     cxx, calls = counted
     both = [
-        subprocess.Popen([sys.executable, "-c", BUILD], cwd=TESTS, env=environment(tmp_path / "cache", CXX=cxx))
-        for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", BUILD], env=environment(tmp_path / "cache", CXX=cxx)) for _ in range(2)
     ]
     assert [process.wait(timeout=120) for process in both] == [0, 0]
     assert calls.read_text().split() == ["run"]
@@ -140,7 +140,7 @@ def test_an_interrupt_ends_the_compilers(tmp_path):
     """Of the process alone, as `kill -INT` sends it: nothing waits for them, nothing of them goes on."""
     cxx = compiler(tmp_path, ENDLESS.format(pids=tmp_path))
     process = subprocess.Popen(
-        [sys.executable, "-c", BUILD], cwd=TESTS, env=environment(tmp_path / "cache", CXX=cxx), start_new_session=True
+        [sys.executable, "-c", BUILD], env=environment(tmp_path / "cache", CXX=cxx), start_new_session=True
     )
     sources = len(list(build.SOURCES.glob("*.cpp")))
     while len(pids := list(tmp_path.glob("*.pid"))) < sources:
@@ -226,9 +226,9 @@ def test_from_a_read_only_installation(tmp_path, counted):
 
 def test_the_wheel_holds_the_sources():
     """Hatchling takes every file of the package that git does not ignore; nothing in its settings leaves one out."""
-    root = TESTS.parent
+    root = ROOT
     settings = (root / "pyproject.toml").read_text("utf-8")
-    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/rfa"]\n\n' in settings
+    assert '[tool.hatch.build.targets.wheel]\npackages = ["src/rfa", "src/rfa_lab"]\n\n' in settings
     assert "exclude" not in settings.replace("extend-exclude", "")
     sources = sorted(build.SOURCES.iterdir())
     assert {path.suffix for path in sources} == {".h", ".cpp"}

@@ -6,8 +6,7 @@ import shutil
 import pytest
 import torch
 
-from rfa.ops.cpu import build
-from rfa.ops.cpu import build as prebuilt
+from rfa.ops.cpu import build, prebuilt
 from rfa.ops.cpu.compiler import TARGETS, compile_library, find_compiler
 
 V3 = " ".join(["flags : fpu sse", *TARGETS["x86-64-v3"]])
