@@ -12,8 +12,9 @@ from torch import Tensor
 
 from rfa.ops.kernel import KernelInputs, ScoreKind
 
-from .build import instruction_sets, load_library
+from .build import load_library
 from .compiler import BuildError
+from .prebuilt import instruction_sets
 
 # Products of small bfloat16 matrices by PyTorch's `brgemm`, which is oneDNN's: AVX-512 BF16 and AMX
 
