@@ -1,6 +1,6 @@
 """The types of progress callbacks. They carry numbers and names, never text for a reader.
 
-This file stands alone because `data`, `training`, `evaluation`, `report` and `experiments` all need it. The module
+This file stands alone because `data`, `training`, `evaluation`, `report` and `recipes` all need it. The module
 The commands' console turns the numbers into words and bars.
 """
 

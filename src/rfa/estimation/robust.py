@@ -8,7 +8,6 @@ from torch import Tensor
 from rfa.ops.problem import Prior
 
 from .consensus import dense_estimate
-from .fused import fused_estimate
 from .kalman import kalman_estimate
 from .linear_sde import LinearSDE
 from .matrices import InitialMoments
@@ -17,7 +16,6 @@ from .readings_filter import compiled_kalman_estimate
 from .robust_weight import Number, Penalty, RobustWeight
 
 Direction = Literal["filter", "smooth"]
-EstimatorBackend = Literal["dense", "fused"]
 
 
 class Estimate(NamedTuple):
@@ -28,8 +26,6 @@ class Estimate(NamedTuple):
         covariance: `(..., Tq, n, n)`. Infinite where nothing is known.
         weights: the robust weight w_ij of observation j at query i, `(..., Tq, T)`. 0 where the query does not use it.
         objective: `(iterations + 1, ...)`: the sum of all queries' penalties, at the start and after each iteration.
-            None with `backend="fused"`: the operator sums weights, not penalties. A pass over all pairs in PyTorch
-            would take several times as long as the estimate.
     """
 
     mean: Float[Tensor, "*batch queries n"]
@@ -53,7 +49,6 @@ def robust_estimate(
     query_times: Real[Tensor, "*#batch queries"] | None = None,
     initial: InitialMoments | None = None,
     return_weights: bool = True,
-    backend: EstimatorBackend = "dense",
 ) -> Estimate:
     """Robust, precision-weighted estimates of the state of a linear SDE.
 
@@ -112,14 +107,6 @@ def robust_estimate(
             is known of it (a diffuse start). Its leading dimensions broadcast with those of the series: one series with
             three initial states has three estimates.
         return_weights: whether to return the weights, a `(Tq, T)` matrix of each series. Otherwise `weights` is None.
-        backend: "dense": any model, in float64. With `nu=inf` and the Riccati prior it is the Kalman filter, compiled
-            where that is possible.
-            "fused": the attention operator, which needs O(T) memory a series. It runs in float32 where it has a kernel
-            (`rfa doctor`), else in float64. It takes isotropic models only: `A = -mu I` with rotations of pairs of
-            states, mu >= 0; Q, C and R multiples of the identity; an isotropic `initial` covariance; rows that are
-            missing as a whole or not at all. It needs `direction="filter"`, `return_weights=False` and another start
-            than "recursive". Gradients flow to observations, times, initial state and matrices. They are first
-            derivatives only, within the isotropic family.
 
     Returns:
         An `Estimate`. A query without observations gets the stationary distribution. Where there is none, it gets zero
@@ -147,7 +134,6 @@ def robust_estimate(
         ("prior", prior, get_args(Prior)),
         ("start", start, get_args(Start)),
         ("direction", direction, get_args(Direction)),
-        ("backend", backend, get_args(EstimatorBackend)),
     ):
         if given not in choices:
             raise ValueError(f"{name}: got {given!r}, expected one of {', '.join(map(repr, choices))}")
@@ -156,13 +142,9 @@ def robust_estimate(
     robust_weight = RobustWeight.of(nu, kappa, sde.observation_size, penalty)
     smooth = direction == "smooth"
     options = EstimatorOptions(prior == "riccati", smooth, robust_weight, iterations, start, return_weights)
-    if backend == "fused":
-        _check_fused(options)
     problem = make_problem(sde, times, observations, options, query_times, initial)
-    if backend == "dense" and options.kalman:
-        found = compiled_kalman_estimate(problem) or kalman_estimate(problem)
-    else:
-        found = (fused_estimate if backend == "fused" else dense_estimate)(problem)
+    kalman = options.kalman
+    found = compiled_kalman_estimate(problem) or kalman_estimate(problem) if kalman else dense_estimate(problem)
     shape = problem.grid.batch_shape
 
     def with_batch(x: Tensor) -> Tensor:
@@ -172,17 +154,3 @@ def robust_estimate(
     total = None if found.objective is None else found.objective.sum(1).T
     objective = None if total is None else total.reshape(len(total), *shape)
     return Estimate(with_batch(found.mean), with_batch(found.covariance), weights, objective)
-
-
-def _check_fused(options: EstimatorOptions) -> None:
-    if options.smooth:
-        raise ValueError("direction: got 'smooth', expected 'filter' with backend='fused': its operator is causal")
-    if options.start == "recursive" and not options.robust_weight.gaussian:
-        raise ValueError(
-            "start: got 'recursive', expected 'leave_one_out' or 'query' with backend='fused': its operator has the "
-            "Kalman filter's gains"
-        )
-    if isinstance(options.robust_weight.nu, Tensor) or isinstance(options.robust_weight.kappa, Tensor):
-        raise ValueError("nu, kappa: got a tensor that wants a gradient, expected numbers with backend='fused'")
-    if options.with_weights:
-        raise ValueError("return_weights: got True, expected False with backend='fused': it keeps no weights")

@@ -1,7 +1,7 @@
 """Result files: their schema, reader and writer, and the attention maps beside them.
 
 `schema.py` defines the content of a result file, `files.py` reads and writes result files and attention maps, and
-`folder.py` reads all results of a recipe. `evaluation` and `experiments` write them, `report` reads them.
+`folder.py` reads all results of a recipe. `evaluation` and `recipes` write them, `report` reads them.
 """
 
 from rfa.checks import needs

@@ -7,7 +7,6 @@ import pytest
 import torch
 from cover import cover
 
-import rfa.estimation.fused
 from rfa.estimation import (
     Autoregression,
     Cycle,
@@ -20,7 +19,6 @@ from rfa.estimation import (
     robust_estimate,
 )
 from rfa.estimation.matrices import symmetric
-from rfa.ops.backends import BACKENDS
 
 from .models import EYE, coupled, irregular_times, matrix, rotating, trend, with_gaps
 
@@ -37,7 +35,6 @@ OPTIONS = [
     {"prior": "lyapunov", "start": "leave_one_out"},
     {"prior": "lyapunov", "start": "query", "direction": "smooth", "query_times": QUERIES},
 ]
-FUSED = [{"start": "query", "query_times": QUERIES}, {"start": "leave_one_out", "prior": "lyapunov"}, {"nu": math.inf}]
 
 
 def drawn(sde: LinearSDE, times: torch.Tensor, gaps: bool) -> torch.Tensor:
@@ -62,13 +59,9 @@ def test_dense(model, known):
                 assert found.weights.shape == (SERIES, queries, LENGTH)
 
 
-def test_fused_and_fit(monkeypatch):
-    monkeypatch.setattr(rfa.estimation.fused, "backend_for", lambda *_: BACKENDS["reference"])
+def test_fit():
     sde, times = rotating(), irregular_times(LENGTH)
     seen = drawn(sde, times, False)
-    for options in FUSED:
-        for initial in (None, (matrix([1.0, 0.0]), EYE)):
-            robust_estimate(sde, times, seen, backend="fused", return_weights=False, initial=initial, **options)
     assert log_likelihood(sde, times, seen).shape == (SERIES,)
     fit(sde, times, seen, max_steps=1)
     sde.diagonalize()
