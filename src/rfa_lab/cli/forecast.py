@@ -1,5 +1,6 @@
 """The commands for series in CSV files: forecast, and forecast train."""
 
+import math
 import shlex
 from dataclasses import fields
 from pathlib import Path
@@ -252,6 +253,11 @@ def _say_notes(record: dict[str, Any]) -> None:
         _say(f"note: {more} more lines of this kind are in network.json")
 
 
+def _digits(mean: float, width: float) -> int:
+    """Significant digits that show an interval of this width on its level, such as a meter's total."""
+    return 5 if width <= 0 or mean == 0 else min(15, max(5, 2 + math.floor(math.log10(abs(mean) / width)) + 1))
+
+
 def _print_forecast(content: dict[str, Any], out: Path) -> None:
     _say_notes(content)
     table = Table(title=Text(f"{content['horizon']} after {content['last']}"))
@@ -259,12 +265,13 @@ def _print_forecast(content: dict[str, Any], out: Path) -> None:
         table.add_column(column, justify="left" if column == "column" else "right", overflow="fold")
     for name, one in content["channels"].items():
         ends = [one["intervals"][level] for level in ("50", "90")]
+        digits = _digits(one["mean"][-1], ends[1]["upper"][-1] - ends[1]["lower"][-1])
         table.add_row(
             Text(one_line(name)),
             f"{content['readings'][name]:,}",
             f"{len(one['outliers']):,}",
-            f"{one['mean'][-1]:.5g}",
-            *(f"{end['lower'][-1]:.5g} to {end['upper'][-1]:.5g}" for end in ends),
+            f"{one['mean'][-1]:.{digits}g}",
+            *(f"{end['lower'][-1]:.{digits}g} to {end['upper'][-1]:.{digits}g}" for end in ends),
         )
     console.print(table)
     if content.get("scores"):

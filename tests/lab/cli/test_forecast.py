@@ -9,6 +9,7 @@ import pytest
 from training.runs import contents, messages
 
 from rfa.estimation import Level, RobustFilter
+from rfa_lab.cli.forecast import _digits
 
 GOOD = [(k, round(math.sin(k / 3) + 0.1 * math.cos(9 * k * k), 3), k % 7) for k in range(40)]
 LEVEL = ["--components", "level"]
@@ -234,3 +235,11 @@ def test_help_explains_both(rfa):
     )
     status, out, _ = rfa("forecast", "train", "--help")
     assert (status, "--series" in out) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("mean", "width", "shown"), [(10.0, 2.0, "10"), (1e9 + 12.25, 4.0, "1000000012.2"), (0.0, 1.0, "0")]
+)
+def test_a_band_on_a_high_level_is_shown(mean, width, shown):
+    """A meter's total: its last digits are the forecast."""
+    assert f"{mean:.{_digits(mean, width)}g}" == shown
